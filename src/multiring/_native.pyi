@@ -119,8 +119,28 @@ class Engine:
     ) -> Work:
         """The same by the progress thread."""
 
-    def send(self, communicator: int, dst: int, tag: int, pointer: int, count: int, dtype: int, timeout: float, owner: object = None) -> Work: ...
-    def recv(self, communicator: int, src: int, tag: int, pointer: int, count: int, dtype: int, timeout: float, owner: object = None) -> Work: ...
+    def send(
+        self,
+        communicator: int,
+        dst: int,
+        tag: int,
+        pointer: int,
+        count: int,
+        dtype: int,
+        timeout: float,
+        owner: object = None,
+    ) -> Work: ...
+    def recv(
+        self,
+        communicator: int,
+        src: int,
+        tag: int,
+        pointer: int,
+        count: int,
+        dtype: int,
+        timeout: float,
+        owner: object = None,
+    ) -> Work: ...
     def empty(self, nbytes: int) -> Any:
         """A uint8 array of ``nbytes`` in the arena, 64-byte aligned, freed with its last reference."""
 
