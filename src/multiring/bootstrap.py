@@ -1,0 +1,278 @@
+"""Who this process is in its job, and where the job meets: read from the environment that a launcher made."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from multiring import env
+from multiring.errors import RendezvousError
+from multiring.store import Client, Server, Store, TorchStore
+
+SLURM_PORTS = range(20000, 30000)
+"""Where rank 0 of a Slurm step serves the store if MULTIRING_PORTS does not say; the step's number picks one."""
+
+DRAIN_SECONDS = 10.0
+MIN_SECRET = 16
+
+_inherited: dict[int, bytes] = {}  # a descriptor can be read once, init called again
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A store that the whole job shares, and the job's secret (None: rank 0 draws one and shares it in the store)."""
+
+    store: Store
+    secret: bytes | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rank, size and identity of a job, as its launcher tells them; ``meet`` opens the meeting."""
+
+    rank: int
+    world_size: int
+    launcher: str
+    meet: Callable[[env.Settings], AbstractContextManager[Meeting]]
+    job: str = ""
+    generation: int = 0
+    restart: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"{self.launcher} says rank {self.rank} of {self.world_size}: ranks count from 0")
+
+
+def place(environ: Mapping[str, str] | None = None) -> Place:
+    """This process's place, by the first launcher that left its mark; a world of one if none did."""
+    environ = os.environ if environ is None else environ
+    launch = env.read(env.Launch, environ)
+    for launcher in (_multiring_run, _torchrun, _mpi, _slurm):
+        found = launcher(environ, launch)
+        if found:
+            return found
+    return Place(0, 1, "no launcher", _alone)
+
+
+def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+    if launch.rank is None and launch.world_size is None:
+        return None
+    if launch.rank is None or launch.world_size is None:
+        raise ValueError(
+            f"MULTIRING_RANK={launch.rank} and MULTIRING_WORLD_SIZE={launch.world_size}: set both, or start by "
+            "`multiring run`, which does"
+        )
+    return _at_launchers_store("multiring run", launch.rank, launch.world_size, launch)
+
+
+def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+    if not {"RANK", "WORLD_SIZE"} <= environ.keys():
+        return None
+    rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    run = environ.get("TORCHELASTIC_RUN_ID", "")
+    restart = _number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        address = _master(environ, "torchrun")
+        return Place(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run, restart=restart)
+    return _at_rank_zero("RANK and WORLD_SIZE", rank, size, environ, launch)
+
+
+def _mpi(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+    for name, size_name in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
+        if name in environ:
+            rank, size = _number(environ, name), _number(environ, size_name)
+            break
+    else:
+        if "PMIX_RANK" not in environ or "SLURM_PROCID" in environ:
+            return None
+        if not _importable("mpi4py"):
+            raise RendezvousError(
+                f"PMIX_RANK={environ['PMIX_RANK']} but nothing says how many ranks there are: install mpi4py, or set "
+                "MULTIRING_RANK, MULTIRING_WORLD_SIZE and MULTIRING_STORE"
+            )
+        world = _mpi_world()
+        rank, size = world.Get_rank(), world.Get_size()
+    if launch.store:
+        return _at_launchers_store("mpirun", rank, size, launch)
+    if "MASTER_ADDR" in environ or size == 1:
+        return _at_rank_zero("mpirun", rank, size, environ, launch)
+    if not _importable("mpi4py"):
+        raise RendezvousError(
+            f"mpirun started rank {rank} of {size}, but nothing says where the ranks meet: install mpi4py, or pass "
+            "on MASTER_ADDR (the host of rank 0) and MASTER_PORT (a free port there) to all ranks"
+        )
+    return Place(rank, size, "mpirun", lambda settings: _at_mpi(rank, launch, settings), launch.job)
+
+
+def _slurm(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+    # A batch script has SLURM_PROCID too, but no step: it is one process.
+    if not {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= environ.keys():
+        return None
+    size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    rank, size = _number(environ, "SLURM_PROCID"), _number(environ, size_name)
+    if launch.store:
+        return _at_launchers_store("srun", rank, size, launch)
+    if "MASTER_ADDR" in environ:
+        return _at_rank_zero("srun", rank, size, environ, launch)
+    job, step = _number(environ, "SLURM_JOB_ID"), _number(environ, "SLURM_STEP_ID")
+    host = first_host(environ["SLURM_STEP_NODELIST"])
+
+    def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
+        ports = settings.ports or SLURM_PORTS
+        address = host, ports[(16 * job + step) % len(ports)]
+        return _served_by_rank_zero(rank, address, f"slurm {job}.{step}", launch, settings)
+
+    return Place(rank, size, "srun", meet, f"slurm {job}.{step}")
+
+
+def first_host(hosts: str) -> str:
+    """The first host of a Slurm host list: "n1" of "n[1-3,7],m2"."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,]*)", hosts)
+    if not match:
+        raise ValueError(f"SLURM_STEP_NODELIST={hosts!r}: expected hosts such as n[1-3],m2")
+    return match[1] + (match[2] or "") + match[3]
+
+
+def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch) -> Place:
+    def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
+        secret = _secret(launch)
+        if not launch.store or secret is None:
+            missing = "MULTIRING_STORE" if not launch.store else "MULTIRING_SECRET_FILE"
+            raise RendezvousError(f"rank {rank} of {size}: {missing} is not set; start by `multiring run`, which does")
+        return _client(list(map(env.split_address, launch.store)), secret, launch.job, settings)
+
+    return Place(rank, size, launcher, meet, launch.job, launch.generation, launch.restart)
+
+
+def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> Place:
+    if size == 1:
+        return Place(rank, size, launcher, _alone)
+    address = _master(environ, launcher)
+    job = env.join_address(*address)
+    return Place(rank, size, launcher, lambda settings: _served_by_rank_zero(rank, address, job, launch, settings), job)
+
+
+@contextlib.contextmanager
+def _alone(settings: env.Settings) -> Iterator[Meeting]:
+    raise RendezvousError("a world of one meets nobody")
+    yield
+
+
+@contextlib.contextmanager
+def _client(addresses: list[tuple[str, int]], secret: bytes, job: str, settings: env.Settings) -> Iterator[Meeting]:
+    client = Client(addresses, secret, job=job, timeout=settings.init_timeout)
+    try:
+        yield Meeting(client, secret)
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def _server(server: Server, settings: env.Settings) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        server.close(drain=DRAIN_SECONDS)
+
+
+@contextlib.contextmanager
+def _served_by_rank_zero(
+    rank: int, address: tuple[str, int], job: str, launch: env.Launch, settings: env.Settings
+) -> Iterator[Meeting]:
+    """Without a given secret one is derived from the job's name: that keeps out strays and scanners only."""
+    secret = _secret(launch) or hashlib.sha256(f"multiring {job}".encode()).digest()
+    with contextlib.ExitStack() as stack:
+        if rank == 0:
+            port = address[1]
+            stack.enter_context(_server(Server(secret, job=job, ports=range(port, port + 1)), settings))
+            address = "localhost", port
+        yield stack.enter_context(_client([address], secret, job, settings))
+
+
+@contextlib.contextmanager
+def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.Settings) -> Iterator[Meeting]:
+    if not _importable("torch"):
+        raise RendezvousError(
+            f"torchrun keeps its store at {env.join_address(*address)}, and torch, which speaks to it, cannot be "
+            "imported here: install torch, or start by `multiring run`"
+        )
+    distributed = importlib.import_module("torch.distributed")
+    store = distributed.TCPStore(*address, is_master=False, timeout=timedelta(seconds=settings.init_timeout))
+    yield Meeting(TorchStore(store), _secret(launch))
+
+
+@contextlib.contextmanager
+def _at_mpi(rank: int, launch: env.Launch, settings: env.Settings) -> Iterator[Meeting]:
+    world = _mpi_world()
+    with contextlib.ExitStack() as stack:
+        told: tuple[tuple[str, ...], bytes] | None = None
+        if rank == 0:
+            secret = secrets.token_bytes(32)
+            server = Server(secret, job=launch.job, ports=settings.ports, interface=settings.interface)
+            stack.enter_context(_server(server, settings))
+            told = server.addresses, secret
+        addresses, secret = world.bcast(told, root=0)
+        yield stack.enter_context(_client(list(map(env.split_address, addresses)), secret, launch.job, settings))
+
+
+def _mpi_world() -> Any:
+    return importlib.import_module("mpi4py.MPI").COMM_WORLD
+
+
+def _importable(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if not host or not port:
+        raise RendezvousError(
+            f"{launcher} gives MASTER_ADDR={host} and MASTER_PORT={port}: set both (the host of rank 0, a free port "
+            "there) for all ranks, or start by `multiring run`"
+        )
+    return host, _number(environ, "MASTER_PORT")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not text.isdecimal():
+        raise ValueError(f"{name}={text!r}: expected a whole number")
+    return int(text)
+
+
+def _secret(launch: env.Launch) -> bytes | None:
+    if launch.secret_fd is not None:
+        origin = f"MULTIRING_SECRET_FD={launch.secret_fd}"
+        secret = _inherited.get(launch.secret_fd) or _read_descriptor(launch.secret_fd, origin)
+    elif launch.secret_file:
+        origin = f"MULTIRING_SECRET_FILE={launch.secret_file}"
+        try:
+            with open(launch.secret_file, "rb") as file:
+                secret = file.read().strip()
+        except OSError as error:
+            raise RendezvousError(f"{origin}: {error.strerror}") from error
+    else:
+        return None
+    if len(secret) < MIN_SECRET:
+        raise RendezvousError(f"{origin} yields {len(secret)} bytes: a secret has {MIN_SECRET} or more")
+    return secret
+
+
+def _read_descriptor(descriptor: int, origin: str) -> bytes:
+    try:
+        with os.fdopen(descriptor, "rb") as file:
+            secret = file.read().strip()
+    except OSError as error:
+        raise RendezvousError(f"{origin}: {error.strerror}; a launcher must let it be inherited") from error
+    _inherited[descriptor] = secret
+    return secret

@@ -1,0 +1,191 @@
+"""The one table of environment variables: what a user may set, and what a launcher sets for each rank."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, TypeVar
+
+PREFIX = "MULTIRING_"
+
+# Kubernetes gives every container such variables for a service called multiring or multiring-something.
+_KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
+
+_log = logging.getLogger("multiring")
+_warned: set[str] = set()
+_T = TypeVar("_T")
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("a whole number")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if _natural(text) == 0:
+        raise ValueError("a whole number above 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError("seconds, such as 60 or 0.5")
+    return value
+
+
+def parse_size(text: str) -> int:
+    """Bytes in ``text``: a number with K, M or G (powers of 1024, "MB" and "MiB" alike); ValueError otherwise."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", text.strip().upper())
+    if not match:
+        raise ValueError("a size, such as 65536, 256K or 1.5GB")
+    return int(float(match[1]) * 1024 ** " KMG".index(match[2] or " "))
+
+
+def _ports(text: str) -> range:
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last <= 65535:
+        raise ValueError("a port or a range within 1-65535, such as 29400-29499")
+    return range(first, last + 1)
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    """host:port pairs, comma-separated; an IPv6 address stands in brackets."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):\d{1,5}", part) for part in found):
+        raise ValueError("host:port[,host:port...], an IPv6 address in brackets")
+    return found
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """The host and the port of "host:port" or "[v6]:port"."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The reverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _knob(default: Any, parse: Callable[[str], Any], form: str, about: str, *, agree: bool = False) -> Any:
+    return field(default=default, metadata={"parse": parse, "form": form, "about": about, "agree": agree})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may set, by environment or as an option of `init` (the name in lower case, without the prefix)."""
+
+    host: str = _knob("", str, "name", "name of this host; ranks with different names never share memory")
+    interface: str = _knob(
+        "",
+        str,
+        "names, networks",
+        "interfaces to use: names or CIDR, comma-separated; ^ before the list excludes",
+    )
+    ports: range | None = _knob(None, _ports, "range", "ports to listen on, such as 29400-29499; any free one if unset")
+    streams: int = _knob(1, _positive, "count", "TCP connections between two ranks on different hosts", agree=True)
+    topology: str = _knob("", str, "path", "topology file; read by rank 0, who hands it to all")
+    timeout: float = _knob(600.0, _seconds, "seconds", "a collective that takes longer raises CollectiveTimeout")
+    init_timeout: float = _knob(120.0, _seconds, "seconds", "time for all ranks to arrive and to find each other")
+    arena_bytes: int = _knob(1 << 28, parse_size, "size", "shared memory of a rank: staging and multiring.empty")
+    spin_seconds: float | None = _knob(
+        None, _seconds, "seconds", "busy waiting before a call sleeps; 100e-6, or 0 where ranks outnumber the cores"
+    )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What `multiring run` sets for each rank; other launchers' variables are translated by ``bootstrap``."""
+
+    rank: int | None = _knob(None, _natural, "count", "index of this process in the job")
+    world_size: int | None = _knob(None, _positive, "count", "number of processes in the job")
+    local_rank: int | None = _knob(None, _natural, "count", "index of this process among those started on this host")
+    local_world_size: int | None = _knob(None, _positive, "count", "number of processes started on this host")
+    store: tuple[str, ...] = _knob(
+        (), _addresses, "host:port,...", "addresses at which the job's store may be reached; all are tried"
+    )
+    secret_file: str = _knob("", str, "path", "file with the job's secret, 16 bytes or more")
+    secret_fd: int | None = _knob(None, _natural, "descriptor", "inherited descriptor that yields the job's secret")
+    job: str = _knob("", str, "name", "identity of the job, part of every handshake", agree=True)
+    generation: int = _knob(0, _natural, "count", "counts the membership changes of the job", agree=True)
+    restart: int = _knob(0, _natural, "count", "counts the restarts of the job", agree=True)
+
+
+def _rows(table: type) -> Iterator[tuple[str, Field[Any]]]:
+    return ((PREFIX + row.name.upper(), row) for row in fields(table))
+
+
+NAMES = frozenset(name for table in (Settings, Launch) for name, _ in _rows(table))
+
+
+def read(table: type[_T], environ: Mapping[str, str] | None = None, **options: Any) -> _T:
+    """A `Settings` or `Launch` from ``environ`` (the process's if None); ``options`` win over the environment.
+
+    Text in ``options`` is parsed as in the environment and None means not given. ValueError names the variable, its
+    value and what was expected; TypeError names an unknown option.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for name, row in _rows(table):
+        text = options.pop(row.name, None)
+        origin = row.name
+        if text is None:
+            text, origin = environ.get(name), name
+        if not isinstance(text, str):
+            values[row.name] = row.default if text is None else text
+        elif text == "" and row.default is not MISSING:
+            values[row.name] = row.default
+        else:
+            try:
+                values[row.name] = row.metadata["parse"](text)
+            except ValueError as error:
+                raise ValueError(f"{origin}={text!r}: expected {error}") from None
+    if options:
+        known = ", ".join(row.name for _, row in _rows(table))
+        raise TypeError(f"unknown option {sorted(options)[0]!r}; options are {known}")
+    return table(**values)
+
+
+def agreed(*tables: Settings | Launch) -> dict[str, str]:
+    """The settings that must be equal on all ranks, as text by variable name."""
+    return {
+        name: str(getattr(table, row.name))
+        for table in tables
+        for name, row in _rows(type(table))
+        if row.metadata["agree"]
+    }
+
+
+def warn_unknown(environ: Mapping[str, str] | None = None) -> None:
+    """Log each MULTIRING_* variable that does not exist, once, with the nearest one that does."""
+    for name in sorted(os.environ if environ is None else environ):
+        if not name.startswith(PREFIX) or name in NAMES or name in _warned or _KUBERNETES.search(name):
+            continue
+        _warned.add(name)
+        nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
+        _log.warning("unknown environment variable %s is ignored; did you mean %s?", name, nearest)
+
+
+def _short(row: Field[Any]) -> str:
+    default: Any = row.default
+    return f"{default >> 20}M" if row.metadata["parse"] is parse_size else f"{default:g}"
+
+
+def markdown(table: type) -> str:
+    """The table of ``docs/settings.md``."""
+    lines = ["| variable | value | default | meaning |", "|---|---|---|---|"]
+    for name, row in _rows(table):
+        default = "" if row.default in (None, "", ()) else f"`{_short(row)}`"
+        about = row.metadata["about"] + ("; must agree on all ranks" if row.metadata["agree"] else "")
+        lines.append(f"| `{name}` | {row.metadata['form']} | {default} | {about} |")
+    return "\n".join(lines) + "\n"

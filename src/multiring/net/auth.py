@@ -1,0 +1,186 @@
+"""The handshake that opens every connection: both ends prove that they know the job's secret.
+
+::
+
+    client                                   server
+      Hello (fixed size, its nonce)   ---->
+                                      <----  Hello (fixed size, its nonce)
+      HMAC(secret, "client" + both)   ---->
+                                      <----  HMAC(secret, "server" + both)
+
+A Hello holds the protocol's number, the role, both ranks as its sender sees them, the job and the generation; as both
+Hellos are under both proofs, none of it can be altered or replayed. Nothing else is read before the proofs hold. The
+handshake is a generator that performs no input or output, so that blocking sockets and event loops share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+
+import multiring
+from multiring.errors import RendezvousError
+
+PROTOCOL = 1
+HANDSHAKE_SECONDS = 10.0
+"""A connection that has not proved itself by then is closed."""
+
+STORE, DATA, CONTROL, LOCAL = range(4)
+"""Roles: what the connection is for."""
+
+_MAGIC = b"multirng"
+_LAYOUT = struct.Struct("!8s HH 32s iiI HH 16s 32s")
+_PROOF = hashlib.sha256().digest_size
+
+Step = Generator["bytes | int", bytes, "Hello"]
+"""Yields bytes to send or a number of bytes to receive; returns the other side's Hello."""
+
+
+class Refused(RendezvousError):
+    """The other side is not who it should be."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What one side says of itself; ``peer`` is the rank it believes to speak to, -1 for any."""
+
+    role: int
+    rank: int = -1
+    peer: int = -1
+    generation: int = 0
+    stream: int = 0
+    streams: int = 1
+    job: str = ""
+    version: str = field(default_factory=lambda: multiring.__version__)
+    protocol: int = PROTOCOL
+
+    def pack(self, nonce: bytes) -> bytes:
+        version = self.version.encode("ascii", "replace")[:32]
+        numbers = (self.rank, self.peer, self.generation, self.stream, self.streams)
+        return _LAYOUT.pack(_MAGIC, self.protocol, self.role, version, *numbers, _digest(self.job), nonce)
+
+
+def _digest(job: str) -> bytes:
+    return hashlib.sha256(job.encode()).digest()[:16]
+
+
+def _check(packed: bytes, mine: Hello) -> Hello:
+    """Unpack the other side's Hello; Refused if it does not belong to ``mine``."""
+    magic, protocol, role, version, rank, peer, generation, stream, streams, job, _ = _LAYOUT.unpack(packed)
+    if magic != _MAGIC:
+        raise Refused("it does not speak multiring's protocol")
+    theirs = version.rstrip(b"\0").decode("ascii", "replace")
+    if (protocol, theirs) != (mine.protocol, mine.version):
+        raise Refused(
+            f"it runs multiring {theirs!r} (protocol {protocol}), this process multiring {mine.version!r} "
+            f"(protocol {mine.protocol}): install the same version everywhere"
+        )
+    if role != mine.role:
+        raise Refused("it is a connection for another purpose")
+    if job != _digest(mine.job) or generation != mine.generation:
+        raise Refused("it belongs to another job, or to another generation of this one")
+    if mine.peer not in (-1, rank) or peer not in (-1, mine.rank):
+        raise Refused(f"it is rank {rank} and looks for rank {peer}; this is rank {mine.rank}, looking for {mine.peer}")
+    return Hello(role, rank, peer, generation, stream, streams, mine.job, theirs, protocol)
+
+
+def _proof(secret: bytes, side: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(secret, side + transcript, "sha256")
+
+
+def client(secret: bytes, mine: Hello) -> Step:
+    """The side that connected."""
+    hello = mine.pack(secrets.token_bytes(32))
+    yield hello
+    answer = yield _LAYOUT.size
+    theirs = _check(answer, mine)
+    yield _proof(secret, b"client", hello + answer)
+    if not hmac.compare_digest((yield _PROOF), _proof(secret, b"server", hello + answer)):
+        raise Refused("it does not know this job's secret")
+    return theirs
+
+
+def server(secret: bytes, mine: Hello, roles: tuple[int, ...] = ()) -> Step:
+    """The side that listens, for connections of any of ``roles`` (of ``mine.role`` if empty).
+
+    A stranger learns nothing of the secret. A client of another version or job gets a Hello back, so that it can say
+    so too; one with another secret gets a proof that fails.
+    """
+    hello = yield _LAYOUT.size
+    magic, _, role, *_ = _LAYOUT.unpack(hello)
+    if magic != _MAGIC:
+        raise Refused("it does not speak multiring's protocol")
+    if role in roles:
+        mine = replace(mine, role=role)
+    answer = mine.pack(secrets.token_bytes(32))
+    yield answer
+    theirs = _check(hello, mine)
+    proven = hmac.compare_digest((yield _PROOF), _proof(secret, b"client", hello + answer))
+    yield _proof(secret, b"server", hello + answer) if proven else bytes(_PROOF)
+    if not proven:
+        raise Refused("it does not know this job's secret")
+    return theirs
+
+
+def run(sock: socket.socket, steps: Step) -> Hello:
+    """Perform a handshake over a blocking socket, within the socket's own time-out for each step."""
+    reply = b""
+    want = next(steps)
+    while True:
+        if isinstance(want, int):
+            reply = receive(sock, want)
+        else:
+            sock.sendall(want)
+        try:
+            want = steps.send(reply)
+        except StopIteration as finished:
+            return finished.value  # type: ignore[no-any-return]
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    """Exactly ``size`` bytes from a blocking socket; ConnectionError if it closes before."""
+    parts = bytearray()
+    while len(parts) < size:
+        part = sock.recv(size - len(parts))
+        if not part:
+            raise ConnectionError("closed by the other side")
+        parts += part
+    return bytes(parts)
+
+
+async def run_async(sock: socket.socket, steps: Step, seconds: float = HANDSHAKE_SECONDS) -> Hello:
+    """Perform a handshake over a non-blocking socket of the running event loop, within ``seconds`` altogether."""
+
+    async def perform() -> Hello:
+        loop = asyncio.get_running_loop()
+        reply = b""
+        want = next(steps)
+        while True:
+            if isinstance(want, int):
+                reply = await receive_async(sock, want)
+            else:
+                await loop.sock_sendall(sock, want)
+            try:
+                want = steps.send(reply)
+            except StopIteration as finished:
+                return finished.value  # type: ignore[no-any-return]
+
+    return await asyncio.wait_for(perform(), seconds)
+
+
+async def receive_async(sock: socket.socket, size: int) -> bytes:
+    """Exactly ``size`` bytes from a non-blocking socket; ConnectionError if it closes before."""
+    loop = asyncio.get_running_loop()
+    parts = bytearray()
+    while len(parts) < size:
+        part = await loop.sock_recv(sock, size - len(parts))
+        if not part:
+            raise ConnectionError("closed by the other side")
+        parts += part
+    return bytes(parts)

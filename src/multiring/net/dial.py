@@ -1,0 +1,100 @@
+"""Dialling: connect to whichever of several addresses answers as the one that is looked for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from multiring.env import join_address
+from multiring.errors import RendezvousError
+from multiring.net import auth
+
+STAGGER_SECONDS = 0.05
+"""Between the starts of two attempts: an address earlier in the list wins over one that is no faster to answer."""
+
+ATTEMPT_SECONDS = 10.0
+
+Address = tuple[str, int]
+Proven = tuple[socket.socket, auth.Hello]
+
+
+class Unreachable(RendezvousError):
+    """No address answered; ``failures`` has the reason for each."""
+
+    def __init__(self, failures: dict[Address, Exception]) -> None:
+        self.failures = failures
+        super().__init__("; ".join(f"{join_address(*address)}: {_reason(e)}" for address, e in failures.items()))
+
+    @property
+    def refused(self) -> bool:
+        """Whether someone answered who is not the one that was looked for."""
+        return any(isinstance(error, auth.Refused) for error in self.failures.values())
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, asyncio.TimeoutError):
+        return "no answer"
+    if isinstance(error, OSError) and error.errno and error.errno > 0:  # negative ones are getaddrinfo's
+        return os.strerror(error.errno)
+    return str(error)
+
+
+async def connect(address: Address, handshake: Callable[[], auth.Step]) -> Proven:
+    """A proven, non-blocking connection to one numeric address."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, resolved = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.wait_for(loop.sock_connect(sock, resolved), ATTEMPT_SECONDS)
+        return sock, await auth.run_async(sock, handshake())
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def race(addresses: Sequence[Address], attempt: Callable[[Address], Awaitable[Proven]]) -> Proven:
+    """The first connection that an attempt yields; the others are ended. Unreachable if none does."""
+    failures: dict[Address, Exception] = {}
+    waiting = list(addresses)
+    running: dict[asyncio.Future[Proven], Address] = {}
+    try:
+        while waiting or running:
+            if waiting:
+                address = waiting.pop(0)
+                running[asyncio.ensure_future(attempt(address))] = address
+            done, _ = await asyncio.wait(
+                running, timeout=STAGGER_SECONDS if waiting else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    del running[task]
+                    return task.result()
+                if not isinstance(error, (OSError, auth.Refused, asyncio.TimeoutError)):
+                    raise error
+                failures[running.pop(task)] = error
+        raise Unreachable(failures)
+    finally:
+        for task in running:
+            task.cancel()
+        for late in await asyncio.gather(*running, return_exceptions=True):
+            if not isinstance(late, BaseException):
+                late[0].close()
+
+
+async def resolve(addresses: Sequence[Address]) -> list[Address]:
+    """The addresses with names replaced by all the numeric addresses they stand for; an unknown name stays."""
+    loop = asyncio.get_running_loop()
+    numeric: dict[Address, None] = {}
+    for host, port in addresses:
+        try:
+            for *_, resolved in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                numeric[socket.getnameinfo(resolved, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0], port] = None
+        except socket.gaierror:
+            numeric[host, port] = None
+    return list(numeric)

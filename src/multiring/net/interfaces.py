@@ -1,0 +1,64 @@
+"""The addresses of this host at which other hosts may find it."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def addresses(interface: str = "", *, loopback: bool = False) -> list[str]:
+    """Addresses of the interfaces that ``interface`` (MULTIRING_INTERFACE) admits, those of the fastest first.
+
+    Link-local IPv6 addresses are left out, since they mean something only together with a local interface; loopback
+    ones stand last, and only if ``loopback``. ValueError if nothing is admitted by a given ``interface``.
+    """
+    found: list[tuple[str, Ip]] = _all()
+    usable = [
+        (name, ip)
+        for name, ip in found
+        if not (ip.version == 6 and ip.is_link_local) and (loopback or not ip.is_loopback)
+    ]
+    admitted = [(name, ip) for name, ip in usable if admits(interface, name, ip)]
+    if interface and not admitted:
+        have = ", ".join(f"{name} {ip}" for name, ip in usable) or "none"
+        raise ValueError(f"MULTIRING_INTERFACE={interface!r} admits no address of this host; it has: {have}")
+    admitted.sort(key=lambda entry: (entry[1].is_loopback, -_speed(entry[0]), entry[1].version))
+    return [str(ip) for _, ip in admitted]
+
+
+def admits(interface: str, name: str, ip: Ip) -> bool:
+    """Whether an address of the interface ``name`` may be used."""
+    if not interface:
+        return True
+    exclude = interface.startswith("^")
+    listed = any(_matches(item.strip(), name, ip) for item in interface.lstrip("^").split(","))
+    return listed != exclude
+
+
+def _matches(item: str, name: str, ip: Ip) -> bool:
+    if item == name:
+        return True
+    try:
+        return ip in ipaddress.ip_network(item, strict=False)
+    except ValueError:
+        return False
+
+
+def _all() -> list[tuple[str, Ip]]:
+    import ifaddr  # not needed by a world of one
+
+    return [
+        (adapter.nice_name, ipaddress.ip_address(ip.ip if isinstance(ip.ip, str) else ip.ip[0]))
+        for adapter in ifaddr.get_adapters()
+        for ip in adapter.ips
+    ]
+
+
+def _speed(name: str) -> int:
+    """Mbit/s as the driver reports it, -1 if it does not."""
+    try:
+        return int(Path("/sys/class/net", name, "speed").read_text())
+    except (OSError, ValueError):
+        return -1

@@ -1,0 +1,153 @@
+"""Listening: bind a port, prove whoever connects, hand the proven connection on."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+
+from multiring.errors import ResourceError
+from multiring.net import auth
+from multiring.net.loop import LoopThread
+
+BACKLOG = 4096
+UNPROVEN = 256
+"""At most so many connections are in their handshake at once; the others wait in the backlog."""
+
+_log = logging.getLogger("multiring")
+
+
+def bind(host: str, ports: range | None) -> socket.socket:
+    """A non-blocking TCP socket that listens on ``host`` ("" for every address, IPv4 and IPv6), on the first free port
+    of ``ports`` (any if None); ResourceError if there is none."""
+    for port in ports or (0,):
+        try:
+            return _bind(host, port)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise ResourceError(f"cannot listen on {host or 'any address'}: {error.strerror}") from error
+    span = f"in {ports[0]}-{ports[-1]}: widen MULTIRING_PORTS" if ports else "at all: raise the system's port range"
+    raise ResourceError(f"no free port on {host or 'any address'} {span}, or end what occupies them")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    if host:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    else:
+        family, address = (socket.AF_INET6, ("::", port)) if _has_ipv6() else (socket.AF_INET, ("0.0.0.0", port))
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(bool(host)))
+        sock.setblocking(False)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
+
+
+class Listener:
+    """Accepts connections in a `LoopThread`; a stranger is refused, and logged once for each address it comes from."""
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        sockets: Sequence[socket.socket],
+        handshake: Callable[[], auth.Step],
+        handle: Callable[[socket.socket, auth.Hello], Awaitable[None]],
+        about: str,
+    ) -> None:
+        """``handle`` owns the proven connection; ``about`` says in the log what strangers knocked at."""
+        self._loop = loop
+        self._sockets = list(sockets)
+        self._handshake = handshake
+        self._handle = handle
+        self._about = about
+        self._strangers: set[str] = set()
+        self._connections: set[asyncio.Task[None]] = set()
+        _open_listeners.add(self)
+        loop.run(self._begin())
+
+    async def _begin(self) -> None:
+        self._accepting = [asyncio.create_task(self._accept(sock)) for sock in self._sockets]
+
+    async def _accept(self, listening: socket.socket) -> None:
+        unproven = asyncio.Semaphore(UNPROVEN)
+        while True:
+            await unproven.acquire()
+            try:
+                sock, address = await asyncio.get_running_loop().sock_accept(listening)
+            except OSError as error:
+                unproven.release()
+                _log.warning("%s cannot accept a connection: %s", self._about, error.strerror)
+                await asyncio.sleep(1.0)  # out of descriptors, most likely: some may be closed by then
+                continue
+            task = asyncio.create_task(self._serve(sock, address, unproven))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, sock: socket.socket, address: tuple[object, ...], unproven: asyncio.Semaphore) -> None:
+        try:
+            hello = await auth.run_async(sock, self._handshake())
+        except (OSError, auth.Refused, asyncio.TimeoutError) as error:
+            sock.close()
+            self._refuse(str(address[0]), error)
+            return
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            unproven.release()
+        await self._handle(sock, hello)
+
+    def _refuse(self, host: str, error: Exception) -> None:
+        if host not in self._strangers:
+            self._strangers.add(host)
+            reason = "it did not prove itself in time" if isinstance(error, asyncio.TimeoutError) else error
+            _log.warning("%s refused a connection from %s: %s", self._about, host, reason)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until every connection has been closed by the other side, at most ``seconds``."""
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=seconds)
+
+    def close(self) -> None:
+        """Stop listening; connections that were handed on stay open."""
+        self._loop.run(self._end())
+        self.close_sockets()
+
+    async def _end(self) -> None:
+        for accepting in self._accepting:
+            accepting.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+
+    def close_sockets(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+
+
+_open_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for listener in _open_listeners:
+        listener.close_sockets()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,209 @@
+"""The key-value store through which the ranks of a job find each other: its server, its client, torch's as another.
+
+A request is (operation, key length, value length, seconds) followed by key and value; a reply is (status, length)
+followed by a value. Both ends have proved the job's secret before (net/auth.py), and every length is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+from multiring.env import join_address
+from multiring.errors import RendezvousError
+from multiring.net import auth, dial, interfaces, listen
+from multiring.net.loop import LoopThread
+
+MAX_KEY = 1 << 10
+MAX_VALUE = 1 << 26
+RETRY_SECONDS = 0.2
+
+_REQUEST = struct.Struct("!BIId")
+_REPLY = struct.Struct("!BI")
+_SET, _GET, _ADD = range(3)
+_DONE, _TIMED_OUT, _INVALID = range(3)
+
+
+class Store(Protocol):
+    """What the rendezvous needs of a store."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
+
+
+class Server:
+    """Serves a store from a thread of this process.
+
+    ``bind`` are the addresses to listen on (all if empty), ``ports`` the ports to choose from (any if None). The
+    server outlives generations and restarts of the job. ResourceError if no port is free.
+    """
+
+    def __init__(
+        self, secret: bytes, *, job: str = "", bind: Sequence[str] = (), ports: range | None = None, interface: str = ""
+    ) -> None:
+        self._values: dict[str, bytes] = {}
+        self._waiters: dict[str, list[asyncio.Future[bytes]]] = {}
+        sockets = []
+        try:
+            for host in bind or ("",):
+                sockets.append(listen.bind(host, ports))
+        except BaseException:
+            for sock in sockets:
+                sock.close()
+            raise
+        self.port: int = sockets[0].getsockname()[1]
+        hosts = bind or interfaces.addresses(interface) or ["127.0.0.1"]
+        self.addresses = tuple(join_address(host, self.port) for host in hosts)
+        """Where the store may be reached, as MULTIRING_STORE lists it."""
+        self._loop = LoopThread("multiring-store")
+        hello = auth.Hello(auth.STORE, job=job)
+        self._listener = listen.Listener(
+            self._loop, sockets, lambda: auth.server(secret, hello), self._serve, "the job's store"
+        )
+
+    def close(self, drain: float = 0.0) -> None:
+        """Stop serving, after giving the clients ``drain`` seconds to finish. May be called twice."""
+        if self._loop.closed:
+            return
+        if drain:
+            self._loop.run(self._listener.drain(drain))
+        self._listener.close()
+        self._loop.close()
+
+    async def _serve(self, sock: socket.socket, hello: auth.Hello) -> None:
+        loop = asyncio.get_running_loop()
+        with sock, contextlib.suppress(ConnectionError):
+            while True:
+                operation, key_size, value_size, seconds = _REQUEST.unpack(
+                    await auth.receive_async(sock, _REQUEST.size)
+                )
+                if key_size > MAX_KEY or value_size > MAX_VALUE:
+                    return
+                key = (await auth.receive_async(sock, key_size)).decode()
+                value = await auth.receive_async(sock, value_size)
+                status, result = await self._answer(operation, key, value, seconds)
+                await loop.sock_sendall(sock, _REPLY.pack(status, len(result)) + result)
+
+    async def _answer(self, operation: int, key: str, value: bytes, seconds: float) -> tuple[int, bytes]:
+        if operation == _SET:
+            self._set(key, value)
+            return _DONE, b""
+        if operation == _GET:
+            return await self._wait(key, seconds)
+        if operation == _ADD:
+            try:
+                total = b"%d" % (int(self._values.get(key, b"0")) + int(value))
+            except ValueError:
+                return _INVALID, b""
+            self._set(key, total)
+            return _DONE, total
+        return _INVALID, b""
+
+    def _set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        for waiter in self._waiters.pop(key, ()):
+            if not waiter.done():
+                waiter.set_result(value)
+
+    async def _wait(self, key: str, seconds: float) -> tuple[int, bytes]:
+        if key in self._values:
+            return _DONE, self._values[key]
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(key, []).append(waiter)
+        try:
+            return _DONE, await asyncio.wait_for(waiter, seconds)
+        except asyncio.TimeoutError:
+            return _TIMED_OUT, b""
+
+
+class Client:
+    """A connection to a `Server`, for one thread at a time.
+
+    All ``addresses`` ((host, port) pairs) are tried until one answers or ``timeout`` seconds have passed;
+    RendezvousError then, or at once if what answers has another secret, job or version.
+    """
+
+    def __init__(self, addresses: Sequence[dial.Address], secret: bytes, *, job: str = "", timeout: float = 120.0):
+        loop = LoopThread("multiring-store-client")
+        try:
+            self._sock, _ = loop.run(_reach(addresses, secret, auth.Hello(auth.STORE, job=job), timeout))
+        finally:
+            loop.close()
+        self._sock.setblocking(True)
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set ``key`` to ``value``."""
+        self._call(_SET, key, value, 0.0)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
+        return self._call(_GET, key, b"", max(0.0, timeout))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the whole number at ``key`` (0 if unset) and return the sum."""
+        return int(self._call(_ADD, key, b"%d" % amount, 0.0))
+
+    def close(self) -> None:
+        """Close the connection. May be called twice."""
+        self._sock.close()
+
+    def _call(self, operation: int, key: str, value: bytes, seconds: float) -> bytes:
+        name = key.encode()
+        if len(name) > MAX_KEY or len(value) > MAX_VALUE:
+            raise ValueError(f"key of {len(name)} bytes, value of {len(value)}: limits are {MAX_KEY} and {MAX_VALUE}")
+        self._sock.settimeout(seconds + auth.HANDSHAKE_SECONDS)
+        try:
+            self._sock.sendall(_REQUEST.pack(operation, len(name), len(value), seconds) + name + value)
+            status, size = _REPLY.unpack(auth.receive(self._sock, _REPLY.size))
+            if size > MAX_VALUE:
+                raise ConnectionError(f"a reply of {size} bytes")
+            result = auth.receive(self._sock, size)
+        except OSError as error:
+            raise RendezvousError(f"the job's store was lost: {error.strerror or error}") from error
+        if status == _TIMED_OUT:
+            raise TimeoutError(f"{key!r} was not set within {seconds:g} s")
+        if status != _DONE:
+            raise ValueError(f"the store refused the operation on {key!r}")
+        return result
+
+
+async def _reach(addresses: Sequence[dial.Address], secret: bytes, hello: auth.Hello, timeout: float) -> dial.Proven:
+    deadline = time.monotonic() + timeout
+    numeric = await dial.resolve(addresses)
+    while True:
+        try:
+            return await dial.race(numeric, lambda a: dial.connect(a, lambda: auth.client(secret, hello)))
+        except dial.Unreachable as error:
+            if error.refused:
+                raise RendezvousError(f"the job's store cannot be used: {error}") from error
+            if time.monotonic() > deadline:
+                raise RendezvousError(f"the job's store did not answer within {timeout:g} s: {error}") from error
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+class TorchStore:
+    """A torch.distributed Store as a `Store`."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set ``key`` to ``value``."""
+        self._store.set(key, value)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
+        if not self._store.check([key]):
+            try:
+                self._store.wait([key], timedelta(seconds=max(timeout, 0.001)))
+            except RuntimeError as error:
+                raise TimeoutError(f"{key!r} was not set within {timeout:g} s: {error}") from error
+        return bytes(self._store.get(key))

@@ -1,0 +1,148 @@
+"""Whom the environment of each launcher makes of a process, and where its job meets."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from multiring import bootstrap, env
+from multiring.errors import RendezvousError
+from multiring.net import listen
+
+SECRET = "a secret of the job"
+
+
+def run(rank: int, size: int) -> dict[str, str]:
+    return {"MULTIRING_RANK": str(rank), "MULTIRING_WORLD_SIZE": str(size)}
+
+
+def by_hand(rank: int, size: int, **more: str) -> dict[str, str]:
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "localhost", "MASTER_PORT": "29511", **more}
+
+
+SLURM = {
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "9",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "n[03-05,7],m1",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "rank", "size"),
+    [
+        ({}, "no launcher", 0, 1),
+        (run(2, 3), "multiring run", 2, 3),
+        (by_hand(1, 2, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="3"), "torchrun", 1, 2),
+        (by_hand(1, 2), "RANK and WORLD_SIZE", 1, 2),
+        (
+            {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            "mpirun",
+            3,
+            4,
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, "mpirun", 0, 1),
+        (SLURM, "srun", 1, 4),
+        (SLURM | by_hand(0, 2), "RANK and WORLD_SIZE", 0, 2),  # torchrun inside a Slurm step
+        (SLURM | run(5, 6), "multiring run", 5, 6),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "no launcher", 0, 1),  # a batch script is one process
+    ],
+)
+def test_place(environ: dict[str, str], launcher: str, rank: int, size: int) -> None:
+    place = bootstrap.place(environ)
+    assert (place.launcher, place.rank, place.world_size) == (launcher, rank, size)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"MULTIRING_RANK": "0"}, "MULTIRING_RANK=0 and MULTIRING_WORLD_SIZE=None: set both"),
+        (run(3, 3), "multiring run says rank 3 of 3: ranks count from 0"),
+        (by_hand(0, 2) | {"RANK": "x"}, "RANK='x': expected a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_ADDR=a and MASTER_PORT=None: set both"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE='': expected a whole number"),
+        (SLURM | {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID='': expected a whole number"),
+    ],
+)
+def test_contradictions_name_the_values(environ: dict[str, str], message: str) -> None:
+    with pytest.raises((ValueError, RendezvousError), match=message):
+        bootstrap.place(environ)
+
+
+def test_mpirun_without_a_meeting_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_importable", lambda package: False)
+    with pytest.raises(
+        RendezvousError, match=r"rank 1 of 2, but nothing says where .* install mpi4py, or pass on MASTER"
+    ):
+        bootstrap.place({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
+    with pytest.raises(RendezvousError, match="PMIX_RANK=1 but nothing says how many"):
+        bootstrap.place({"PMIX_RANK": "1"})
+
+
+def test_torchrun_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = bootstrap.place(by_hand(0, 2, TORCHELASTIC_USE_AGENT_STORE="True"))
+    monkeypatch.setattr(bootstrap, "_importable", lambda package: False)
+    with pytest.raises(RendezvousError, match="install torch, or start by"), place.meet(env.Settings()):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("n[03-05,7],m1", "n03"), ("rack[2]n5", "rack2n5"), ("a-b[1,2]", "a-b1")],
+)
+def test_first_host_of_a_slurm_list(hosts: str, first: str) -> None:
+    assert bootstrap.first_host(hosts) == first
+
+
+def test_secret_from_a_file_and_from_a_descriptor(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(SECRET + "\n")
+    assert bootstrap._secret(env.Launch(secret_file=str(file))) == SECRET.encode()
+    reading, writing = os.pipe()
+    os.write(writing, SECRET.encode())
+    os.close(writing)
+    for _ in range(2):  # init may be called again after shutdown
+        assert bootstrap._secret(env.Launch(secret_fd=reading)) == SECRET.encode()
+    bootstrap._inherited.clear()
+    with pytest.raises(RendezvousError, match=f"MULTIRING_SECRET_FD={reading}: Bad file descriptor"):
+        bootstrap._secret(env.Launch(secret_fd=reading))
+
+
+def test_short_and_missing_secret(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("short")
+    with pytest.raises(RendezvousError, match="yields 5 bytes: a secret has 16 or more"):
+        bootstrap._secret(env.Launch(secret_file=str(file)))
+    with pytest.raises(RendezvousError, match="nothing: No such file"):
+        bootstrap._secret(env.Launch(secret_file=str(tmp_path / "nothing")))
+    place = bootstrap.place(run(0, 2) | {"MULTIRING_STORE": "localhost:1"})
+    with (
+        pytest.raises(RendezvousError, match="rank 0 of 2: MULTIRING_SECRET_FILE is not set"),
+        place.meet(env.Settings()),
+    ):
+        pass
+
+
+def test_ranks_meet_at_a_store_that_rank_zero_serves() -> None:
+    probe = listen.bind("", None)
+    port = probe.getsockname()[1]
+    probe.close()
+    said: dict[int, bytes] = {}
+
+    def rank(index: int) -> None:
+        place = bootstrap.place(by_hand(index, 3) | {"MASTER_PORT": str(port)})
+        with place.meet(env.Settings(init_timeout=10)) as meeting:
+            meeting.store.set(str(index), b"from %d" % index)
+            said[index] = meeting.store.get(str((index + 1) % 3), 10)
+
+    ranks = [threading.Thread(target=rank, args=(index,)) for index in range(3)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    assert said == {0: b"from 1", 1: b"from 2", 2: b"from 0"}

@@ -1,0 +1,107 @@
+"""The table of settings: parsing, names that do not exist, what must agree, its page in the docs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from multiring import env
+
+SETTINGS = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def test_defaults_without_environment() -> None:
+    assert env.read(env.Settings, {}) == env.Settings()
+    assert env.read(env.Launch, {}) == env.Launch()
+
+
+def test_environment_is_parsed() -> None:
+    settings = env.read(
+        env.Settings,
+        {"MULTIRING_PORTS": "29400-29402", "MULTIRING_TIMEOUT": "2.5", "MULTIRING_ARENA_BYTES": "1.5MB"},
+    )
+    assert settings.ports == range(29400, 29403)
+    assert settings.timeout == 2.5
+    assert settings.arena_bytes == 3 << 19
+    launch = env.read(env.Launch, {"MULTIRING_RANK": "3", "MULTIRING_STORE": "a:29400,[fd00::2]:1"})
+    assert launch.rank == 3
+    assert [env.split_address(a) for a in launch.store] == [("a", 29400), ("fd00::2", 1)]
+
+
+def test_options_win_over_the_environment() -> None:
+    environ = {"MULTIRING_STREAMS": "2", "MULTIRING_TIMEOUT": "5"}
+    settings = env.read(env.Settings, environ, streams=4, timeout=None, ports="29400")
+    assert (settings.streams, settings.timeout, settings.ports) == (4, 5.0, range(29400, 29401))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MULTIRING_PORTS", "70000"),
+        ("MULTIRING_PORTS", "30-20"),
+        ("MULTIRING_PORTS", "http"),
+        ("MULTIRING_STREAMS", "0"),
+        ("MULTIRING_TIMEOUT", "-1"),
+        ("MULTIRING_TIMEOUT", "inf"),
+        ("MULTIRING_ARENA_BYTES", "1TB"),
+    ],
+)
+def test_bad_value_names_variable_value_and_form(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}='{value}': expected "):
+        env.read(env.Settings, {name: value})
+
+
+def test_unknown_option() -> None:
+    with pytest.raises(TypeError, match="unknown option 'tiemout'; options are host, interface"):
+        env.read(env.Settings, {}, tiemout=3)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 3 << 30])
+def test_plain_numbers_are_bytes(size: int) -> None:
+    assert env.parse_size(str(size)) == size
+
+
+@pytest.mark.parametrize("address", ["a:1", "[fd00::2]:29400", "10.0.0.1:65535"])
+def test_addresses_survive_splitting(address: str) -> None:
+    assert env.join_address(*env.split_address(address)) == address
+
+
+def test_unknown_name_warns_once_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"MULTIRING_TIEMOUT": "3", "MULTIRING_TIMEOUT": "3", "PATH": ""}
+    with caplog.at_level(logging.WARNING, "multiring"):
+        env.warn_unknown(environ)
+        env.warn_unknown(environ)
+    assert [record.getMessage() for record in caplog.records] == [
+        "unknown environment variable MULTIRING_TIEMOUT is ignored; did you mean MULTIRING_TIMEOUT?"
+    ]
+
+
+def test_kubernetes_service_variables_are_no_mistakes(caplog: pytest.LogCaptureFixture) -> None:
+    injected = [
+        "MULTIRING_PORT",
+        "MULTIRING_SERVICE_HOST",
+        "MULTIRING_SERVICE_PORT",
+        "MULTIRING_SERVICE_PORT_HTTP",
+        "MULTIRING_PORT_29400_TCP",
+        "MULTIRING_PORT_29400_TCP_ADDR",
+        "MULTIRING_WORKERS_SERVICE_HOST",
+        "MULTIRING_WORKERS_PORT_80_TCP_PROTO",
+    ]
+    with caplog.at_level(logging.WARNING, "multiring"):
+        env.warn_unknown(dict.fromkeys(injected, "tcp://10.0.0.1:80"))
+    assert not caplog.records
+    assert not env.NAMES & set(injected)
+
+
+def test_what_must_agree() -> None:
+    agreed = env.agreed(env.Settings(streams=3), env.Launch(generation=2))
+    assert agreed["MULTIRING_STREAMS"] == "3"
+    assert agreed["MULTIRING_GENERATION"] == "2"
+    assert "MULTIRING_HOST" not in agreed
+
+
+@pytest.mark.parametrize("table", [env.Settings, env.Launch])
+def test_the_docs_hold_the_table(table: type) -> None:
+    assert env.markdown(table) in SETTINGS.read_text()

@@ -1,0 +1,232 @@
+"""The job's store: values, waiting, and who is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from multiring import env
+from multiring.errors import RendezvousError, ResourceError
+from multiring.net import auth, listen
+from multiring.store import MAX_VALUE, Client, Server
+
+SECRET = b"0123456789abcdef"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    serving = Server(SECRET, job="j", bind=["127.0.0.1"])
+    yield serving
+    serving.close()
+
+
+def connect(server: Server, secret: bytes = SECRET, job: str = "j") -> Client:
+    return Client([("127.0.0.1", server.port)], secret, job=job, timeout=5)
+
+
+def test_set_get_add(server: Server) -> None:
+    one, two = connect(server), connect(server)
+    one.set("a", b"\0\xff" * 40000)
+    assert two.get("a", 0) == b"\0\xff" * 40000
+    one.set("a", b"")
+    assert two.get("a", 0) == b""
+    assert (one.add("n", 2), two.add("n", 40), two.get("n", 0)) == (2, 42, b"42")
+    one.close()
+    two.close()
+
+
+def test_get_waits_for_set(server: Server) -> None:
+    one, two = connect(server), connect(server)
+    late = threading.Timer(0.1, one.set, ("late", b"value"))
+    late.start()
+    assert two.get("late", 10) == b"value"
+    late.join()
+    one.close()
+    two.close()
+
+
+def test_get_gives_up(server: Server) -> None:
+    client = connect(server)
+    with pytest.raises(TimeoutError, match=r"'never' was not set within 0\.05 s"):
+        client.get("never", 0.05)
+    client.set("a", b"still usable")
+    assert client.get("a", 0) == b"still usable"
+    client.close()
+
+
+def test_add_to_what_is_no_number(server: Server) -> None:
+    client = connect(server)
+    client.set("a", b"text")
+    with pytest.raises(ValueError, match="refused the operation on 'a'"):
+        client.add("a", 1)
+    client.close()
+
+
+def test_too_large_is_refused_here(server: Server) -> None:
+    client = connect(server)
+    with pytest.raises(ValueError, match="limits are"):
+        client.set("k" * 2000, b"")
+    client.close()
+
+
+def test_a_lying_length_ends_the_connection_only(server: Server) -> None:
+    liar, other = connect(server), connect(server)
+    liar._sock.sendall(struct.pack("!BIId", 0, 1, MAX_VALUE + 1, 0.0))
+    with pytest.raises(RendezvousError, match="store was lost"):
+        liar.get("a", 1)
+    other.set("a", b"1")
+    assert other.get("a", 0) == b"1"
+    liar.close()
+    other.close()
+
+
+def test_any_of_several_addresses(server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, never answers
+        client = Client(
+            [("127.0.0.1", 1), silent.getsockname(), ("nosuch.invalid", 5), ("localhost", server.port)], SECRET, job="j"
+        )
+        client.set("a", b"1")
+        client.close()
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(RendezvousError, match=r"did not answer within 0.1 s: 127.0.0.1:1: Connection refused"):
+        Client([("127.0.0.1", 1)], SECRET, timeout=0.1)
+
+
+def test_server_that_comes_later() -> None:
+    port = listen.bind("127.0.0.1", None)
+    address = port.getsockname()
+    port.close()
+    late: list[Server] = []
+    timer = threading.Timer(
+        0.3, lambda: late.append(Server(SECRET, bind=["127.0.0.1"], ports=range(address[1], address[1] + 1)))
+    )
+    timer.start()
+    client = Client([address], SECRET, timeout=10)
+    timer.join()
+    client.set("a", b"1")
+    client.close()
+    late[0].close()
+
+
+@pytest.mark.parametrize(
+    ("secret", "job", "reason"),
+    [(b"another secret..", "j", "does not know this job's secret"), (SECRET, "k", "belongs to another job")],
+)
+def test_wrong_secret_or_job(
+    server: Server, caplog: pytest.LogCaptureFixture, secret: bytes, job: str, reason: str
+) -> None:
+    client = connect(server)
+    with caplog.at_level(logging.WARNING, "multiring"):
+        for _ in range(3):
+            with pytest.raises(RendezvousError, match=reason):
+                connect(server, secret, job)
+        client.set("a", b"the job goes on")  # behind the refusals, which are logged in the same loop
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the job's store refused a connection from 127.0.0.1: it {reason}"
+        + (", or to another generation of this one" if job == "k" else "")
+    ]
+    client.close()
+
+
+def test_another_version_is_told_both(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring.__version__", "9.8.7")
+    with pytest.raises(RendezvousError, match=r"multiring '0\.1.*' \(protocol 1\), this process multiring '9\.8\.7'"):
+        connect(server)
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.0\r\n\r\n", b"\0" * 500, b""])
+def test_noise_is_refused(server: Server, noise: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+        stranger.sendall(noise)
+        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):  # what was not read resets
+            assert stranger.recv(1) == b""
+    connect(server).close()
+
+
+def test_half_open_connection_times_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth.run_async, "__defaults__", (0.05,))
+    with socket.create_connection(("127.0.0.1", server.port)) as silent:
+        silent.settimeout(5)
+        assert silent.recv(1) == b""
+
+
+def test_a_proof_cannot_be_replayed(server: Server) -> None:
+    """What one connection sent, another sends again: the server's nonce is new, so the proof does not hold."""
+    hello = auth.Hello(auth.STORE, job="j")
+    sent = []
+    with socket.create_connection(("127.0.0.1", server.port)) as honest:
+        steps = auth.client(SECRET, hello)
+        sent.append(next(steps))
+        honest.sendall(sent[0])
+        sent.append(steps.send(b"") or b"")
+        want = sent.pop()
+        assert isinstance(want, int)
+        proof = steps.send(auth.receive(honest, want))
+        honest.sendall(proof)
+        assert auth.receive(honest, 32) != bytes(32)
+    with socket.create_connection(("127.0.0.1", server.port)) as replay:
+        replay.sendall(sent[0])
+        auth.receive(replay, want)
+        replay.sendall(proof)
+        assert auth.receive(replay, 32) == bytes(32)  # a proof that fails
+        assert replay.recv(1) == b""
+
+
+def test_client_recognises_a_server_without_the_secret() -> None:
+    other = Server(b"another secret..", job="j", bind=["127.0.0.1"])
+    with pytest.raises(RendezvousError, match="does not know"):
+        connect(other)
+    other.close()
+
+
+def test_ranks_that_look_for_someone_else() -> None:
+    mine = auth.Hello(auth.DATA, rank=1, peer=2)
+    for theirs in (replace(mine, rank=3, peer=1), replace(mine, rank=2, peer=4)):
+        with pytest.raises(auth.Refused, match="this is rank 1, looking for 2"):
+            auth._check(theirs.pack(bytes(32)), mine)
+    assert auth._check(replace(mine, rank=2, peer=1, stream=3).pack(bytes(32)), mine).stream == 3
+
+
+def test_port_range() -> None:
+    taken = listen.bind("127.0.0.1", None)
+    port = taken.getsockname()[1]
+    with pytest.raises(ResourceError, match=f"no free port on 127.0.0.1 in {port}-{port}: widen MULTIRING_PORTS"):
+        Server(SECRET, bind=["127.0.0.1"], ports=range(port, port + 1))
+    taken.close()
+    server = Server(SECRET, bind=["127.0.0.1"], ports=range(port, port + 1))
+    assert server.addresses == (f"127.0.0.1:{port}",)
+    server.close()
+
+
+def test_all_addresses_ipv6_too() -> None:
+    server = Server(SECRET)
+    for host in ("127.0.0.1", "::1"):
+        client = Client([(host, server.port)], SECRET, timeout=5)
+        client.set(host, b"1")
+        client.close()
+    assert not any(env.split_address(address)[0].startswith("127.") for address in server.addresses)
+    server.close()
+
+
+def test_draining_waits_for_the_clients() -> None:
+    server = Server(SECRET, bind=["127.0.0.1"])
+    client = Client([("127.0.0.1", server.port)], SECRET)
+    closing = threading.Thread(target=server.close, kwargs={"drain": 10})
+    closing.start()
+    time.sleep(0.1)
+    client.set("a", b"1")
+    assert client.get("a", 0) == b"1"
+    client.close()
+    closing.join()
+    server.close()
