@@ -145,7 +145,7 @@ def first_host(hosts: str) -> str:
 
 def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch) -> Place:
     def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
-        secret = _secret(launch)
+        secret = given_secret(launch)
         if not launch.store or secret is None:
             missing = "MULTIRING_STORE" if not launch.store else "MULTIRING_SECRET_FILE"
             raise RendezvousError(f"rank {rank} of {size}: {missing} is not set; start by `multiring run`, which does")
@@ -190,7 +190,7 @@ def _served_by_rank_zero(
     rank: int, address: tuple[str, int], job: str, launch: env.Launch, settings: env.Settings
 ) -> Iterator[Meeting]:
     """Without a given secret one is derived from the job's name: that keeps out strays and scanners only."""
-    secret = _secret(launch) or hashlib.sha256(f"multiring {job}".encode()).digest()
+    secret = given_secret(launch) or hashlib.sha256(f"multiring {job}".encode()).digest()
     with contextlib.ExitStack() as stack:
         if rank == 0:
             port = address[1]
@@ -208,7 +208,7 @@ def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.
         )
     distributed = importlib.import_module("torch.distributed")
     store = distributed.TCPStore(*address, is_master=False, timeout=timedelta(seconds=settings.init_timeout))
-    yield Meeting(TorchStore(store), _secret(launch))
+    yield Meeting(TorchStore(store), given_secret(launch))
 
 
 @contextlib.contextmanager
@@ -250,7 +250,8 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _secret(launch: env.Launch) -> bytes | None:
+def given_secret(launch: env.Launch) -> bytes | None:
+    """The secret that a launcher or the user gave, None if neither did; RendezvousError if it cannot be read."""
     if launch.secret_fd is not None:
         origin = f"MULTIRING_SECRET_FD={launch.secret_fd}"
         secret = _inherited.get(launch.secret_fd) or _read_descriptor(launch.secret_fd, origin)

@@ -102,24 +102,24 @@ def test_first_host_of_a_slurm_list(hosts: str, first: str) -> None:
 def test_secret_from_a_file_and_from_a_descriptor(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(SECRET + "\n")
-    assert bootstrap._secret(env.Launch(secret_file=str(file))) == SECRET.encode()
+    assert bootstrap.given_secret(env.Launch(secret_file=str(file))) == SECRET.encode()
     reading, writing = os.pipe()
     os.write(writing, SECRET.encode())
     os.close(writing)
     for _ in range(2):  # init may be called again after shutdown
-        assert bootstrap._secret(env.Launch(secret_fd=reading)) == SECRET.encode()
+        assert bootstrap.given_secret(env.Launch(secret_fd=reading)) == SECRET.encode()
     bootstrap._inherited.clear()
     with pytest.raises(RendezvousError, match=f"MULTIRING_SECRET_FD={reading}: Bad file descriptor"):
-        bootstrap._secret(env.Launch(secret_fd=reading))
+        bootstrap.given_secret(env.Launch(secret_fd=reading))
 
 
 def test_short_and_missing_secret(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("short")
     with pytest.raises(RendezvousError, match="yields 5 bytes: a secret has 16 or more"):
-        bootstrap._secret(env.Launch(secret_file=str(file)))
+        bootstrap.given_secret(env.Launch(secret_file=str(file)))
     with pytest.raises(RendezvousError, match="nothing: No such file"):
-        bootstrap._secret(env.Launch(secret_file=str(tmp_path / "nothing")))
+        bootstrap.given_secret(env.Launch(secret_file=str(tmp_path / "nothing")))
     place = bootstrap.place(run(0, 2) | {"MULTIRING_STORE": "localhost:1"})
     with (
         pytest.raises(RendezvousError, match="rank 0 of 2: MULTIRING_SECRET_FILE is not set"),

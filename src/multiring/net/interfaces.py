@@ -14,10 +14,9 @@ def addresses(interface: str = "", *, loopback: bool = False) -> list[str]:
     Link-local IPv6 addresses are left out, since they mean something only together with a local interface; loopback
     ones stand last, and only if ``loopback``. ValueError if nothing is admitted by a given ``interface``.
     """
-    found: list[tuple[str, Ip]] = _all()
     usable = [
         (name, ip)
-        for name, ip in found
+        for name, ip in named_addresses()
         if not (ip.version == 6 and ip.is_link_local) and (loopback or not ip.is_loopback)
     ]
     admitted = [(name, ip) for name, ip in usable if admits(interface, name, ip)]
@@ -46,7 +45,8 @@ def _matches(item: str, name: str, ip: Ip) -> bool:
         return False
 
 
-def _all() -> list[tuple[str, Ip]]:
+def named_addresses() -> list[tuple[str, Ip]]:
+    """Every address of this host with the name of its interface."""
     import ifaddr  # not needed by a world of one
 
     return [
