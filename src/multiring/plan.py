@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate, pairwise
 
-KINDS = ("reduce_scatter", "all_gather", "all_reduce", "broadcast", "reduce", "all_to_all")
+METHODS_OF = {
+    "reduce_scatter": ("ring", "direct", "halving"),
+    "all_gather": ("ring", "direct", "halving"),
+    "all_reduce": ("direct", "halving", "tree"),
+    "broadcast": ("ring", "direct", "tree"),
+    "reduce": ("ring", "direct", "tree"),
+    "all_to_all": ("direct",),
+}
+"""The methods of each kind of phase; a ring of ``all_reduce`` is a reduce_scatter and an all_gather phase."""
+
+KINDS = tuple(METHODS_OF)
 METHODS = ("ring", "direct", "halving", "tree")
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
+BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
+"""The collectives whose buffer is ``world_size`` blocks; block r is the span [r/n, (r+1)/n)."""
+
 SHARE_UNITS = 64
+"""Shares that follow from measured bandwidths are rounded to this many parts."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -18,14 +36,121 @@ class Span:
     lo: Fraction
     hi: Fraction
 
+    def __str__(self) -> str:
+        return f"[{self.lo},{self.hi})"
+
+
+WHOLE = Span(Fraction(0), Fraction(1))
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same spans in the same order, neighbours that touch made one."""
+    result: list[Span] = []
+    for span in spans:
+        if result and result[-1].hi == span.lo:
+            result[-1] = Span(result[-1].lo, span.hi)
+        else:
+            result.append(span)
+    return tuple(result)
+
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Ranks that reduce or gather ``spans`` together, in the order of ``members``."""
+    """Ranks that reduce or gather ``spans`` together, in the order of ``members``.
+
+    ``shares`` are integer weights, one a member; None is equal shares. In a broadcast or reduce the first member is
+    the root.
+    """
 
     members: tuple[int, ...]
     spans: tuple[Span, ...]
     shares: tuple[int, ...] | None = None
+
+    def pieces(self) -> tuple[tuple[Span, ...], ...]:
+        """The spans of each member's share: the spans laid end to end, cut in proportion to ``shares``."""
+        weights = self.shares or (1,) * len(self.members)
+        unit = sum((span.hi - span.lo for span in self.spans), Fraction(0)) / sum(weights)
+        pieces = []
+        rest = list(reversed(self.spans))
+        for weight in weights:
+            wanted = unit * weight
+            piece = []
+            while wanted:
+                span = rest.pop()
+                if span.hi - span.lo > wanted:
+                    cut = span.lo + wanted
+                    rest.append(Span(cut, span.hi))
+                    span = Span(span.lo, cut)
+                piece.append(span)
+                wanted -= span.hi - span.lo
+            pieces.append(tuple(piece))
+        return tuple(pieces)
+
+
+class Tiling(Sequence[Ring]):
+    """Rings that repeat: the same pattern laid over many units of ranks, made only when asked for.
+
+    A *tile* is (pattern, units): the members of the pattern's rings are positions in a unit, a unit is a tuple of
+    ranks. 1,280 hosts of 8 ranks are one ring and 1,280 units.
+    """
+
+    def __init__(self, tiles: Iterable[tuple[Sequence[Ring], Sequence[tuple[int, ...]]]]):
+        self.tiles = tuple((tuple(pattern), tuple(units)) for pattern, units in tiles)
+        self._starts = tuple(accumulate((len(p) * len(u) for p, u in self.tiles), initial=0))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"ring {index} of {len(self)}")
+        index %= len(self)
+        for start, (pattern, units) in zip(self._starts, self.tiles, strict=False):
+            if index < start + len(pattern) * len(units):
+                unit, ring = divmod(index - start, len(pattern))
+                return _placed(pattern[ring], units[unit])
+        raise IndexError(index)
+
+    def __iter__(self) -> Iterator[Ring]:
+        for pattern, units in self.tiles:
+            for unit in units:
+                for ring in pattern:
+                    yield _placed(ring, unit)
+
+    def of(self, rank: int) -> tuple[Ring, ...]:
+        """The rings that hold ``rank``, in order."""
+        rings = []
+        for tile, unit, position in self._places.get(rank, ()):
+            pattern, units = self.tiles[tile]
+            rings += [_placed(pattern[i], units[unit]) for i in self._rings_at[tile].get(position, ())]
+        return tuple(rings)
+
+    @cached_property
+    def _places(self) -> dict[int, list[tuple[int, int, int]]]:
+        places: dict[int, list[tuple[int, int, int]]] = {}
+        for tile, (_, units) in enumerate(self.tiles):
+            for number, unit in enumerate(units):
+                for position, rank in enumerate(unit):
+                    places.setdefault(rank, []).append((tile, number, position))
+        return places
+
+    @cached_property
+    def _rings_at(self) -> list[dict[int, list[int]]]:
+        return [_index(pattern) for pattern, _ in self.tiles]
+
+
+def _placed(ring: Ring, unit: tuple[int, ...]) -> Ring:
+    return Ring(tuple([unit[position] for position in ring.members]), ring.spans, ring.shares)
+
+
+def _index(rings: Sequence[Ring]) -> dict[int, list[int]]:
+    index: dict[int, list[int]] = {}
+    for number, ring in enumerate(rings):
+        for member in ring.members:
+            index.setdefault(member, []).append(number)
+    return index
 
 
 @dataclass(frozen=True)
@@ -37,13 +162,135 @@ class Phase:
     method: str
     rings: Sequence[Ring]
 
+    def rings_of(self, rank: int) -> tuple[Ring, ...]:
+        """The rings that hold ``rank``, in the order of ``rings``."""
+        if isinstance(self.rings, Tiling):
+            return self.rings.of(rank)
+        return tuple(ring for ring in self.rings if rank in ring.members)
+
+    def tiles(self) -> Sequence[tuple[Sequence[Ring], Sequence[tuple[int, ...]] | None]]:
+        """(pattern, units) where the rings repeat; where they do not, one pattern of ranks and None."""
+        return self.rings.tiles if isinstance(self.rings, Tiling) else ((self.rings, None),)
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The phases of one collective, in order."""
+    """The phases of one collective, in order.
+
+    ``segment_bytes`` is the size of a segment; where the buffer is blocks, of its slice of each block. ValueError
+    for what no schedule can be made of, naming phase, ring and rank; whether the plan computes what its collective
+    promises is for ``interpret.prove``.
+    """
 
     collective: str
     world_size: int
     phases: tuple[Phase, ...]
     segment_bytes: int
-    root: int = field(default=0)
+    root: int = 0
+
+    def __post_init__(self) -> None:
+        if self.collective not in COLLECTIVES:
+            raise ValueError(f"unknown collective {self.collective!r}; known are {', '.join(COLLECTIVES)}")
+        if self.world_size < 1:
+            raise ValueError(f"world_size is {self.world_size}; a world has at least one rank")
+        if self.segment_bytes < 64:
+            raise ValueError(f"segment_bytes is {self.segment_bytes}; a segment has at least 64 bytes")
+        if not 0 <= self.root < self.world_size:
+            raise ValueError(f"root is {self.root}; the world has ranks 0 to {self.world_size - 1}")
+        for number, phase in enumerate(self.phases):
+            try:
+                _check_phase(phase, self.world_size)
+            except ValueError as error:
+                raise ValueError(f"phase {number} ({phase.kind}, level {phase.level}): {error}") from None
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of the buffer: 1 where the buffer is the caller's."""
+        return self.world_size if self.collective in BLOCKED else 1
+
+    @cached_property
+    def number(self) -> int:
+        """The first 63 bits of a hash of the content: the id as the engine carries it."""
+        return int(self._digest[:16], 16) >> 1
+
+    @cached_property
+    def id(self) -> str:
+        """The first 12 hexadecimal digits of a hash of the content."""
+        return self._digest[:12]
+
+    @cached_property
+    def _digest(self) -> str:
+        content = hashlib.sha256()
+        head = (self.collective, self.world_size, self.segment_bytes, self.root)
+        content.update(repr(head).encode())
+        for phase in self.phases:
+            content.update(repr((phase.kind, phase.level, phase.method)).encode())
+            for pattern, units in phase.tiles():
+                for ring in pattern:
+                    spans = " ".join(map(str, ring.spans))
+                    content.update(f"{ring.members}{spans}{ring.shares}".encode())
+                content.update(repr(units).encode())
+        return content.hexdigest()
+
+
+def _check_phase(phase: Phase, world_size: int) -> None:
+    if phase.kind not in METHODS_OF:
+        raise ValueError(f"unknown kind {phase.kind!r}; known are {', '.join(KINDS)}")
+    if phase.method not in METHODS_OF[phase.kind]:
+        raise ValueError(f"a {phase.kind} has no method {phase.method!r}; it has {', '.join(METHODS_OF[phase.kind])}")
+    for pattern, units in phase.tiles():
+        for unit in units or ():
+            _check_ranks(unit, world_size)
+        size = world_size if units is None else min(map(len, units), default=0)
+        for number, ring in enumerate(pattern):
+            try:
+                _check_ranks(ring.members, size)
+                _check_spans(ring.spans)
+                _check_method(phase, ring)
+            except ValueError as error:
+                raise ValueError(f"ring {number} {_short(ring.members)}: {error}") from None
+
+
+def _check_ranks(ranks: tuple[int, ...], size: int) -> None:
+    if not ranks:
+        raise ValueError("it has no members")
+    if min(ranks) < 0 or max(ranks) >= size:
+        stranger = next(rank for rank in ranks if not 0 <= rank < size)
+        raise ValueError(f"rank {stranger} is outside 0 to {size - 1}")
+    if len(set(ranks)) != len(ranks):
+        twice = next(rank for rank in ranks if ranks.count(rank) > 1)
+        raise ValueError(f"rank {twice} is in it twice")
+
+
+def _check_spans(spans: tuple[Span, ...]) -> None:
+    if not spans:
+        raise ValueError("it has no spans")
+    for span in spans:
+        if not 0 <= span.lo < span.hi <= 1:
+            raise ValueError(f"span {span} is not a part of [0,1)")
+    ordered = sorted(spans)
+    for a, b in pairwise(ordered):
+        if b.lo < a.hi:
+            raise ValueError(f"spans {a} and {b} overlap")
+
+
+def _check_method(phase: Phase, ring: Ring) -> None:
+    size = len(ring.members)
+    if size < 2:
+        raise ValueError("a ring has at least two members")
+    if ring.shares is not None:
+        if len(ring.shares) != size:
+            raise ValueError(f"{len(ring.shares)} shares for {size} members")
+        if min(ring.shares) < 0 or sum(ring.shares) == 0:
+            raise ValueError(f"shares {_short(ring.shares)} are not weights")
+        if phase.kind not in ("reduce_scatter", "all_gather"):
+            raise ValueError(f"a {phase.kind} has no shares")
+        if phase.method != "direct":
+            raise ValueError(f"unequal shares need method direct, not {phase.method}")
+    if phase.method == "halving" and phase.kind != "all_reduce" and size & (size - 1):
+        raise ValueError(f"a {phase.kind} by halving needs a power of two members, not {size}")
+
+
+def _short(values: tuple[int, ...]) -> str:
+    shown = " ".join(map(str, values[:8]))
+    return f"({shown} ...)" if len(values) > 8 else f"({shown})"

@@ -1,0 +1,236 @@
+"""From a layout and a method per dimension to a plan: the multi-ring algorithms.
+
+Every dimension runs in one *mode*. ``split``: a reduce_scatter on the way out, an all_gather on the way back, so that
+the ranks of a unit own parts of its sum. ``lead``: a reduce and a broadcast, so that the first rank of a unit
+has all of it. ``all``: one all_reduce, which leaves it with everybody; the outermost dimensions only.
+
+::
+
+    2 hosts of 2 ranks, rank split, host all
+      reduce_scatter rank   (0 1) [0,1)     (2 3) [0,1)        rank 0 owns [0,1/2) of its host's sum, rank 1 [1/2,1)
+      all_reduce     host   (0 2) [0,1/2)   (1 3) [1/2,1)
+      all_gather     rank   (0 1) [0,1)     (2 3) [0,1)
+
+Uneven units are cut at the cuts of all of them: with 3 ranks on one host and 2 on the other, four rings cross, over
+[0,1/3) [1/3,1/2) [1/2,2/3) [2/3,1). Cho et al. 2017 (arXiv 1708.02188), Cho et al. 2019 (BlueConnect).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import starmap
+
+from .balance import fastest_shares
+from .layout import Dimension, Layout, Shape, bandwidths, layout
+from .plan import WHOLE, Phase, Plan, Ring, Span, Tiling, joined
+from .topology import Topology
+
+SPLIT, LEAD, ALL = "split", "lead", "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a plan does in one dimension: its mode, its method, and whether shares follow the bandwidths."""
+
+    dimension: Dimension
+    mode: str
+    method: str
+    weighted: bool = False
+
+
+def compose(topology: Topology, collective: str, stages: Sequence[Stage], segment_bytes: int, root: int = 0) -> Plan:
+    """The plan of a collective that runs through ``stages``, innermost first."""
+    rooted = collective in ("broadcast", "reduce")
+    arranged = layout(topology, [stage.dimension for stage in stages], root if rooted else None)
+    phases = _COMPOSERS[collective](arranged, stages)
+    return Plan(collective, topology.world_size, tuple(phases), segment_bytes, root)
+
+
+def _all_reduce(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
+    patterns = _ownership_patterns(arranged, stages)
+    out = _phases(arranged, stages, patterns, {SPLIT: "reduce_scatter", LEAD: "reduce", ALL: "all_reduce"})
+    back = _phases(arranged, stages, patterns, {SPLIT: "all_gather", LEAD: "broadcast"})
+    return out + back[::-1]
+
+
+def _reduce(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
+    return _phases(arranged, stages, _ownership_patterns(arranged, stages), {LEAD: "reduce"})
+
+
+def _broadcast(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
+    return _phases(arranged, stages, _ownership_patterns(arranged, stages), {LEAD: "broadcast"})[::-1]
+
+
+def _reduce_scatter(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
+    return _phases(arranged, stages, _block_patterns(arranged), {SPLIT: "reduce_scatter"})
+
+
+def _all_gather(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
+    return _phases(arranged, stages, _block_patterns(arranged), {SPLIT: "all_gather"})[::-1]
+
+
+def _all_to_all(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
+    (stage,) = stages
+    world = tuple(range(len(arranged.order)))
+    if len(world) == 1:
+        return []
+    return [Phase("all_to_all", stage.dimension.level, stage.method, (Ring(world, (WHOLE,)),))]
+
+
+_COMPOSERS: dict[str, Callable[[Layout, Sequence[Stage]], list[Phase]]] = {
+    "all_reduce": _all_reduce,
+    "barrier": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "all_to_all": _all_to_all,
+}
+
+_Pattern = tuple[Ring, ...]
+_Ownership = tuple[tuple[Span, int], ...]
+"""Who of a unit holds its sum of which span: adjoining spans from 0 to 1, each with a position."""
+
+
+def _phases(
+    arranged: Layout, stages: Sequence[Stage], patterns: dict[Shape, _Pattern], kinds: dict[str, str]
+) -> list[Phase]:
+    """One phase per dimension whose mode has a kind, innermost first; none where every ring would have one member."""
+    phases = []
+    for depth, stage in enumerate(stages, start=1):
+        if stage.mode in kinds:
+            tiles = [
+                (patterns[shape], [arranged.ranks(shape, offset) for offset in offsets])
+                for shape, offsets in arranged.units(depth).items()
+                if patterns[shape]
+            ]
+            if tiles:
+                phases.append(Phase(kinds[stage.mode], stage.dimension.level, stage.method, Tiling(tiles)))
+    return phases
+
+
+def _ownership_patterns(arranged: Layout, stages: Sequence[Stage]) -> dict[Shape, _Pattern]:
+    """The rings of each shape where the plan is free to say who owns what."""
+    patterns: dict[Shape, _Pattern] = {}
+    owned: dict[Shape, tuple[_Ownership, ...]] = {}  # one a copy: several once an all_reduce has left several
+
+    def visit(shape: Shape) -> None:
+        if shape in owned:
+            return
+        if not shape.children:
+            owned[shape] = (((WHOLE, 0),),)
+            return
+        for child in shape.children:
+            visit(child)
+        stage = stages[shape.depth - 1]
+        shares = fastest_shares(bandwidths(shape)) if stage.weighted else None
+        if len({len(owned[child]) for child in shape.children}) > 1:
+            raise ValueError(f"mode all in {stage.dimension.level} and within needs units of one size")
+        copies = zip(*(owned[child] for child in shape.children), strict=True)
+        rings = [_meeting_rings(copy, shape.offsets, shares) for copy in copies]
+        patterns[shape] = tuple(ring for copy in rings for ring in copy) if len(shape.children) > 1 else ()
+        owned[shape] = _owned_after(stage.mode, rings)
+
+    visit(arranged.shape)
+    return patterns
+
+
+def _meeting_rings(owned: Sequence[_Ownership], offsets: Sequence[int], shares: tuple[int, ...] | None) -> list[Ring]:
+    """The rings in which the owners of each span in every child meet, the children's cuts taken together."""
+    spans: dict[tuple[int, ...], list[Span]] = {}
+    for span, holders in _refined(owned):
+        members = tuple([offset + holder for offset, holder in zip(offsets, holders, strict=True)])
+        spans.setdefault(members, []).append(span)
+    return [Ring(members, joined(parts), shares) for members, parts in spans.items()]
+
+
+def _refined(owned: Sequence[_Ownership]) -> list[tuple[Span, tuple[int, ...]]]:
+    """Each span between neighbouring cuts of any child, with its holder in each."""
+    if all(ownership is owned[0] for ownership in owned):
+        return [(span, (holder,) * len(owned)) for span, holder in owned[0]]
+    cuts = sorted({span.hi for ownership in owned for span, _ in ownership})
+    at = [0] * len(owned)
+    result = []
+    lo = Fraction(0)
+    for hi in cuts:
+        result.append((Span(lo, hi), tuple([ownership[i][1] for ownership, i in zip(owned, at, strict=True)])))
+        at = [i + (ownership[i][0].hi == hi) for ownership, i in zip(owned, at, strict=True)]
+        lo = hi
+    return result
+
+
+def _owned_after(mode: str, rings: list[list[Ring]]) -> tuple[_Ownership, ...]:
+    """What a phase of a mode leaves, from the rings of each copy."""
+    if mode == ALL:
+        places = range(len(rings[0][0].members))
+        return tuple(_by_span((s, r.members[i]) for r in copy for s in r.spans) for copy in rings for i in places)
+    (copy,) = rings
+    if mode == LEAD:
+        return (_by_span((span, ring.members[0]) for ring in copy for span in ring.spans),)
+    shares = (share for ring in copy for share in zip(ring.members, ring.pieces(), strict=True))
+    return (_by_span((span, member) for member, piece in shares for span in piece),)
+
+
+def _by_span(held: Iterable[tuple[Span, int]]) -> _Ownership:
+    """In the order of the spans; neighbours of one holder made one."""
+    result: list[tuple[Span, int]] = []
+    for span, holder in sorted(held):
+        if result and result[-1][1] == holder:
+            span = Span(result.pop()[0].lo, span.hi)
+        result.append((span, holder))
+    return tuple(result)
+
+
+def _block_patterns(arranged: Layout) -> dict[Shape, _Pattern]:
+    """The rings of each shape where block r must end on, or start from, rank r.
+
+    Block b takes the path of rank b: in every unit it is held by the rank that is reached by going down like rank b,
+    counting modulo the children that are there. In equal units that is the rank with b's place in its own unit; in
+    b's own unit it is b.
+    """
+    size = len(arranged.order)
+    blocks = [Span(Fraction(rank, size), Fraction(rank + 1, size)) for rank in arranged.order]
+    turns = _turns(arranged)
+    patterns: dict[Shape, _Pattern] = {}
+    holders: dict[Shape, list[int]] = {}
+
+    def visit(shape: Shape) -> list[int]:
+        if shape in holders:
+            return holders[shape]
+        if not shape.children:
+            return holders.setdefault(shape, [0] * size)
+        inner = [
+            [offset + holder for holder in visit(child)]
+            for offset, child in zip(shape.offsets, shape.children, strict=True)
+        ]
+        owners = [turn % len(inner) for turn in turns[shape.depth]]
+        owned: dict[tuple[int, ...], list[list[Span]]] = {}
+        for members, owner, block in zip(zip(*inner, strict=True), owners, blocks, strict=True):
+            owned.setdefault(members, [[] for _ in inner])[owner].append(block)
+        patterns[shape] = tuple(starmap(_ring_of_blocks, owned.items())) if len(inner) > 1 else ()
+        return holders.setdefault(shape, [inner[owner][b] for b, owner in enumerate(owners)])
+
+    visit(arranged.shape)
+    return patterns
+
+
+def _turns(arranged: Layout) -> list[list[int]]:
+    """``[depth][position]``: which child of its unit of a depth a position is in."""
+    turns: list[list[int]] = [[] for _ in range(arranged.shape.depth + 1)]
+
+    def walk(shape: Shape) -> None:
+        for number, child in enumerate(shape.children):
+            turns[shape.depth] += [number] * child.size
+            walk(child)
+
+    walk(arranged.shape)
+    return turns
+
+
+def _ring_of_blocks(members: tuple[int, ...], owned: list[list[Span]]) -> Ring:
+    """A ring whose shares are whole blocks."""
+    counts = tuple(map(len, owned))
+    spans = tuple(block for blocks in owned for block in blocks)
+    return Ring(members, spans, None if min(counts) == max(counts) else counts)

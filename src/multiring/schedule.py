@@ -1,0 +1,145 @@
+"""A plan expanded for one rank: what it sends, reduces and stores, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from .methods import Reduce, steps
+from .plan import Phase, Plan, Ring, Span, joined
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SEND, REDUCE, STORE = "send", "reduce", "store"
+_CODES = {SEND: 0, REDUCE: 1, STORE: 2}
+_REDUCING = ("reduce_scatter", "all_reduce", "reduce")
+_CACHE_LINE = 64
+
+
+def cut(fraction: Fraction, count: int, itemsize: int) -> int:
+    """The element at which a slice of ``count`` elements is cut: the one rule from span to elements.
+
+    Cuts lie on cache lines (64 bytes), so a small slice has fewer owners instead of tiny messages.
+    """
+    if fraction == 1:
+        return count
+    line = max(_CACHE_LINE // itemsize, 1)
+    return fraction.numerator * count // (fraction.denominator * line) * line
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """Send a span to ``peers``, reduce it over ``peers``, or store it from the one peer.
+
+    ``lo`` and ``hi`` are fractions of ``block``. ``final`` marks the reduction that completes the span.
+    """
+
+    kind: str
+    phase: int
+    peers: tuple[int, ...]
+    block: int
+    lo: Fraction
+    hi: Fraction
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The instructions that one rank executes for every segment."""
+
+    plan_id: str
+    collective: str
+    rank: int
+    world_size: int
+    blocks: int
+    segment_bytes: int
+    instructions: tuple[Instruction, ...]
+
+    def table(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The arrays that ``Engine.install`` takes: instructions [n, 10] and their peers.
+
+        ValueError when a fraction does not fit 64 bits.
+        """
+        import numpy as np
+
+        rows = []
+        peers: list[int] = []
+        for step in self.instructions:
+            if max(step.lo.denominator, step.hi.denominator) >= 1 << 63:
+                raise ValueError(
+                    f"plan {self.plan_id} cuts block {step.block} at {step.lo} and {step.hi}, finer than 64 bits hold; "
+                    "use fewer different numbers of ranks per host"
+                )
+            lo, hi = step.lo.as_integer_ratio(), step.hi.as_integer_ratio()
+            rows.append((_CODES[step.kind], step.phase, len(peers), len(step.peers), step.block, *lo, *hi, step.final))
+            peers += step.peers
+        return np.array(rows, dtype=np.int64).reshape(-1, 10), np.array(peers, dtype=np.int32)
+
+
+def schedule(plan: Plan, rank: int) -> Schedule:
+    """Expand a plan for one rank: in each step of a phase the sends of all its rings, then the waits."""
+    if not 0 <= rank < plan.world_size:
+        raise ValueError(f"rank {rank} is outside the world of {plan.world_size}")
+    last_reducing = max((p for p, phase in enumerate(plan.phases) if phase.kind in _REDUCING), default=-1)
+    instructions: list[Instruction] = []
+    for number, phase in enumerate(plan.phases):
+        instructions += _expand(phase, number, rank, plan.blocks, final=number == last_reducing)
+    return Schedule(
+        plan.id, plan.collective, rank, plan.world_size, plan.blocks, plan.segment_bytes, tuple(instructions)
+    )
+
+
+def _expand(phase: Phase, number: int, rank: int, blocks: int, final: bool) -> Iterator[Instruction]:
+    rings = phase.rings_of(rank)
+    pieces = [_Pieces(ring) for ring in rings]
+    programs = [steps(phase.kind, phase.method, len(ring.members), ring.members.index(rank)) for ring in rings]
+    for step in range(max(map(len, programs), default=0)):
+        running = [
+            (ring, piece, program[step])
+            for ring, piece, program in zip(rings, pieces, programs, strict=True)
+            if step < len(program)
+        ]
+        for ring, piece, now in running:
+            for send in now.sends:
+                peers = tuple(ring.members[i] for i in send.peers)
+                for block, lo, hi in in_blocks(piece.of(send.shares), blocks):
+                    yield Instruction(SEND, number, peers, block, lo, hi)
+        for ring, piece, now in running:
+            for wait in now.waits:
+                if isinstance(wait, Reduce):
+                    kind, sources, completes = REDUCE, wait.peers, wait.completes and final
+                else:
+                    kind, sources, completes = STORE, (wait.peer,), False
+                peers = tuple(ring.members[i] for i in sources)
+                for block, lo, hi in in_blocks(piece.of(wait.shares), blocks):
+                    yield Instruction(kind, number, peers, block, lo, hi, completes)
+
+
+class _Pieces:
+    """The spans of any run of a ring's shares."""
+
+    def __init__(self, ring: Ring):
+        self._ring = ring
+        self._pieces: tuple[tuple[Span, ...], ...] | None = None
+
+    def of(self, shares: range) -> tuple[Span, ...]:
+        if len(shares) == len(self._ring.members):
+            return joined(self._ring.spans)
+        if self._pieces is None:
+            self._pieces = self._ring.pieces()
+        return joined(span for i in shares for span in self._pieces[i])
+
+
+def in_blocks(spans: tuple[Span, ...], blocks: int) -> Iterator[tuple[int, Fraction, Fraction]]:
+    """Cut spans of the buffer at the edges of its blocks: (block, lo, hi), lo and hi relative to the block."""
+    for span in spans:
+        lo, hi = span.lo * blocks, span.hi * blocks
+        while lo < hi:
+            block = int(lo)
+            end = min(hi, Fraction(block + 1))
+            yield block, lo - block, end - block
+            lo = end

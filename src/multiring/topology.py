@@ -1,0 +1,161 @@
+"""The tree of ranks in hosts in racks, with a link at each edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+LEVELS = ("rank", "host", "rack", "site")
+"""The levels from the inside out. A topology has the first two, three or all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What leads out of a rank, host, rack or site.
+
+    ``up`` and ``down`` in bytes a second; ``latency`` in seconds: what a message takes that passes this link and none
+    slower.
+    """
+
+    up: float
+    down: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        if not (self.up > 0 and self.down > 0 and self.latency >= 0):
+            raise ValueError(f"a link needs positive bandwidths and a latency of 0 or more, not {self}")
+
+
+RANK_LINK = Link(up=5e9, down=5e9, latency=1e-6)
+"""Unless measured: one core copying memory, and a flag passed between two cores."""
+
+HOST_LINK = Link(up=1.25e9, down=1.25e9, latency=50e-6)
+"""Unless measured: 10 Gbit/s Ethernet, TCP between two processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank, or what holds ranks: a host, rack or site; with the link that leads out of it."""
+
+    name: str
+    link: Link
+    places: tuple[Place, ...] = ()
+    rank: int = -1
+
+    def ranks(self) -> Iterator[int]:
+        """All ranks in it, from left to right."""
+        if not self.places:
+            yield self.rank
+        for place in self.places:
+            yield from place.ranks()
+
+
+def ranks_in_host(ranks: Sequence[int], link: Link = RANK_LINK) -> tuple[Place, ...]:
+    """The places of ranks that hang from equal links."""
+    return tuple(Place("", link, rank=rank) for rank in ranks)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The places of the outermost level, joined by a switch that never binds. Ranks are 0 to world_size - 1."""
+
+    levels: tuple[str, ...]
+    places: tuple[Place, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.levels) < 2 or self.levels != LEVELS[: len(self.levels)]:
+            raise ValueError(f"levels are {self.levels}; they must be the first two, three or four of {LEVELS}")
+        for place in self.places:
+            _check_depth(place, self.levels[::-1])
+        ranks = sorted(rank for place in self.places for rank in place.ranks())
+        if not ranks:
+            raise ValueError("a topology has at least one rank")
+        if ranks != list(range(len(ranks))):
+            wrong = next(rank for number, rank in enumerate(ranks) if rank != number)
+            raise ValueError(f"ranks must be 0 to {len(ranks) - 1}, each once; {wrong} is missing, double or too high")
+
+    @staticmethod
+    def flat(hosts: Sequence[int], rank_link: Link = RANK_LINK, host_link: Link = HOST_LINK) -> Topology:
+        """Hosts of so many ranks each, numbered on, under one switch."""
+        names = [f"host{number}" for number, ranks in enumerate(hosts) for _ in range(ranks)]
+        return Topology.of_hosts(names, rank_link, host_link)
+
+    @staticmethod
+    def of_hosts(hosts: Sequence[str], rank_link: Link = RANK_LINK, host_link: Link = HOST_LINK) -> Topology:
+        """Two levels; ``hosts[r]`` names rank r's host."""
+        places = (Place(name, host_link, ranks_in_host(ranks, rank_link)) for name, ranks in _by_host(hosts).items())
+        return Topology(LEVELS[:2], tuple(places))
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        """Name of the host of each rank."""
+        names: dict[int, str] = {}
+
+        def walk(place: Place) -> None:
+            for inner in place.places:
+                if inner.places:
+                    walk(inner)
+                else:
+                    names[inner.rank] = place.name
+
+        for place in self.places:
+            walk(place)
+        return tuple(names[rank] for rank in range(len(names)))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.hosts)
+
+    def restrict(self, members: Sequence[int]) -> Topology:
+        """The topology of some of the ranks, renumbered by their position in ``members``."""
+        index = {rank: number for number, rank in enumerate(members)}
+        if not members or len(index) != len(members) or not set(index) <= set(range(self.world_size)):
+            raise ValueError(f"members {list(members)} must be different ranks from 0 to {self.world_size - 1}")
+
+        def keep(place: Place) -> Place | None:
+            if not place.places:
+                return replace(place, rank=index[place.rank]) if place.rank in index else None
+            inner = _kept(keep, place.places)
+            return replace(place, places=inner) if inner else None
+
+        return Topology(self.levels, _kept(keep, self.places))
+
+    def assign(self, hosts: Sequence[str]) -> Topology:
+        """The same tree for a job: ``hosts[r]`` names rank r's host. Hosts without ranks are left out."""
+        ranks = _by_host(hosts)
+
+        def fill(place: Place) -> Place | None:
+            if not place.places[0].places:
+                here = ranks.pop(place.name, [])
+                return replace(place, places=ranks_in_host(here, place.places[0].link)) if here else None
+            inner = _kept(fill, place.places)
+            return replace(place, places=inner) if inner else None
+
+        places = _kept(fill, self.places)
+        if ranks:
+            name, here = next(iter(ranks.items()))
+            known = ", ".join(dict.fromkeys(self.hosts))
+            raise ValueError(f"rank {here[0]} is on host {name!r}; the topology has only {known}")
+        return Topology(self.levels, places)
+
+
+def _check_depth(place: Place, levels: tuple[str, ...]) -> None:
+    if len(levels) == 1 and place.places:
+        raise ValueError(f"{place.name!r} stands where a rank should and holds places itself")
+    if len(levels) > 1 and not place.places:
+        raise ValueError(f"{levels[0]} {place.name!r} holds no {levels[1]}")
+    for inner in place.places:
+        _check_depth(inner, levels[1:])
+
+
+def _by_host(hosts: Sequence[str]) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, name in enumerate(hosts):
+        ranks.setdefault(name, []).append(rank)
+    return ranks
+
+
+def _kept(keep: Callable[[Place], Place | None], places: tuple[Place, ...]) -> tuple[Place, ...]:
+    return tuple(kept for kept in map(keep, places) if kept is not None)
