@@ -1,0 +1,5 @@
+"""``python -m multiring`` is the command ``multiring``."""
+
+from multiring.cli import main
+
+main()

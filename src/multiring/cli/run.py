@@ -1,0 +1,88 @@
+"""``multiring run``: start the ranks of a job."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from multiring.errors import MultiringError
+from multiring.launch import LaunchError
+from multiring.launch.connect import SSH
+from multiring.launch.cores import BINDINGS
+from multiring.launch.hosts import Host, Placement, parse_hosts, place, read_hostfile
+from multiring.launch.launcher import Job
+from multiring.launch.start import run_over_ssh
+
+USAGE_ERROR = 2
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command; options after PROGRAM are its own."""
+    settings = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+    app.command("run", context_settings=settings, no_args_is_help=True)(run)
+
+
+def run(
+    program: Annotated[
+        list[str],
+        typer.Argument(metavar="PROGRAM", help="train.py, -m module, or any command; its arguments follow."),
+    ],
+    ranks: Annotated[
+        int | None, typer.Option("-n", "-np", min=1, help="Number of ranks in total; all slots if hosts are given.")
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option("-H", "--host", metavar="A:2,B:2", help="Hosts, each with its number of slots.")
+    ] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="Hosts from a file: a line 'a slots=2' or 'a:2' each.")] = None,
+    ssh: Annotated[
+        str, typer.Option(metavar="CMD", help="What reaches a host: called as CMD host command...", show_default="ssh")
+    ] = shlex.join(SSH),
+    python: Annotated[
+        str, typer.Option(help="Python on hosts that are reached by ssh.", show_default="the path of this one")
+    ] = sys.executable,
+    bind: Annotated[
+        str,
+        typer.Option(metavar="|".join(BINDINGS), help="Bind ranks to their share of the cores, or of NUMA domains."),
+    ] = BINDINGS[0],
+    max_restarts: Annotated[int, typer.Option(min=0, help="Start all ranks again after a failure, so often.")] = 0,
+    log_dir: Annotated[Path | None, typer.Option(help="Also write each rank's output to rank-N.log there.")] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show where each rank runs.")] = False,
+) -> None:
+    """Start the ranks of a job, here or on many hosts.
+
+    Rank 0 keeps the terminal; each line of the others bears their rank. The first failure ends the job.
+    """
+    try:
+        _check(program, bind)
+        job = Job(tuple(program), bind, max_restarts, log_dir, verbose)
+        code = run_over_ssh(job, _placements(ranks, hosts, hostfile), shlex.split(ssh), python)
+    except (LaunchError, MultiringError, ValueError) as error:
+        typer.echo(f"multiring run: {error}", err=True)
+        code = USAGE_ERROR
+    raise typer.Exit(code)
+
+
+def _check(program: list[str], bind: str) -> None:
+    if bind not in BINDINGS:
+        raise LaunchError(f"--bind {bind}: choose one of {', '.join(BINDINGS)}")
+    if program[0].startswith("-") and program[0] != "-m":
+        raise LaunchError(f"no such option: {program[0]}; see multiring run --help")
+    if program == ["-m"]:
+        raise LaunchError("-m needs the name of a module")
+
+
+def _placements(ranks: int | None, hosts: str | None, hostfile: Path | None) -> list[Placement]:
+    if hosts is not None and hostfile is not None:
+        raise LaunchError(f"-H {hosts} and --hostfile {hostfile} exclude each other")
+    if hosts is not None:
+        return place(parse_hosts(hosts), ranks)
+    if hostfile is not None:
+        return place(read_hostfile(hostfile), ranks)
+    if ranks is None:
+        raise LaunchError("how many ranks? Give -n N, or hosts by -H or --hostfile")
+    return place([Host(socket.gethostname(), ranks)], ranks)

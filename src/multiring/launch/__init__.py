@@ -1,0 +1,15 @@
+"""``multiring run``: the launcher, and one agent on each host that starts and watches its ranks.
+
+::
+
+    launcher (launcher.py) --- lines of JSON ---> agent (agent.py) ---> rank, rank, ...
+       |   the store, the terminal                  on each host
+       `-- connect.py: a forked agent here, ssh, or a socket
+
+The launcher decides, the agents do: they start ranks, pass on their output, and kill all that they started as soon as
+the launcher is gone. ``messages.py`` lists what the two say to each other.
+"""
+
+
+class LaunchError(Exception):
+    """The job cannot be started as asked; the message says why and what to do."""

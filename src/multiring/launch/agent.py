@@ -1,0 +1,254 @@
+"""The agent of one host: starts the ranks there, passes on their output, and ends them when the launcher is gone.
+
+It runs as a fork of the launcher, as ``python -m multiring.launch.agent`` at the other end of ssh, or as the
+``multiring run`` that was typed on its host. The messages are those of ``messages.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import multiring
+from multiring import env
+from multiring.launch import LaunchError, cores, processes
+from multiring.launch.hosts import Placement
+from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
+from multiring.launch.processes import Recipe
+from multiring.launch.program import resolve
+from multiring.launch.rank import Rank
+from multiring.launch.terminal import Terminal
+from multiring.net import interfaces, listen
+
+DRAIN_SECONDS = 0.5
+"""How long the output of ranks that have ended is waited for: a process that they left behind may hold it open."""
+
+REACH_SECONDS = 3.0
+
+
+class Agent:
+    """Does what the launcher says over the descriptors ``input`` and ``output``.
+
+    ``at_terminal``: the launcher forked this agent, so rank 0 can have the launcher's own standard input.
+    """
+
+    def __init__(self, input: int, output: int, *, at_terminal: bool = False) -> None:
+        self._input = input
+        self._output = output
+        self._at_terminal = at_terminal
+        self._launcher_group = os.getpgid(os.getppid())
+        self._ranks: dict[int, Rank] = {}
+        self._running: set[int] = set()
+        self._stdin: asyncio.StreamWriter | None = None
+        self._listening: socket.socket | None = None
+        self._handlers = {
+            "prepare": self._prepare,
+            "listen": self._listen,
+            "reach": self._reach,
+            "start": self._start,
+            "input": self._feed,
+            "window": self._resize,
+            "signal": self._signal,
+            "kill": self._kill,
+            "finish": self._finish,
+        }
+
+    def serve(self) -> None:
+        """Work until the launcher closes the connection; then nothing that was started is left."""
+        processes.adopt_orphans()
+        try:
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            pass  # told to end by a signal, or the launcher is gone
+        finally:
+            processes.kill_descendants()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._end = task.cancel
+        loop.add_signal_handler(signal.SIGCHLD, self._report_exits)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._leave, number)
+        reader = asyncio.StreamReader(LIMIT)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
+        self._send("hello", version=multiring.__version__, host=socket.gethostname())
+        while line := await reader.readline():
+            message = decode(line)
+            if message is None:
+                raise ValueError(f"not a message of the launcher: {line[:100]!r}")
+            try:
+                await self._handlers[message["kind"]](message)
+            except LaunchError as error:
+                self._send("error", text=str(error))
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        """Blocks while the launcher does not read: so do the ranks then, once their pipes are full."""
+        try:
+            write_all(self._output, encode(kind, **fields))
+        except ConnectionError:
+            self._end()
+
+    def _leave(self, number: int) -> None:
+        self._send("error", text=f"interrupted by {signal.Signals(number).name}")
+        self._end()
+
+    async def _prepare(self, message: Message) -> None:
+        self._placement = Placement(message["host"], message["first"], message["count"])
+        given: Mapping[str, str] = message["environment"] or {}
+        self._environment = {**os.environ, **given, "PYTHONUNBUFFERED": "1"}
+        # Its content reaches the ranks as all secrets do, through MULTIRING_SECRET_FD.
+        self._environment.pop("MULTIRING_SECRET_FILE", None)
+        self._directory = message["directory"] or os.getcwd()
+        if not os.path.isdir(self._directory):
+            raise LaunchError(f"there is no directory {self._directory}: the job's directory must exist on every host")
+        self._command = resolve(message["program"], self._directory, self._environment)
+        self._shares = cores.divide(
+            cores.allowed_cores(), cores.cgroup_quota(), self._placement.count, message["binding"]
+        )
+        self._send("ready", shares=[str(share) for share in self._shares])
+
+    async def _listen(self, message: Message) -> None:
+        settings = env.read(env.Settings, self._environment)
+        self._listening = listen.bind("", settings.ports)
+        addresses = interfaces.addresses(settings.interface) if message["everywhere"] else []
+        self._send("listening", port=self._listening.getsockname()[1], addresses=addresses)
+
+    async def _reach(self, message: Message) -> None:
+        answers = await asyncio.gather(*(_answers(address, message["port"]) for address in message["addresses"]))
+        self._send(
+            "reached", addresses=[a for a, answered in zip(message["addresses"], answers, strict=True) if answered]
+        )
+
+    async def _start(self, message: Message) -> None:
+        if self._listening is not None:
+            self._listening.close()
+        secret = message["secret"].encode()
+        for local_rank, rank in enumerate(self._placement.ranks):
+            place = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self._placement.count}
+            share = self._shares[local_rank]
+            recipe = Recipe(
+                self._command,
+                {
+                    "OMP_NUM_THREADS": str(share.threads),
+                    **self._environment,
+                    **message["environment"],
+                    **{prefix + name: str(value) for name, value in place.items() for prefix in ("", env.PREFIX)},
+                },
+                self._directory,
+                share.cpus,
+            )
+            try:
+                await self._launch(rank, recipe, secret, Terminal(**message["terminal"]))
+            except (OSError, subprocess.SubprocessError) as error:
+                raise LaunchError(f"cannot start rank {rank}, {shlex.join(self._command)}: {error}") from None
+
+    async def _launch(self, number: int, recipe: Recipe, secret: bytes, terminal: Terminal) -> None:
+        feed = None
+        if number != 0:
+            stdin, terminal = os.open(os.devnull, os.O_RDONLY), Terminal(output=False, error=False)
+        elif self._at_terminal:
+            stdin = os.dup(0)
+            if os.isatty(stdin):  # only the terminal's foreground group may read from it
+                recipe = replace(recipe, group=self._launcher_group)
+        else:
+            stdin, feed = os.pipe()
+        try:
+            rank = Rank(recipe, secret, stdin, terminal, partial(self._pass_on, number))
+        finally:
+            os.close(stdin)
+        self._ranks[number] = rank
+        self._running.add(number)
+        if feed is not None:
+            self._stdin = await _open_writer(feed)
+
+    def _pass_on(self, rank: int, stream: int, data: bytes) -> None:
+        self._send("output", rank=rank, stream=stream, text=to_text(data))
+
+    def _report_exits(self) -> None:
+        for number in sorted(self._running):
+            code = self._ranks[number].process.poll()
+            if code is not None:
+                self._running.remove(number)
+                self._send("exit", rank=number, code=code)
+
+    async def _feed(self, message: Message) -> None:
+        assert self._stdin is not None
+        if message["text"]:
+            self._stdin.write(to_bytes(message["text"]))
+            self._feeding = asyncio.create_task(self._report_taken(self._stdin))
+        else:
+            self._stdin.close()
+
+    async def _report_taken(self, stdin: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):  # rank 0 has closed it
+            await stdin.drain()
+        self._send("taken")
+
+    async def _resize(self, message: Message) -> None:
+        for rank in self._ranks.values():
+            rank.resize(message["rows"], message["columns"])
+
+    async def _signal(self, message: Message) -> None:
+        for number, rank in self._ranks.items():
+            if number not in message["without"]:
+                processes.send_signal(rank.process, message["number"])
+
+    async def _kill(self, message: Message) -> None:
+        _kill_all()
+
+    async def _finish(self, message: Message) -> None:
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while not all(rank.silent for rank in self._ranks.values()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        _kill_all()
+        for rank in self._ranks.values():
+            rank.close()
+        self._ranks.clear()
+        if self._stdin is not None:
+            self._stdin.close()
+            self._stdin = None
+        self._send("finished")
+
+
+def _kill_all() -> None:
+    remaining = processes.kill_descendants()
+    if remaining:
+        listed = ", ".join(map(str, remaining))
+        raise LaunchError(
+            f"cannot kill process {listed}: another user's, or in a wait that the kernel does not interrupt"
+        )
+
+
+async def _open_writer(descriptor: int) -> asyncio.StreamWriter:
+    """A writer whose ``drain`` waits until everything has been written."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.streams.FlowControlMixin(loop), os.fdopen(descriptor, "wb", 0)
+    )
+    transport.set_write_buffer_limits(0)
+    return asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+async def _answers(address: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), REACH_SECONDS)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+if __name__ == "__main__":
+    Agent(0, 1).serve()

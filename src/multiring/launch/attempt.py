@@ -1,0 +1,141 @@
+"""One start of a job's ranks, up to the end of the last of them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from multiring.launch.connect import Connection
+from multiring.launch.hosts import Placement
+from multiring.launch.messages import Message, to_bytes
+from multiring.launch.output import Output
+from multiring.launch.processes import describe_exit, shell_code
+
+PATIENCE_SECONDS = 1.0
+"""How long the others may go on after a rank has failed: those that notice say what they were doing."""
+
+GRACE_SECONDS = 5.0
+"""How long the ranks may take to end after a signal, before a stronger one is sent."""
+
+Agents = Sequence[tuple[Placement, Connection]]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ended a job first; ``rank`` is None if it was a host."""
+
+    what: str
+    code: int
+    rank: int | None = None
+
+
+class Attempt:
+    """Follows the ranks that the agents have been told to start; `run` returns when all have ended."""
+
+    def __init__(self, agents: Agents, output: Output, on_taken: Callable[[], None]) -> None:
+        """``on_taken`` is called when rank 0 has got the input that was sent."""
+        self._agents = agents
+        self._output = output
+        self._on_taken = on_taken
+        self._host = {rank: placement.host for placement, _ in agents for rank in placement.ranks}
+        self._running = set(self._host)
+        self._begin = time.monotonic()
+        self._over = asyncio.Event()
+        """Set at the first failure or interrupt, or when all have ended."""
+        self._ended = asyncio.Event()
+        self._interrupted = False
+        self.failure: Failure | None = None
+        self.agent_lost = False
+
+    async def run(self) -> None:
+        followers = [asyncio.create_task(self._follow(placement, agent)) for placement, agent in self._agents]
+        await self._over.wait()
+        await self._end_ranks()
+        self._tell("finish")
+        _, late = await asyncio.wait(followers, timeout=GRACE_SECONDS)
+        for follower in late:
+            follower.cancel()
+        self._output.end_streams()
+
+    def interrupt(self, number: int, without: Collection[int]) -> None:
+        """End the ranks by a signal, ``without`` those that have got it; kill them if they are ending already."""
+        self._interrupted = True
+        if self._over.is_set():
+            self._tell("kill")
+        else:
+            self.signal(number, without)
+            self._over.set()
+
+    def signal(self, number: int, without: Collection[int] = ()) -> None:
+        self._tell("signal", number=number, without=list(without))
+
+    def _tell(self, kind: str, **fields: object) -> None:
+        for _, agent in self._agents:
+            agent.send(kind, **fields)
+
+    async def _end_ranks(self) -> None:
+        if not self._interrupted and await self._have_ended(PATIENCE_SECONDS):
+            return
+        if self._interrupted and await self._have_ended(GRACE_SECONDS):
+            return
+        self.signal(signal.SIGTERM)
+        if not await self._have_ended(GRACE_SECONDS):
+            self._tell("kill")
+            if not await self._have_ended(GRACE_SECONDS):
+                listed = ", ".join(f"{rank} on host {self._host[rank]}" for rank in sorted(self._running))
+                self._output.note(f"these ranks do not end: {listed}")
+
+    async def _have_ended(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def _follow(self, placement: Placement, agent: Connection) -> None:
+        while (message := await agent.receive()) is not None:
+            if message["kind"] == "finished":
+                return
+            if message["kind"] == "error":
+                self._lose(placement, message["text"])
+                await agent.close()
+                return
+            self._take(message)
+        self._lose(placement, "it is lost")
+        reason = await agent.why()
+        if self.failure is not None and self.failure.what == f"host {placement.host}: it is lost":
+            self.failure = replace(self.failure, what=f"host {placement.host}: {reason}")
+
+    def _take(self, message: Message) -> None:
+        if message["kind"] == "output":
+            self._output.write(message["rank"], message["stream"], to_bytes(message["text"]))
+        elif message["kind"] == "taken":
+            self._on_taken()
+        elif message["kind"] == "exit":
+            rank, code = message["rank"], message["code"]
+            if code != 0:
+                seconds = time.monotonic() - self._begin
+                what = f"rank {rank} on host {self._host[rank]} failed: {describe_exit(code)}, after {seconds:.1f} s"
+                self._fail(Failure(what, shell_code(code), rank))
+            self._end({rank})
+        else:
+            raise ValueError(f"an agent sent {message}")
+
+    def _lose(self, placement: Placement, reason: str) -> None:
+        self.agent_lost = True
+        self._fail(Failure(f"host {placement.host}: {reason}", 1))
+        self._end(placement.ranks)
+
+    def _fail(self, failure: Failure) -> None:
+        if self.failure is None and not self._interrupted:
+            self.failure = failure
+        self._over.set()
+
+    def _end(self, ranks: Collection[int]) -> None:
+        self._running.difference_update(ranks)
+        if not self._running:
+            self._over.set()
+            self._ended.set()

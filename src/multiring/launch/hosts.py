@@ -1,0 +1,130 @@
+"""Which hosts a job runs on, and how many ranks on each."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiring.launch import LaunchError
+
+_NAME = r"(?P<name>\[[0-9A-Fa-f:.%\w]+\]|[^\s:,=\[\]]+)"
+_ON_COMMAND_LINE = re.compile(_NAME + r"(:(?P<slots>\d+))?")
+_IN_FILE = re.compile(_NAME + r"(:(?P<slots>\d+)|\s+slots\s*=\s*(?P<more>\d+))?")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and how many ranks may run on it."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The ranks [first, first + count) of a job run on ``host``."""
+
+    host: str
+    first: int
+    count: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """The hosts of ``a:2,b:2``; a host without a number has one slot."""
+    return _merge(
+        _host(_ON_COMMAND_LINE, part.strip(), f"-H {text}", "host:ranks,host:ranks") for part in text.split(",")
+    )
+
+
+def read_hostfile(path: Path) -> list[Host]:
+    """The hosts of a file: a line ``a slots=2``, ``a:2`` or ``a`` for each, ``#`` begins a comment."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"cannot read the hostfile {path}: {getattr(error, 'strerror', None) or error}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        entry = line.partition("#")[0].strip()
+        if entry:
+            found.append(_host(_IN_FILE, entry, f"{path}, line {number}", "'host slots=2', 'host:2' or 'host'"))
+    if not found:
+        raise LaunchError(f"the hostfile {path} names no host")
+    return _merge(found)
+
+
+def _host(form: re.Pattern[str], text: str, where: str, expected: str) -> Host:
+    match = form.fullmatch(text)
+    if match is None or match["name"].startswith("-"):
+        raise LaunchError(f"{where}: {text!r} is not {expected}")
+    groups = match.groupdict()
+    slots = int(groups["slots"] or groups.get("more") or 1)
+    if slots == 0:
+        raise LaunchError(f"{where}: {text!r} gives the host no slot")
+    return Host(match["name"].strip("[]"), slots)
+
+
+def _merge(hosts: Iterable[Host]) -> list[Host]:
+    """Add up the slots of a host that is named several times, as batch systems do in their files."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [Host(name, count) for name, count in slots.items()]
+
+
+def place(hosts: list[Host], world_size: int | None) -> list[Placement]:
+    """Fill the hosts in their order with ``world_size`` ranks (None: as many as there are slots)."""
+    available = sum(host.slots for host in hosts)
+    if world_size is None:
+        world_size = available
+    if world_size > available:
+        listed = ", ".join(f"{host.name} {host.slots}" for host in hosts)
+        raise LaunchError(f"-n {world_size} is more than the {available} slots of the hosts ({listed}): give them more")
+    placements, first = [], 0
+    for host in hosts:
+        count = min(host.slots, world_size - first)
+        if count:
+            placements.append(Placement(host.name, first, count))
+        first += count
+    return placements
+
+
+def spread(names: list[str], world_size: int) -> list[Placement]:
+    """Divide ``world_size`` ranks evenly over the hosts, the first ones taking the rest."""
+    if world_size < len(names):
+        raise LaunchError(f"-n {world_size} ranks cannot be spread over {len(names)} hosts: give at least one for each")
+    share, rest = divmod(world_size, len(names))
+    hosts = [Host(name, share + (index < rest)) for index, name in enumerate(names)]
+    # Two hosts may bear the same name here: each typed its own command, and only the index tells them apart.
+    placements, first = [], 0
+    for host in hosts:
+        placements.append(Placement(host.name, first, host.slots))
+        first += host.slots
+    return placements
+
+
+def is_here(name: str) -> bool:
+    """Whether ``name`` is this machine, so that no ssh is needed: its own, or one whose address can be bound here."""
+    own = socket.gethostname()
+    if name in ("localhost", own, own.partition(".")[0]):
+        return True
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False  # a name that only ssh knows
+    return any(_is_own(family, address) for family, _, _, _, address in found)
+
+
+def _is_own(family: int, address: tuple[object, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind(address)
+    except OSError:
+        return False
+    return True

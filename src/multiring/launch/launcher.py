@@ -1,0 +1,201 @@
+"""The launcher: tells the agents what to run, serves the job's store, restarts or ends the ranks, and reports."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiring import env
+from multiring.bootstrap import given_secret
+from multiring.launch.attempt import Agents, Attempt, Failure
+from multiring.launch.connect import gather
+from multiring.launch.messages import to_text
+from multiring.launch.output import Output
+from multiring.launch.program import portable
+from multiring.launch.stdin import Input
+from multiring.launch.terminal import Terminal, in_foreground, window_size
+from multiring.store import Server
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run, and how; the words of ``program`` as they were typed."""
+
+    program: tuple[str, ...]
+    binding: str = "core"
+    max_restarts: int = 0
+    log_dir: Path | None = None
+    verbose: bool = False
+
+
+class Launcher:
+    """Runs a job on connected agents, of which the first has rank 0."""
+
+    def __init__(self, job: Job, agents: Agents) -> None:
+        self._job = job
+        self._agents = agents
+        self._first = agents[0][1]
+        self._is_local = len(agents) == 1 and not self._first.is_remote
+        self._world_size = sum(placement.count for placement, _ in agents)
+        self._output = Output(job.log_dir, on_broken=lambda: self._interrupt(signal.SIGPIPE))
+        self._input: Input | None = None
+        self._attempt: Attempt | None = None
+        self._interrupted = 0
+
+    async def run(self) -> int:
+        """The exit code of the job: 0, that of the rank that failed first, or 128 + the signal that ended it."""
+        self._task = asyncio.current_task()
+        self._handle_signals()
+        failure = None
+        try:
+            await self._prepare()
+            failure = await self._run_with_restarts()
+        except asyncio.CancelledError:
+            if not self._interrupted:
+                raise
+        finally:
+            self._output.close()
+        if self._interrupted:
+            self._output.note(f"ended by {signal.Signals(self._interrupted).name}")
+            return 128 + self._interrupted
+        if failure is not None:
+            self._report(failure)
+            return failure.code
+        return 0
+
+    async def _prepare(self) -> None:
+        for placement, agent in self._agents:
+            agent.send(
+                "prepare",
+                program=self._job.program,
+                directory=os.getcwd() if agent.is_remote else None,
+                environment=portable(os.environ) if agent.is_remote else None,
+                host=placement.host,
+                first=placement.first,
+                count=placement.count,
+                binding=self._job.binding,
+            )
+        answers = await gather(agent.expect("ready") for _, agent in self._agents)
+        if self._job.verbose:
+            for (placement, _), answer in zip(self._agents, answers, strict=True):
+                for rank, share in zip(placement.ranks, answer["shares"], strict=True):
+                    self._output.note(f"rank {rank} on host {placement.host}: {share}")
+
+    async def _run_with_restarts(self) -> Failure | None:
+        settings = env.read(env.Settings)
+        secret = given_secret(env.read(env.Launch)) or secrets.token_hex(32).encode()
+        job = secrets.token_hex(8)
+        bind = ("127.0.0.1",) if self._is_local else ()
+        server = Server(secret, job=job, bind=bind, ports=settings.ports, interface=settings.interface)
+        try:
+            for restart in range(self._job.max_restarts + 1):
+                address, port = await self._reserve_port()
+                variables = {
+                    "WORLD_SIZE": self._world_size,
+                    "MASTER_ADDR": address,
+                    "MASTER_PORT": port,
+                    "MULTIRING_WORLD_SIZE": self._world_size,
+                    "MULTIRING_STORE": ",".join(server.addresses),
+                    "MULTIRING_JOB": job,
+                    "MULTIRING_GENERATION": restart,
+                    "MULTIRING_RESTART": restart,
+                }
+                attempt = await self._run_once(secret, {name: str(value) for name, value in variables.items()})
+                failure = attempt.failure
+                if failure is None or attempt.agent_lost or self._interrupted or restart == self._job.max_restarts:
+                    break
+                self._report(failure)
+                self._output.note(f"restart {restart + 1} of {self._job.max_restarts}")
+            return failure
+        finally:
+            server.close()
+
+    async def _reserve_port(self) -> tuple[str, int]:
+        """A free port on rank 0's host, and the first address there that all other hosts reach."""
+        self._first.send("listen", everywhere=not self._is_local)
+        answer = await self._first.expect("listening")
+        port: int = answer["port"]
+        if self._is_local:
+            return "127.0.0.1", port
+        addresses: list[str] = answer["addresses"]
+        others = [agent for _, agent in self._agents[1:]]
+        for agent in others:
+            agent.send("reach", addresses=addresses, port=port)
+        reached = [set(answer["addresses"]) for answer in await gather(agent.expect("reached") for agent in others)]
+        for address in addresses:
+            if all(address in seen for seen in reached):
+                return address, port
+        listed = ", ".join(addresses) or "none"
+        self._output.note(
+            f"no address of host {self._first.host} ({listed}) can be reached from all the other hosts: a program that "
+            f"needs MASTER_ADDR will not find rank 0 (a firewall? MULTIRING_PORTS and MULTIRING_INTERFACE choose)"
+        )
+        return (addresses or [self._first.host])[0], port
+
+    async def _run_once(self, secret: bytes, variables: dict[str, str]) -> Attempt:
+        terminal = Terminal.of_this_process()
+        for _, agent in self._agents:
+            agent.send("start", secret=secret.decode(), environment=variables, terminal=terminal.as_dict())
+        if self._first.is_remote and self._input is None:
+            self._input = Input(lambda data: self._first.send("input", text=to_text(data)))
+        self._attempt = attempt = Attempt(self._agents, self._output, on_taken=self._on_taken)
+        await attempt.run()
+        self._attempt = None
+        return attempt
+
+    def _on_taken(self) -> None:
+        assert self._input is not None
+        self._input.taken()
+
+    def _report(self, failure: Failure) -> None:
+        lines = [] if failure.rank is None else self._output.take_tail(failure.rank)
+        text = failure.what
+        if lines:
+            text += "; its last lines:" + "".join(f"\n    {line}" for line in lines)
+        self._output.note(text)
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                loop.add_signal_handler(number, self._interrupt, number)
+        for number in _FORWARDED:
+            loop.add_signal_handler(number, self._forward, number)
+        loop.add_signal_handler(signal.SIGWINCH, self._resize)
+        loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+
+    def _interrupt(self, number: int) -> None:
+        self._interrupted = self._interrupted or number
+        if self._attempt is not None:
+            sent = signal.SIGTERM if number == signal.SIGPIPE else number
+            self._attempt.interrupt(sent, self._ranks_at_terminal() if number == signal.SIGINT else ())
+        elif self._task is not None:
+            self._task.cancel()
+
+    def _ranks_at_terminal(self) -> tuple[int, ...]:
+        """The ranks that get a Ctrl-C, or a Ctrl-Z, from the terminal itself."""
+        return (0,) if not self._first.is_remote and in_foreground(0) else ()
+
+    def _forward(self, number: int) -> None:
+        if self._attempt is not None:
+            self._attempt.signal(number)
+
+    def _resize(self) -> None:
+        for stream in (1, 2):
+            if os.isatty(stream):
+                rows, columns = window_size(stream)
+                self._first.send("window", rows=rows, columns=columns)
+
+    def _suspend(self) -> None:
+        """Stop with all ranks, and go on with them."""
+        if self._attempt is not None:
+            self._attempt.signal(signal.SIGSTOP, self._ranks_at_terminal())
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._forward(signal.SIGCONT)

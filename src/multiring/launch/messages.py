@@ -1,0 +1,76 @@
+"""What launcher and agent say to each other: a JSON object on a line of its own.
+
+=============  =====================================  =====================================================
+to the agent   fields                                 meaning
+=============  =====================================  =====================================================
+``prepare``    program directory environment host     check the program and divide the cores; answered by
+               first count binding                    ``ready``. Environment and directory are the agent's own
+                                                      where they are null
+``listen``     everywhere                             open a port for rank 0; answered by ``listening``
+``reach``      addresses port                         try them; answered by ``reached``
+``start``      secret environment terminal            start the ranks; ``exit`` follows for each
+``input``      text                                   for rank 0's standard input; empty: no more of it
+``window``     rows columns                           the size of the terminal
+``signal``     number without                         send a signal to the ranks not in ``without``
+``kill``                                              kill the ranks and all that they started
+``finish``                                            pass on the last output, kill what is left over;
+                                                      answered by ``finished``
+=============  =====================================  =====================================================
+
+=============  =====================================  =====================================================
+to launcher    fields                                 meaning
+=============  =====================================  =====================================================
+``hello``      version host                           the agent is there
+``ready``      shares                                 what each rank will be bound to, in words
+``error``      text                                   the host cannot do what was asked
+``listening``  port addresses                         the addresses of the host, if asked for
+``reached``    addresses                              those that answered
+``output``     rank stream text                       stream 1 or 2
+``exit``       rank code                              negative: the signal that ended it
+``taken``                                             the last ``input`` has been read
+``finished``
+=============  =====================================  =====================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from typing import Any
+
+LIMIT = 1 << 26
+"""Longest line; an environment is the longest thing sent."""
+
+Message = dict[str, Any]
+
+
+def encode(kind: str, **fields: Any) -> bytes:
+    return json.dumps({"kind": kind, **fields}).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message | None:
+    """The message of a line; None if it is none, such as what a shell prints when one logs in."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and "kind" in message else None
+
+
+def to_text(data: bytes) -> str:
+    """Any bytes as text that JSON can carry; `to_bytes` restores them."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def to_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write everything, waiting where another process has made the descriptor non-blocking."""
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:
+            select.select((), (descriptor,), ())

@@ -1,0 +1,137 @@
+"""Starting a rank so that it cannot outlive its agent, and finding and killing all that it started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent ends, so that `kill_descendants` finds them."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a rank executes, and where."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str
+    cpus: Sequence[int]
+    """Those it is bound to; none: all that the agent may use."""
+    group: int | None = None
+    """The process group to join; None: a session of its own."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Descriptors for a rank's standard input, output and error."""
+
+    input: int
+    output: int
+    error: int
+
+
+def start(recipe: Recipe, streams: Streams, inherited: int) -> subprocess.Popen[bytes]:
+    """Start a rank that also has the descriptor ``inherited``; the kernel kills it when the calling thread ends."""
+    agent = os.getpid()
+
+    def become_rank() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != agent:  # it ended before prctl
+            os._exit(1)
+        if recipe.group is None:
+            os.setsid()
+        else:
+            os.setpgid(0, recipe.group)
+        if recipe.cpus:
+            os.sched_setaffinity(0, recipe.cpus)
+
+    return subprocess.Popen(
+        recipe.command,
+        env=recipe.environment,
+        cwd=recipe.directory,
+        stdin=streams.input,
+        stdout=streams.output,
+        stderr=streams.error,
+        pass_fds=(inherited,),
+        preexec_fn=become_rank,
+    )
+
+
+def send_signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """Signal a rank and, where it leads a process group of its own, the whole group."""
+    if process.poll() is not None:
+        return
+    try:
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, number)
+        else:
+            os.kill(process.pid, number)
+    except ProcessLookupError:
+        pass  # it has ended meanwhile
+
+
+def descendants(root: int) -> list[int]:
+    """The processes below ``root``; those that have ended but were not waited for are left out."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                stat = (entry / "stat").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            state, parent = stat.rpartition(")")[2].split()[:2]  # the name before it may hold anything
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found: list[int] = []
+    unvisited = [root]
+    while unvisited:
+        below = children.get(unvisited.pop(), [])
+        found += below
+        unvisited += below
+    return found
+
+
+def kill_descendants(seconds: float = 5.0) -> list[int]:
+    """Kill everything below this process; those that are still there after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while remaining := descendants(os.getpid()):
+        for pid in remaining:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            except PermissionError:  # it has become another user's
+                pass
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return remaining
+
+
+def describe_exit(code: int) -> str:
+    """An exit code as subprocess gives it, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+    return f"killed by signal {-code} ({name})"
+
+
+def shell_code(code: int) -> int:
+    """The exit code that a shell would report."""
+    return code if code >= 0 else 128 - code

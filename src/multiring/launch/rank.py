@@ -1,0 +1,104 @@
+"""One rank, seen from its agent: its process, and what it writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+
+from multiring.launch import processes
+from multiring.launch.processes import Recipe, Streams
+from multiring.launch.terminal import Terminal, open_pty, set_window_size
+
+CHUNK = 1 << 16
+
+
+class Rank:
+    """A running rank; ``on_output(stream, data)`` gets what it writes."""
+
+    def __init__(
+        self, recipe: Recipe, secret: bytes, stdin: int, terminal: Terminal, on_output: Callable[[int, bytes], None]
+    ) -> None:
+        self._on_output = on_output
+        self._open: dict[int, int] = {}
+        """Our end of each stream that is still open, and its number (1 or 2)."""
+        self._ptys: list[int] = []
+        secret_fd = _hold(secret)
+        output, error = self._open_streams(terminal)
+        try:
+            self.process: subprocess.Popen[bytes] = processes.start(
+                replace(recipe, environment={**recipe.environment, "MULTIRING_SECRET_FD": str(secret_fd)}),
+                Streams(stdin, output, error),
+                secret_fd,
+            )
+        except BaseException:
+            for ours in self._open:
+                os.close(ours)
+            raise
+        finally:
+            for theirs in {output, error, secret_fd}:
+                os.close(theirs)
+        loop = asyncio.get_running_loop()
+        for ours in self._open:
+            loop.add_reader(ours, self._read, ours)
+
+    def _open_streams(self, terminal: Terminal) -> tuple[int, int]:
+        """The rank's ends of its output and error streams: one terminal for both where both are one."""
+        theirs: list[int] = []
+        for number, is_terminal in ((1, terminal.output), (2, terminal.error)):
+            if is_terminal and self._ptys:
+                theirs.append(theirs[0])
+                continue
+            if is_terminal:
+                ours, end = open_pty(terminal.rows, terminal.columns)
+                self._ptys.append(ours)
+            else:
+                ours, end = os.pipe()
+            self._open[ours] = number
+            theirs.append(end)
+        return theirs[0], theirs[1]
+
+    def _read(self, ours: int) -> None:
+        try:
+            data = os.read(ours, CHUNK)
+        except OSError:  # EIO: the last process at the other end of a terminal has closed it
+            data = b""
+        if data:
+            self._on_output(self._open[ours], data)
+        else:
+            self._close(ours)
+
+    def _close(self, ours: int) -> None:
+        asyncio.get_running_loop().remove_reader(ours)
+        del self._open[ours]
+        with contextlib.suppress(ValueError):
+            self._ptys.remove(ours)
+        os.close(ours)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing more can come from it."""
+        return not self._open
+
+    def resize(self, rows: int, columns: int) -> None:
+        for terminal in self._ptys:
+            set_window_size(terminal, rows, columns)
+
+    def close(self) -> None:
+        """Read no more of its output."""
+        for ours in list(self._open):
+            self._close(ours)
+
+
+def _hold(secret: bytes) -> int:
+    """A descriptor from which the secret can be read, and nowhere else.
+
+    Every rank gets one of its own, since a shared one would share its position.
+    """
+    descriptor = os.memfd_create("multiring-secret")
+    os.write(descriptor, secret)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -1,0 +1,82 @@
+"""Running ``multiring run`` in tests, and seeing what is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "multiring", "run")
+
+
+class Launch:
+    """Writes scripts into a directory of its own and launches them there."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        # Every process of a job inherits this variable, so that what is left of it can be found.
+        self.environment = {**os.environ, "LAUNCH_TEST": str(directory)}
+
+    def script(self, text: str, name: str = "script.py") -> str:
+        (self.directory / name).write_text(textwrap.dedent(text))
+        return name
+
+    def run(self, *words: str, prefix: tuple[str, ...] = (), stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*prefix, *COMMAND, *words],
+            cwd=self.directory,
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    @contextmanager
+    def start(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        process = subprocess.Popen(
+            [*COMMAND, *words],
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            with process:
+                yield process
+        finally:
+            for pid in self.processes():
+                os.kill(pid, signal.SIGKILL)
+
+    def processes(self) -> list[int]:
+        """The processes of all jobs launched from here that are still there."""
+        mark = f"LAUNCH_TEST={self.directory}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    environment = (entry / "environ").read_bytes()
+                except OSError:
+                    continue
+                if mark in environment.split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def wait_for_file(self, name: str) -> str:
+        wait_until((self.directory / name).exists, f"{name} is written")
+        return (self.directory / name).read_text()
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s until {what}"
+        time.sleep(0.02)

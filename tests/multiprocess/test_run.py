@@ -1,0 +1,366 @@
+"""``multiring run`` on this host: what ranks are given, what becomes of their output, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import Launch, wait_until
+
+PRINT_ENVIRONMENT = """
+    import json, os, sys
+    names = ("MULTIRING_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMP_NUM_THREADS", "PYTHONUNBUFFERED")
+    found = {name: value for name, value in os.environ.items() if name.startswith(names)}
+    found["secret"] = os.read(int(os.environ["MULTIRING_SECRET_FD"]), 1000).decode()
+    found["arguments"] = sys.argv[1:]
+    found["cpus"] = sorted(os.sched_getaffinity(0))
+    with open(f"environment-{os.environ['RANK']}", "w") as file:
+        json.dump(found, file)
+"""
+
+
+def environments(directory: Path, count: int) -> list[dict[str, object]]:
+    return [json.loads((directory / f"environment-{rank}").read_text()) for rank in range(count)]
+
+
+def test_each_rank_is_told_its_place(launch: Launch) -> None:
+    result = launch.run("-n", "3", launch.script(PRINT_ENVIRONMENT), "-n", "7", "--lr=0.1")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    found = environments(launch.directory, 3)
+    for rank, environment in enumerate(found):
+        for prefix in ("", "MULTIRING_"):
+            assert environment[prefix + "RANK"] == environment[prefix + "LOCAL_RANK"] == str(rank)
+            assert environment[prefix + "WORLD_SIZE"] == environment[prefix + "LOCAL_WORLD_SIZE"] == "3"
+        assert environment["arguments"] == ["-n", "7", "--lr=0.1"]
+        assert environment["MASTER_ADDR"] == "127.0.0.1"
+        assert environment["MULTIRING_GENERATION"] == environment["MULTIRING_RESTART"] == "0"
+        assert environment["PYTHONUNBUFFERED"] == "1"
+    for common in ("MASTER_PORT", "MULTIRING_STORE", "MULTIRING_JOB", "secret"):
+        assert len({environment[common] for environment in found}) == 1
+    assert len(str(found[0]["secret"])) >= 32
+
+
+def test_ranks_meet_at_the_launchers_store(launch: Launch) -> None:
+    script = launch.script("""
+        from multiring import env
+        from multiring.bootstrap import place
+
+        own = place()
+        with own.meet(env.read(env.Settings)) as meeting:
+            meeting.store.set(f"square of {own.rank}", b"%d" % own.rank**2)
+            print(sum(int(meeting.store.get(f"square of {rank}", 30.0)) for rank in range(own.world_size)))
+    """)
+    result = launch.run("-n", "4", script)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert sorted(result.stdout.splitlines()) == ["14", "[1] 14", "[2] 14", "[3] 14"]
+
+
+def test_a_module_runs_with_this_python(launch: Launch) -> None:
+    launch.script("import sys; print(sys.executable, sys.argv[1:])", "module.py")
+    result = launch.run("-n", "1", "-m", "module", "--flag")
+    assert result.stdout == f"{sys.executable} ['--flag']\n"
+
+
+def test_any_other_word_is_executed(launch: Launch) -> None:
+    program = launch.directory / "program"
+    program.write_text("#!/bin/sh\necho rank $RANK of $WORLD_SIZE: $1\n")
+    program.chmod(0o755)
+    for word in ("./program", str(program)):
+        assert launch.run("-n", "1", word, "yes").stdout == "rank 0 of 1: yes\n"
+    assert launch.run("-np", "2", "sh", "-c", "echo $RANK").stdout == "0\n[1] 1\n"
+
+
+def test_lines_of_other_ranks_bear_their_rank(launch: Launch) -> None:
+    script = launch.script(r"""
+        import os, sys, time
+        if os.environ["RANK"] == "0":
+            print("first\nsecond\rthird", end="")
+            open("written", "w").close()
+        else:
+            while not os.path.exists("written"):
+                time.sleep(0.01)
+            time.sleep(0.2)
+            for part in ("one\n", "tw", "o\r", "\n\nthr", "ee\rfour\r", "\rfive \xe4"):
+                sys.stdout.write(part)
+                sys.stdout.flush()
+                time.sleep(0.01)
+            sys.stderr.write("error\nunfinished")
+    """)
+    result = launch.run("-n", "2", script)
+    assert result.returncode == 0
+    lines = ["[1] one", "[1] two", "[1] ", "[1] three", "[1] four", "[1] five ä"]
+    assert result.stdout == "first\nsecond\nthird\n" + "\n".join(lines) + "\n"
+    assert result.stderr == "[1] error\n[1] unfinished\n"
+
+
+def test_any_bytes_pass(launch: Launch) -> None:
+    script = launch.script("import os; os.write(1, bytes(range(256)) * 300 + b'\\n')")
+    result = subprocess.run(
+        [sys.executable, "-m", "multiring", "run", "-n", "2", script],
+        cwd=launch.directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=True,
+    )
+    whole = bytes(range(256)) * 300
+    assert whole + b"\n" in result.stdout
+    lines = re.split(rb"\r\n|\n|\r", whole)
+    assert all(b"[1] " + line + b"\n" in result.stdout for line in lines)
+
+
+def test_rank_0_reads_standard_input_and_the_others_nothing(launch: Launch) -> None:
+    script = launch.script("import os, sys; print(os.environ['RANK'], repr(sys.stdin.read()))")
+    result = launch.run("-n", "2", script, stdin="one\ntwo\n" * 20000)
+    assert sorted(result.stdout.splitlines()) == sorted(["0 " + repr("one\ntwo\n" * 20000), "[1] 1 ''"])
+
+
+def test_output_is_logged_for_each_rank(launch: Launch) -> None:
+    script = launch.script("import os, sys; print('out', os.environ['RANK']); print('error', file=sys.stderr)")
+    assert launch.run("-n", "2", "--log-dir", "logs/today", script).returncode == 0
+    for rank in range(2):
+        lines = (launch.directory / f"logs/today/rank-{rank}.log").read_text().splitlines()
+        assert sorted(lines) == ["error", f"out {rank}"]
+
+
+def test_the_first_failure_ends_the_job_and_is_reported_last(launch: Launch) -> None:
+    script = launch.script("""
+        import os, sys, time
+        rank = int(os.environ["RANK"])
+        if rank == 2:
+            for line in range(100):
+                print("line", line)
+            print("the reason", file=sys.stderr)
+            sys.exit(7)
+        try:
+            time.sleep(60)
+        finally:
+            print("cleaned up", rank)
+    """)
+    result = launch.run("-n", "4", script)
+    assert result.returncode == 7
+    report = result.stderr[result.stderr.index("multiring:") :].splitlines()
+    assert re.fullmatch(
+        r"multiring: rank 2 on host \S+ failed: exit code 7, after \d+\.\d s; its last lines:", report[0]
+    )
+    assert report[-1] == "    the reason" or report[-1] == "    line 99"
+    assert "    line 95" in report
+    assert "    line 50" not in report
+    assert launch.processes() == []
+
+
+def test_the_signal_that_ended_a_rank_is_named_and_passed_on(launch: Launch) -> None:
+    script = launch.script("import os, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 11); time.sleep(60)")
+    result = launch.run("-n", "2", script)
+    assert result.returncode == 128 + signal.SIGSEGV
+    assert re.search(r"rank 1 on host \S+ failed: killed by signal 11 \(SIGSEGV\)", result.stderr)
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(launch: Launch) -> None:
+    script = launch.script("""
+        import os, signal, sys, time
+        if os.environ["RANK"] == "0":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            open("ready", "w").close()
+            time.sleep(100)
+        while not os.path.exists("ready"):
+            time.sleep(0.01)
+        sys.exit(5)
+    """)
+    assert launch.run("-n", "2", script).returncode == 5
+    assert launch.processes() == []
+
+
+STARTS_CHILDREN = """
+    import os, subprocess, sys, time
+    # One child in the rank's session, one that leaves it.
+    for new_session in (False, True):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=new_session)
+    open(f"started-{os.environ['RANK']}", "w").close()
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def test_nothing_that_ranks_started_outlives_the_job(launch: Launch) -> None:
+    assert launch.run("-n", "2", launch.script(STARTS_CHILDREN), "0").returncode == 0
+    assert launch.processes() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_an_ended_launcher_leaves_no_process(launch: Launch, number: int) -> None:
+    with launch.start("-n", "2", launch.script(STARTS_CHILDREN), "100") as process:
+        launch.wait_for_file("started-0")
+        launch.wait_for_file("started-1")
+        assert len(launch.processes()) >= 8  # launcher, agent, two ranks, four children
+        process.send_signal(number)
+        process.wait(30)
+        wait_until(lambda: launch.processes() == [], "all processes have ended")
+        if number == signal.SIGKILL:
+            assert process.returncode == -signal.SIGKILL
+        else:
+            assert process.returncode == 128 + number
+
+
+def test_a_killed_agent_leaves_no_process(launch: Launch) -> None:
+    with launch.start("-n", "2", launch.script(STARTS_CHILDREN), "100") as process:
+        launch.wait_for_file("started-0")
+        launch.wait_for_file("started-1")
+        (agent,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        os.kill(agent, signal.SIGKILL)
+        assert process.wait(30) == 1
+        assert process.stderr is not None
+        assert "its agent has ended: killed by signal 9 (SIGKILL)" in process.stderr.read()
+        wait_until(lambda: launch.processes() == [], "all processes have ended")
+
+
+def test_ranks_may_end_well_after_an_interrupt(launch: Launch) -> None:
+    script = launch.script("""
+        import os, time
+        try:
+            open(f"ready-{os.environ['RANK']}", "w").close()
+            time.sleep(100)
+        except KeyboardInterrupt:
+            time.sleep(0.5)
+            print("saved")
+    """)
+    with launch.start("-n", "2", script) as process:
+        launch.wait_for_file("ready-0")
+        launch.wait_for_file("ready-1")
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    assert sorted(output.splitlines()) == ["[1] saved", "saved"]
+    assert errors == "multiring: ended by SIGINT\n"
+    assert process.returncode == 130
+
+
+def test_a_second_interrupt_kills_at_once(launch: Launch) -> None:
+    script = launch.script("""
+        import os, signal, time
+        def ignore(number, frame):
+            open(f"ignored-{os.environ['RANK']}", "w").close()
+        signal.signal(signal.SIGINT, ignore)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(f"ready-{os.environ['RANK']}", "w").close()
+        while True:
+            time.sleep(1)
+    """)
+    with launch.start("-n", "2", script) as process:
+        for name in ("ready-0", "ready-1"):
+            launch.wait_for_file(name)
+        process.send_signal(signal.SIGINT)
+        for name in ("ignored-0", "ignored-1"):
+            launch.wait_for_file(name)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(4) == 130
+
+
+def test_user_signals_reach_the_ranks(launch: Launch) -> None:
+    script = launch.script("""
+        import os, signal, sys
+        signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(0))
+        open(f"ready-{os.environ['RANK']}", "w").close()
+        signal.pause()
+    """)
+    with launch.start("-n", "2", script) as process:
+        for name in ("ready-0", "ready-1"):
+            launch.wait_for_file(name)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(30) == 0
+
+
+def test_a_reader_that_has_gone_ends_the_job(launch: Launch) -> None:
+    script = launch.script("import time\nwhile True:\n    print('line'); time.sleep(0.01)")
+    with launch.start("-n", "2", script) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 128 + signal.SIGPIPE
+        wait_until(lambda: launch.processes() == [], "all processes have ended")
+
+
+def test_restarts_count_up(launch: Launch) -> None:
+    script = launch.script("""
+        import os, sys
+        restart = os.environ["MULTIRING_RESTART"]
+        assert os.environ["MULTIRING_GENERATION"] == restart
+        print("restart", restart)
+        sys.exit(4 if restart != "2" and os.environ["RANK"] == "1" else 0)
+    """)
+    result = launch.run("-n", "2", "--max-restarts", "3", script)
+    assert result.returncode == 0
+    assert [line for line in result.stdout.splitlines() if line.startswith("[1]")] == [
+        f"[1] restart {n}" for n in range(3)
+    ]
+    assert [line for line in result.stderr.splitlines() if "restart" in line and "multiring" in line] == [
+        "multiring: restart 1 of 3",
+        "multiring: restart 2 of 3",
+    ]
+
+
+def test_restarts_end(launch: Launch) -> None:
+    result = launch.run("-n", "2", "--max-restarts", "1", "sh", "-c", "echo start; exit 6")
+    assert result.returncode == 6
+    assert result.stdout.count("start") == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-n", "2", "missing.py"], r"host \S+: no such script: missing.py \(looked for /\S+/missing.py\)"),
+        (["-n", "2", "no-such-command"], r"no such command: no-such-command \(a script's name ends in .py"),
+        (["-n", "2", "--bnd", "core", "true"], r"no such option: --bnd"),
+        (["-n", "2", "--bind", "socket", "true"], r"--bind socket: choose one of core, numa, none"),
+        (["-n", "2", "-m"], r"-m needs the name of a module"),
+        (["true"], r"how many ranks\? Give -n N"),
+        (["-n", "0", "true"], r"0 is not in the range x>=1"),
+        (["-n", "3", "-H", "a:2", "true"], r"-n 3 is more than the 2 slots of the hosts \(a 2\)"),
+        (["-H", "a:two", "true"], r"-H a:two: 'a:two' is not host:ranks,host:ranks"),
+        (["-H", "a:0", "true"], r"-H a:0: 'a:0' gives the host no slot"),
+        (["-H", "a", "--hostfile", "f", "true"], r"-H a and --hostfile f exclude each other"),
+        (["--hostfile", "missing", "true"], r"cannot read the hostfile missing: No such file"),
+        (["-n", "1", "--log-dir", "/proc/logs", "true"], r"cannot create --log-dir /proc/logs: No such file"),
+    ],
+)
+def test_a_wrong_command_line_is_one_clear_error(launch: Launch, words: list[str], message: str) -> None:
+    result = launch.run(*words)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert re.search(message, " ".join(result.stderr.split()))
+    assert "Traceback" not in result.stderr
+
+
+def test_a_hostfile_is_read(launch: Launch) -> None:
+    (launch.directory / "hosts").write_text("# two\nlocalhost slots=2  # here\n\n")
+    assert launch.run("--hostfile", "hosts", "sh", "-c", "echo $WORLD_SIZE").stdout == "2\n[1] 2\n"
+    (launch.directory / "hosts").write_text("localhost slots=1\nlocalhost cores=4\n")
+    result = launch.run("--hostfile", "hosts", "true")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "multiring run: hosts, line 2: 'localhost cores=4' is not 'host slots=2', 'host:2' or 'host'\n",
+    )
+
+
+def test_cores_are_divided(launch: Launch) -> None:
+    script = launch.script(PRINT_ENVIRONMENT)
+    allowed = sorted(os.sched_getaffinity(0))
+    launch.environment.pop("OMP_NUM_THREADS", None)
+    if len(allowed) >= 2:
+        mask = ",".join(map(str, allowed[:2]))
+        result = launch.run("-n", "2", "-v", script, prefix=("taskset", "-c", mask))
+        assert [e["cpus"] for e in environments(launch.directory, 2)] == [[cpu] for cpu in allowed[:2]]
+        assert [e["OMP_NUM_THREADS"] for e in environments(launch.directory, 2)] == ["1", "1"]
+        assert re.search(rf"rank 1 on host \S+: bound to CPUs {allowed[1]}, 1 thread\n", result.stderr)
+    one = ("taskset", "-c", str(allowed[-1]))
+    launch.run("-n", "2", script, prefix=one)
+    assert [e["cpus"] for e in environments(launch.directory, 2)] == [[allowed[-1]]] * 2
+    launch.run("-n", "1", "--bind", "none", script)
+    assert environments(launch.directory, 1)[0]["cpus"] == allowed
+    launch.environment["OMP_NUM_THREADS"] = "5"
+    launch.run("-n", "2", script)
+    assert [e["OMP_NUM_THREADS"] for e in environments(launch.directory, 2)] == ["5", "5"]
