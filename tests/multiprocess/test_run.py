@@ -318,7 +318,7 @@ def test_restarts_end(launch: Launch) -> None:
         (["-n", "2", "--bind", "socket", "true"], r"--bind socket: choose one of core, numa, none"),
         (["-n", "2", "-m"], r"-m needs the name of a module"),
         (["true"], r"how many ranks\? Give -n N"),
-        (["-n", "0", "true"], r"0 is not in the range x>=1"),
+        (["-n", "0", "true"], r"Invalid value for .-n"),
         (["-n", "3", "-H", "a:2", "true"], r"-n 3 is more than the 2 slots of the hosts \(a 2\)"),
         (["-H", "a:two", "true"], r"-H a:two: 'a:two' is not host:ranks,host:ranks"),
         (["-H", "a:0", "true"], r"-H a:0: 'a:0' gives the host no slot"),
