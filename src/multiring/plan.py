@@ -237,7 +237,7 @@ def _check_phase(phase: Phase, world_size: int) -> None:
     if phase.kind not in METHODS_OF:
         raise ValueError(f"unknown kind {phase.kind!r}; known are {', '.join(KINDS)}")
     if phase.method not in METHODS_OF[phase.kind]:
-        raise ValueError(f"a {phase.kind} has no method {phase.method!r}; it has {', '.join(METHODS_OF[phase.kind])}")
+        raise ValueError(f"{phase.kind} has no method {phase.method!r}; it has {', '.join(METHODS_OF[phase.kind])}")
     for pattern, units in phase.tiles():
         for unit in units or ():
             _check_ranks(unit, world_size)
@@ -248,7 +248,7 @@ def _check_phase(phase: Phase, world_size: int) -> None:
                 _check_spans(ring.spans)
                 _check_method(phase, ring)
             except ValueError as error:
-                raise ValueError(f"ring {number} {_short(ring.members)}: {error}") from None
+                raise ValueError(f"ring {number} {shortened(ring.members)}: {error}") from None
 
 
 def _check_ranks(ranks: tuple[int, ...], size: int) -> None:
@@ -282,15 +282,16 @@ def _check_method(phase: Phase, ring: Ring) -> None:
         if len(ring.shares) != size:
             raise ValueError(f"{len(ring.shares)} shares for {size} members")
         if min(ring.shares) < 0 or sum(ring.shares) == 0:
-            raise ValueError(f"shares {_short(ring.shares)} are not weights")
+            raise ValueError(f"shares {shortened(ring.shares)} are not weights")
         if phase.kind not in ("reduce_scatter", "all_gather"):
-            raise ValueError(f"a {phase.kind} has no shares")
+            raise ValueError(f"{phase.kind} has no shares")
         if phase.method != "direct":
             raise ValueError(f"unequal shares need method direct, not {phase.method}")
     if phase.method == "halving" and phase.kind != "all_reduce" and size & (size - 1):
-        raise ValueError(f"a {phase.kind} by halving needs a power of two members, not {size}")
+        raise ValueError(f"{phase.kind} by halving needs a power of two members, not {size}")
 
 
-def _short(values: tuple[int, ...]) -> str:
+def shortened(values: Sequence[int]) -> str:
+    """The first few of many numbers, for messages."""
     shown = " ".join(map(str, values[:8]))
     return f"({shown} ...)" if len(values) > 8 else f"({shown})"
