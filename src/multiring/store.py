@@ -180,7 +180,9 @@ async def _reach(addresses: Sequence[dial.Address], secret: bytes, hello: auth.H
     numeric = await dial.resolve(addresses)
     while True:
         try:
-            return await dial.race(numeric, lambda a: dial.connect(a, lambda: auth.client(secret, hello)))
+            return await dial.race(
+                numeric, lambda address: dial.connect(address, auth.client(secret, hello)), lambda late: late[0].close()
+            )
         except dial.Unreachable as error:
             if error.refused:
                 raise RendezvousError(f"the job's store cannot be used: {error}") from error

@@ -35,7 +35,7 @@ STORE, DATA, CONTROL, LOCAL = range(4)
 """Roles: what the connection is for."""
 
 _MAGIC = b"multirng"
-_LAYOUT = struct.Struct("!8s HH 32s iiI HH 16s 32s")
+_LAYOUT = struct.Struct("!8s HH 32s iiI HHQ 16s 32s")
 _PROOF = hashlib.sha256().digest_size
 
 Step = Generator["bytes | int", bytes, "Hello"]
@@ -48,7 +48,11 @@ class Refused(RendezvousError):
 
 @dataclass(frozen=True)
 class Hello:
-    """What one side says of itself; ``peer`` is the rank it believes to speak to, -1 for any."""
+    """What one side says of itself.
+
+    ``peer`` is the rank it believes to speak to, -1 for any; a link of several ``streams`` opens them in one
+    ``session``, each with its own number.
+    """
 
     role: int
     rank: int = -1
@@ -56,13 +60,14 @@ class Hello:
     generation: int = 0
     stream: int = 0
     streams: int = 1
+    session: int = 0
     job: str = ""
     version: str = field(default_factory=lambda: multiring.__version__)
     protocol: int = PROTOCOL
 
     def pack(self, nonce: bytes) -> bytes:
         version = self.version.encode("ascii", "replace")[:32]
-        numbers = (self.rank, self.peer, self.generation, self.stream, self.streams)
+        numbers = (self.rank, self.peer, self.generation, self.stream, self.streams, self.session)
         return _LAYOUT.pack(_MAGIC, self.protocol, self.role, version, *numbers, _digest(self.job), nonce)
 
 
@@ -72,7 +77,7 @@ def _digest(job: str) -> bytes:
 
 def _check(packed: bytes, mine: Hello) -> Hello:
     """Unpack the other side's Hello; Refused if it does not belong to ``mine``."""
-    magic, protocol, role, version, rank, peer, generation, stream, streams, job, _ = _LAYOUT.unpack(packed)
+    magic, protocol, role, version, rank, peer, generation, stream, streams, session, job, _ = _LAYOUT.unpack(packed)
     if magic != _MAGIC:
         raise Refused("it does not speak multiring's protocol")
     theirs = version.rstrip(b"\0").decode("ascii", "replace")
@@ -87,7 +92,7 @@ def _check(packed: bytes, mine: Hello) -> Hello:
         raise Refused("it belongs to another job, or to another generation of this one")
     if mine.peer not in (-1, rank) or peer not in (-1, mine.rank):
         raise Refused(f"it is rank {rank} and looks for rank {peer}; this is rank {mine.rank}, looking for {mine.peer}")
-    return Hello(role, rank, peer, generation, stream, streams, mine.job, theirs, protocol)
+    return Hello(role, rank, peer, generation, stream, streams, session, mine.job, theirs, protocol)
 
 
 def _proof(secret: bytes, side: bytes, transcript: bytes) -> bytes:

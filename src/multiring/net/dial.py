@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from multiring.env import join_address
 from multiring.errors import RendezvousError
@@ -18,6 +19,7 @@ ATTEMPT_SECONDS = 10.0
 
 Address = tuple[str, int]
 Proven = tuple[socket.socket, auth.Hello]
+_T = TypeVar("_T")
 
 
 class Unreachable(RendezvousError):
@@ -41,27 +43,43 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-async def connect(address: Address, handshake: Callable[[], auth.Step]) -> Proven:
-    """A proven, non-blocking connection to one numeric address."""
+async def connect(address: Address, handshake: auth.Step) -> Proven:
+    """A proven, non-blocking connection to one address."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
     family, kind, protocol, _, resolved = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await asyncio.wait_for(loop.sock_connect(sock, resolved), ATTEMPT_SECONDS)
-        return sock, await auth.run_async(sock, handshake())
+        keep_alive(sock)
+        return sock, await auth.run_async(sock, handshake)
     except BaseException:
         sock.close()
         raise
 
 
-async def race(addresses: Sequence[Address], attempt: Callable[[Address], Awaitable[Proven]]) -> Proven:
-    """The first connection that an attempt yields; the others are ended. Unreachable if none does."""
+def keep_alive(sock: socket.socket) -> None:
+    """Send at once, and notice within half a minute that the other host is gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+
+async def race(
+    addresses: Sequence[Address],
+    attempt: Callable[[Address], Awaitable[_T]],
+    discard: Callable[[_T], None] = lambda _: None,
+) -> _T:
+    """The result of the first attempt that succeeds; the others are ended, a late result is passed to ``discard``.
+
+    Unreachable if none succeeds.
+    """
     failures: dict[Address, Exception] = {}
     waiting = list(addresses)
-    running: dict[asyncio.Future[Proven], Address] = {}
+    running: dict[asyncio.Future[_T], Address] = {}
     try:
         while waiting or running:
             if waiting:
@@ -84,7 +102,7 @@ async def race(addresses: Sequence[Address], attempt: Callable[[Address], Awaita
             task.cancel()
         for late in await asyncio.gather(*running, return_exceptions=True):
             if not isinstance(late, BaseException):
-                late[0].close()
+                discard(late)
 
 
 async def resolve(addresses: Sequence[Address]) -> list[Address]:

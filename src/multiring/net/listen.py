@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from multiring.errors import ResourceError
 from multiring.net import auth
+from multiring.net.dial import keep_alive
 from multiring.net.loop import LoopThread
 
 BACKLOG = 4096
@@ -80,41 +81,58 @@ class Listener:
         self._handle = handle
         self._about = about
         self._strangers: set[str] = set()
+        self._unproven: dict[socket.socket, asyncio.Task[None]] = {}
         self._connections: set[asyncio.Task[None]] = set()
+        self._closed = False
         _open_listeners.add(self)
         loop.run(self._begin())
 
     async def _begin(self) -> None:
-        self._accepting = [asyncio.create_task(self._accept(sock)) for sock in self._sockets]
+        self._watch()
 
-    async def _accept(self, listening: socket.socket) -> None:
-        unproven = asyncio.Semaphore(UNPROVEN)
-        while True:
-            await unproven.acquire()
-            try:
-                sock, address = await asyncio.get_running_loop().sock_accept(listening)
-            except OSError as error:
-                unproven.release()
-                _log.warning("%s cannot accept a connection: %s", self._about, error.strerror)
-                await asyncio.sleep(1.0)  # out of descriptors, most likely: some may be closed by then
-                continue
-            task = asyncio.create_task(self._serve(sock, address, unproven))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+    def _watch(self) -> None:
+        if not self._closed:
+            for listening in self._sockets:
+                asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
-    async def _serve(self, sock: socket.socket, address: tuple[object, ...], unproven: asyncio.Semaphore) -> None:
+    def _unwatch(self) -> None:
+        for listening in self._sockets:
+            asyncio.get_running_loop().remove_reader(listening)
+
+    def _accept(self, listening: socket.socket) -> None:
         try:
+            sock, address = listening.accept()
+        except BlockingIOError:  # it was gone before it was accepted
+            return
+        except OSError as error:
+            _log.warning("%s cannot accept connections: %s", self._about, error.strerror)
+            self._unwatch()
+            asyncio.get_running_loop().call_later(1.0, self._watch)  # descriptors may be free by then
+            return
+        sock.setblocking(False)
+        task = asyncio.create_task(self._serve(sock, address[0]))
+        self._unproven[sock] = task
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        if len(self._unproven) == UNPROVEN:
+            self._unwatch()
+
+    async def _serve(self, sock: socket.socket, host: str) -> None:
+        try:
+            keep_alive(sock)
             hello = await auth.run_async(sock, self._handshake())
         except (OSError, auth.Refused, asyncio.TimeoutError) as error:
             sock.close()
-            self._refuse(str(address[0]), error)
+            self._refuse(host, error)
             return
-        except BaseException:
-            sock.close()
-            raise
         finally:
-            unproven.release()
-        await self._handle(sock, hello)
+            if len(self._unproven) == UNPROVEN:
+                self._watch()
+            self._unproven.pop(sock, None)
+        if self._closed:
+            sock.close()
+        else:
+            await self._handle(sock, hello)
 
     def _refuse(self, host: str, error: Exception) -> None:
         if host not in self._strangers:
@@ -133,9 +151,14 @@ class Listener:
         self.close_sockets()
 
     async def _end(self) -> None:
-        for accepting in self._accepting:
-            accepting.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        self._closed = True
+        self._unwatch()
+        unproven = dict(self._unproven)
+        for task in unproven.values():
+            task.cancel()
+        await asyncio.gather(*unproven.values(), return_exceptions=True)
+        for sock in unproven:
+            sock.close()
 
     def close_sockets(self) -> None:
         for sock in self._sockets:

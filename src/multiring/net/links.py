@@ -1,0 +1,215 @@
+"""TCP between ranks of different hosts: whoever can reach the other connects, and the lower rank chooses.
+
+A link is wanted by both its ends, at different times perhaps, and it may be that only one can reach the other. So
+each end dials all addresses of the other as soon as it wants the link, and accepts at any time. A connection that has
+proved its rank (all streams of it) is a candidate; the lower rank takes the first and says so by one byte, and closes
+the others. An address that leads to somebody else (172.17.0.1 is on many hosts) fails the proof.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from multiring.errors import RendezvousError
+from multiring.net import auth, dial
+from multiring.net.listen import Listener
+from multiring.net.loop import LoopThread
+
+CHOSEN = b"\1"
+RETRY_SECONDS = 0.2
+MAX_RETRY_SECONDS = 5.0
+NOTICE_SECONDS = 10.0
+POLL_SECONDS = 0.2
+
+_log = logging.getLogger("multiring")
+
+
+@dataclass
+class _Link:
+    """One link and what has been tried for it; ``sessions`` are incomplete candidates by number, then stream."""
+
+    role: int
+    peer: int
+    attached: asyncio.Event = field(default_factory=asyncio.Event)
+    chosen: bool = False
+    dialling: asyncio.Task[None] | None = None
+    unreachable: dial.Unreachable | None = None
+    sessions: dict[int, dict[int, socket.socket]] = field(default_factory=dict)
+
+
+class Links:
+    """The links of this rank; ``attach(role, peer, descriptors)`` takes each over, in the thread of the links."""
+
+    def __init__(
+        self,
+        mine: auth.Hello,
+        secret: bytes,
+        listening: Sequence[socket.socket],
+        addresses: Mapping[int, Sequence[dial.Address]],
+        streams: int,
+        attach: Callable[[int, int, list[int]], None],
+        describe: Callable[[int], str],
+    ) -> None:
+        """``addresses[r]`` are those of rank r; ``describe(r)`` names it for messages."""
+        self._mine = mine
+        self._secret = secret
+        self._addresses = addresses
+        self._streams = streams
+        self._attach = attach
+        self._describe = describe
+        self._links: dict[tuple[int, int], _Link] = {}
+        self._loop = LoopThread("multiring-links")
+        self._listener = Listener(
+            self._loop,
+            listening,
+            lambda: auth.server(secret, mine, (auth.DATA, auth.CONTROL)),
+            self._accept,
+            f"rank {mine.rank}",
+        )
+
+    def ensure(
+        self, role: int, peers: Iterable[int], timeout: float, failure: Callable[[], BaseException | None]
+    ) -> None:
+        """Wait until links to all ``peers`` stand; RendezvousError after ``timeout`` seconds, or what ``failure``
+        returns in the meantime."""
+        deadline = time.monotonic() + timeout
+        waiting = self._loop.start(self._want(role, sorted(peers)))
+        try:
+            while True:
+                remaining = deadline - time.monotonic()
+                with contextlib.suppress(concurrent.futures.TimeoutError):
+                    return waiting.result(min(POLL_SECONDS, max(remaining, 0.0)))
+                error = failure()
+                if error is not None:
+                    raise error
+                if remaining <= 0:
+                    raise self._give_up(role, peers, timeout)
+        finally:
+            waiting.cancel()
+
+    def close(self) -> None:
+        """Stop listening and dialling; links that were attached are the engine's. May be called twice."""
+        if not self._loop.closed:
+            self._listener.close()
+            self._loop.close()
+            for link in self._links.values():
+                for session in list(link.sessions):
+                    self._expire(link, session)
+
+    def _give_up(self, role: int, peers: Iterable[int], timeout: float) -> RendezvousError:
+        links = [self._link(role, peer) for peer in sorted(peers)]
+        missing = [link for link in links if not link.attached.is_set()]
+        tried = "; ".join(
+            f"{self._describe(link.peer)} cannot be reached ({link.unreachable or 'no answer'}), nor did it connect"
+            for link in missing
+        )
+        return RendezvousError(
+            f"{self._describe(self._mine.rank)} has no link after {timeout:g} s: {tried}. Let the hosts reach each "
+            "other in one direction at least: see MULTIRING_INTERFACE and MULTIRING_PORTS",
+            rank=missing[0].peer if missing else -1,
+        )
+
+    def _link(self, role: int, peer: int) -> _Link:
+        return self._links.setdefault((role, peer), _Link(role, peer))
+
+    async def _want(self, role: int, peers: list[int]) -> None:
+        links = [self._link(role, peer) for peer in peers]
+        for link in links:
+            if not link.attached.is_set() and link.dialling is None:
+                link.dialling = asyncio.create_task(self._dial(link))
+        for link in links:
+            await link.attached.wait()
+
+    async def _dial(self, link: _Link) -> None:
+        """Try all addresses until the link stands, whoever made it."""
+        started = time.monotonic()
+        pause = RETRY_SECONDS
+        noticed = False
+        while not link.attached.is_set():
+            try:
+                await dial.race(self._addresses[link.peer], lambda address: self._attempt(link, address))
+            except dial.Unreachable as error:
+                link.unreachable = error
+            if not noticed and time.monotonic() - started > NOTICE_SECONDS:
+                noticed = True
+                _log.warning(
+                    "%s cannot reach %s (%s) and waits for it to connect",
+                    self._describe(self._mine.rank),
+                    self._describe(link.peer),
+                    link.unreachable,
+                )
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(link.attached.wait(), pause)
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    async def _attempt(self, link: _Link, address: dial.Address) -> None:
+        """Open all streams to one address, and attach them if they are chosen."""
+        count = self._streams if link.role == auth.DATA else 1
+        session = secrets.randbits(64)
+        streams: list[socket.socket] = []
+        try:
+            for index in range(count):
+                hello = replace(
+                    self._mine, role=link.role, peer=link.peer, stream=index, streams=count, session=session
+                )
+                sock, _ = await dial.connect(address, auth.client(self._secret, hello))
+                streams.append(sock)
+            await self._choose(link, streams)
+        except BaseException:
+            _close(streams)
+            raise
+
+    async def _accept(self, sock: socket.socket, hello: auth.Hello) -> None:
+        """Gather the streams of a candidate; the last one to come carries it on."""
+        link = self._link(hello.role, hello.rank)
+        if hello.session not in link.sessions:
+            link.sessions[hello.session] = {}
+            asyncio.get_running_loop().call_later(auth.HANDSHAKE_SECONDS, self._expire, link, hello.session)
+        gathered = link.sessions[hello.session]
+        gathered[hello.stream] = sock
+        if len(gathered) < hello.streams:
+            return
+        del link.sessions[hello.session]
+        streams = [gathered[index] for index in sorted(gathered)]
+        try:
+            await self._choose(link, streams)
+        except (OSError, auth.Refused):  # the other side dials again if it still needs the link
+            _close(streams)
+        except BaseException:
+            _close(streams)
+            raise
+
+    def _expire(self, link: _Link, session: int) -> None:
+        _close(link.sessions.pop(session, {}).values())
+
+    async def _choose(self, link: _Link, streams: list[socket.socket]) -> None:
+        """The lower rank takes the first candidate, the higher one waits for its word; neither gives up on its own,
+        for then the other might believe in a link that is closed."""
+        if self._mine.rank < link.peer:
+            if link.chosen:
+                raise auth.Refused("another connection was chosen")
+            link.chosen = True
+            try:
+                await asyncio.get_running_loop().sock_sendall(streams[0], CHOSEN)
+            except OSError:
+                link.chosen = False
+                raise
+        elif await auth.receive_async(streams[0], len(CHOSEN)) != CHOSEN:
+            raise auth.Refused("it answers something else than its choice")
+        self._attach(link.role, link.peer, [sock.detach() for sock in streams])
+        link.attached.set()
+        if link.dialling:
+            link.dialling.cancel()
+
+
+def _close(sockets: Iterable[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()

@@ -1,0 +1,146 @@
+"""Ranks of one host: that they share it is proved by a unix socket, over which they pass each other their memory.
+
+An abstract unix socket can be reached from its own network namespace only, and the kernel names the user at the other
+end. Both ranks then prove the job's secret, and each passes the descriptors of its memory and its doorbell. The
+socket stays open: its end tells of the rank's death.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from multiring.errors import RendezvousError
+from multiring.net import auth
+
+BACKLOG = 4096
+"""Ranks look and connect while the listener is still dialling others; none may block on it."""
+
+_CREDENTIALS = struct.Struct("3i")
+_log = logging.getLogger("multiring")
+
+
+class LocalEngine(Protocol):
+    """The part of the engine that ranks of one host attach to."""
+
+    @property
+    def memory_fd(self) -> int: ...
+    @property
+    def doorbell_fd(self) -> int: ...
+    def attach_local(self, peer: int, memory_fd: int, doorbell_fd: int, socket_fd: int) -> None: ...
+
+
+def machine() -> str:
+    """What ranks that may share memory have in common: kernel, network namespace, user."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.stat('/proc/self/ns/net').st_ino} {os.getuid()}"
+
+
+def listen() -> tuple[socket.socket, str]:
+    """A listening abstract unix socket, and its name."""
+    name = f"multiring-{secrets.token_hex(16)}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind("\0" + name)
+    sock.listen(BACKLOG)
+    return sock, name
+
+
+def attach(
+    engine: LocalEngine,
+    listening: socket.socket,
+    names: Mapping[int, str],
+    secret: bytes,
+    mine: auth.Hello,
+    deadline: float,
+) -> list[int]:
+    """Attach the ranks that can be reached by their sockets' ``names``, and return them.
+
+    The higher rank of a pair connects. A rank dials the lower ones before it answers the higher ones, so each waits
+    only for lower ranks, and nobody in a circle. RendezvousError names the ranks that have not come at ``deadline``.
+    """
+    mine = replace(mine, role=auth.LOCAL)
+    present = [peer for peer in sorted(names) if _exists(names[peer])]
+    lower = [peer for peer in present if peer < mine.rank]
+    higher = {peer for peer in present if peer > mine.rank}
+    for peer in lower:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(_remaining(deadline, [peer]))
+            sock.connect("\0" + names[peer])
+            auth.run(sock, auth.client(secret, replace(mine, peer=peer)))
+            _exchange(engine, sock, peer)
+        except (OSError, auth.Refused) as error:
+            sock.close()
+            raise RendezvousError(f"rank {mine.rank} cannot attach rank {peer} of its host: {error}") from error
+    while higher:
+        listening.settimeout(_remaining(deadline, higher))
+        try:
+            sock, _ = listening.accept()
+        except TimeoutError:
+            continue
+        peer = _answer(engine, sock, secret, mine, higher)
+        higher.discard(peer)
+    return present
+
+
+def _exists(name: str) -> bool:
+    """Whether a socket of that name is in this network namespace; looking is connecting."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            sock.connect("\0" + name)
+        except ConnectionRefusedError:
+            return False
+    return True
+
+
+def _answer(engine: LocalEngine, sock: socket.socket, secret: bytes, mine: auth.Hello, expected: Iterable[int]) -> int:
+    """Attach who connected; -1 if it only looked, or is nobody that is expected."""
+    sock.settimeout(auth.HANDSHAKE_SECONDS)
+    try:
+        peer = auth.run(sock, auth.server(secret, mine)).rank
+        if peer not in expected:
+            raise auth.Refused(f"rank {peer} is not expected")
+        _exchange(engine, sock, peer)
+    except (OSError, auth.Refused) as error:
+        sock.close()
+        if not isinstance(error, ConnectionError):
+            _log.warning("rank %d refused a connection on its host: %s", mine.rank, error)
+        return -1
+    return peer
+
+
+def _exchange(engine: LocalEngine, sock: socket.socket, peer: int) -> None:
+    user = _user(sock)
+    if user != os.getuid():
+        raise auth.Refused(f"it runs as user {user}, this process as user {os.getuid()}")
+    socket.send_fds(sock, [b"\0"], [engine.memory_fd, engine.doorbell_fd])
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, 2, socket.MSG_CMSG_CLOEXEC)
+    if len(descriptors) != 2:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise auth.Refused("its memory did not arrive: out of descriptors (see ulimit -n)?")
+    memory, doorbell = descriptors
+    sock.setblocking(False)
+    engine.attach_local(peer, memory, doorbell, sock.detach())
+
+
+def _user(sock: socket.socket) -> int:
+    """The user at the other end, as the kernel knows it."""
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
+
+
+def _remaining(deadline: float, waited_for: Iterable[int]) -> float:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        ranks = ", ".join(str(rank) for rank in sorted(waited_for))
+        raise RendezvousError(f"rank {ranks} of this host did not attach in time")
+    return remaining

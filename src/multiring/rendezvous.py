@@ -1,0 +1,248 @@
+"""The ranks of a job find each other, prove who shares a host, connect the hosts, and hand all of it to the engine.
+
+Three rounds through the store, which is not used afterwards:
+
+``arrive``   every rank publishes its host, its sockets, and the settings that must agree
+``prove``    ranks that claim one host have attached each other over unix sockets, or are taken for different hosts
+``connect``  the lowest ranks of the hosts have made the edges of the control tree
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import multiring
+from multiring import env
+from multiring.bootstrap import Place
+from multiring.errors import RendezvousError
+from multiring.exchange import Exchange, Record, spans
+from multiring.net import auth, interfaces, listen, local
+from multiring.net.links import Links
+
+if TYPE_CHECKING:
+    from multiring._native import Engine
+
+CONTROL_FANOUT = 4
+"""Children of a host in the control tree: depth 5 at 1,024 hosts."""
+
+_joins: Counter[str] = Counter()  # init after shutdown must not read what the last one wrote
+
+
+@dataclass(frozen=True)
+class World:
+    """A job that has come together: its engine, and the name of each rank's host (one name, one shared memory).
+
+    ``topology`` is the text of rank 0's topology file; ``links`` is None where all ranks share a host.
+    """
+
+    rank: int
+    hosts: tuple[str, ...]
+    engine: Engine
+    links: Links | None
+    topology: str
+    settings: env.Settings
+
+    def connect(self, peers: set[int]) -> None:
+        """Make the links to ``peers`` that do not stand yet."""
+        missing = {peer for peer in peers if not self.engine.attached(peer)}
+        if missing and self.links:
+            self.links.ensure(auth.DATA, missing, self.settings.timeout, self.engine.failure)
+
+    def close(self) -> None:
+        """Say farewell and release everything. May be called twice."""
+        if self.links:
+            self.links.close()
+        self.engine.shutdown()
+
+
+def join(place: Place, settings: env.Settings) -> World:
+    """Meet the other ranks; RendezvousError names who did not come, cannot be reached, or does not fit."""
+    topology = Path(settings.topology).read_text() if settings.topology and place.rank == 0 else ""
+    if place.world_size == 1:
+        host = settings.host or socket.gethostname()
+        return World(0, (host,), _engine(place, [host], settings), None, topology, settings)
+    prefix = f"multiring/{place.job}/{place.generation}/{place.restart}"
+    _joins[prefix] += 1
+    with place.meet(settings) as meeting, contextlib.ExitStack() as undo:
+        key = f"{prefix}/{_joins[prefix]}"
+        exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
+        world = _join(place, settings, meeting.secret, exchange, topology, undo)
+        undo.pop_all()
+        return world
+
+
+def _join(
+    place: Place,
+    settings: env.Settings,
+    secret: bytes | None,
+    exchange: Exchange,
+    topology: str,
+    undo: contextlib.ExitStack,
+) -> World:
+    with exchange.reporting("arrive"):
+        unix, unix_name = local.listen()
+        undo.enter_context(unix)
+        listening, addresses = _listen(settings)
+        for sock in listening:
+            undo.enter_context(sock)
+    introduction = {
+        "version": multiring.__version__,
+        "agreed": {"the number of ranks": str(place.world_size), **env.agreed(settings)},
+        "host": settings.host or socket.gethostname(),
+        "machine": local.machine(),
+        "unix": unix_name,
+        "addresses": addresses,
+    }
+    shared = {"secret": "" if secret else secrets.token_hex(32), "topology": topology}
+    records, shared = exchange.round("arrive", introduction, partial(_agree, shared=shared))
+    secret = secret or bytes.fromhex(shared["secret"])
+    hello = auth.Hello(auth.LOCAL, place.rank, generation=place.generation, job=place.job)
+
+    with exchange.reporting("prove"):
+        engine = _engine(place, [record["host"] for record in records], settings)
+        undo.callback(engine.shutdown)
+        claimed = _claimed(records, place.rank)
+        attached = local.attach(engine, unix, claimed, secret, hello, exchange.deadline)
+        unix.close()
+    _, proof = exchange.round("prove", {"attached": attached}, partial(_prove, hosts=[r["host"] for r in records]))
+    hosts = tuple(proof["hosts"])
+
+    links = None
+    with exchange.reporting("connect"):
+        if len(set(hosts)) > 1:
+            links = _links(hello, secret, listening, records, hosts, engine, settings)
+            undo.callback(links.close)
+            remaining = max(exchange.deadline - time.monotonic(), 0.0)
+            links.ensure(auth.CONTROL, control_edges(hosts, place.rank), remaining, engine.failure)
+        else:
+            for sock in listening:
+                sock.close()
+    exchange.round("connect", {})
+    return World(place.rank, hosts, engine, links, shared["topology"], settings)
+
+
+def _engine(place: Place, hosts: list[str], settings: env.Settings) -> Engine:
+    from multiring._native import Engine
+
+    return Engine(
+        place.rank,
+        place.world_size,
+        generation=place.generation,
+        hosts=hosts,
+        arena_bytes=settings.arena_bytes,
+        spin_seconds=settings.spin_seconds,
+    )
+
+
+def _listen(settings: env.Settings) -> tuple[list[socket.socket], list[tuple[str, int]]]:
+    """The sockets on which other hosts may connect, and their addresses, loopback included."""
+    found = interfaces.addresses(settings.interface, loopback=True)
+    if not settings.interface:
+        sock = listen.bind("", settings.ports)
+        return [sock], [(address, sock.getsockname()[1]) for address in found]
+    sockets = [listen.bind(address, settings.ports) for address in found]
+    return sockets, [(address, sock.getsockname()[1]) for address, sock in zip(found, sockets, strict=True)]
+
+
+def _agree(records: list[Record], shared: Record) -> Record:
+    """RendezvousError shows both sides of the first difference to rank 0."""
+    first = records[0]
+    for rank, record in enumerate(records):
+        if record["version"] != first["version"]:
+            raise RendezvousError(
+                f"rank {rank} (host {record['host']}) runs multiring {record['version']}, rank 0 (host "
+                f"{first['host']}) multiring {first['version']}: install the same version everywhere",
+                rank=rank,
+            )
+        for name, value in record["agreed"].items():
+            if value != first["agreed"][name]:
+                raise RendezvousError(
+                    f"{name} is {value} on rank {rank} (host {record['host']}) and {first['agreed'][name]} on rank 0 "
+                    f"(host {first['host']}): it must be the same everywhere",
+                    rank=rank,
+                )
+    return shared
+
+
+def _claimed(records: list[Record], rank: int) -> dict[int, str]:
+    """The unix sockets of the ranks that say they share this rank's host."""
+    mine = records[rank]
+    return {
+        peer: record["unix"]
+        for peer, record in enumerate(records)
+        if peer != rank and (record["host"], record["machine"]) == (mine["host"], mine["machine"])
+    }
+
+
+def _prove(records: list[Record], hosts: list[str]) -> Record:
+    """The host of each rank by who attached whom; the second of two hosts that have one name is told apart."""
+    groups = [sorted({rank, *record["attached"]}) for rank, record in enumerate(records)]
+    names: dict[int, str] = {}
+    for rank, group in enumerate(groups):
+        for peer in group:
+            if groups[peer] != group:
+                raise RendezvousError(
+                    f"rank {rank} shares memory with {spans(group)}, but rank {peer} with {spans(groups[peer])}: give "
+                    "the ranks of one host the same MULTIRING_HOST, and those of others another",
+                    rank=rank,
+                )
+        if group[0] == rank:
+            names[rank] = f"{hosts[rank]}#{rank}" if hosts[rank] in names.values() else hosts[rank]
+    return {"hosts": [names[group[0]] for group in groups]}
+
+
+def control_edges(hosts: Sequence[str], rank: int) -> list[int]:
+    """The ranks to which ``rank`` keeps a control connection: the tree over the lowest ranks of the hosts."""
+    leaders = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    if rank not in leaders:
+        return []
+    position = leaders.index(rank)
+    children = range(CONTROL_FANOUT * position + 1, CONTROL_FANOUT * position + CONTROL_FANOUT + 1)
+    edges = [leaders[child] for child in children if child < len(leaders)]
+    return [leaders[(position - 1) // CONTROL_FANOUT], *edges] if position else edges
+
+
+def _links(
+    hello: auth.Hello,
+    secret: bytes,
+    listening: list[socket.socket],
+    records: list[Record],
+    hosts: tuple[str, ...],
+    engine: Engine,
+    settings: env.Settings,
+) -> Links:
+    def attach(role: int, peer: int, descriptors: list[int]) -> None:
+        if role == auth.CONTROL:
+            engine.attach_control(peer, *descriptors)
+        else:
+            engine.attach_tcp(peer, descriptors)
+
+    return Links(
+        hello,
+        secret,
+        listening,
+        {peer: _reachable(record, records[hello.rank]) for peer, record in enumerate(records)},
+        settings.streams,
+        attach,
+        lambda rank: f"rank {rank} (host {hosts[rank]})",
+    )
+
+
+def _reachable(record: Record, mine: Record) -> list[tuple[str, int]]:
+    """The addresses of another rank; loopback ones lead there only on the same machine, and then before others."""
+    same = record["machine"] == mine["machine"]
+    loopback = [ipaddress.ip_address(host).is_loopback for host, _ in record["addresses"]]
+    found = [
+        (host, port) for (host, port), local in zip(record["addresses"], loopback, strict=True) if same or not local
+    ]
+    return found[::-1] if same else found

@@ -1,0 +1,372 @@
+"""Ranks as threads find each other: who shares a host, who is connected to whom, and who is to blame if not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from multiring import env, rendezvous
+from multiring.bootstrap import Meeting, Place
+from multiring.errors import RendezvousError
+from multiring.exchange import Exchange, spans
+from multiring.net import auth, local
+from multiring.store import Client, Server
+
+SECRET = b"0123456789abcdef"
+
+
+class Peers:
+    """Stands for the engine: keeps what it is given, as the engine would."""
+
+    def __init__(self, rank: int, world_size: int, **options: Any) -> None:
+        self.rank = rank
+        self.hosts = options["hosts"]
+        self.memory_fd = os.memfd_create(f"memory {rank}")
+        self.doorbell_fd = os.eventfd(rank) if hasattr(os, "eventfd") else os.memfd_create("doorbell")
+        os.write(self.memory_fd, b"%d" % rank)
+        self.local: dict[int, tuple[int, int, int]] = {}
+        self.tcp: dict[int, list[int]] = {}
+        self.control: dict[int, int] = {}
+        self.failed: BaseException | None = None
+
+    def attach_local(self, peer: int, memory: int, doorbell: int, sock: int) -> None:
+        self.local[peer] = memory, doorbell, sock
+
+    def attach_tcp(self, peer: int, sockets: list[int]) -> None:
+        assert peer not in self.tcp
+        self.tcp[peer] = sockets
+
+    def attach_control(self, peer: int, sock: int) -> None:
+        assert peer not in self.control
+        self.control[peer] = sock
+
+    def attached(self, peer: int) -> bool:
+        return peer in self.local or peer in self.tcp
+
+    def failure(self) -> BaseException | None:
+        return self.failed
+
+    def shutdown(self) -> None:
+        owned = [fd for fds in (*self.local.values(), *self.tcp.values()) for fd in fds]
+        for descriptor in [self.memory_fd, self.doorbell_fd, *owned, *self.control.values()]:
+            os.close(descriptor)
+        self.local, self.tcp, self.control = {}, {}, {}
+        self.memory_fd, self.doorbell_fd = os.memfd_create("closed"), os.memfd_create("closed")
+
+
+class Job:
+    """Joins ranks as threads, through a store of its own."""
+
+    def __init__(self) -> None:
+        self.server = Server(SECRET, bind=["127.0.0.1"])
+        self.worlds: dict[int, rendezvous.World] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.joins = 0
+
+    @contextmanager
+    def meet(self, secret: bytes | None) -> Iterator[Meeting]:
+        client = Client([("127.0.0.1", self.server.port)], SECRET)
+        try:
+            yield Meeting(client, secret)
+        finally:
+            client.close()
+
+    def place(self, rank: int, size: int, secret: bytes | None = SECRET) -> Place:
+        return Place(rank, size, "test", lambda settings: self.meet(secret), restart=self.joins)
+
+    def join(self, size: int, settings: Callable[[int], env.Settings], secret: bytes | None = SECRET) -> None:
+        self.joins += 1
+        self.run([lambda r=rank: self._join(self.place(r, size, secret), settings(r)) for rank in range(size)])
+
+    def _join(self, place: Place, settings: env.Settings) -> None:
+        try:
+            self.worlds[place.rank] = rendezvous.join(place, settings)
+        except Exception as error:
+            self.errors[place.rank] = error
+
+    @staticmethod
+    def run(targets: list[Callable[[], None]]) -> None:
+        threads = [threading.Thread(target=target) for target in targets]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def engine(self, rank: int) -> Any:
+        return self.worlds[rank].engine
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setattr(
+        rendezvous, "_engine", lambda place, hosts, settings: Peers(place.rank, place.world_size, hosts=hosts)
+    )
+    monkeypatch.setattr(rendezvous, "_joins", FirstJoin())
+    job = Job()
+    yield job
+    for world in job.worlds.values():
+        world.close()
+    job.server.close()
+
+
+class FirstJoin(dict[str, int]):
+    """Each thread counts as a process that joins for the first time."""
+
+    def __missing__(self, prefix: str) -> int:
+        return 0
+
+    def __setitem__(self, prefix: str, count: int) -> None:
+        pass
+
+
+def settings(hosts: str, **more: Any) -> Callable[[int], env.Settings]:
+    """Rank r is on the host named by letter r."""
+    return lambda rank: env.Settings(host=hosts[rank], init_timeout=20, timeout=10, **more)
+
+
+def test_one_host_passes_memory(job: Job) -> None:
+    job.join(3, settings("aaa"))
+    assert not job.errors
+    for rank in range(3):
+        world, engine = job.worlds[rank], job.engine(rank)
+        assert world.hosts == ("a", "a", "a")
+        assert world.links is None
+        assert {peer: os.pread(fds[0], 9, 0) for peer, fds in engine.local.items()} == {
+            peer: b"%d" % peer for peer in range(3) if peer != rank
+        }
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aabbb", "abab", "abcdef"])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_hosts_are_connected(job: Job, hosts: str, streams: int) -> None:
+    size = len(hosts)
+    job.join(size, settings(hosts, streams=streams), None)
+    assert not job.errors
+    for rank in range(size):
+        assert job.worlds[rank].hosts == tuple(hosts)
+        assert set(job.engine(rank).local) == {p for p in range(size) if p != rank and hosts[p] == hosts[rank]}
+        assert sorted(job.engine(rank).control) == sorted(rendezvous.control_edges(hosts, rank))
+        assert not job.engine(rank).tcp  # opened when first needed
+    others = {rank: {p for p in range(size) if hosts[p] != hosts[rank]} for rank in range(size)}
+    job.run([lambda r=rank: job.worlds[r].connect(others[r]) for rank in range(size)])
+    for rank in range(size):
+        assert set(job.engine(rank).tcp) == others[rank]
+        assert {len(sockets) for sockets in job.engine(rank).tcp.values()} == {streams}
+    assert _talks(job, 0, hosts.index("b"), streams)
+
+
+def _talks(job: Job, one: int, two: int, streams: int) -> bool:
+    """Whether both ends hold the same connections in the same order."""
+    for stream in range(streams):
+        os.write(job.engine(one).tcp[two][stream], b"stream %d" % stream)
+    here = [socket.socket(fileno=os.dup(fd)) for fd in job.engine(two).tcp[one]]
+    for sock in here:
+        sock.settimeout(5)
+    said = [sock.recv(20) for sock in here]
+    for sock in here:
+        sock.close()
+    return said == [b"stream %d" % stream for stream in range(streams)]
+
+
+def test_one_end_wants_a_link_the_other_accepts(job: Job) -> None:
+    for wanting in (0, 1):
+        job.join(2, settings("ab"))
+        job.worlds[wanting].connect({1 - wanting})
+        job.worlds[1 - wanting].connect({wanting})
+        for world in job.worlds.values():
+            world.close()
+
+
+@pytest.mark.parametrize("able", [0, 1])
+def test_one_way_reachability_is_enough(job: Job, monkeypatch: pytest.MonkeyPatch, able: int) -> None:
+    reachable = rendezvous._reachable
+
+    def one_way(record: dict[str, Any], mine: dict[str, Any]) -> list[tuple[str, int]]:
+        return reachable(record, mine) if mine["host"] == "ab"[able] else [("127.0.0.1", 1)]
+
+    monkeypatch.setattr(rendezvous, "_reachable", one_way)
+    job.join(2, settings("ab", streams=2))
+    job.run([lambda r=rank: job.worlds[r].connect({1 - r}) for rank in range(2)])
+    assert not job.errors
+    assert _talks(job, 0, 1, 2)
+
+
+def test_an_address_that_leads_to_somebody_else(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 172.17.0.1 does, which every host has: the first address of all ranks is that of rank 2."""
+    reachable = rendezvous._reachable
+    first: list[tuple[str, int]] = []
+
+    def shared(record: dict[str, Any], mine: dict[str, Any]) -> list[tuple[str, int]]:
+        if record["host"] == "c":
+            first[:] = reachable(record, mine)[:1]
+        return [*first, *reachable(record, mine)]
+
+    monkeypatch.setattr(rendezvous, "_reachable", shared)
+    job.join(3, settings("abc"))
+    assert not job.errors
+    job.run([lambda r=rank: job.worlds[r].connect({0, 1, 2} - {r}) for rank in range(3)])
+    assert _talks(job, 0, 1, 1)
+
+
+def test_unreachable_names_both_and_the_addresses(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_reachable", lambda record, mine: [("127.0.0.1", 1)])
+    job.join(2, lambda rank: env.Settings(host="ab"[rank], init_timeout=1))
+    for rank in range(2):
+        with pytest.raises(RendezvousError, match=r"127\.0\.0\.1:1: Connection refused"):
+            raise job.errors[rank]
+    assert "rank 1 (host b) cannot be reached" in str(job.errors[0])
+
+
+def test_a_lost_peer_ends_the_wait_for_a_link(job: Job) -> None:
+    job.join(2, settings("ab"))
+    job.worlds[1].links.close()  # type: ignore[union-attr]
+    lost = RendezvousError("rank 1 is gone", rank=1)
+    threading.Timer(0.3, setattr, (job.engine(0), "failed", lost)).start()
+    with pytest.raises(RendezvousError, match="rank 1 is gone"):
+        job.worlds[0].connect({1})
+
+
+def test_same_name_without_a_common_socket_is_another_host(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines that call themselves alike: the unix socket of one is not found on the other."""
+    monkeypatch.setattr(local, "_exists", lambda name: False)
+    job.join(2, settings("aa"))
+    assert job.worlds[0].hosts == job.worlds[1].hosts == ("a", "a#1")
+    assert list(job.engine(0).control) == [1]
+
+
+def test_a_stranger_on_the_unix_socket_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    listening, name = local.listen()
+    engine = Peers(0, 2, hosts=["a", "a"])
+    with listening, socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect("\0" + name)
+        stranger.sendall(bytes(500))
+        accepted, _ = listening.accept()
+        assert local._answer(engine, accepted, SECRET, auth.Hello(auth.LOCAL, rank=0), {1}) == -1
+    assert "rank 0 refused a connection on its host: it does not speak multiring's protocol" in caplog.text
+    assert not engine.local
+    engine.shutdown()
+
+
+def test_settings_that_must_agree(job: Job) -> None:
+    job.join(2, lambda rank: env.Settings(host="a", streams=1 + rank, init_timeout=10))
+    for error in job.errors.values():
+        assert str(error) == (
+            "MULTIRING_STREAMS is 2 on rank 1 (host a) and 1 on rank 0 (host a): it must be the same everywhere"
+        )
+    assert len(job.errors) == 2
+
+
+def test_a_different_number_of_ranks(job: Job) -> None:
+    job.run(
+        [
+            lambda: job._join(job.place(0, 2), settings("aa")(0)),
+            lambda: job._join(job.place(1, 3), settings("aa")(1)),
+        ]
+    )
+    assert "the number of ranks is 3 on rank 1 (host a) and 2 on rank 0" in str(job.errors[0])
+    assert str(job.errors[1]) == str(job.errors[0])
+
+
+def test_versions_that_differ(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    agree = rendezvous._agree
+
+    def older(records: list[dict[str, Any]], shared: dict[str, Any]) -> dict[str, Any]:
+        return agree([records[0], records[1] | {"version": "0.0.9"}], shared)
+
+    monkeypatch.setattr(rendezvous, "_agree", older)
+    job.join(2, settings("aa"))
+    assert "rank 1 (host a) runs multiring 0.0.9, rank 0 (host a) multiring 0.1" in str(job.errors[0])
+
+
+def test_who_did_not_arrive(job: Job) -> None:
+    short = replace(settings("aaaa")(0), init_timeout=0.5)
+    job.run([lambda r=rank: job._join(job.place(r, 4), short) for rank in (0, 1, 3)])
+    for rank in (0, 1, 3):
+        assert str(job.errors[rank]) == "rank 2 did not arrive (arrived: 0-1, 3), within 0.5 s"
+        assert job.errors[rank].rank == 2  # type: ignore[attr-defined]
+
+
+def test_rank_zero_did_not_arrive(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring.exchange.GRACE_SECONDS", 0.2)
+    short = replace(settings("aaa")(0), init_timeout=0.5)
+    job.run([lambda r=rank: job._join(job.place(r, 3), short) for rank in (1, 2)])
+    assert str(job.errors[1]) == "rank 0 did not arrive (arrived: 1-2), within 0.5 s"
+
+
+def test_a_rank_that_fails_tells_the_others(job: Job) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = {2: range(port, port + 1)}
+        job.join(3, lambda rank: env.Settings(host="a", ports=ports.get(rank), init_timeout=10))
+    assert "no free port" in str(job.errors[2])
+    for rank in (0, 1):
+        assert f"rank 2 failed to join: no free port on any address in {port}-{port}" in str(job.errors[rank])
+
+
+def test_interface_that_does_not_exist(job: Job) -> None:
+    job.join(2, settings("ab", interface="nosuch0"))
+    assert "MULTIRING_INTERFACE='nosuch0' admits no address of this host; it has: " in str(job.errors[0])
+
+
+def test_only_the_interface_that_is_given(job: Job) -> None:
+    job.join(2, settings("ab", interface="127.0.0.0/8"))
+    assert not job.errors
+    job.run([lambda r=rank: job.worlds[r].connect({1 - r}) for rank in range(2)])
+    with socket.socket(fileno=os.dup(job.engine(0).tcp[1][0])) as sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
+
+
+def test_ports_are_kept_to(job: Job) -> None:
+    with socket.create_server(("", 0)) as probe:
+        first = probe.getsockname()[1]
+    job.join(2, settings("ab", ports=range(first, first + 8)))
+    assert not job.errors
+    job.worlds[0].connect({1})
+    with socket.socket(fileno=os.dup(job.engine(0).tcp[1][0])) as sock:
+        assert {sock.getsockname()[1], sock.getpeername()[1]} & set(range(first, first + 8))
+
+
+def test_joining_twice_reads_nothing_old(job: Job) -> None:
+    store = Client([("127.0.0.1", job.server.port)], SECRET)
+    Exchange(store, "multiring//0/0/1", 1, 2, 5)._publish("arrive", 1, {"stale": True})
+    place = Place(0, 2, "test", lambda settings: nullcontext(Meeting(store, SECRET)))
+    with pytest.raises(RendezvousError, match="rank 1 did not arrive"):
+        rendezvous.join(replace(place, restart=1), env.Settings(init_timeout=0.3))
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "edges"),
+    [
+        ("a", {0: []}),
+        ("aab", {0: [2], 1: [], 2: [0]}),
+        ("abcdefg", {0: [1, 2, 3, 4], 1: [0, 5, 6], 2: [0], 5: [1]}),
+    ],
+)
+def test_control_tree(hosts: str, edges: dict[int, list[int]]) -> None:
+    assert {rank: rendezvous.control_edges(hosts, rank) for rank in edges} == edges
+
+
+def test_control_tree_is_symmetric_and_connected() -> None:
+    hosts = [str(rank // 3) for rank in range(300)]
+    edges = {(rank, peer) for rank in range(300) for peer in rendezvous.control_edges(hosts, rank)}
+    assert edges == {(peer, rank) for rank, peer in edges}
+    assert len(edges) == 2 * 99
+
+
+def test_loopback_never_leads_to_another_machine() -> None:
+    here = {"machine": "m", "addresses": [["10.0.0.1", 5], ["fd00::1", 5], ["127.0.0.1", 5], ["::1", 5]]}
+    there = {"machine": "n", "addresses": []}
+    assert rendezvous._reachable(here, there) == [("10.0.0.1", 5), ("fd00::1", 5)]
+    assert rendezvous._reachable(here, here)[0] == ("::1", 5)
+
+
+def test_ranks_in_words() -> None:
+    assert [spans(ranks) for ranks in ([], [3], [0, 1, 2, 5], [1, 3, 4])] == ["", "3", "0-2, 5", "1, 3-4"]
