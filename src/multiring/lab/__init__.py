@@ -1,0 +1,17 @@
+"""The lab: a cluster on one Linux machine, made from a topology (docs/lab.md).
+
+::
+
+    network.py    what is to be made: namespaces, switches, cables, and the commands for them; pure
+    build.py      makes it
+    keeper.py     the process that the namespaces live and die with
+    forwarder.py  delays the packets of a link
+    cluster.py    uses and removes it
+"""
+
+from __future__ import annotations
+
+from multiring.lab.build import obstacle, up
+from multiring.lab.cluster import Cluster, Host, LabError, clusters, find, remove
+
+__all__ = ["Cluster", "Host", "LabError", "clusters", "find", "obstacle", "remove", "up"]

@@ -1,0 +1,177 @@
+"""Making a lab: the keeper, then the wiring, then the record by which other processes find it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from multiring.lab.cluster import Cluster, Host, LabError
+from multiring.lab.directory import LABS, clear, lock
+from multiring.lab.network import FABRIC, Network, design, tap_names, wiring
+from multiring.topology import Topology
+
+TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "taskset": "util-linux"}
+"""The programs that a lab needs, and the package of each."""
+
+Namespaces = dict[str, str]
+"""The paths of a host's namespaces, by kind."""
+
+
+def obstacle() -> str | None:
+    """Why no lab can be made on this machine by this user, None if one can."""
+    if os.geteuid() != 0:
+        return "a lab needs root, for network namespaces: run it with sudo"
+    for tool, package in TOOLS.items():
+        if shutil.which(tool) is None:
+            return f"a lab needs the program {tool}: install {package}"
+    tried = subprocess.run(["unshare", "--mount", "--uts", "--ipc", "--net", "true"], capture_output=True, text=True)
+    if tried.returncode != 0:
+        return f"a lab needs namespaces, which this machine refuses: {tried.stderr.strip()}"
+    return None
+
+
+_unnamed = itertools.count()
+
+
+def up(
+    topology: Topology, name: str = "", *, congestion: str = "cubic", cores: int | None = None, detach: bool = False
+) -> Cluster:
+    """Make a lab; LabError if that is impossible, ValueError if the topology cannot be emulated.
+
+    ``congestion`` is TCP's congestion control; ``cores`` binds each host to so many cores of the machine. With
+    ``detach`` the lab outlives this process, otherwise it goes with it at the latest.
+    """
+    network = design(topology)
+    name = name or f"{os.getpid()}-{next(_unnamed)}"
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+        raise LabError(f"a lab cannot be called {name!r}: use letters, digits, dots, dashes and underscores")
+    if reason := obstacle():
+        raise LabError(reason)
+    cores_of = _divide_cores(len(network.hosts), cores)
+    directory, locked = _claim(name)
+    keeper = None
+    try:
+        (directory / "hosts").write_text(_hosts_file(network))
+        keeper = _start_keeper(directory, locked)
+        namespaces = _ask(keeper, network, directory / "log")
+        _wire(network, keeper.pid, namespaces, congestion)
+        hosts = (
+            Host(host.name, host.addresses, host.ranks, cores, namespaces[host.name])
+            for host, cores in zip(network.hosts, cores_of, strict=True)
+        )
+        cluster = Cluster(name, tuple(hosts), congestion, keeper.pid, keeper)
+        _record(cluster)
+        if detach:
+            _tell(keeper, "detach")
+        return cluster
+    except BaseException:
+        if keeper is not None:
+            keeper.communicate()  # the end of its input, at which it clears away, unless it has failed itself
+        clear(directory)
+        raise
+    finally:
+        os.close(locked)
+
+
+def _hosts_file(network: Network) -> str:
+    named = (f"{host.addresses[0]} {host.name}\n" for host in network.hosts)
+    return "".join(["127.0.0.1 localhost\n", "::1 localhost\n", *named])
+
+
+def _claim(name: str) -> tuple[Path, int]:
+    """The directory of a new lab and the descriptor that locks it; what a crashed lab left there is cleared."""
+    LABS.mkdir(mode=0o755, exist_ok=True)
+    directory = LABS / name
+    while True:
+        directory.mkdir(mode=0o755, exist_ok=True)
+        locked = lock(directory)
+        if locked is None:
+            raise LabError(f"there is a lab {name} already; remove it by multiring lab down --lab {name}")
+        if os.fstat(locked).st_nlink and not any(directory.iterdir()):
+            return directory, locked
+        clear(directory)
+        os.close(locked)
+
+
+def _start_keeper(directory: Path, locked: int) -> subprocess.Popen[str]:
+    with (directory / "log").open("w") as log:
+        return subprocess.Popen(
+            ["unshare", "--net", sys.executable, "-m", "multiring.lab.keeper", str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            pass_fds=(locked,),
+            start_new_session=True,  # out of reach of the terminal's Ctrl-C
+        )
+
+
+def _tell(keeper: subprocess.Popen[str], line: str) -> None:
+    assert keeper.stdin is not None
+    keeper.stdin.write(line + "\n")
+    keeper.stdin.flush()
+
+
+def _ask(keeper: subprocess.Popen[str], network: Network, log: Path) -> dict[str, Namespaces]:
+    """Let the keeper make the hosts; the namespaces of each."""
+    delays = [(*tap_names(cable), cable.delay) for cable in network.cables if cable.delay]
+    _tell(keeper, json.dumps({"hosts": [host.name for host in network.hosts], "delays": delays}))
+    assert keeper.stdout is not None
+    answer = keeper.stdout.readline()
+    if not answer:
+        raise LabError(f"the lab's keeper failed:\n{log.read_text()}")
+    namespaces: dict[str, Namespaces] = json.loads(answer)
+    return namespaces
+
+
+def _wire(network: Network, keeper: int, namespaces: dict[str, Namespaces], congestion: str) -> None:
+    nets = {host: paths["net"] for host, paths in namespaces.items()}
+    inside = {**nets, FABRIC: f"/proc/{keeper}/ns/net"}
+    for host, tool, lines in wiring(network, nets, congestion):
+        words = ["nsenter", f"--net={inside[host]}", "--", tool, "-batch", "-"]
+        done = subprocess.run(words, input="\n".join(lines), capture_output=True, text=True)
+        if done.returncode != 0:
+            said, _, number = done.stderr.strip().partition("\nCommand failed -:")
+            where = f"host {host}" if host else "the fabric"
+            raise LabError(f"{tool} {lines[int(number or 1) - 1]} failed in {where}: {said}")
+
+
+def _divide_cores(hosts: int, cores: int | None) -> list[tuple[int, ...]]:
+    """The cores of each host: the next ``cores`` ones, in turn."""
+    if cores is None:
+        return [()] * hosts
+    available = sorted(os.sched_getaffinity(0))
+    if not 1 <= cores <= len(available):
+        raise LabError(f"{cores} cores a host: this machine has {len(available)}")
+    turn = itertools.cycle(available)
+    return [tuple(itertools.islice(turn, cores)) for _ in range(hosts)]
+
+
+def _record(cluster: Cluster) -> None:
+    cases = "".join(f"  {shlex.quote(host.name)}) set -- {shlex.join(host.enter())} ;;\n" for host in cluster.hosts)
+    cluster.ssh.write_text(
+        f"#!/bin/sh\n# Stands in for ssh: executes a command on a host of lab {cluster.name}.\n"
+        'while [ "${1#-}" != "$1" ]; do shift; done\n'
+        "host=$1\nshift\ncommand=$*\ncase $host in\n"
+        f"{cases}"
+        f'  *) echo "lab {cluster.name} has no host $host" >&2; exit 255 ;;\n'
+        'esac\nexec "$@" /bin/sh -c "$command"\n'
+    )
+    cluster.ssh.chmod(0o755)
+    state: dict[str, Any] = {
+        "hosts": [asdict(host) for host in cluster.hosts],
+        "congestion": cluster.congestion,
+        "keeper": cluster.keeper,
+    }
+    half = cluster.directory / "state.new"
+    half.write_text(json.dumps(state, indent=1))
+    half.rename(cluster.directory / "state.json")

@@ -1,0 +1,168 @@
+"""Using and removing labs, by any process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from multiring.lab.directory import LABS, clear, lock, processes
+
+END_SECONDS = 10.0
+NONE_UP = "no lab is up; make one by multiring lab up TOPOLOGY.toml"
+
+
+class LabError(Exception):
+    """A lab cannot be made or used as asked; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """An emulated host: its name, the addresses of its cards, its ranks, its cores (none: all), and how to enter it."""
+
+    name: str
+    addresses: tuple[str, ...]
+    ranks: int
+    cores: tuple[int, ...]
+    namespaces: dict[str, str]
+
+    def enter(self) -> list[str]:
+        """The words to put before a command to execute it on this host."""
+        bound = ["taskset", "--cpu-list", ",".join(map(str, self.cores))] if self.cores else []
+        return [*bound, "nsenter", *(f"--{kind}={path}" for kind, path in self.namespaces.items()), "--"]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A lab that is up. A context manager that removes it."""
+
+    name: str
+    hosts: tuple[Host, ...]
+    congestion: str
+    keeper: int
+    _process: subprocess.Popen[str] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def directory(self) -> Path:
+        return LABS / self.name
+
+    @property
+    def ssh(self) -> Path:
+        """A script to use as ssh: called as ``script HOST COMMAND...``, it executes the command on that host."""
+        return self.directory / "ssh"
+
+    def host(self, name: str) -> Host:
+        """The host of that name; LabError if there is none."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        known = ", ".join(host.name for host in self.hosts)
+        raise LabError(f"lab {self.name} has no host {name!r}; it has {known}")
+
+    def command(self, host: str, *words: str) -> list[str]:
+        """The words that execute a command on ``host`` in the current directory."""
+        return [*self.host(host).enter(), "env", f"--chdir={os.getcwd()}", *words]
+
+    def run(self, host: str, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run a command on ``host`` to its end, its output captured; CalledProcessError if it fails."""
+        return subprocess.run(self.command(host, *words), capture_output=True, text=True, timeout=timeout, check=True)
+
+    def launch_command(self, *words: str) -> list[str]:
+        """The words that execute ``multiring run WORDS`` on the first host, for all hosts and their ranks."""
+        slots = ",".join(f"{host.name}:{host.ranks}" for host in self.hosts)
+        launcher = [sys.executable, "-m", "multiring", "run", "-H", slots, "--ssh", str(self.ssh)]
+        return self.command(self.hosts[0].name, *launcher, *words)
+
+    def processes(self) -> dict[str, list[int]]:
+        """The processes on each host."""
+        found: dict[str, list[int]] = {host.name: [] for host in self.hosts}
+        of_network = {os.stat(host.namespaces["net"]).st_ino: host.name for host in self.hosts}
+        for pid in processes(self.directory):
+            with contextlib.suppress(OSError):  # it has ended
+                found[of_network[os.stat(f"/proc/{pid}/ns/net").st_ino]].append(pid)
+        return found
+
+    def close(self) -> None:
+        """Remove the lab, and everything that runs on it."""
+        remove(self.name)
+        if self._process is not None:
+            self._process.communicate()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def find(name: str = "") -> Cluster:
+    """The lab of that name that is up, or the only one there is; LabError otherwise."""
+    directory = _existing(name)
+    state = _read_state(directory)
+    locked = lock(directory)
+    if locked is not None:
+        os.close(locked)
+        raise LabError(
+            f"lab {directory.name} has ended by itself; clear it away by multiring lab down. {_log(directory)}"
+        )
+    hosts = (Host(**host) for host in state["hosts"])
+    return Cluster(directory.name, tuple(hosts), state["congestion"], state["keeper"])
+
+
+def clusters() -> list[str]:
+    """The names of the labs that are up, or were not cleared away."""
+    return sorted(entry.name for entry in LABS.iterdir()) if LABS.is_dir() else []
+
+
+def remove(name: str = "") -> None:
+    """Remove a lab (the only one if no name is given) and all that runs on it, whatever became of who made it."""
+    directory = _existing(name)
+    locked = lock(directory)
+    if locked is None:
+        _kill_keeper(_read_state(directory)["keeper"])
+        deadline = time.monotonic() + END_SECONDS
+        while (locked := lock(directory)) is None:
+            if time.monotonic() > deadline:
+                raise LabError(f"lab {directory.name}: its keeper does not end, or another process is removing it")
+            time.sleep(0.01)
+    try:
+        clear(directory)
+    finally:
+        os.close(locked)
+
+
+def _existing(name: str) -> Path:
+    names = clusters()
+    listed = f"there is {', '.join(names)}" if names else NONE_UP
+    if name and name not in names:
+        raise LabError(f"there is no lab {name!r}; {listed}")
+    if not name and len(names) != 1:
+        raise LabError(f"which lab? {listed}; choose one by --lab" if names else NONE_UP)
+    return LABS / (name or names[0])
+
+
+def _read_state(directory: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads((directory / "state.json").read_text())
+    except FileNotFoundError:
+        raise LabError(f"lab {directory.name} is just being made or removed") from None
+    return state
+
+
+def _log(directory: Path) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return (directory / "log").read_text().strip()
+    return ""
+
+
+def _kill_keeper(keeper: int) -> None:
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        if b"multiring.lab.keeper" in Path(f"/proc/{keeper}/cmdline").read_bytes():
+            os.kill(keeper, signal.SIGKILL)

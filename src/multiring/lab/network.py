@@ -1,0 +1,188 @@
+"""From a topology to the network that emulates it: a value, and the commands that make it.
+
+Every host is a network namespace. One more, the fabric, holds the switches: a bridge for every rack and site, and one
+that joins the outermost places. A cable carries the link that leads out of a place::
+
+    host a            fabric
+    +------+          +----------------------------------------+
+    | eth0 =====up===>= port0                                  |
+    |      <====down==|   `- switch1 (rack) - port4 ==up==>    |
+    +------+          |                       <==down== port5 -  switch0
+                      +----------------------------------------+
+
+A cable is a pair of virtual Ethernet interfaces, each of which sends no faster than a token bucket fills. With a
+delay, it is a pair of TAP devices with a forwarder between them (``forwarder.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from multiring.topology import Place, Topology
+
+FABRIC = ""
+"""Stands where a host's name would, for the namespace of the switches."""
+
+MAX_HOSTS = 254
+
+MIN_DELAY = 50e-6
+"""Seconds; less than this is what the emulation takes by itself."""
+
+BURST = (2e-3, 70e3)
+QUEUE = (50e-3, 400e3)
+"""What a token bucket and its queue hold: so many seconds of its rate, but at least so many bytes.
+
+With these a TCP stream gets 96 % of the rate, all that the headers leave. The smallest burst must hold the largest
+packet that the kernel passes in one piece, 64 kB.
+"""
+
+
+@dataclass(frozen=True)
+class Port:
+    """One end of a cable: an interface of a host (with an address) or of the fabric (in a switch)."""
+
+    host: str
+    interface: str
+    rate: float
+    """What it may send, bytes a second."""
+    address: str = ""
+    switch: str = ""
+
+
+@dataclass(frozen=True)
+class Cable:
+    """What carries a link: its inner and its outer end, and the seconds it delays a packet, each way."""
+
+    inner: Port
+    outer: Port
+    delay: float
+
+
+@dataclass(frozen=True)
+class EmulatedHost:
+    """A host, the addresses of its cards, and how many ranks the topology gives it."""
+
+    name: str
+    addresses: tuple[str, ...]
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is to be made."""
+
+    hosts: tuple[EmulatedHost, ...]
+    switches: tuple[str, ...]
+    cables: tuple[Cable, ...]
+
+
+def design(topology: Topology) -> Network:
+    """The network that emulates ``topology``; ValueError if it cannot be emulated."""
+    return _Designer(topology).network()
+
+
+class _Designer:
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._hosts: list[EmulatedHost] = []
+        self._switches: list[str] = []
+        self._cables: list[Cable] = []
+        self._ports = 0
+
+    def network(self) -> Network:
+        self._connect(self._topology.places, len(self._topology.levels) - 1)
+        names = [host.name for host in self._hosts]
+        if len(names) > MAX_HOSTS:
+            raise ValueError(f"the topology has {len(names)} hosts; a lab has at most {MAX_HOSTS}")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two hosts of the topology are called {name!r}; a lab needs different names")
+        return Network(tuple(self._hosts), tuple(self._switches), tuple(self._cables))
+
+    def _connect(self, places: tuple[Place, ...], height: int) -> str:
+        """A new switch that joins ``places``, which are hosts at height 1."""
+        switch = f"switch{len(self._switches)}"
+        self._switches.append(switch)
+        for place in places:
+            link = place.link
+            if height == 1:
+                number = len(self._hosts) + 1
+                address = f"10.77.0.{number}"
+                self._hosts.append(EmulatedHost(place.name, (address,), len(place.places)))
+                inner = Port(place.name, "eth0", link.up, address=address)
+            else:
+                inner = Port(FABRIC, self._new_port(), link.up, switch=self._connect(place.places, height - 1))
+            outer = Port(FABRIC, self._new_port(), link.down, switch=switch)
+            self._cables.append(Cable(inner, outer, _delay(place, height)))
+        return switch
+
+    def _new_port(self) -> str:
+        self._ports += 1
+        return f"port{self._ports - 1}"
+
+
+def _delay(place: Place, height: int) -> float:
+    """What the cable of ``place`` adds to the cables inside it.
+
+    A link's latency is that of a message which passes it and none slower: it passes the links of two such places, and
+    those inside them, and each side has half of it.
+    """
+    inside = max((inner.link.latency for inner in place.places), default=0.0) if height > 1 else 0.0
+    delay = (place.link.latency - inside) / 2
+    return delay if delay >= MIN_DELAY else 0.0
+
+
+def wiring(network: Network, namespaces: dict[str, str], congestion: str) -> Iterator[tuple[str, str, list[str]]]:
+    """The commands that make the network: (host or FABRIC, "ip" or "tc", lines for its ``-batch``), in order.
+
+    ``namespaces`` has the path of every host's network namespace. The TAP devices of delayed cables exist already, in
+    the fabric, under the names that `tap_names` gives them. ``congestion`` is the congestion control of TCP.
+    """
+    yield FABRIC, "ip", [*_switch_lines(network), *_cable_lines(network, namespaces)]
+    yield (
+        FABRIC,
+        "tc",
+        [_shaping(port) for cable in network.cables for port in (cable.inner, cable.outer) if not port.host],
+    )
+    for host in network.hosts:
+        ports = [cable.inner for cable in network.cables if cable.inner.host == host.name]
+        yield host.name, "ip", ["link set lo up", *(line for port in ports for line in _card_lines(port, congestion))]
+        yield host.name, "tc", [_shaping(port) for port in ports]
+
+
+def tap_names(cable: Cable) -> tuple[str, str]:
+    """The names of a delayed cable's inner and outer device while both are in the fabric."""
+    inner = f"{cable.outer.interface}in" if cable.inner.host else cable.inner.interface
+    return inner, cable.outer.interface
+
+
+def _switch_lines(network: Network) -> Iterator[str]:
+    for switch in network.switches:
+        yield f"link add name {switch} type bridge mcast_snooping 0"
+        yield f"link set {switch} up addrgenmode none"
+
+
+def _cable_lines(network: Network, namespaces: dict[str, str]) -> Iterator[str]:
+    for cable in network.cables:
+        inner, outer = tap_names(cable)
+        if not cable.delay:
+            yield f"link add name {outer} type veth peer name {inner}"
+        if cable.inner.host:
+            yield f"link set {inner} netns {namespaces[cable.inner.host]} name {cable.inner.interface}"
+        else:
+            yield f"link set {inner} master {cable.inner.switch} up addrgenmode none"
+        yield f"link set {outer} master {cable.outer.switch} up addrgenmode none"
+
+
+def _card_lines(port: Port, congestion: str) -> Iterator[str]:
+    network = port.address.rpartition(".")[0] + ".0/24"
+    yield f"link set {port.interface} up addrgenmode none"
+    yield f"address add {port.address}/24 dev {port.interface}"
+    # Set by route, since a namespace may only choose among what the machine allows its users.
+    yield f"route replace {network} dev {port.interface} src {port.address} congctl {congestion}"
+
+
+def _shaping(port: Port) -> str:
+    burst, queue = (round(max(seconds * port.rate, least)) for seconds, least in (BURST, QUEUE))
+    return f"qdisc add dev {port.interface} root tbf rate {round(port.rate)}bps burst {burst} limit {queue}"
