@@ -1,3 +1,89 @@
 """Multiring: topology-aware multi-ring all-reduce for synchronous data-parallel training."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiring.api import (
+        all_gather,
+        all_gather_object,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        broadcast_object,
+        empty,
+        gather,
+        init,
+        is_initialized,
+        local_rank,
+        local_world_size,
+        new_group,
+        plan,
+        rank,
+        recv,
+        reduce,
+        reduce_scatter,
+        scatter,
+        send,
+        shard,
+        shutdown,
+        stats,
+        world_size,
+    )
+    from multiring.comm import Communicator
+    from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, PeerLost, RendezvousError, ResourceError
+    from multiring.work import Work
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "CollectiveTimeout",
+    "Communicator",
+    "Mismatch",
+    "MultiringError",
+    "PeerLost",
+    "RendezvousError",
+    "ResourceError",
+    "Work",
+    "__version__",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "empty",
+    "gather",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_world_size",
+    "new_group",
+    "plan",
+    "rank",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+    "shard",
+    "shutdown",
+    "stats",
+    "world_size",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the interface when it is first used: the command line and torch's entry point do without it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    homes = [importlib.import_module(f"multiring.{home}") for home in ("api", "comm", "errors", "work")]
+    for public in set(__all__) - {"__version__"}:  # all at once: `plan` is also the name of a module
+        globals()[public] = next(getattr(home, public) for home in homes if hasattr(home, public))
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -16,7 +16,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,8 @@ class World:
     links: Links | None
     topology: str
     settings: env.Settings
+    groups: set[int] = field(default_factory=set)
+    """The numbers of the communicators that exist."""
 
     def connect(self, peers: set[int]) -> None:
         """Make the links to ``peers`` that do not stand yet."""
@@ -141,6 +143,7 @@ def _engine(place: Place, hosts: list[str], settings: env.Settings) -> Engine:
         hosts=hosts,
         arena_bytes=settings.arena_bytes,
         spin_seconds=settings.spin_seconds,
+        inproc=place.world_size == 1,  # private memory: there is nobody to share it with
     )
 
 

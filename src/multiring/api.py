@@ -1,0 +1,298 @@
+"""The functions of ``import multiring``: the default communicator's methods, or those of ``group``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from multiring import env, planner, sharding
+from multiring.comm import Communicator
+from multiring.errors import MultiringError
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+
+_default: Communicator | None = None
+_inherited: Communicator | None = (
+    None  # of the parent of a forked process: kept, so that nothing of it is released here
+)
+_lock = threading.Lock()
+
+
+def init(**options: Any) -> Communicator:
+    """Join the job that the launcher's environment describes; without any, be a world of one.
+
+    ``options`` are settings (docs/settings.md) in lower case and without prefix; they win over the environment. Called
+    again it returns the communicator that is there. RendezvousError names who did not come or cannot be reached.
+    """
+    from multiring import bootstrap, rendezvous  # what only a job needs
+
+    env.warn_unknown()
+    settings = env.read(env.Settings, **options)
+    with _lock:
+        if _default is None:
+            adopt(Communicator(rendezvous.join(bootstrap.place(), settings)))
+        elif options and settings != _default.world.settings:
+            raise ValueError(f"multiring is initialised with other settings than {options}: call shutdown() first")
+        return _communicator(None)
+
+
+def adopt(communicator: Communicator) -> None:
+    """Make ``communicator`` the default one, to be shut down when the process exits."""
+    global _default
+    _default = communicator
+    atexit.unregister(_exit)
+    atexit.register(_exit)
+
+
+def shutdown() -> None:
+    """Leave the job: pending works fail, everything is released, and `init` may be called again."""
+    global _default
+    with _lock:
+        if _default is not None:
+            _default.world.close()
+            _default = None
+
+
+def is_initialized() -> bool:
+    """Whether there is a default communicator."""
+    return _default is not None
+
+
+def _communicator(group: Communicator | None) -> Communicator:
+    if group is not None:
+        return group
+    if _default is None:
+        where = " in this process, which was forked from one that is" if _inherited else ""
+        raise MultiringError(f"multiring is not initialised{where}: call multiring.init() first")
+    return _default
+
+
+def _exit() -> None:
+    """Say farewell at exit; to the others an uncaught exception is the loss of this rank, with its reason."""
+    error = getattr(sys, "last_value", None)
+    if _default is not None and _default.size > 1 and error is not None:
+        rank, host = _default.world.rank, _default.world.hosts[_default.world.rank]
+        reason = f"rank {rank} (host {host}) ended with {type(error).__name__}: {error}"
+        _default.world.engine.fail("PeerLost", rank, reason)
+    shutdown()
+
+
+def _leave_in_child() -> None:
+    global _default, _inherited, _lock
+    _default, _inherited, _lock = None, _default or _inherited, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
+
+
+def rank(group: Communicator | None = None) -> int:
+    """Index of this process in the job, or in ``group``."""
+    return _communicator(group).rank
+
+
+def world_size(group: Communicator | None = None) -> int:
+    """Number of processes in the job, or in ``group``."""
+    return _communicator(group).size
+
+
+def local_rank(group: Communicator | None = None) -> int:
+    """Index of this process among those of its host."""
+    return _communicator(group).local_rank
+
+
+def local_world_size(group: Communicator | None = None) -> int:
+    """Number of processes on this host."""
+    return _communicator(group).local_size
+
+
+def _method(function: _T) -> _T:
+    """Give a function the docstring of the method that it stands for."""
+    function.__doc__ = getattr(Communicator, function.__name__).__doc__
+    return function
+
+
+@_method
+def all_reduce(
+    x: Any,
+    op: str = "sum",
+    *,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    return _communicator(group).all_reduce(x, op, async_op=async_op, timeout=timeout)
+
+
+@_method
+def broadcast(
+    x: Any,
+    root: int = 0,
+    *,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    return _communicator(group).broadcast(x, root, async_op=async_op, timeout=timeout)
+
+
+@_method
+def reduce(
+    x: Any,
+    op: str = "sum",
+    root: int = 0,
+    *,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    return _communicator(group).reduce(x, op, root, async_op=async_op, timeout=timeout)
+
+
+@_method
+def all_gather(
+    x: Any,
+    *,
+    out: Any = None,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    return _communicator(group).all_gather(x, out=out, async_op=async_op, timeout=timeout)
+
+
+@_method
+def reduce_scatter(
+    x: Any,
+    op: str = "sum",
+    *,
+    out: Any = None,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    return _communicator(group).reduce_scatter(x, op, out=out, async_op=async_op, timeout=timeout)
+
+
+@_method
+def all_to_all(
+    x: Any,
+    splits: Sequence[int] | None = None,
+    *,
+    out: Any = None,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    return _communicator(group).all_to_all(x, splits, out=out, async_op=async_op, timeout=timeout)
+
+
+@_method
+def barrier(*, group: Communicator | None = None, async_op: bool = False, timeout: float | None = None) -> Any:
+    return _communicator(group).barrier(async_op=async_op, timeout=timeout)
+
+
+@_method
+def send(
+    x: Any,
+    dst: int,
+    tag: int = 0,
+    *,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    return _communicator(group).send(x, dst, tag, async_op=async_op, timeout=timeout)
+
+
+@_method
+def recv(
+    x: Any,
+    src: int,
+    tag: int = 0,
+    *,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    return _communicator(group).recv(x, src, tag, async_op=async_op, timeout=timeout)
+
+
+@_method
+def gather(
+    x: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    return _communicator(group).gather(x, root, out=out, async_op=async_op, timeout=timeout)
+
+
+@_method
+def scatter(
+    x: Any,
+    blocks: Any = None,
+    root: int = 0,
+    *,
+    group: Communicator | None = None,
+    async_op: bool = False,
+    timeout: float | None = None,
+) -> Any:
+    return _communicator(group).scatter(x, blocks, root, async_op=async_op, timeout=timeout)
+
+
+@_method
+def broadcast_object(value: Any = None, root: int = 0, *, group: Communicator | None = None) -> Any:
+    return _communicator(group).broadcast_object(value, root)
+
+
+@_method
+def all_gather_object(value: Any, *, group: Communicator | None = None) -> list[Any]:
+    return _communicator(group).all_gather_object(value)
+
+
+@_method
+def new_group(ranks: Sequence[int], *, timeout: float | None = None) -> Communicator | None:
+    return _communicator(None).new_group(ranks, timeout=timeout)
+
+
+@_method
+def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any, Any]:
+    return _communicator(None).empty(shape, dtype)
+
+
+@_method
+def plan(
+    nbytes: int, collective: str = "all_reduce", root: int = 0, *, group: Communicator | None = None
+) -> planner.Choice:
+    return _communicator(group).plan(nbytes, collective, root)
+
+
+@_method
+def stats(*, group: Communicator | None = None) -> dict[str, Any]:
+    return _communicator(group).stats()
+
+
+def shard(
+    length: int,
+    epoch: int = 0,
+    seed: int = 0,
+    uneven: str = "keep",
+    *,
+    group: Communicator | None = None,
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """This rank's indices of one shuffle of 0 to ``length`` - 1 that all ranks agree on, another for each ``epoch``.
+
+    ``uneven`` says what becomes of a length that the number of ranks does not divide: "keep" gives some ranks one
+    index more, "pad" repeats the first of the shuffle, "drop" leaves out its last.
+    """
+    members = _communicator(group)
+    return sharding.shard(length, members.rank, members.size, epoch, seed, uneven)

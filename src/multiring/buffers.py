@@ -1,0 +1,70 @@
+"""What a caller may hand over, and what it is told when it may not."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from multiring import _native
+
+DTYPES = {name: code for code, name in enumerate(_native.DTYPES)}
+OPS = {name: code for code, name in enumerate(_native.OPS)}
+COLLECTIVES = {name: code for code, name in enumerate(_native.COLLECTIVES)}
+ITEMSIZES = dict(zip(_native.DTYPES, (4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16), strict=True))
+
+_IMMUTABLE = ("jax", "jaxlib", "tensorflow")
+
+
+def source(x: Any) -> _native.Description:
+    """Describe a buffer that is read; TypeError or ValueError with the remedy if it cannot be."""
+    found = _native.describe(x)
+    if not found.contiguous or found.device != "cpu":
+        raise _refusal(found)
+    return found
+
+
+def target(x: Any) -> _native.Description:
+    """Describe a buffer that is written in place; TypeError or ValueError with the remedy if it cannot be."""
+    if type(x) is not np.ndarray and type(x).__module__.partition(".")[0] in _IMMUTABLE:
+        raise TypeError(
+            f"{type(x).__module__}.{type(x).__qualname__} is immutable, and the result is written in place: hand over "
+            "numpy.array(x), and convert it back"
+        )
+    found = _native.describe(x)
+    if not found.contiguous or not found.writable or found.device != "cpu":
+        raise _refusal(found)
+    return found
+
+
+def _refusal(found: _native.Description) -> Exception:
+    what = f"the buffer (shape {found.shape}, {found.dtype})"
+    if found.device != "cpu":
+        return ValueError(
+            f"{what} lies on {found.device}, and multiring moves memory of the CPU: hand over x.cpu() and copy it back"
+        )
+    if not found.contiguous:
+        return ValueError(f"{what} is not contiguous: hand over numpy.ascontiguousarray(x), or x.contiguous() in torch")
+    return ValueError(f"{what} is read-only, and the result is written in place: hand over x.copy()")
+
+
+def check_fit(name: str, out: _native.Description, count: int, dtype: str) -> None:
+    """ValueError unless ``out`` holds ``count`` elements of ``dtype``."""
+    if out.count != count or out.dtype != dtype:
+        raise ValueError(f"{name}: out is {out.count} x {out.dtype}, but {count} x {dtype} arrive")
+
+
+def like(x: Any, found: _native.Description, shape: tuple[int, ...]) -> Any:
+    """A new NumPy array of the type of ``x``."""
+    if isinstance(x, np.ndarray):
+        return np.empty(shape, x.dtype)
+    try:
+        return np.empty(shape, found.dtype)
+    except TypeError:
+        raise TypeError(f"NumPy has no {found.dtype}: give the array that receives the result as out=") from None
+
+
+def copy(destination: int, origin: int, nbytes: int) -> None:
+    """Copy between addresses, without the GIL."""
+    ctypes.memmove(destination, origin, nbytes)

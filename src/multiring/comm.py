@@ -1,0 +1,405 @@
+"""The communicator: a group of ranks and the collectives they call together."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from multiring import planner
+from multiring.buffers import COLLECTIVES, DTYPES, ITEMSIZES, OPS, check_fit, copy, like, source, target
+from multiring.errors import Mismatch, ResourceError
+from multiring.plans import Plans
+from multiring.topology import Topology
+from multiring.work import Work
+
+if TYPE_CHECKING:
+    from multiring.rendezvous import World
+
+GROUPS = 1 << 12
+"""The number of a group is its lowest rank times this, plus what that rank chose; the world has number 0."""
+
+_ALL_REDUCE, _BROADCAST, _REDUCE = COLLECTIVES["all_reduce"], COLLECTIVES["broadcast"], COLLECTIVES["reduce"]
+_ALL_GATHER, _REDUCE_SCATTER = COLLECTIVES["all_gather"], COLLECTIVES["reduce_scatter"]
+_ALL_TO_ALL, _BARRIER = COLLECTIVES["all_to_all"], COLLECTIVES["barrier"]
+
+# Tags of our own messages: a caller's are not negative.
+_GROUP_TAG, _GATHER_TAG, _SCATTER_TAG, _UNEVEN_TAG = -101, -102, -103, -104
+
+
+class Communicator:
+    """Ranks 0 to ``size`` - 1, which call the same collectives in the same order.
+
+    A buffer is a NumPy array, an object with the buffer protocol, or a DLPack tensor on the CPU, always contiguous.
+    With ``async_op`` a call returns a `Work` at once, and the buffers may not be touched until its `wait` has returned;
+    `wait` returns what the synchronous call returns. ``timeout`` is in seconds, None the communicator's own. Every call
+    raises PeerLost, CollectiveTimeout or Mismatch where other ranks do not do their part, and ValueError or TypeError
+    for arguments that cannot be served, before anything is sent.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        members: Sequence[int] | None = None,
+        *,
+        number: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """``members`` are ranks of the world, None for all; ``number`` tells this group from every other one of its
+        members, who agree on it (`new_group` does that)."""
+        self.world = world
+        self.members = tuple(range(len(world.hosts)) if members is None else members)
+        self.rank = self.members.index(world.rank)
+        self.size = len(self.members)
+        self.timeout = world.settings.timeout if timeout is None else timeout
+        self._engine = world.engine
+        self._number = number
+        self._engine.communicator(number, list(self.members))
+        world.groups.add(number)
+        topology = Topology.of_hosts(world.hosts).restrict(self.members)
+        self._plans = Plans(world, number, self.members, topology)
+
+    @property
+    def local_rank(self) -> int:
+        """Index of this rank among those of its host."""
+        return self.hosts[: self.rank].count(self.hosts[self.rank])
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this rank's host."""
+        return self.hosts.count(self.hosts[self.rank])
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The name of each rank's host; ranks share memory where it is the same."""
+        return tuple(self.world.hosts[member] for member in self.members)
+
+    def all_reduce(self, x: Any, op: str = "sum", *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Combine ``x`` of all ranks, element by element, in place. All ranks end with the same bits.
+
+        ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor.
+        """
+        found = target(x)
+        return self._call(_ALL_REDUCE, x, found.pointer, found.count, found.dtype, op, 0, async_op, timeout)
+
+    def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Copy ``x`` of rank ``root`` to ``x`` of all the others."""
+        root = self._rank("root", root)
+        found = source(x) if self.rank == root else target(x)
+        return self._call(_BROADCAST, x, found.pointer, found.count, found.dtype, "sum", root, async_op, timeout)
+
+    def reduce(
+        self, x: Any, op: str = "sum", root: int = 0, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Combine ``x`` of all ranks in ``x`` of rank ``root``; the others' may hold partial results afterwards."""
+        root = self._rank("root", root)
+        found = target(x)
+        return self._call(_REDUCE, x, found.pointer, found.count, found.dtype, op, root, async_op, timeout)
+
+    def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None) -> Any:
+        """``x`` of all ranks, in ``out`` (``size`` times its elements) or a new array of shape (size, *x.shape)."""
+        mine = source(x)
+        if out is None:
+            out = like(x, mine, (self.size, *mine.shape))
+        whole = target(out)
+        check_fit("all_gather", whole, self.size * mine.count, mine.dtype)
+        nbytes = mine.count * mine.itemsize
+        copy(whole.pointer + self.rank * nbytes, mine.pointer, nbytes)
+        return self._call(
+            _ALL_GATHER, out, whole.pointer, mine.count, mine.dtype, "sum", 0, async_op, timeout, result=out
+        )
+
+    def reduce_scatter(
+        self, x: Any, op: str = "sum", *, out: Any = None, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Combine ``x`` of all ranks and keep one of ``size`` equal blocks along its first axis: rank r block r.
+
+        The block is put in ``out``, or in a new array.
+        """
+        whole = source(x)
+        shape = self._block("reduce_scatter", whole.shape)
+        count = whole.count // self.size
+        if out is None:
+            out = like(x, whole, shape)
+        mine = target(out)
+        check_fit("reduce_scatter", mine, count, whole.dtype)
+        nbytes = count * whole.itemsize
+        scratch = np.empty(self.size * nbytes, np.uint8)  # a plan leaves partial sums in all blocks
+        address = scratch.ctypes.data
+        copy(address, whole.pointer, scratch.nbytes)
+        return self._call(
+            _REDUCE_SCATTER,
+            (scratch, out),
+            address,
+            count,
+            whole.dtype,
+            op,
+            0,
+            async_op,
+            timeout,
+            result=out,
+            finish=lambda: copy(mine.pointer, address + self.rank * nbytes, nbytes),
+        )
+
+    def all_to_all(
+        self,
+        x: Any,
+        splits: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send block r of ``x`` to rank r, along the first axis, and receive a block from each, in order of ranks.
+
+        Blocks are equal, or have ``splits[r]`` rows; the receivers learn the number. The result is in ``out`` or a new
+        array.
+        """
+        whole = source(x)
+        if splits is not None:
+            return self._uneven_all_to_all(x, splits, out, async_op, timeout)
+        self._block("all_to_all", whole.shape)
+        if out is None:
+            out = like(x, whole, whole.shape)
+        received = target(out)
+        check_fit("all_to_all", received, whole.count, whole.dtype)
+        copy(received.pointer, whole.pointer, whole.count * whole.itemsize)
+        count = whole.count // self.size
+        return self._call(
+            _ALL_TO_ALL, out, received.pointer, count, whole.dtype, "sum", 0, async_op, timeout, result=out
+        )
+
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Return when every rank has called it."""
+        token = np.zeros(1, np.uint8)
+        return self._call(_BARRIER, token, token.ctypes.data, 1, "uint8", "max", 0, async_op, timeout)
+
+    def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Send ``x`` to rank ``dst``, which receives it by `recv` with the same ``tag``; in order within a tag.
+
+        Negative tags are multiring's own.
+        """
+        return self._finish(Work([self._send(x, self._other("dst", dst), tag, timeout)]), async_op)
+
+    def recv(self, x: Any, src: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Receive from rank ``src`` into ``x``, which has the type and count that are sent."""
+        return self._finish(Work([self._recv(x, self._other("src", src), tag, timeout)]), async_op)
+
+    def gather(
+        self, x: Any, root: int = 0, *, out: Any = None, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """``x`` of all ranks on rank ``root``, in ``out`` or a new array of shape (size, *x.shape); None elsewhere."""
+        root = self._rank("root", root)
+        mine = source(x)
+        if self.rank != root:
+            return self._finish(Work([self._send(x, root, _GATHER_TAG, timeout)]), async_op)
+        if out is None:
+            out = like(x, mine, (self.size, *mine.shape))
+        whole = target(out)
+        check_fit("gather", whole, self.size * mine.count, mine.dtype)
+        nbytes = mine.count * mine.itemsize
+        copy(whole.pointer + root * nbytes, mine.pointer, nbytes)
+        parts = [
+            self._receive(out, whole.pointer + peer * nbytes, mine.count, mine.dtype, peer, _GATHER_TAG, timeout)
+            for peer in self._others()
+        ]
+        return self._finish(Work(parts, out), async_op)
+
+    def scatter(
+        self, x: Any, blocks: Any = None, root: int = 0, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Fill ``x`` of rank r with block r of rank ``root``'s ``blocks`` (``size`` times the elements of ``x``)."""
+        root = self._rank("root", root)
+        mine = target(x)
+        if self.rank != root:
+            return self._finish(Work([self._recv(x, root, _SCATTER_TAG, timeout)]), async_op)
+        if blocks is None:
+            raise ValueError(f"scatter: rank {root} is the root and has to give blocks")
+        whole = source(blocks)
+        check_fit("scatter", whole, self.size * mine.count, mine.dtype)
+        nbytes = mine.count * mine.itemsize
+        copy(mine.pointer, whole.pointer + root * nbytes, nbytes)
+        parts = [
+            self._transmit(blocks, whole.pointer + peer * nbytes, mine.count, mine.dtype, peer, _SCATTER_TAG, timeout)
+            for peer in self._others()
+        ]
+        return self._finish(Work(parts), async_op)
+
+    def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
+        """``value`` of rank ``root``, on all ranks; it must be picklable."""
+        root = self._rank("root", root)
+        packed = np.frombuffer(pickle.dumps(value) if self.rank == root else b"", np.uint8)
+        size = np.array([packed.size], np.int64)
+        self.broadcast(size, root)
+        if self.rank != root:
+            packed = np.empty(size[0], np.uint8)
+        self.broadcast(packed, root)
+        return value if self.rank == root else pickle.loads(packed.tobytes())
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """``value`` of all ranks, in their order; each must be picklable."""
+        packed = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = self.all_gather(np.array([packed.size], np.int64)).ravel()
+        padded = np.zeros(sizes.max(), np.uint8)
+        padded[: packed.size] = packed
+        rows = self.all_gather(padded)
+        return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+    def new_group(self, ranks: Sequence[int], *, timeout: float | None = None) -> Communicator | None:
+        """A communicator of some of the ranks, in the given order; None to a rank that is not among them.
+
+        All members call it, with the same ranks, in the same order as other groups they share; others may.
+        """
+        chosen = [self._rank("ranks", rank) for rank in ranks]
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise ValueError(f"ranks={list(ranks)}: a group has at least one rank, each once")
+        if self.rank not in chosen:
+            return None
+        members = [self.members[rank] for rank in chosen]
+        number = self._agree_on_number(chosen, members)
+        return Communicator(self.world, members, number=number, timeout=self.timeout if timeout is None else timeout)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any, Any]:
+        """A new array in the memory that the ranks of a host share: collectives read it where it lies.
+
+        ResourceError if the arena (MULTIRING_ARENA_BYTES) is full.
+        """
+        kind = np.dtype(dtype)
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        nbytes = int(np.prod(extents, dtype=np.int64)) * kind.itemsize
+        shaped: np.ndarray[Any, Any] = self._engine.empty(nbytes).view(kind).reshape(extents)
+        return shaped
+
+    def plan(self, nbytes: int, collective: str = "all_reduce", root: int = 0) -> planner.Choice:
+        """The plan for a buffer of ``nbytes`` (of all blocks together); printed, it explains itself."""
+        return self._plans.choose(collective, nbytes, self._rank("root", root))
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this process's engine, and the ids of this communicator's plans."""
+        return {**self._engine.statistics(), "plans": self._plans.used()}
+
+    def close(self) -> None:
+        """Give up a group. ValueError while collectives of it are in flight."""
+        self._engine.forget(self._number)
+        self.world.groups.discard(self._number)
+
+    def _call(
+        self,
+        collective: int,
+        owner: Any,
+        pointer: int,
+        count: int,
+        dtype: str,
+        op: str,
+        root: int,
+        async_op: bool,
+        timeout: float | None,
+        *,
+        result: Any = None,
+        finish: Callable[[], None] | None = None,
+    ) -> Any:
+        """Run or start a plan on ``count`` elements (of each block)."""
+        if op not in OPS:
+            raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
+        blocks = self.size if collective in (_ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL) else 1
+        handle = self._plans.handle(collective, blocks * count * ITEMSIZES[dtype], root)
+        seconds = self.timeout if timeout is None else timeout
+        if async_op:
+            part = self._engine.start(handle, collective, pointer, count, DTYPES[dtype], OPS[op], root, seconds, owner)
+            return Work([part], result, finish)
+        self._engine.run(handle, collective, pointer, count, DTYPES[dtype], OPS[op], root, seconds)
+        if finish is not None:
+            finish()
+        return result
+
+    def _finish(self, work: Work, async_op: bool) -> Any:
+        return work if async_op else work.wait()
+
+    def _send(self, x: Any, dst: int, tag: int, timeout: float | None) -> Any:
+        found = source(x)
+        return self._transmit(x, found.pointer, found.count, found.dtype, dst, tag, timeout)
+
+    def _recv(self, x: Any, src: int, tag: int, timeout: float | None) -> Any:
+        found = target(x)
+        return self._receive(x, found.pointer, found.count, found.dtype, src, tag, timeout)
+
+    def _transmit(
+        self, owner: Any, pointer: int, count: int, dtype: str, dst: int, tag: int, timeout: float | None
+    ) -> Any:
+        self.world.connect({self.members[dst]})
+        seconds = self.timeout if timeout is None else timeout
+        return self._engine.send(self._number, self.members[dst], tag, pointer, count, DTYPES[dtype], seconds, owner)
+
+    def _receive(
+        self, owner: Any, pointer: int, count: int, dtype: str, src: int, tag: int, timeout: float | None
+    ) -> Any:
+        self.world.connect({self.members[src]})
+        seconds = self.timeout if timeout is None else timeout
+        return self._engine.recv(self._number, self.members[src], tag, pointer, count, DTYPES[dtype], seconds, owner)
+
+    def _uneven_all_to_all(self, x: Any, splits: Sequence[int], out: Any, async_op: bool, timeout: float | None) -> Any:
+        whole = source(x)
+        rows = whole.shape[0] if whole.shape else 0
+        if len(splits) != self.size or min(splits) < 0 or sum(splits) != rows:
+            raise ValueError(f"splits={list(splits)}: {self.size} numbers of rows that add up to {rows} are needed")
+        incoming = self.all_to_all(np.array(splits, np.int64), timeout=timeout).tolist()
+        if out is None:
+            out = like(x, whole, (sum(incoming), *whole.shape[1:]))
+        received = target(out)
+        row = whole.count // rows if rows else int(np.prod(whole.shape[1:], dtype=np.int64))
+        check_fit("all_to_all", received, sum(incoming) * row, whole.dtype)
+        size = row * whole.itemsize
+        starts_out, starts_in = np.cumsum([0, *splits]).tolist(), np.cumsum([0, *incoming]).tolist()
+        here = self.rank
+        copy(received.pointer + starts_in[here] * size, whole.pointer + starts_out[here] * size, splits[here] * size)
+        parts = []
+        for peer in self._others():
+            start = received.pointer + starts_in[peer] * size
+            parts.append(self._receive(out, start, incoming[peer] * row, whole.dtype, peer, _UNEVEN_TAG, timeout))
+            start = whole.pointer + starts_out[peer] * size
+            parts.append(self._transmit(x, start, splits[peer] * row, whole.dtype, peer, _UNEVEN_TAG, timeout))
+        return self._finish(Work(parts, out), async_op)
+
+    def _agree_on_number(self, ranks: list[int], members: list[int]) -> int:
+        """The lowest member draws a number and tells the others, with the members as it knows them."""
+        leader = min(ranks, key=lambda rank: self.members[rank])
+        others = [rank for rank in ranks if rank != leader]
+        said = np.array([0, *members], np.int64)
+        if self.rank == leader:
+            first = self.members[leader] * GROUPS
+            free = (number for number in range(first + 1, first + GROUPS) if number not in self.world.groups)
+            said[0] = next(free, -1)
+            if said[0] < 0:
+                raise ResourceError(f"{GROUPS - 1} groups whose lowest rank is {leader} exist: close some")
+            works = [self._send(said, rank, _GROUP_TAG, None) for rank in others]
+        else:
+            works = [self._recv(said, leader, _GROUP_TAG, None)]
+        Work(works).wait()
+        if said[1:].tolist() != members:
+            message = f"rank {self.world.rank} makes a group of {members}, rank {members[0]} one of {said[1:].tolist()}"
+            self._engine.fail("Mismatch", self.world.rank, message)
+            raise Mismatch(message, rank=self.world.rank)
+        return int(said[0])
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _rank(self, name: str, rank: int) -> int:
+        rank = operator.index(rank)
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{name}={rank}: ranks of this communicator are 0 to {self.size - 1}")
+        return rank
+
+    def _other(self, name: str, rank: int) -> int:
+        if self._rank(name, rank) == self.rank:
+            raise ValueError(f"{name}={rank} is this rank itself")
+        return rank
+
+    def _block(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one of ``size`` equal blocks along the first axis."""
+        if not shape or shape[0] % self.size:
+            raise ValueError(f"{name}: a buffer of shape {shape} cannot be cut into {self.size} equal blocks")
+        return (shape[0] // self.size, *shape[1:])

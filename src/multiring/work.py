@@ -1,0 +1,41 @@
+"""A collective in flight."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from multiring import _native
+
+
+class Work:
+    """Handle of an asynchronous call. The buffers are the caller's again when `wait` has returned or raised."""
+
+    __slots__ = ("_finish", "_parts", "_result")
+
+    def __init__(
+        self, parts: Sequence[_native.Work], result: Any = None, finish: Callable[[], None] | None = None
+    ) -> None:
+        """``finish`` is what remains to be done when all ``parts`` are complete; `wait` runs it once."""
+        self._parts = parts
+        self._result = result
+        self._finish = finish
+
+    def done(self) -> bool:
+        """Whether the call has succeeded or failed, so that `wait` would not block."""
+        return all(part.done() for part in self._parts)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until done and return what the synchronous call would have returned.
+
+        ``timeout`` in seconds (None: the call's own limit); CollectiveTimeout after it, and the call goes on. Raises
+        the error of a call that failed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for part in self._parts:
+            part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+        return self._result
