@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "multiring", "run")
@@ -49,12 +49,11 @@ class Launch:
             stderr=subprocess.PIPE,
             text=True,
         )
-        try:
-            with process:
+        with process:
+            try:
                 yield process
-        finally:
-            for pid in self.processes():
-                os.kill(pid, signal.SIGKILL)
+            finally:
+                self.kill_all()
 
     def processes(self) -> list[int]:
         """The processes of all jobs launched from here that are still there."""
@@ -69,6 +68,12 @@ class Launch:
                 if mark in environment.split(b"\0"):
                     found.append(int(entry.name))
         return found
+
+    def kill_all(self) -> None:
+        """What a test that fails may leave behind."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def wait_for_file(self, name: str) -> str:
         wait_until((self.directory / name).exists, f"{name} is written")

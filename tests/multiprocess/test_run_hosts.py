@@ -1,0 +1,287 @@
+"""``multiring run`` on several hosts, with a stand-in for ssh that executes its command here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import COMMAND, Launch, wait_until
+from test_run_terminal import at_terminal, exit_code
+
+SSH = """#!/bin/sh
+# What ssh does: it drops its own options, and hands the words after the host to a shell in another directory.
+while [ "${1#-}" != "$1" ]; do shift 2; done
+export FAKE_HOST=$1
+shift
+cd /
+echo "Welcome to $FAKE_HOST"
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def hosts(launch: Launch) -> Launch:
+    """A launch that finds a stand-in as ssh."""
+    script = launch.directory / "bin/ssh"
+    script.parent.mkdir()
+    script.write_text(SSH)
+    script.chmod(0o755)
+    launch.environment["PATH"] = f"{script.parent}:{launch.environment['PATH']}"
+    return launch
+
+
+REPORT = """
+    import json, os, sys
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "FAKE_HOST", "CARRIED", "MASTER_ADDR")
+    names += ("MULTIRING_STORE",)
+    found = {name: os.environ.get(name) for name in names}
+    with open(f"report-{os.environ['RANK']}", "w") as file:
+        json.dump(found, file)
+"""
+
+
+def reports(directory: Path, count: int) -> list[dict[str, str]]:
+    return [json.loads((directory / f"report-{rank}").read_text()) for rank in range(count)]
+
+
+def test_ranks_fill_the_hosts_in_their_order(hosts: Launch) -> None:
+    hosts.environment["CARRIED"] = "a 'b'\n\"c\""
+    result = hosts.run("-n", "4", "-H", "a:1,b:2,c:3", "-v", hosts.script(REPORT))
+    assert result.returncode == 0
+    found = reports(hosts.directory, 4)
+    assert [report["FAKE_HOST"] for report in found] == ["a", "b", "b", "c"]
+    assert [report["LOCAL_RANK"] for report in found] == ["0", "0", "1", "0"]
+    assert [report["LOCAL_WORLD_SIZE"] for report in found] == ["1", "2", "2", "1"]
+    assert [report["WORLD_SIZE"] for report in found] == ["4"] * 4
+    assert [report["CARRIED"] for report in found] == ["a 'b'\n\"c\""] * 4
+    shown = re.findall(
+        r"multiring: rank (\d) on host (\w): (?:bound to CPUs [\d,-]+|not bound), \d+ thread", result.stderr
+    )
+    assert shown == [("0", "a"), ("1", "b"), ("2", "b"), ("3", "c")]
+
+
+def test_other_hosts_are_told_addresses_that_lead_here(hosts: Launch) -> None:
+    assert hosts.run("-H", "localhost:1,b:1", hosts.script(REPORT)).returncode == 0
+    here, there = reports(hosts.directory, 2)
+    assert here["FAKE_HOST"] is None
+    for name in ("MASTER_ADDR", "MULTIRING_STORE"):
+        assert here[name] == there[name]
+        assert not there[name].startswith("127.")
+
+
+def test_ranks_of_all_hosts_meet(hosts: Launch) -> None:
+    script = hosts.script("""
+        from multiring import env
+        from multiring.bootstrap import place
+
+        own = place()
+        with own.meet(env.read(env.Settings)) as meeting:
+            meeting.store.set(f"square of {own.rank}", b"%d" % own.rank**2)
+            print(sum(int(meeting.store.get(f"square of {rank}", 30.0)) for rank in range(own.world_size)))
+    """)
+    result = hosts.run("-H", "localhost:1,b:2,c:1", script)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert sorted(result.stdout.splitlines()) == ["14", "[1] 14", "[2] 14", "[3] 14"]
+
+
+def test_another_command_may_stand_for_ssh(hosts: Launch) -> None:
+    other = hosts.directory / "other"
+    other.write_text('#!/bin/sh\necho "$@" >> calls\nshift 2\nexec "$@"\n')
+    other.chmod(0o755)
+    result = hosts.run("-H", "a:1,b:1", "--ssh", "./other --flag", "--python", sys.executable, "true")
+    assert (result.returncode, result.stderr) == (0, "")
+    calls = sorted((hosts.directory / "calls").read_text().splitlines())
+    assert calls == [f"--flag {host} {sys.executable} -m multiring.launch.agent" for host in "ab"]
+
+
+def test_no_secret_is_on_a_command_line_or_in_the_environment(hosts: Launch) -> None:
+    script = hosts.script("""
+        import os
+        from pathlib import Path
+        secret = os.read(int(os.environ["MULTIRING_SECRET_FD"]), 1000)
+        mine = f"LAUNCH_TEST={os.environ['LAUNCH_TEST']}".encode()
+        processes = 0
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    visible = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if mine in visible:
+                    processes += 1
+                    assert secret not in visible
+        assert processes >= 4, processes
+    """)
+    assert hosts.run("-H", "a:1,b:1", script).returncode == 0
+
+
+def test_a_rank_0_elsewhere_reads_standard_input(hosts: Launch) -> None:
+    script = hosts.script("import os, sys; print(os.environ['RANK'], len(sys.stdin.read()))")
+    result = hosts.run("-H", "a:1,b:1", script, stdin="line\n" * 50000)
+    assert sorted(result.stdout.splitlines()) == ["0 250000", "[1] 1 0"]
+
+
+def test_input_that_a_rank_0_elsewhere_does_not_read_is_no_obstacle(hosts: Launch) -> None:
+    result = hosts.run("-H", "a:1", "true", stdin="line\n" * 50000)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_rank_0_elsewhere_has_a_terminal_to_write_to(hosts: Launch) -> None:
+    script = hosts.script("""
+        import os, sys
+        print(sys.stdout.isatty(), sys.stderr.isatty(), os.get_terminal_size().columns)
+        print("hello", input("name? "))
+    """)
+    with at_terminal(hosts, *COMMAND, "-H", "a:1", script) as (pid, screen):
+        screen.expect(r"True True 100\r\n")
+        screen.expect(r"name\? ")
+        screen.type("ada\n")
+        assert "hello ada\r\n" in screen.read_to_end()
+        assert exit_code(pid) == 0
+
+
+def test_a_failure_names_its_host(hosts: Launch) -> None:
+    script = hosts.script("""
+        import os, sys, time
+        if os.environ["RANK"] == "2":
+            sys.exit("the reason")
+        time.sleep(100)
+    """)
+    result = hosts.run("-H", "a:2,b:2", script)
+    assert result.returncode == 1
+    last = result.stderr[result.stderr.index("multiring:") :]
+    assert re.fullmatch(
+        r"multiring: rank 2 on host b failed: exit code 1, after \d+\.\d s; its last lines:\n    the reason\n", last
+    )
+    assert hosts.processes() == []
+
+
+SLEEP = """
+    import os, subprocess, sys, time
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
+    open(f"started-{os.environ['RANK']}", "w").close()
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_ended_launcher_leaves_no_process_on_any_host(hosts: Launch, number: int) -> None:
+    with hosts.start("-H", "a:1,b:1", hosts.script(SLEEP)) as process:
+        hosts.wait_for_file("started-0")
+        hosts.wait_for_file("started-1")
+        process.send_signal(number)
+        assert process.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+        wait_until(lambda: hosts.processes() == [], "all processes have ended")
+
+
+def test_a_lost_host_ends_the_job(hosts: Launch) -> None:
+    with hosts.start("-H", "a:1,b:1", "--max-restarts", "2", hosts.script(SLEEP)) as process:
+        hosts.wait_for_file("started-0")
+        hosts.wait_for_file("started-1")
+        (agent,) = (
+            pid
+            for pid in hosts.processes()
+            if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0-m\0multiring.launch.agent\0")
+            and b"FAKE_HOST=b\0" in Path(f"/proc/{pid}/environ").read_bytes()
+        )
+        os.kill(agent, signal.SIGKILL)
+        assert process.wait(30) == 1
+        assert process.stderr is not None
+        report = "multiring: host b: ssh has ended: exit code 137; try by hand: ssh b true\n    Killed\n"
+        assert process.stderr.read().endswith(report)
+        wait_until(lambda: hosts.processes() == [], "all processes have ended")
+
+
+def test_unreachable_hosts_are_all_named(hosts: Launch) -> None:
+    failing = hosts.directory / "failing"
+    failing.write_text(
+        '#!/bin/sh\n[ $1 = b ] && exec "$0.real" "$@"\necho "connect to host $1: No route" >&2\nexit 255\n'
+    )
+    failing.chmod(0o755)
+    (hosts.directory / "failing.real").symlink_to(hosts.directory / "bin/ssh")
+    result = hosts.run("-H", "a:1,b:1,c:1", "--ssh", "./failing", "true")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "multiring run: host a: ./failing has ended: exit code 255; try by hand: ./failing a true\n"
+        "    connect to host a: No route\n"
+        "host c: ./failing has ended: exit code 255; try by hand: ./failing c true\n"
+        "    connect to host c: No route\n"
+    )
+    assert hosts.processes() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--python", "/nowhere/python"], "is there /nowhere/python on it\\? Another is given by --python"),
+        (["--ssh", "no-such-ssh"], "cannot execute 'no-such-ssh' for host a: No such file or directory"),
+        (["--ssh", "true"], "host a: true has ended: exit code 0; try by hand: true a true"),
+    ],
+)
+def test_what_is_missing_is_said(hosts: Launch, words: list[str], message: str) -> None:
+    result = hosts.run("-H", "a:1", *words, "true")
+    assert result.returncode == 2
+    assert re.search(message, result.stderr)
+
+
+def test_a_host_without_this_package_is_told_what_to_install(hosts: Launch) -> None:
+    python = hosts.directory / "python"
+    python.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    result = hosts.run("-H", "a:1", "--python", str(python), "true")
+    assert result.returncode == 2
+    assert re.search(r"host a: .* install multiring [\d.]+ for \S+/python on it", result.stderr)
+
+
+def test_another_version_is_refused(hosts: Launch) -> None:
+    python = hosts.directory / "python"
+    python.write_text("""#!/bin/sh\necho '{"kind": "hello", "version": "0.0.1", "host": "a"}'\ncat > /dev/null\n""")
+    python.chmod(0o755)
+    result = hosts.run("-H", "a:1", "--python", str(python), "true")
+    assert result.returncode == 2
+    assert re.search(r"host a has multiring 0.0.1, this one [\d.]+: install the same everywhere", result.stderr)
+
+
+def agent_answers(directory: Path, **prepare: object) -> dict[str, object]:
+    """What an agent, started as ssh would, answers to ``prepare``."""
+    message = {
+        "kind": "prepare",
+        "program": ["true"],
+        "directory": str(directory),
+        "environment": dict(os.environ),
+        "host": "a",
+        "first": 0,
+        "count": 1,
+        "binding": "core",
+        **prepare,
+    }
+    agent = subprocess.run(
+        [sys.executable, "-m", "multiring.launch.agent"],
+        input=json.dumps(message) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert agent.returncode == 0, agent.stderr
+    hello, answer = map(json.loads, agent.stdout.splitlines())
+    assert hello["kind"] == "hello"
+    return dict(answer)
+
+
+def test_an_agent_checks_what_it_shall_run(tmp_path: Path) -> None:
+    assert agent_answers(tmp_path)["kind"] == "ready"
+    missing = tmp_path / "missing"
+    assert agent_answers(missing) == {
+        "kind": "error",
+        "text": f"there is no directory {missing}: the job's directory must exist on every host",
+    }
+    assert agent_answers(tmp_path, program=["train.py"]) == {
+        "kind": "error",
+        "text": f"no such script: train.py (looked for {tmp_path}/train.py)",
+    }
