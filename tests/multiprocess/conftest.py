@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,5 +8,7 @@ from launching import Launch
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
-    return Launch(tmp_path)
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    launch = Launch(tmp_path)
+    yield launch
+    launch.kill_all()

@@ -39,11 +39,11 @@ class Launch:
         )
 
     @contextmanager
-    def start(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+    def start(self, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
         process = subprocess.Popen(
             [*COMMAND, *words],
             cwd=self.directory,
-            env=self.environment,
+            env={**self.environment, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -53,7 +53,7 @@ class Launch:
             try:
                 yield process
             finally:
-                self.kill_all()
+                process.kill()
 
     def processes(self) -> list[int]:
         """The processes of all jobs launched from here that are still there."""

@@ -322,7 +322,7 @@ def test_restarts_end(launch: Launch) -> None:
         (["-n", "3", "-H", "a:2", "true"], r"-n 3 is more than the 2 slots of the hosts \(a 2\)"),
         (["-H", "a:two", "true"], r"-H a:two: 'a:two' is not host:ranks,host:ranks"),
         (["-H", "a:0", "true"], r"-H a:0: 'a:0' gives the host no slot"),
-        (["-H", "a", "--hostfile", "f", "true"], r"-H a and --hostfile f exclude each other"),
+        (["-H", "a", "--hostfile", "f", "true"], r"-H and --hostfile do not go together"),
         (["--hostfile", "missing", "true"], r"cannot read the hostfile missing: No such file"),
         (["-n", "1", "--log-dir", "/proc/logs", "true"], r"cannot create --log-dir /proc/logs: No such file"),
     ],

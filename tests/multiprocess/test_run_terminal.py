@@ -64,7 +64,6 @@ def at_terminal(launch: Launch, *words: str) -> Iterator[tuple[int, Screen]]:
     try:
         yield pid, Screen(descriptor)
     finally:
-        launch.kill_all()
         os.close(descriptor)
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from multiring import env
 from multiring.errors import MultiringError
 from multiring.launch import LaunchError
 from multiring.launch.connect import SSH
 from multiring.launch.cores import BINDINGS
 from multiring.launch.hosts import Host, Placement, parse_hosts, place, read_hostfile
+from multiring.launch.join import Meeting
 from multiring.launch.launcher import Job
-from multiring.launch.start import run_over_ssh
+from multiring.launch.start import run_as_typed, run_over_ssh
 
 USAGE_ERROR = 2
 
@@ -36,7 +40,7 @@ def run(
         int | None, typer.Option("-n", "-np", min=1, help="Number of ranks in total; all slots if hosts are given.")
     ] = None,
     hosts: Annotated[
-        str | None, typer.Option("-H", "--host", metavar="A:2,B:2", help="Hosts, each with its number of slots.")
+        str | None, typer.Option("-H", metavar="A:2,B:2", help="Hosts, each with its number of slots.")
     ] = None,
     hostfile: Annotated[Path | None, typer.Option(help="Hosts from a file: a line 'a slots=2' or 'a:2' each.")] = None,
     ssh: Annotated[
@@ -45,6 +49,15 @@ def run(
     python: Annotated[
         str, typer.Option(help="Python on hosts that are reached by ssh.", show_default="the path of this one")
     ] = sys.executable,
+    host_count: Annotated[
+        int | None, typer.Option("--hosts", min=1, help="Without ssh: type the command on each of so many hosts ...")
+    ] = None,
+    host_index: Annotated[
+        int | None, typer.Option(min=0, help="... of which this is one; host 0 has rank 0 ...")
+    ] = None,
+    rendezvous: Annotated[
+        str | None, typer.Option(metavar="A:PORT", help="... and listens here for the others.")
+    ] = None,
     bind: Annotated[
         str,
         typer.Option(metavar="|".join(BINDINGS), help="Bind ranks to their share of the cores, or of NUMA domains."),
@@ -57,28 +70,55 @@ def run(
 
     Rank 0 keeps the terminal; each line of the others bears their rank. The first failure ends the job.
     """
+    typed = {"--hosts": host_count, "--host-index": host_index, "--rendezvous": rendezvous}
+    listed = {"-H": hosts, "--hostfile": hostfile}
     try:
-        _check(program, bind)
+        _check(program, bind, typed, listed)
         job = Job(tuple(program), bind, max_restarts, log_dir, verbose)
-        code = run_over_ssh(job, _placements(ranks, hosts, hostfile), shlex.split(ssh), python)
+        if host_count is not None and host_index is not None and rendezvous is not None:
+            code = run_as_typed(job, *_meeting(ranks, host_count, host_index, rendezvous), _note)
+        else:
+            code = run_over_ssh(job, _placements(ranks, hosts, hostfile), shlex.split(ssh), python)
     except (LaunchError, MultiringError, ValueError) as error:
         typer.echo(f"multiring run: {error}", err=True)
         code = USAGE_ERROR
     raise typer.Exit(code)
 
 
-def _check(program: list[str], bind: str) -> None:
+def _note(text: str) -> None:
+    typer.echo(f"multiring: {text}", err=True)
+
+
+def _check(program: list[str], bind: str, typed: Mapping[str, object], listed: Mapping[str, object]) -> None:
     if bind not in BINDINGS:
         raise LaunchError(f"--bind {bind}: choose one of {', '.join(BINDINGS)}")
     if program[0].startswith("-") and program[0] != "-m":
         raise LaunchError(f"no such option: {program[0]}; see multiring run --help")
     if program == ["-m"]:
         raise LaunchError("-m needs the name of a module")
+    given = [name for name, value in {**typed, **listed}.items() if value is not None]
+    if len(given) > 1 and set(given) != set(typed):
+        raise LaunchError(
+            f"{' and '.join(given)} do not go together: give -H, or --hostfile, or all of {', '.join(typed)}"
+        )
+    if len(given) == 1 and given[0] in typed:
+        raise LaunchError(f"{given[0]} needs {' and '.join(name for name in typed if name != given[0])} too")
+
+
+def _meeting(ranks: int | None, hosts: int, index: int, rendezvous: str) -> tuple[int, Meeting]:
+    if ranks is None:
+        raise LaunchError("how many ranks? Give -n N, the total, on all hosts")
+    if ranks < hosts:
+        raise LaunchError(f"-n {ranks} ranks on --hosts {hosts}: give at least one rank for each host")
+    if index >= hosts:
+        raise LaunchError(f"--host-index {index} of --hosts {hosts}: hosts count from 0")
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):(\d{1,5})", rendezvous)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise LaunchError(f"--rendezvous {rendezvous}: expected host:port, an IPv6 address in brackets")
+    return ranks, Meeting(env.split_address(rendezvous), hosts, index, env.read(env.Settings).init_timeout)
 
 
 def _placements(ranks: int | None, hosts: str | None, hostfile: Path | None) -> list[Placement]:
-    if hosts is not None and hostfile is not None:
-        raise LaunchError(f"-H {hosts} and --hostfile {hostfile} exclude each other")
     if hosts is not None:
         return place(parse_hosts(hosts), ranks)
     if hostfile is not None:

@@ -13,9 +13,10 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,16 +37,46 @@ DRAIN_SECONDS = 0.5
 REACH_SECONDS = 3.0
 
 
+JOB_VARIABLES = (
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "MULTIRING_WORLD_SIZE",
+    "MULTIRING_STORE",
+    "MULTIRING_JOB",
+    "MULTIRING_GENERATION",
+    "MULTIRING_RESTART",
+)
+"""What the launcher sets for all ranks."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What was typed on this host; ``secret`` is None if none was given."""
+
+    program: Sequence[str]
+    ranks: int
+    hosts: int
+    secret: bytes | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"program": list(self.program), "ranks": self.ranks, "hosts": self.hosts}
+
+
 class Agent:
     """Does what the launcher says over the descriptors ``input`` and ``output``.
 
-    ``at_terminal``: the launcher forked this agent, so rank 0 can have the launcher's own standard input.
+    ``at_terminal``: the launcher forked this agent, so rank 0 can have the launcher's own standard input. ``typed``:
+    what was typed on this host, which then is what runs here, whatever the launcher says.
     """
 
-    def __init__(self, input: int, output: int, *, at_terminal: bool = False) -> None:
+    def __init__(self, input: int, output: int, *, at_terminal: bool = False, typed: Typed | None = None) -> None:
         self._input = input
         self._output = output
         self._at_terminal = at_terminal
+        self._typed = typed
+        self._code: int | None = None
+        self._refusal = ""
         self._launcher_group = os.getpgid(os.getppid())
         self._ranks: dict[int, Rank] = {}
         self._running: set[int] = set()
@@ -61,17 +92,26 @@ class Agent:
             "signal": self._signal,
             "kill": self._kill,
             "finish": self._finish,
+            "done": self._take_code,
+            "refuse": self._take_refusal,
         }
 
-    def serve(self) -> None:
-        """Work until the launcher closes the connection; then nothing that was started is left."""
+    def serve(self) -> int | None:
+        """Work until the launcher closes the connection; then nothing that was started is left.
+
+        Returns the job's exit code, 128 + the signal that ended this agent, or None if the launcher was lost.
+        LaunchError if it refused this agent.
+        """
         processes.adopt_orphans()
         try:
             asyncio.run(self._serve())
-        except asyncio.CancelledError:
-            pass  # told to end by a signal, or the launcher is gone
+        except (asyncio.CancelledError, ConnectionError):
+            pass  # a signal came, or the launcher is gone
         finally:
             processes.kill_descendants()
+        if self._refusal:
+            raise LaunchError(self._refusal)
+        return self._code
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -83,7 +123,8 @@ class Agent:
             loop.add_signal_handler(number, self._leave, number)
         reader = asyncio.StreamReader(LIMIT)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
-        self._send("hello", version=multiring.__version__, host=socket.gethostname())
+        typed = None if self._typed is None else self._typed.as_dict()
+        self._send("hello", version=multiring.__version__, host=socket.gethostname(), typed=typed)
         while line := await reader.readline():
             message = decode(line)
             if message is None:
@@ -101,19 +142,21 @@ class Agent:
             self._end()
 
     def _leave(self, number: int) -> None:
-        self._send("error", text=f"interrupted by {signal.Signals(number).name}")
+        self._send("error", text=f"ended by {signal.Signals(number).name}")
+        self._code = 128 + number
         self._end()
 
     async def _prepare(self, message: Message) -> None:
         self._placement = Placement(message["host"], message["first"], message["count"])
-        given: Mapping[str, str] = message["environment"] or {}
+        program, given, self._directory = message["program"], message["environment"], message["directory"]
+        if self._typed is not None:
+            program, given, self._directory = self._typed.program, {}, os.getcwd()
         self._environment = {**os.environ, **given, "PYTHONUNBUFFERED": "1"}
         # Its content reaches the ranks as all secrets do, through MULTIRING_SECRET_FD.
         self._environment.pop("MULTIRING_SECRET_FILE", None)
-        self._directory = message["directory"] or os.getcwd()
         if not os.path.isdir(self._directory):
             raise LaunchError(f"there is no directory {self._directory}: the job's directory must exist on every host")
-        self._command = resolve(message["program"], self._directory, self._environment)
+        self._command = resolve(program, self._directory, self._environment)
         self._shares = cores.divide(
             cores.allowed_cores(), cores.cgroup_quota(), self._placement.count, message["binding"]
         )
@@ -134,7 +177,10 @@ class Agent:
     async def _start(self, message: Message) -> None:
         if self._listening is not None:
             self._listening.close()
-        secret = message["secret"].encode()
+        secret = bytes.fromhex(message["secret"])
+        if self._typed is not None and self._typed.secret is not None:
+            secret = self._typed.secret
+        job = {name: message["variables"][name] for name in JOB_VARIABLES}
         for local_rank, rank in enumerate(self._placement.ranks):
             place = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self._placement.count}
             share = self._shares[local_rank]
@@ -143,7 +189,7 @@ class Agent:
                 {
                     "OMP_NUM_THREADS": str(share.threads),
                     **self._environment,
-                    **message["environment"],
+                    **job,
                     **{prefix + name: str(value) for name, value in place.items() for prefix in ("", env.PREFIX)},
                 },
                 self._directory,
@@ -208,6 +254,12 @@ class Agent:
     async def _kill(self, message: Message) -> None:
         _kill_all()
 
+    async def _take_code(self, message: Message) -> None:
+        self._code = message["code"]
+
+    async def _take_refusal(self, message: Message) -> None:
+        self._refusal = message["text"]
+
     async def _finish(self, message: Message) -> None:
         deadline = time.monotonic() + DRAIN_SECONDS
         while not all(rank.silent for rank in self._ranks.values()) and time.monotonic() < deadline:
@@ -251,4 +303,4 @@ async def _answers(address: str, port: int) -> bool:
 
 
 if __name__ == "__main__":
-    Agent(0, 1).serve()
+    sys.exit(Agent(0, 1).serve() or 0)

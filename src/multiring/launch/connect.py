@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shlex
 import signal
@@ -34,19 +33,21 @@ class Connection:
     def __init__(
         self,
         host: str,
-        is_remote: bool,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        kind: str,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         why: Callable[[], Awaitable[str]],
         end: Callable[[], Awaitable[None]],
     ) -> None:
-        """``why`` says how the agent ended, ``end`` waits for that or brings it about."""
+        """``kind`` is fork, ssh or socket; ``why`` says how the agent ended, ``end`` waits for that or causes it."""
         self.host = host
-        self.is_remote = is_remote
-        self._reader = reader
-        self._writer = writer
+        self.kind = kind
+        self._reader, self._writer = streams
         self.why = why
         self._end = end
+
+    @property
+    def gone(self) -> bool:
+        return self._reader.at_eof()
 
     def send(self, kind: str, **fields: Any) -> None:
         if not self._writer.is_closing():
@@ -77,19 +78,19 @@ class Connection:
             raise LaunchError(f"host {self.host}: {kind!r} was expected and {message['kind']!r} came")
         return message
 
-    async def greet(self) -> None:
-        """Wait for the agent's hello; LaunchError if it is another version's."""
+    async def greet(self) -> Message:
+        """The agent's hello; LaunchError if it is another version's."""
         hello = await self.expect("hello")
         if hello["version"] != multiring.__version__:
             raise LaunchError(
                 f"host {self.host} has multiring {hello['version']}, this one {multiring.__version__}: install the "
                 f"same everywhere"
             )
+        return hello
 
     async def close(self) -> None:
         """Let the agent end, and wait for it."""
-        with contextlib.suppress(ConnectionError):
-            self._writer.close()
+        self._writer.close()
         await self._end()
 
 
@@ -145,7 +146,7 @@ async def connect_fork(host: str, process: int, from_agent: int, to_agent: int) 
         await wait()
         return f"its agent has ended: {describe_exit(status[0])}" if status else "its agent does not answer"
 
-    return Connection(host, False, reader, writer, why, wait)
+    return Connection(host, "fork", (reader, writer), why, wait)
 
 
 async def connect_ssh(host: str, command: Sequence[str], python: str) -> Connection:
@@ -188,7 +189,7 @@ async def connect_ssh(host: str, command: Sequence[str], python: str) -> Connect
         lines = "".join(f"\n    {line}" for line in said)
         return f"{command[0]} has ended: {describe_exit(code)}; {remedy}{lines}"
 
-    return Connection(host, True, process.stdout, process.stdin, why, wait)
+    return Connection(host, "ssh", (process.stdout, process.stdin), why, wait)
 
 
 async def _collect(stream: asyncio.StreamReader, lines: deque[str]) -> None:

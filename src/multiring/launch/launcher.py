@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multiring import env
-from multiring.bootstrap import given_secret
 from multiring.launch.attempt import Agents, Attempt, Failure
 from multiring.launch.connect import gather
 from multiring.launch.messages import to_text
@@ -38,11 +37,13 @@ class Job:
 class Launcher:
     """Runs a job on connected agents, of which the first has rank 0."""
 
-    def __init__(self, job: Job, agents: Agents) -> None:
+    def __init__(self, job: Job, agents: Agents, given_secret: bytes | None) -> None:
+        """``given_secret`` is the one that the user gave; None: one is made."""
         self._job = job
+        self._given_secret = given_secret
         self._agents = agents
         self._first = agents[0][1]
-        self._is_local = len(agents) == 1 and not self._first.is_remote
+        self._is_local = len(agents) == 1 and self._first.kind == "fork"
         self._world_size = sum(placement.count for placement, _ in agents)
         self._output = Output(job.log_dir, on_broken=lambda: self._interrupt(signal.SIGPIPE))
         self._input: Input | None = None
@@ -62,21 +63,24 @@ class Launcher:
                 raise
         finally:
             self._output.close()
+        code = 0
         if self._interrupted:
             self._output.note(f"ended by {signal.Signals(self._interrupted).name}")
-            return 128 + self._interrupted
-        if failure is not None:
+            code = 128 + self._interrupted
+        elif failure is not None:
             self._report(failure)
-            return failure.code
-        return 0
+            code = failure.code
+        for _, agent in self._agents:
+            agent.send("done", code=code)
+        return code
 
     async def _prepare(self) -> None:
         for placement, agent in self._agents:
             agent.send(
                 "prepare",
                 program=self._job.program,
-                directory=os.getcwd() if agent.is_remote else None,
-                environment=portable(os.environ) if agent.is_remote else None,
+                directory=os.getcwd(),
+                environment=portable(os.environ) if agent.kind == "ssh" else {},
                 host=placement.host,
                 first=placement.first,
                 count=placement.count,
@@ -90,7 +94,7 @@ class Launcher:
 
     async def _run_with_restarts(self) -> Failure | None:
         settings = env.read(env.Settings)
-        secret = given_secret(env.read(env.Launch)) or secrets.token_hex(32).encode()
+        secret = self._given_secret or secrets.token_hex(32).encode()
         job = secrets.token_hex(8)
         bind = ("127.0.0.1",) if self._is_local else ()
         server = Server(secret, job=job, bind=bind, ports=settings.ports, interface=settings.interface)
@@ -142,8 +146,10 @@ class Launcher:
     async def _run_once(self, secret: bytes, variables: dict[str, str]) -> Attempt:
         terminal = Terminal.of_this_process()
         for _, agent in self._agents:
-            agent.send("start", secret=secret.decode(), environment=variables, terminal=terminal.as_dict())
-        if self._first.is_remote and self._input is None:
+            # A socket can be listened to: whoever joined through it has the given secret already.
+            told = "" if self._given_secret and agent.kind == "socket" else secret.hex()
+            agent.send("start", secret=told, variables=variables, terminal=terminal.as_dict())
+        if self._first.kind != "fork" and self._input is None:
             self._input = Input(lambda data: self._first.send("input", text=to_text(data)))
         self._attempt = attempt = Attempt(self._agents, self._output, on_taken=self._on_taken)
         await attempt.run()
@@ -181,7 +187,7 @@ class Launcher:
 
     def _ranks_at_terminal(self) -> tuple[int, ...]:
         """The ranks that get a Ctrl-C, or a Ctrl-Z, from the terminal itself."""
-        return (0,) if not self._first.is_remote and in_foreground(0) else ()
+        return (0,) if self._first.kind == "fork" and in_foreground(0) else ()
 
     def _forward(self, number: int) -> None:
         if self._attempt is not None:

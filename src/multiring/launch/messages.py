@@ -4,23 +4,24 @@
 to the agent   fields                                 meaning
 =============  =====================================  =====================================================
 ``prepare``    program directory environment host     check the program and divide the cores; answered by
-               first count binding                    ``ready``. Environment and directory are the agent's own
-                                                      where they are null
+               first count binding                    ``ready``
 ``listen``     everywhere                             open a port for rank 0; answered by ``listening``
 ``reach``      addresses port                         try them; answered by ``reached``
-``start``      secret environment terminal            start the ranks; ``exit`` follows for each
+``start``      secret variables terminal              start the ranks; ``exit`` follows for each
 ``input``      text                                   for rank 0's standard input; empty: no more of it
 ``window``     rows columns                           the size of the terminal
 ``signal``     number without                         send a signal to the ranks not in ``without``
 ``kill``                                              kill the ranks and all that they started
 ``finish``                                            pass on the last output, kill what is left over;
                                                       answered by ``finished``
+``done``       code                                   the job's exit code
+``refuse``     text                                   the agent cannot take part
 =============  =====================================  =====================================================
 
 =============  =====================================  =====================================================
 to launcher    fields                                 meaning
 =============  =====================================  =====================================================
-``hello``      version host                           the agent is there
+``hello``      version host typed                     the agent is there; what was typed there, if anything
 ``ready``      shares                                 what each rank will be bound to, in words
 ``error``      text                                   the host cannot do what was asked
 ``listening``  port addresses                         the addresses of the host, if asked for

@@ -31,7 +31,20 @@ def resolve(words: Sequence[str], directory: str, environment: Mapping[str, str]
     return [found, *words[1:]]
 
 
-_OF_THE_HOST = {"HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "_"}
+_OF_THE_HOST = {
+    "HOME",
+    "HOSTNAME",
+    "LOGNAME",
+    "MAIL",
+    "MULTIRING_HOST",
+    "OLDPWD",
+    "PWD",
+    "SHELL",
+    "SHLVL",
+    "TMPDIR",
+    "USER",
+    "_",
+}
 _PREFIXES_OF_THE_HOST = ("SSH_", "XDG_", "DBUS_")
 
 

@@ -3,31 +3,69 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from multiring.launch import processes
+from multiring import bootstrap, env
+from multiring.launch import LaunchError, processes
+from multiring.launch.agent import Agent, Typed
 from multiring.launch.connect import Connection, connect_fork, connect_ssh, fork_agent, gather
-from multiring.launch.hosts import Placement, is_here
+from multiring.launch.hosts import Placement, is_here, spread
+from multiring.launch.join import Meeting, accept, reach
 from multiring.launch.launcher import Job, Launcher
 
 
 def run_over_ssh(job: Job, placements: Sequence[Placement], ssh: Sequence[str], python: str) -> int:
     """Run a job on hosts that ``ssh host command...`` reaches, or here; the exit code of the job."""
+    secret = given_secret()
     # Before there is an event loop or a thread, since they do not survive a fork.
     forked = {placement.host: fork_agent() for placement in placements if is_here(placement.host)}
-    connecting = [
-        connect_fork(host, *forked[host]) if host in forked else connect_ssh(host, ssh, python)
-        for host in (placement.host for placement in placements)
-    ]
 
     async def main() -> int:
-        agents: list[Connection] = []
+        agents: dict[int, Connection] = {}
+
+        async def connect(index: int, host: str) -> None:
+            agents[index] = await (
+                connect_fork(host, *forked[host]) if host in forked else connect_ssh(host, ssh, python)
+            )
+            await agents[index].greet()
+
         try:
-            agents += await gather(connecting)
-            await gather(agent.greet() for agent in agents)
-            return await Launcher(job, list(zip(placements, agents, strict=True))).run()
+            await gather(connect(index, placement.host) for index, placement in enumerate(placements))
+            return await Launcher(job, [(p, agents[i]) for i, p in enumerate(placements)], secret).run()
+        finally:
+            await asyncio.gather(*(agent.close() for agent in agents.values()))
+
+    return _run(main)
+
+
+def run_as_typed(job: Job, ranks: int, meeting: Meeting, note: Callable[[str], None]) -> int:
+    """This host's part of a job that was typed on each of its hosts; the exit code of the job."""
+    typed = Typed(job.program, ranks, meeting.hosts, given_secret())
+    if meeting.index == 0:
+        return _lead(job, typed, meeting, note)
+    sock = reach(meeting, typed)
+    note(f"host {meeting.index} of {meeting.hosts}: the output is shown on host 0, {meeting}")
+    code = Agent(sock.fileno(), os.dup(sock.fileno()), typed=typed).serve()
+    sock.detach()
+    if code is None:
+        raise LaunchError(f"the connection to host 0, {meeting}, is lost: all ranks here have been ended")
+    return code
+
+
+def _lead(job: Job, typed: Typed, meeting: Meeting, note: Callable[[str], None]) -> int:
+    forked = fork_agent()
+
+    async def main() -> int:
+        agents = [await connect_fork(socket.gethostname(), *forked)]
+        try:
+            await agents[0].greet()
+            agents += await accept(meeting, typed, note)
+            placements = spread([agent.host for agent in agents], typed.ranks)
+            return await Launcher(job, list(zip(placements, agents, strict=True)), typed.secret).run()
         finally:
             await asyncio.gather(*(agent.close() for agent in agents))
 
@@ -42,3 +80,9 @@ def _run(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
         return 128 + signal.SIGINT
     finally:
         processes.kill_descendants()
+
+
+def given_secret() -> bytes | None:
+    """The secret in MULTIRING_SECRET_FILE, if set."""
+    path = os.environ.get("MULTIRING_SECRET_FILE", "")
+    return bootstrap.given_secret(env.Launch(secret_file=path))

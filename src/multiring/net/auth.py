@@ -31,7 +31,7 @@ PROTOCOL = 1
 HANDSHAKE_SECONDS = 10.0
 """A connection that has not proved itself by then is closed."""
 
-STORE, DATA, CONTROL, LOCAL = range(4)
+STORE, DATA, CONTROL, LOCAL, LAUNCH = range(5)
 """Roles: what the connection is for."""
 
 _MAGIC = b"multirng"

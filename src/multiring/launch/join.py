@@ -1,0 +1,170 @@
+"""Hosts on which the command was typed find each other: the agents of all but host 0 connect to the launcher there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from multiring.env import join_address
+from multiring.errors import ResourceError
+from multiring.launch import LaunchError
+from multiring.launch.agent import Typed
+from multiring.launch.connect import Connection
+from multiring.launch.messages import LIMIT
+from multiring.net import auth, dial, listen
+from multiring.net.loop import LoopThread
+
+RETRY_SECONDS = 0.5
+
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+"""A host that vanishes is noticed after 30 s."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the hosts meet, how many they are, and which one this is; host 0 listens."""
+
+    address: tuple[str, int]
+    hosts: int
+    index: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return join_address(*self.address)
+
+
+def _listen(meeting: Meeting) -> socket.socket:
+    port = meeting.address[1]
+    try:
+        return listen.bind("", range(port, port + 1))
+    except ResourceError:
+        raise LaunchError(
+            f"the rendezvous port {port} is taken on this host: end what uses it (ss -tlnp shows it), or name another "
+            f"one on all hosts"
+        ) from None
+
+
+async def accept(meeting: Meeting, typed: Typed, note: Callable[[str], None]) -> list[Connection]:
+    """Connections to the agents of hosts 1, 2, ...; LaunchError if they have not all come in time."""
+    loop = asyncio.get_running_loop()
+    arrivals: asyncio.Queue[tuple[socket.socket, int]] = asyncio.Queue()
+
+    async def hand_on(sock: socket.socket, hello: auth.Hello) -> None:
+        loop.call_soon_threadsafe(arrivals.put_nowait, (sock, hello.rank))
+
+    hello = auth.Hello(auth.LAUNCH, rank=0)
+    listening = _listen(meeting)
+    thread = LoopThread("multiring-rendezvous")
+    listener = listen.Listener(
+        thread, [listening], lambda: auth.server(_key(typed), hello), hand_on, f"the rendezvous at {meeting}"
+    )
+    deadline = time.monotonic() + meeting.seconds
+    found: dict[int, Connection] = {}
+    try:
+        while missing := sorted(set(range(1, meeting.hosts)) - found.keys()):
+            note(f"waiting at {meeting} for host {', '.join(map(str, missing))} of {meeting.hosts}")
+            try:
+                sock, index = await asyncio.wait_for(arrivals.get(), deadline - time.monotonic())
+            except asyncio.TimeoutError:
+                raise LaunchError(
+                    f"host {', '.join(map(str, missing))} of {meeting.hosts} has not come to {meeting} within "
+                    f"{meeting.seconds:g} s (MULTIRING_INIT_TIMEOUT): type the same command there with its --host-index"
+                ) from None
+            agent = await _open(sock)
+            reason = await _examine(agent, index, meeting, typed, found)
+            if reason:
+                note(reason)
+                agent.send("refuse", text=reason)
+                await agent.close()
+            else:
+                found[index] = agent
+    except BaseException:
+        await asyncio.gather(*(agent.close() for agent in found.values()))
+        raise
+    finally:
+        listener.close()
+        thread.close()
+    return [found[index] for index in sorted(found)]
+
+
+async def _open(sock: socket.socket) -> Connection:
+    for option in _KEEPALIVE:
+        sock.setsockopt(*option)
+    reader, writer = await asyncio.open_connection(sock=sock, limit=LIMIT)
+
+    async def why() -> str:
+        return "the connection to its agent is lost"
+
+    async def end() -> None:
+        try:
+            await asyncio.wait_for(writer.wait_closed(), 5.0)
+        except (OSError, asyncio.TimeoutError):
+            writer.transport.abort()
+
+    host: str = sock.getpeername()[0]
+    return Connection(host, "socket", (reader, writer), why, end)
+
+
+async def _examine(agent: Connection, index: int, meeting: Meeting, typed: Typed, found: dict[int, Connection]) -> str:
+    """Why a newcomer cannot be part of the job, if so."""
+    try:
+        hello = await agent.greet()
+    except LaunchError as error:
+        return str(error)
+    agent.host = hello["host"]
+    if not 1 <= index < meeting.hosts:
+        return f"host {agent.host} was started with --host-index {index}, but there are {meeting.hosts} hosts"
+    if index in found and not found[index].gone:
+        return f"host {agent.host} and host {found[index].host} were both started with --host-index {index}"
+    theirs, ours = hello["typed"], typed.as_dict()
+    for name, value in ours.items():
+        if theirs[name] != value:
+            return (
+                f"host {agent.host} was started with {name} {theirs[name]}, host 0 with {value}: type the same on all"
+            )
+    return ""
+
+
+def reach(meeting: Meeting, typed: Typed) -> socket.socket:
+    """A connection to host 0, from another one; LaunchError if it does not answer in time, or refuses."""
+    hello = auth.Hello(auth.LAUNCH, rank=meeting.index, peer=0)
+
+    async def try_all() -> socket.socket:
+        deadline = time.monotonic() + meeting.seconds
+        while True:
+            numeric = await dial.resolve([meeting.address])
+            try:
+                sock, _ = await dial.race(
+                    numeric, lambda address: dial.connect(address, auth.client(_key(typed), hello))
+                )
+                return sock
+            except dial.Unreachable as error:
+                if error.refused:
+                    raise LaunchError(
+                        f"the rendezvous cannot be used: {error} (MULTIRING_SECRET_FILE must be the same on all hosts)"
+                    ) from None
+                if time.monotonic() > deadline:
+                    raise LaunchError(
+                        f"host 0 does not answer within {meeting.seconds:g} s (MULTIRING_INIT_TIMEOUT): {error}"
+                    ) from None
+            await asyncio.sleep(RETRY_SECONDS)
+
+    sock = asyncio.run(try_all())
+    for option in _KEEPALIVE:
+        sock.setsockopt(*option)
+    return sock
+
+
+def _key(typed: Typed) -> bytes:
+    """What connections are proved with; without a given secret that keeps out strays and scanners only."""
+    return typed.secret or hashlib.sha256(b"multiring run").digest()

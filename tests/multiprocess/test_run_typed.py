@@ -1,0 +1,206 @@
+"""``multiring run --hosts``: the same command typed on each host, without ssh."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from launching import Launch, wait_until
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def words(port: int, index: int, *rest: str, ranks: int = 3, hosts: int = 2) -> list[str]:
+    given = ("--hosts", hosts, "--host-index", index, "--rendezvous", f"127.0.0.1:{port}", "-n", ranks)
+    return [*map(str, given), *rest]
+
+
+@contextmanager
+def two_hosts(launch: Launch, port: int, *program: str, **environment: str) -> Iterator[tuple[Popen[str], Popen[str]]]:
+    with (
+        launch.start(*words(port, 1, *program), **environment) as second,
+        launch.start(*words(port, 0, *program), **environment) as first,
+    ):
+        yield first, second
+
+
+def test_hosts_find_each_other_and_share_the_ranks(launch: Launch, port: int) -> None:
+    script = launch.script("""
+        import os
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        print(*(os.environ[name] for name in names))
+    """)
+    with two_hosts(launch, port, script) as (first, second):
+        output, errors = first.communicate(timeout=60)
+        assert (first.returncode, second.wait(30)) == (0, 0)
+        assert sorted(output.splitlines()) == ["0 0 3 2", "[1] 1 1 3 2", "[2] 2 0 3 1"]
+        assert errors == f"multiring: waiting at 127.0.0.1:{port} for host 1 of 2\n"
+        assert second.communicate() == (
+            "",
+            f"multiring: host 1 of 2: the output is shown on host 0, 127.0.0.1:{port}\n",
+        )
+
+
+def test_each_host_runs_what_was_typed_there(launch: Launch, port: int, tmp_path: Path) -> None:
+    program = ("sh", "-c", 'echo "$RANK $WHERE $PWD"')
+    other = Launch(launch.directory / "other")
+    other.directory.mkdir()
+    with (
+        launch.start(*words(port, 0, *program, ranks=2), WHERE="first") as first,
+        other.start(*words(port, 1, *program, ranks=2), WHERE="second"),
+    ):
+        output = first.communicate(timeout=60)[0]
+    assert sorted(output.splitlines()) == [f"0 first {launch.directory}", f"[1] 1 second {other.directory}"]
+
+
+def test_a_failure_ends_all_hosts_with_its_code(launch: Launch, port: int) -> None:
+    script = launch.script("import os, sys, time; os.environ['RANK'] == '2' and sys.exit(9); time.sleep(100)")
+    with two_hosts(launch, port, script) as (first, second):
+        errors = first.communicate(timeout=60)[1]
+        assert (first.returncode, second.wait(30)) == (9, 9)
+    assert re.search(r"multiring: rank 2 on host \S+ failed: exit code 9, after [\d.]+ s\n$", errors)
+    assert launch.processes() == []
+
+
+SLEEP = """
+    import os, time
+    open(f"started-{os.environ['RANK']}", "w").close()
+    time.sleep(100)
+"""
+
+
+def test_a_killed_launcher_leaves_no_process_on_other_hosts(launch: Launch, port: int) -> None:
+    with two_hosts(launch, port, launch.script(SLEEP)) as (first, second):
+        for rank in range(3):
+            launch.wait_for_file(f"started-{rank}")
+        first.kill()
+        assert second.wait(30) == 2
+        assert second.stderr is not None
+        assert f"the connection to host 0, 127.0.0.1:{port}, is lost: all ranks here have been ended" in (
+            second.stderr.read()
+        )
+        wait_until(lambda: launch.processes() == [], "all processes have ended")
+
+
+def test_an_interrupt_on_another_host_ends_the_job(launch: Launch, port: int) -> None:
+    with two_hosts(launch, port, launch.script(SLEEP)) as (first, second):
+        for rank in range(3):
+            launch.wait_for_file(f"started-{rank}")
+        second.send_signal(signal.SIGINT)
+        errors = first.communicate(timeout=60)[1]
+        assert first.returncode == 1
+        assert second.wait(30) == 130
+    assert re.search(r"multiring: host \S+: ended by SIGINT\n$", errors)
+    assert launch.processes() == []
+
+
+def test_who_typed_something_else_is_refused_and_may_try_again(launch: Launch, port: int) -> None:
+    with launch.start(*words(port, 0, "true")) as first:
+        for wrong, reason in (
+            (words(port, 1, "false"), r"was started with program \['false'\], host 0 with \['true'\]"),
+            (words(port, 1, "true", ranks=4), "was started with ranks 4, host 0 with 3"),
+            (words(port, 1, "true", hosts=3), "was started with hosts 3, host 0 with 2"),
+            (words(port, 2, "true", hosts=3), "was started with --host-index 2, but there are 2 hosts"),
+        ):
+            result = launch.run(*wrong)
+            assert result.returncode == 2
+            assert re.search(f"multiring run: host \\S+ {reason}", result.stderr)
+        assert launch.run(*words(port, 1, "true")).returncode == 0
+        assert first.wait(30) == 0
+
+
+def test_an_index_is_taken_once(launch: Launch, port: int) -> None:
+    with (
+        launch.start(*words(port, 0, "true", hosts=3)) as first,
+        launch.start(*words(port, 1, "true", hosts=3)) as second,
+    ):
+        assert second.stderr is not None
+        second.stderr.readline()
+        result = launch.run(*words(port, 1, "true", hosts=3))
+        assert result.returncode == 2
+        assert re.search(r"host (\S+) and host \1 were both started with --host-index 1", result.stderr)
+        assert launch.run(*words(port, 2, "true", hosts=3)).returncode == 0
+        assert (first.wait(30), second.wait(30)) == (0, 0)
+
+
+def test_a_secret_may_be_given(launch: Launch, port: int) -> None:
+    secret = launch.directory / "secret"
+    secret.write_text("sixteen bytes or more\n")
+    other = launch.directory / "other"
+    other.write_text("another one of sixteen bytes\n")
+    script = launch.script("""
+        import os
+        print(os.read(int(os.environ["MULTIRING_SECRET_FD"]), 100), os.environ.get("MULTIRING_SECRET_FILE"))
+    """)
+    with launch.start(*words(port, 0, script, ranks=2), MULTIRING_SECRET_FILE=str(secret)) as first:
+        with launch.start(*words(port, 1, script, ranks=2), MULTIRING_SECRET_FILE=str(other)) as stranger:
+            assert stranger.wait(30) == 2
+            assert stranger.stderr is not None
+            assert "it does not know this job's secret (MULTIRING_SECRET_FILE must be the same" in (
+                stranger.stderr.read()
+            )
+        with launch.start(*words(port, 1, script, ranks=2), MULTIRING_SECRET_FILE=str(secret)) as second:
+            output = first.communicate(timeout=60)[0]
+            assert second.wait(30) == 0
+    assert sorted(output.splitlines()) == [
+        "[1] b'sixteen bytes or more' None",
+        "b'sixteen bytes or more' None",
+    ]
+
+
+def test_strangers_are_no_obstacle(launch: Launch, port: int) -> None:
+    with launch.start(*words(port, 0, "true")) as first:
+        assert first.stderr is not None
+        first.stderr.readline()
+        with socket.create_connection(("127.0.0.1", port)) as stranger, socket.create_connection(("127.0.0.1", port)):
+            stranger.sendall(json.dumps({"kind": "hello"}).encode() * 100)
+            assert launch.run(*words(port, 1, "true")).returncode == 0
+            assert first.wait(30) == 0
+
+
+def test_hosts_that_do_not_come_are_named(launch: Launch, port: int) -> None:
+    launch.environment["MULTIRING_INIT_TIMEOUT"] = "1"
+    result = launch.run(*words(port, 0, "true", hosts=3))
+    assert result.returncode == 2
+    assert f"host 1, 2 of 3 has not come to 127.0.0.1:{port} within 1 s" in result.stderr
+    result = launch.run(*words(port, 1, "true"))
+    assert result.returncode == 2
+    assert f"host 0 does not answer within 1 s (MULTIRING_INIT_TIMEOUT): 127.0.0.1:{port}: Conn" in result.stderr
+    assert launch.processes() == []
+
+
+def test_a_taken_port_is_named(launch: Launch) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = launch.run(*words(port, 0, "true"))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"multiring run: the rendezvous port {port} is taken on this host")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--hosts", "2"], "--hosts needs --host-index and --rendezvous too"),
+        (["--hosts", "2", "--host-index", "0", "-H", "a"], "--hosts and --host-index and -H do not go together"),
+        (["--hosts", "2", "--host-index", "2", "--rendezvous", "a:1", "-n", "2"], "--host-index 2 of --hosts 2"),
+        (["--hosts", "2", "--host-index", "0", "--rendezvous", "a", "-n", "2"], "--rendezvous a: expected host:port"),
+        (["--hosts", "2", "--host-index", "0", "--rendezvous", "a:1", "-n", "1"], "-n 1 ranks on --hosts 2"),
+        (["--hosts", "2", "--host-index", "0", "--rendezvous", "a:1"], "how many ranks? Give -n N"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(launch: Launch, given: list[str], message: str) -> None:
+    result = launch.run(*given, "true")
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"multiring run: {message}")
