@@ -1,3 +1,277 @@
+// The Python module: marshal, release the GIL, call, translate errors.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
-NB_MODULE(_native, m) { m.doc() = "The native engine of multiring."; }
+#include <memory>
+#include <span>
+
+#include "describe.hpp"
+#include "engine.hpp"
+#include "reduce.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace multiring {
+namespace {
+
+nb::object make_error(const Failure& failure) {
+    static constexpr const char* classes[] = {"MultiringError", "PeerLost", "CollectiveTimeout", "Mismatch",
+                                              "ResourceError"};
+    const nb::object type = nb::module_::import_("multiring.errors").attr(classes[static_cast<int>(failure.kind)]);
+    return type(failure.message, "rank"_a = failure.rank, "host"_a = failure.host, "collective"_a = failure.collective,
+                "number"_a = failure.number);
+}
+
+ErrorKind error_kind(const std::string& name) {
+    if (name == "MultiringError") return ErrorKind::error;
+    if (name == "PeerLost") return ErrorKind::peer_lost;
+    if (name == "CollectiveTimeout") return ErrorKind::timeout;
+    if (name == "Mismatch") return ErrorKind::mismatch;
+    if (name == "ResourceError") return ErrorKind::resource;
+    throw std::invalid_argument("'" + name + "' is not an error class of multiring");
+}
+
+void check_signals() {
+    const nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+void drop_owners(Engine& engine) {
+    if (!engine.has_owners()) return;
+    for (void* owner : engine.take_owners()) Py_DECREF(static_cast<PyObject*>(owner));
+}
+
+template <class Enum, std::size_t n>
+Enum code(int value, const std::array<std::string_view, n>&, const char* what) {
+    if (value < 0 || value >= static_cast<int>(n))
+        throw std::invalid_argument(std::string(what) + " " + std::to_string(value) + " is not one of the " +
+                                    std::to_string(n) + " codes");
+    return static_cast<Enum>(value);
+}
+
+Call make_call(Engine& engine, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
+               int dtype, int op, std::uint32_t root, double timeout) {
+    Call call{};
+    call.installed = &engine.installed(schedule);
+    call.collective = code<Collective>(collective, collective_names, "collective");
+    call.pointer = reinterpret_cast<std::byte*>(pointer);
+    call.count = count;
+    call.dtype = code<Dtype>(dtype, dtype_names, "dtype");
+    call.op = code<Op>(op, op_names, "op");
+    call.root = root;
+    call.timeout = timeout;
+    return call;
+}
+
+// The arena's side of `empty`: keeps the memory until the last array over it is gone.
+struct Range {
+    std::shared_ptr<Arena> arena;
+    void* pointer;
+};
+
+nb::object empty(Engine& engine, std::size_t bytes) {
+    auto range = std::make_unique<Range>(Range{engine.shared_arena(), nullptr});
+    {
+        const nb::gil_scoped_release nogil;
+        range->pointer = range->arena->allocate(bytes);
+    }
+    auto* pointer = static_cast<std::uint8_t*>(range->pointer);
+    const nb::capsule owner(range.release(), [](void* p) noexcept {
+        const std::unique_ptr<Range> range(static_cast<Range*>(p));
+        range->arena->release(range->pointer);
+    });
+    return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(pointer, {bytes}, owner));
+}
+
+// A Work with the engine that it needs while it is waited for.
+struct WorkHandle {
+    nb::object engine_object;
+    Engine* engine;
+    std::shared_ptr<Work> work;
+};
+
+WorkHandle start(nb::handle self, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
+                 int dtype, int op, std::uint32_t root, double timeout, nb::object owner) {
+    Engine& engine = nb::cast<Engine&>(self);
+    drop_owners(engine);
+    const Call call = make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout);
+    auto work = engine.start(call, owner.ptr());
+    owner.release();  // given back through take_owners
+    return {nb::borrow(self), &engine, std::move(work)};
+}
+
+nb::dict statistics(const Engine& engine) {
+    const Engine::Statistics from = engine.statistics();
+    nb::dict result, peers;
+    result["collectives"] = from.collectives;
+    result["segments"] = from.segments;
+    result["arena_allocated"] = from.arena_allocated;
+    result["arena_committed"] = from.arena_committed;
+    for (const auto& [peer, traffic] : from.peers) {
+        nb::dict entry;
+        entry["messages_sent"] = traffic.messages_sent;
+        entry["bytes_sent"] = traffic.bytes_sent;
+        entry["messages_received"] = traffic.messages_received;
+        entry["bytes_received"] = traffic.bytes_received;
+        peers[nb::int_(peer)] = entry;
+    }
+    result["peers"] = peers;
+    return result;
+}
+
+nb::dict features() {
+    nb::dict result;
+    result["instruction_set"] = nb::str(instruction_set().data(), instruction_set().size());
+    result["compiler"] = __VERSION__;
+    result["transports"] = "shared memory, inproc";
+    return result;
+}
+
+template <std::size_t n>
+nb::tuple names(const std::array<std::string_view, n>& from) {
+    nb::list list;
+    for (const auto name : from) list.append(nb::str(name.data(), name.size()));
+    return nb::tuple(list);
+}
+
+using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Peers = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& table, const Peers& peers, int blocks,
+                      std::size_t segment_bytes, std::uint64_t plan_id) {
+    if (table.shape(1) != Schedule::columns)
+        throw std::invalid_argument("instructions have " + std::to_string(table.shape(1)) + " columns, not " +
+                                    std::to_string(Schedule::columns));
+    return engine.install(communicator, {table.data(), table.size()}, {peers.data(), peers.size()}, blocks,
+                          segment_bytes, plan_id);
+}
+
+void bind_describe(nb::module_& m) {
+    nb::class_<Description>(m, "Description")
+        .def_ro("pointer", &Description::pointer)
+        .def_ro("count", &Description::count)
+        .def_ro("contiguous", &Description::contiguous)
+        .def_ro("writable", &Description::writable)
+        .def_ro("device", &Description::device)
+        .def_prop_ro("itemsize", [](const Description& d) { return itemsize(d.dtype); })
+        .def_prop_ro("dtype", [](const Description& d) { return nb::str(name(d.dtype).data(), name(d.dtype).size()); })
+        .def_prop_ro("shape", [](const Description& d) {
+            nb::list shape;
+            for (const auto extent : d.shape) shape.append(extent);
+            return nb::tuple(shape);
+        });
+    m.def("describe", [](nb::handle x) { return describe(x); }, "x"_a);
+}
+
+void bind_work(nb::module_& m) {
+    nb::class_<WorkHandle>(m, "Work")
+        .def("done", [](const WorkHandle& h) { return h.work->done.is_set(); })
+        .def(
+            "wait",
+            [](const WorkHandle& h, std::optional<double> timeout) {
+                {
+                    const nb::gil_scoped_release nogil;
+                    h.engine->wait(h.work, timeout, check_signals);
+                }
+                drop_owners(*h.engine);
+            },
+            "timeout"_a = nb::none())
+        .def("error", [](const WorkHandle& h) -> nb::object {
+            if (!h.work->done.is_set() || !h.work->failure) return nb::none();
+            return make_error(*h.work->failure);
+        });
+}
+
+void bind_engine(nb::module_& m) {
+    nb::class_<Engine>(m, "Engine")
+        .def(
+            "__init__",
+            [](Engine* self, int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
+               std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc) {
+                new (self) Engine({rank, world_size, static_cast<std::uint16_t>(generation),
+                                   hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds, inproc});
+            },
+            "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
+            "spin_seconds"_a = nb::none(), "inproc"_a = false)
+        .def_prop_ro("memory_fd", &Engine::memory_fd)
+        .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)
+        .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a)
+        .def("attach_inproc", &Engine::attach_in_process, "peer"_a, "engine"_a)
+        .def("attach_control", &Engine::attach_control, "peer"_a, "socket"_a)
+        .def("attached", &Engine::attached, "peer"_a)
+        .def("communicator", &Engine::add_communicator, "id"_a, "members"_a)
+        .def("forget", &Engine::forget, "id"_a)
+        .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "blocks"_a, "segment_bytes"_a,
+             "plan_id"_a)
+        .def(
+            "run",
+            [](Engine& engine, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
+               int dtype, int op, std::uint32_t root, double timeout) {
+                drop_owners(engine);
+                const nb::gil_scoped_release nogil;
+                engine.run(make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout),
+                           check_signals);
+            },
+            "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a, "timeout"_a)
+        .def("start", &start, "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
+             "timeout"_a, "owner"_a = nb::none())
+        .def("empty", &empty, "nbytes"_a)
+        .def(
+            "fail",
+            [](Engine& engine, const std::string& kind, int rank, const std::string& message) {
+                engine.fail_from_python({error_kind(kind), rank, "", "", -1, message});
+            },
+            "kind"_a, "rank"_a, "message"_a)
+        .def("failure",
+             [](const Engine& engine) -> nb::object {
+                 const auto failure = engine.failure();
+                 return failure ? make_error(*failure) : nb::none();
+             })
+        .def("statistics", &statistics)
+        .def(
+            "shutdown",
+            [](Engine& engine, double timeout) {
+                {
+                    const nb::gil_scoped_release nogil;
+                    engine.shutdown(timeout);
+                }
+                drop_owners(engine);
+            },
+            "timeout"_a = 5.0);
+}
+
+}  // namespace
+}  // namespace multiring
+
+NB_MODULE(_native, m) {
+    using namespace multiring;
+    m.doc() = "The native engine of multiring.";
+    nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+        try {
+            std::rethrow_exception(p);
+        } catch (const EngineError& error) {
+            const nb::object made = make_error(error.failure);
+            PyErr_SetObject(made.type().ptr(), made.ptr());
+        }
+    });
+    m.attr("DTYPES") = names(dtype_names);
+    m.attr("OPS") = names(op_names);
+    m.attr("COLLECTIVES") = names(collective_names);
+    m.def(
+        "cut",
+        [](std::uint64_t numerator, std::uint64_t denominator, std::size_t count, std::size_t itemsize) {
+            if (denominator == 0 || numerator > denominator || itemsize == 0)
+                throw std::invalid_argument("cut needs a fraction between 0 and 1 and an item size above 0");
+            return cut({numerator, denominator}, count, itemsize);
+        },
+        "numerator"_a, "denominator"_a, "count"_a, "itemsize"_a);
+    m.def("features", &features);
+    bind_describe(m);
+    bind_work(m);
+    bind_engine(m);
+}

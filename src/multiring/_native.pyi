@@ -56,12 +56,13 @@ class Engine:
         *,
         generation: int = 0,
         hosts: list[str] | None = None,
-        arena_bytes: int = 1 << 28,
+        arena_bytes: int = 0,
         spin_seconds: float | None = None,
         inproc: bool = False,
     ) -> None:
         """``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 100e-6, or 0 (yield) when
-        the ranks of this host outnumber its available cores."""
+        the ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the
+        machine's memory; pages are taken as they are needed."""
 
     @property
     def memory_fd(self) -> int: ...

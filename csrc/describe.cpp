@@ -1,0 +1,155 @@
+#include "describe.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+namespace multiring {
+namespace nb = nanobind;
+namespace {
+
+[[noreturn]] void refuse_dtype(const std::string& found) {
+    std::string known;
+    for (const auto name : dtype_names) known += (known.empty() ? "" : ", ") + std::string(name);
+    throw nb::type_error(("elements of type " + found + " are not supported; convert them to one of " + known).c_str());
+}
+
+Dtype integer_dtype(Py_ssize_t size, const std::string& format) {
+    switch (size) {
+        case 1: return Dtype::int8;
+        case 2: return Dtype::int16;
+        case 4: return Dtype::int32;
+        case 8: return Dtype::int64;
+        default: refuse_dtype(format);
+    }
+}
+
+// struct-module format codes, as the buffer protocol gives them.
+Dtype buffer_dtype(const Py_buffer& view) {
+    const std::string format = view.format == nullptr ? "B" : view.format;
+    std::string_view code = format;
+    if (!code.empty() && (code[0] == '@' || code[0] == '=' || code[0] == '<')) code.remove_prefix(1);
+    if (code == "f") return Dtype::float32;
+    if (code == "d") return Dtype::float64;
+    if (code == "e") return Dtype::float16;
+    if (code == "B") return Dtype::uint8;
+    if (code == "?") return Dtype::boolean;
+    if (code == "Zf") return Dtype::complex64;
+    if (code == "Zd") return Dtype::complex128;
+    if (code == "b" || code == "h" || code == "i" || code == "l" || code == "q")
+        return integer_dtype(view.itemsize, format);
+    refuse_dtype("'" + format + "'");
+}
+
+std::optional<Description> describe_buffer(nb::handle x) {
+    if (!PyObject_CheckBuffer(x.ptr())) return {};
+    Py_buffer view;
+    if (PyObject_GetBuffer(x.ptr(), &view, PyBUF_RECORDS_RO) != 0) {
+        PyErr_Clear();  // NumPy has arrays whose type the protocol cannot express, such as bfloat16
+        return {};
+    }
+    struct Release {
+        Py_buffer* view;
+        ~Release() { PyBuffer_Release(view); }
+    } release{&view};
+    Description d;
+    d.dtype = buffer_dtype(view);
+    d.pointer = reinterpret_cast<std::uintptr_t>(view.buf);
+    d.count = static_cast<std::size_t>(view.len / view.itemsize);
+    d.shape.assign(view.shape, view.shape + view.ndim);
+    d.contiguous = PyBuffer_IsContiguous(&view, 'C') != 0;
+    d.writable = view.readonly == 0;
+    return d;
+}
+
+// NumPy arrays of the bfloat16 that ml_dtypes defines.
+std::optional<Description> describe_bfloat16_array(nb::handle x) {
+    if (!nb::hasattr(x, "__array_interface__") || !nb::hasattr(x, "dtype")) return {};
+    const auto name = nb::cast<std::string>(nb::str(x.attr("dtype")));
+    if (name != "bfloat16") refuse_dtype(name);
+    const nb::object interface = x.attr("__array_interface__");
+    const nb::tuple data = nb::cast<nb::tuple>(interface["data"]);
+    Description d;
+    d.dtype = Dtype::bfloat16;
+    d.pointer = nb::cast<std::uintptr_t>(data[0]);
+    d.writable = !nb::cast<bool>(data[1]);
+    for (const nb::handle extent : nb::cast<nb::tuple>(interface["shape"])) {
+        d.shape.push_back(nb::cast<std::int64_t>(extent));
+        d.count *= static_cast<std::size_t>(d.shape.back());
+    }
+    d.contiguous = nb::cast<bool>(x.attr("flags")["C_CONTIGUOUS"]);
+    return d;
+}
+
+Dtype dlpack_dtype(const nb::dlpack::dtype& type) {
+    const int bytes = type.bits / 8;
+    if (type.lanes == 1) {
+        switch (static_cast<nb::dlpack::dtype_code>(type.code)) {
+            case nb::dlpack::dtype_code::Int:
+                if (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8) return integer_dtype(bytes, "");
+                break;
+            case nb::dlpack::dtype_code::UInt:
+                if (bytes == 1) return Dtype::uint8;
+                break;
+            case nb::dlpack::dtype_code::Float:
+                if (bytes == 2) return Dtype::float16;
+                if (bytes == 4) return Dtype::float32;
+                if (bytes == 8) return Dtype::float64;
+                break;
+            case nb::dlpack::dtype_code::Bfloat:
+                if (bytes == 2) return Dtype::bfloat16;
+                break;
+            case nb::dlpack::dtype_code::Complex:
+                if (bytes == 8) return Dtype::complex64;
+                if (bytes == 16) return Dtype::complex128;
+                break;
+            case nb::dlpack::dtype_code::Bool:
+                if (bytes == 1) return Dtype::boolean;
+                break;
+            default: break;
+        }
+    }
+    refuse_dtype("DLPack code " + std::to_string(type.code) + ", " + std::to_string(type.bits) + " bits");
+}
+
+std::string device_name(int type, int id) {
+    switch (type) {
+        case nb::device::cpu::value: return "cpu";
+        case nb::device::cuda::value: return "cuda:" + std::to_string(id);
+        case nb::device::rocm::value: return "rocm:" + std::to_string(id);
+        default: return "DLPack device " + std::to_string(type) + ":" + std::to_string(id);
+    }
+}
+
+Description describe_dlpack(nb::handle x) {
+    const auto array = nb::cast<nb::ndarray<nb::ro>>(x, false);
+    Description d;
+    d.dtype = dlpack_dtype(array.dtype());
+    d.pointer = reinterpret_cast<std::uintptr_t>(array.data());
+    d.count = array.size();
+    d.device = device_name(array.device_type(), array.device_id());
+    std::int64_t stride = 1;
+    for (std::size_t i = array.ndim(); i-- > 0;) {
+        d.shape.insert(d.shape.begin(), static_cast<std::int64_t>(array.shape(i)));
+        if (array.shape(i) > 1 && array.stride(i) != stride) d.contiguous = false;
+        stride *= static_cast<std::int64_t>(array.shape(i));
+    }
+    d.contiguous |= d.count == 0;
+    return d;
+}
+
+}  // namespace
+
+Description describe(nb::handle x) {
+    if (auto d = describe_buffer(x)) return *d;
+    if (auto d = describe_bfloat16_array(x)) return *d;
+    if (nb::hasattr(x, "__dlpack__")) return describe_dlpack(x);
+    throw nb::type_error(("a NumPy array, a buffer or a DLPack tensor is needed, not " +
+                          nb::cast<std::string>(nb::str(nb::handle(x.type()))))
+                             .c_str());
+}
+
+}  // namespace multiring

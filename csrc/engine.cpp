@@ -1,0 +1,428 @@
+#include "engine.hpp"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <stdexcept>
+
+namespace multiring {
+namespace {
+
+constexpr auto signal_interval = std::chrono::milliseconds(100);
+constexpr double default_spin = 100e-6, longest_spin = 0.1;     // a spinning caller sees no signals
+constexpr double forever = 1e8;                                 // seconds
+constexpr auto yielding_budget = std::chrono::milliseconds(1);  // of giving the core away before sleeping
+constexpr std::uint64_t doorbell_key = ~std::uint64_t{0};
+
+}  // namespace
+
+Engine::Engine(EngineOptions options)
+    : options_(std::move(options)), departed_(static_cast<std::size_t>(options_.world_size)) {
+    const auto& o = options_;
+    if (o.world_size < 1 || o.rank < 0 || o.rank >= o.world_size)
+        throw std::invalid_argument("rank " + std::to_string(o.rank) + " of a world of " +
+                                    std::to_string(o.world_size));
+    if (!o.hosts.empty() && o.hosts.size() != static_cast<std::size_t>(o.world_size))
+        throw std::invalid_argument("hosts has " + std::to_string(o.hosts.size()) + " names for a world of " +
+                                    std::to_string(o.world_size));
+    arena_ = std::make_shared<Arena>(o.arena_bytes, o.in_process, o.rank, o.world_size, o.generation);
+    machine_ = std::make_unique<Machine>(o.rank, o.world_size, o.generation, arena_, *this);
+    doorbell_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    epoll_ = epoll_create1(EPOLL_CLOEXEC);
+    if (doorbell_ < 0 || epoll_ < 0) {
+        const int error = errno;
+        if (doorbell_ >= 0) close(doorbell_);
+        throw_resource_error(system_message("cannot create a descriptor to sleep on", error));
+    }
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = doorbell_key;
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, doorbell_, &event);
+    Control::Events events;
+    events.notice = [this](const Notice& notice) { leave_notice(notice); };
+    events.farewell = [this](int rank) { leave_notice({rank, ErrorKind::error, rank, "", true}); };
+    events.lost = [this](int rank, const std::string& reason) {
+        this->fail({ErrorKind::peer_lost, rank, host(rank), "", -1, rank_name(rank) + " " + reason});
+    };
+    control_ = std::make_unique<Control>(epoll_, o.generation, std::move(events));
+    letterbox_ = std::make_shared<Letterbox>();
+    letterbox_->engine = this;
+    choose_patience();
+    thread_ = std::thread([this] { progress(); });
+}
+
+Engine::~Engine() {
+    shutdown(0);
+    machine_.reset();
+    close(doorbell_);
+    close(epoll_);
+}
+
+std::string Engine::rank_name(int rank) const {
+    const std::string& name = host(rank);
+    return "rank " + std::to_string(rank) + (name.empty() ? "" : " (host " + name + ")");
+}
+
+const std::string& Engine::host(int rank) const {
+    return options_.hosts.empty() || rank < 0 || rank >= options_.world_size
+               ? no_host_
+               : options_.hosts[static_cast<std::size_t>(rank)];
+}
+
+// ---- attaching ----------------------------------------------------------------------------------------------------
+
+void Engine::check_usable() const {
+    if (closed_.load(std::memory_order_acquire)) throw std::runtime_error("the engine is shut down");
+    if (failed_.load(std::memory_order_acquire)) throw EngineError(*failure());
+}
+
+void Engine::check_peer(int peer) const {
+    if (peer < 0 || peer >= options_.world_size || peer == options_.rank)
+        throw std::invalid_argument("peer " + std::to_string(peer) + " of rank " + std::to_string(options_.rank) +
+                                    " in a world of " + std::to_string(options_.world_size));
+}
+
+void Engine::add_link(std::unique_ptr<LocalLink> link) {
+    const LocalLink* added = link.get();
+    machine_->attach(std::move(link));
+    {
+        const std::lock_guard lock(mutex_);
+        local_links_.push_back(added);
+    }
+    choose_patience();
+}
+
+void Engine::attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd) {
+    check_usable();
+    check_peer(peer);
+    if (options_.in_process) throw std::invalid_argument("an in-process engine has no shared memory to attach to");
+    std::unique_ptr<PeerArena> theirs;
+    try {
+        theirs = std::make_unique<PeerArena>(memory_fd, peer, options_.world_size, options_.generation);
+    } catch (...) {
+        for (const int fd : {memory_fd, doorbell_fd, socket_fd}) close(fd);
+        throw;
+    }
+    close(memory_fd);  // the mapping stays
+    add_link(std::make_unique<LocalLink>(peer, options_.rank, *machine_, arena_, std::move(theirs), doorbell_fd));
+    control_->attach(peer, socket_fd);
+}
+
+void Engine::attach_in_process(int peer, Engine& other) {
+    check_usable();
+    check_peer(peer);
+    if (!options_.in_process || !other.options_.in_process)
+        throw std::invalid_argument("both engines must have been made with inproc=True");
+    if (other.options_.rank != peer)
+        throw std::invalid_argument("the engine given for rank " + std::to_string(peer) + " is rank " +
+                                    std::to_string(other.options_.rank));
+    const int doorbell = dup(other.doorbell_);
+    if (doorbell < 0) throw_resource_error(system_message("cannot duplicate a descriptor", errno));
+    add_link(std::make_unique<LocalLink>(peer, options_.rank, *machine_, arena_,
+                                         std::make_unique<PeerArena>(other.arena_), doorbell));
+    const std::lock_guard lock(mutex_);
+    in_process_peers_.push_back(other.letterbox_);
+}
+
+void Engine::attach_control(int peer, int socket_fd) {
+    check_usable();
+    check_peer(peer);
+    control_->attach(peer, socket_fd);
+}
+
+bool Engine::attached(int peer) const {
+    check_peer(peer);
+    return machine_->link(peer) != nullptr;
+}
+
+// Spinning pays while every rank of the host has a core to itself.
+void Engine::choose_patience() {
+    const std::lock_guard lock(mutex_);
+    cpu_set_t cores = arena_->header().cores;
+    for (const LocalLink* link : local_links_) CPU_OR(&cores, &cores, &link->arena().header().cores);
+    const double local_ranks = static_cast<double>(local_links_.size() + 1);
+    const double available = std::min<double>(CPU_COUNT(&cores), cpu_quota().value_or(1e9));
+    const double wanted = options_.spin_seconds.value_or(local_ranks <= available ? default_spin : 0);
+    const double spin = std::min(wanted, longest_spin);
+    patience_.spins = spin > 0;
+    patience_.budget = spin > 0 ? seconds(spin) : Clock::duration(yielding_budget);
+}
+
+// ---- communicators and schedules
+// ----------------------------------------------------------------------------------------
+
+void Engine::add_communicator(std::uint32_t id, std::vector<int> members) {
+    check_usable();
+    machine_->add_communicator(id, std::move(members));
+}
+
+void Engine::forget(std::uint32_t id) {
+    machine_->forget(id);
+}
+
+std::uint32_t Engine::install(std::uint32_t communicator, std::span<const std::int64_t> table,
+                              std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
+                              std::uint64_t plan) {
+    check_usable();
+    return machine_->install(communicator, table, peers, blocks, segment_bytes, plan);
+}
+
+Installed& Engine::installed(std::uint32_t handle) {
+    return machine_->installed(handle);
+}
+
+// ---- operations ---------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Inside {  // counts the callers that may touch the machine
+    explicit Inside(std::atomic<int>& count) : count(count) { count.fetch_add(1); }
+    ~Inside() { count.fetch_sub(1); }
+    std::atomic<int>& count;
+};
+
+}  // namespace
+
+void Engine::run(Call call, const CheckSignals& check_signals) {
+    const Inside inside(callers_);
+    check_usable();
+    machine_->enter(call);
+    Lane* lane = machine_->try_begin(call);
+    const Outcome outcome = lane != nullptr ? drive(*lane) : Outcome::out_of_patience;
+    if (outcome == Outcome::finished) return;
+    if (outcome == Outcome::failed) {
+        machine_->end(*lane);
+        throw EngineError(failure_of(call));
+    }
+    auto work = std::make_shared<Work>();
+    work->call = call;
+    work->lane = lane;
+    if (lane != nullptr) lane->driven_by_progress.store(true, std::memory_order_release);
+    hand_over(work);
+    wait_until_done(*work, check_signals);
+    if (work->failure) throw EngineError(*work->failure);
+}
+
+// Drive an operation in the calling thread for as long as its patience lasts.
+Engine::Outcome Engine::drive(Lane& lane) try {
+    Spinner spinner(patience_);
+    for (;;) {
+        bool active = lane.advance();
+        if (lane.finished()) {
+            const bool clear = lane.flush();
+            machine_->end(lane);
+            if (!clear) wake_progress();  // a peer does not read: the progress thread sends the rest
+            return Outcome::finished;
+        }
+        for (Link* link : lane.links()) active |= link->drain();
+        if (failed_.load(std::memory_order_acquire)) return Outcome::failed;
+        if (active) {
+            spinner.restart();
+        } else {
+            lane.flush();
+            if (!spinner.wait()) return Outcome::out_of_patience;
+        }
+    }
+} catch (const EngineError& error) {
+    fail(error.failure);
+    return Outcome::failed;
+}
+
+std::shared_ptr<Work> Engine::start(Call call, void* owner) {
+    check_usable();
+    machine_->enter(call);
+    auto work = std::make_shared<Work>();
+    work->call = call;
+    work->owner = owner;
+    hand_over(work);
+    return work;
+}
+
+void Engine::hand_over(std::shared_ptr<Work> work) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (closed_.load(std::memory_order_relaxed)) throw std::runtime_error("the engine is shut down");
+        new_works_.push_back(std::move(work));
+        inbox_.store(true, std::memory_order_release);
+    }
+    wake_progress();
+}
+
+void Engine::wait_until_done(Work& work, const CheckSignals& check_signals) {
+    while (!work.done.wait_for(signal_interval)) {
+        try {
+            check_signals();
+        } catch (...) {
+            fail({ErrorKind::peer_lost, options_.rank, host(options_.rank), "", -1,
+                  rank_name(options_.rank) + " was interrupted by a signal in a collective"});
+            while (!work.done.wait_for(signal_interval)) {
+            }
+            throw;
+        }
+    }
+}
+
+void Engine::wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals) {
+    const Inside inside(callers_);
+    const auto deadline = Clock::now() + seconds(timeout.value_or(forever));
+    while (!work->done.wait_for(std::min<Clock::duration>(signal_interval, deadline - Clock::now()))) {
+        check_signals();
+        if (Clock::now() < deadline) continue;
+        const std::vector<int> ranks = ask(work);
+        if (work->done.is_set()) break;
+        Failure late = timeout_of(work->call, ranks);
+        late.message += ", after " + std::to_string(*timeout) + " s of wait(); the work goes on";
+        throw EngineError(std::move(late));
+    }
+    if (work->failure) throw EngineError(*work->failure);
+}
+
+// The ranks that a work waits for, now.
+std::vector<int> Engine::ask(const std::shared_ptr<Work>& work) {
+    const auto question = std::make_shared<Question>();
+    question->work = work;
+    {
+        const std::lock_guard lock(mutex_);
+        questions_.push_back(question);
+        inbox_.store(true, std::memory_order_release);
+    }
+    wake_progress();
+    return question->answered.wait_for(signal_interval) ? question->ranks : std::vector<int>{};
+}
+
+// ---- failure ------------------------------------------------------------------------------------------------------
+
+void Engine::fail(Failure failure) {
+    const Notice notice{-1, failure.kind, failure.rank, failure.message};
+    std::vector<std::shared_ptr<Letterbox>> in_process;
+    {
+        const std::lock_guard lock(mutex_);
+        if (failure_ || closed_.load(std::memory_order_relaxed)) return;
+        failure_ = std::move(failure);
+        in_process = in_process_peers_;
+        failed_.store(true, std::memory_order_release);
+    }
+    control_->send(notice);
+    for (const auto& letterbox : in_process) {
+        const std::lock_guard lock(letterbox->mutex);
+        if (letterbox->engine != nullptr) letterbox->engine->leave_notice(notice);
+    }
+    wake_progress();
+}
+
+void Engine::fail_from_python(Failure failure) {
+    failure.host = host(failure.rank);
+    fail(std::move(failure));
+}
+
+void Engine::leave_notice(Notice notice) {
+    {
+        const std::lock_guard lock(mutex_);
+        notices_.push_back(std::move(notice));
+        inbox_.store(true, std::memory_order_release);
+    }
+    wake_progress();
+}
+
+std::optional<Failure> Engine::failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+}
+
+// The engine's failure as this call sees it.
+Failure Engine::failure_of(const Call& call) const {
+    Failure failure = *this->failure();
+    if (failure.collective.empty()) {
+        failure.collective = name(call.collective);
+        failure.number = static_cast<std::int64_t>(call.number);
+        failure.message += "; in flight here: " + describe(call);
+    }
+    return failure;
+}
+
+Failure Engine::timeout_of(const Call& call, const std::vector<int>& ranks) const {
+    Failure late{ErrorKind::timeout, -1, "", std::string(name(call.collective)), static_cast<std::int64_t>(call.number),
+                 describe(call)};
+    if (ranks.empty()) return late;
+    late.rank = ranks.front();
+    late.host = host(late.rank);
+    late.message += " waits for ";
+    for (std::size_t i = 0; i < ranks.size(); ++i) late.message += (i == 0 ? "" : ", ") + rank_name(ranks[i]);
+    return late;
+}
+
+// A rank that has left on purpose is lost for those that still need it.
+void Engine::fail_if_departed(const Lane& lane) {
+    if (!someone_departed_.load(std::memory_order_acquire)) return;
+    for (const int rank : lane.waited_for()) {
+        bool departed;
+        {
+            const std::lock_guard lock(mutex_);
+            departed = departed_[static_cast<std::size_t>(rank)];
+        }
+        if (departed)
+            fail({ErrorKind::peer_lost, rank, host(rank), std::string(name(lane.call().collective)),
+                  static_cast<std::int64_t>(lane.call().number),
+                  rank_name(rank) + " has shut down, and " + describe(lane.call()) + " waits for it"});
+    }
+}
+
+void Engine::shutdown(double timeout) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (closed_.exchange(true)) return;
+    }
+    // What is still held back may be what a peer waits for.
+    const auto deadline = Clock::now() + seconds(timeout);
+    for (const auto& link : machine_->attached())
+        while (!link->flush() && !failed_.load() && Clock::now() < deadline) {
+            link->drain();
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    control_->send_farewell();
+    std::vector<std::shared_ptr<Letterbox>> in_process;
+    {
+        const std::lock_guard lock(mutex_);
+        in_process = in_process_peers_;
+    }
+    for (const auto& letterbox : in_process) {
+        const std::lock_guard lock(letterbox->mutex);
+        if (letterbox->engine != nullptr)
+            letterbox->engine->leave_notice({options_.rank, ErrorKind::error, options_.rank, "", true});
+    }
+    {
+        const std::lock_guard lock(letterbox_->mutex);
+        letterbox_->engine = nullptr;
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        if (!failure_) failure_ = {ErrorKind::error, options_.rank, "", "", -1, "the engine was shut down"};
+        failed_.store(true, std::memory_order_release);
+    }
+    stopping_.store(true, std::memory_order_release);
+    wake_progress();
+    thread_.join();
+    while (callers_.load() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    control_->close_all();
+}
+
+std::vector<void*> Engine::take_owners() {
+    const std::lock_guard lock(mutex_);
+    has_owners_.store(false, std::memory_order_relaxed);
+    return std::exchange(owners_, {});
+}
+
+Engine::Statistics Engine::statistics() const {
+    Statistics result{machine_->collectives.load(),
+                      machine_->segments.load(),
+                      arena_->allocated_bytes(),
+                      arena_->committed_bytes(),
+                      {}};
+    for (const auto& link : machine_->attached()) result.peers.emplace_back(link->peer, link->traffic());
+    return result;
+}
+
+}  // namespace multiring

@@ -1,0 +1,164 @@
+// Engine: one rank's end of everything. It owns the arena, the machine, the connections and the progress thread, and it
+// decides who drives an operation: a synchronous call its own thread, for as long as its patience lasts; everything
+// else the progress thread.
+//
+// The first failure, here or announced by a peer, fails the engine: everything pending raises it, and so does every
+// later call.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "control.hpp"
+#include "machine.hpp"
+#include "mailbox.hpp"
+#include "wait.hpp"
+
+namespace multiring {
+
+class Engine;
+
+// An operation that the progress thread drives.
+struct Work {
+    Call call{};
+    Lane* lane = nullptr;  // once it has begun
+    Event done;
+    std::optional<Failure> failure;  // valid once done
+    void* owner = nullptr;           // kept alive until done: a Python object, given back through Engine::take_owners
+};
+
+// What a work waits for, asked of the progress thread, which alone may look.
+struct Question {
+    std::shared_ptr<Work> work;
+    std::vector<int> ranks;  // the answer
+    Event answered;
+};
+
+// Where other engines of this process leave notices; outlives the engine.
+struct Letterbox {
+    std::mutex mutex;
+    Engine* engine = nullptr;
+};
+
+struct EngineOptions {
+    int rank = 0;
+    int world_size = 1;
+    std::uint16_t generation = 0;
+    std::vector<std::string> hosts;  // by rank; empty if unknown
+    std::size_t arena_bytes = 0;
+    std::optional<double> spin_seconds;
+    bool in_process = false;
+};
+
+class Engine final : public Surroundings {
+  public:
+    explicit Engine(EngineOptions options);
+    ~Engine();
+
+    int memory_fd() const { return arena_->fd(); }
+    int doorbell_fd() const { return doorbell_; }
+    std::shared_ptr<Arena> shared_arena() const { return arena_; }
+
+    void attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd);
+    void attach_in_process(int peer, Engine& other);
+    void attach_control(int peer, int socket_fd);
+    bool attached(int peer) const;
+
+    void add_communicator(std::uint32_t id, std::vector<int> members);
+    void forget(std::uint32_t id);
+    std::uint32_t install(std::uint32_t communicator, std::span<const std::int64_t> table,
+                          std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
+                          std::uint64_t plan);
+    Installed& installed(std::uint32_t handle);
+
+    // `check_signals` is called ten times a second while nothing happens; what it throws fails the engine.
+    using CheckSignals = std::function<void()>;
+    void run(Call call, const CheckSignals& check_signals);
+    std::shared_ptr<Work> start(Call call, void* owner);
+    void wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals);
+
+    void fail(Failure failure) override;
+    void fail_from_python(Failure failure);
+    std::optional<Failure> failure() const;
+    void leave_notice(Notice notice);  // from another engine of this process
+    void shutdown(double timeout);
+    std::vector<void*> take_owners();  // of works that are done
+    bool has_owners() const { return has_owners_.load(std::memory_order_relaxed); }
+
+    struct Statistics {
+        std::uint64_t collectives, segments, arena_allocated, arena_committed;
+        std::vector<std::pair<int, Traffic>> peers;
+    };
+    Statistics statistics() const;
+
+  private:
+    void wake_progress() override;
+    std::string rank_name(int rank) const override;
+    const std::string& host(int rank) const override;
+
+    void check_usable() const;
+    void check_peer(int peer) const;
+    void add_link(std::unique_ptr<LocalLink> link);
+    void choose_patience();
+    Failure failure_of(const Call& call) const;
+    Failure timeout_of(const Call& call, const std::vector<int>& ranks) const;
+    std::vector<int> ask(const std::shared_ptr<Work>& work);
+    void hand_over(std::shared_ptr<Work> work);
+    void wait_until_done(Work& work, const CheckSignals& check_signals);
+    enum class Outcome { finished, out_of_patience, failed };
+    Outcome drive(Lane& lane);
+    void fail_if_departed(const Lane& lane);
+
+    // progress.cpp: the progress thread
+    void progress();
+    bool advance_works();
+    bool drain_links();
+    void finish(Work& work, std::optional<Failure> failure);
+    void fail_works();
+    void take_inbox();
+    void sleep();
+    void poll_connections(int timeout_ms);
+    void check_deadlines();
+
+    const EngineOptions options_;
+    const std::string no_host_;
+    int doorbell_ = -1;
+    int epoll_ = -1;
+    std::shared_ptr<Arena> arena_;
+    std::shared_ptr<Letterbox> letterbox_;
+    std::unique_ptr<Machine> machine_;
+    std::unique_ptr<Control> control_;
+
+    mutable std::mutex mutex_;  // everything down to the atomics
+    std::vector<const LocalLink*> local_links_;
+    std::vector<std::shared_ptr<Letterbox>> in_process_peers_;
+    std::optional<Failure> failure_;
+    std::vector<bool> departed_;  // by rank: has said farewell
+    std::vector<std::shared_ptr<Work>> new_works_;
+    std::vector<Notice> notices_;
+    std::vector<std::shared_ptr<Question>> questions_;
+    std::vector<void*> owners_;
+    Patience patience_;
+
+    std::atomic<bool> failed_{false};
+    std::atomic<bool> closed_{false};
+    std::atomic<bool> stopping_{false};
+    std::atomic<bool> asleep_{false};
+    std::atomic<bool> inbox_{false};  // new_works_, notices_ or questions_ has something
+    std::atomic<bool> someone_departed_{false};
+    std::atomic<bool> has_owners_{false};
+    std::atomic<int> callers_{0};  // threads inside run or wait
+
+    // the progress thread's own
+    std::vector<std::shared_ptr<Work>> works_;
+    Clock::time_point last_poll_{};
+    std::thread thread_;
+};
+
+}  // namespace multiring

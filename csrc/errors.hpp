@@ -1,0 +1,36 @@
+// Errors that a user can recover from. They reach Python as the classes of multiring.errors; a wrong argument is
+// std::invalid_argument (ValueError) and misuse of the engine std::runtime_error.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace multiring {
+
+enum class ErrorKind : std::uint8_t { error, peer_lost, timeout, mismatch, resource };
+
+struct Failure {
+    ErrorKind kind = ErrorKind::error;
+    int rank = -1;  // the culprit where one is known
+    std::string host;
+    std::string collective;
+    std::int64_t number = -1;
+    std::string message;
+};
+
+class EngineError : public std::runtime_error {
+  public:
+    explicit EngineError(Failure failure) : std::runtime_error(failure.message), failure(std::move(failure)) {}
+    Failure failure;
+};
+
+// "what: the system's words for errno"
+std::string system_message(const std::string& what, int error);
+
+[[noreturn]] inline void throw_resource_error(const std::string& message) {
+    throw EngineError({ErrorKind::resource, -1, "", "", -1, message});
+}
+
+}  // namespace multiring

@@ -1,0 +1,63 @@
+// Frame: the 64 bytes that announce anything to a peer. Over TCP a frame is the header that precedes a payload; in
+// shared memory it is a mailbox descriptor that says where the payload lies in the sender's arena.
+//
+//   data      a span: (communicator, number, segment, ordinal) says which, the signature says of what call,
+//             `place` where it lies (shared memory only), `token` what the reader returns when it has read it
+//   release   tokens whose payloads have been read
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "types.hpp"
+
+namespace multiring {
+
+enum class FrameType : std::uint8_t { data = 1, release, grant, ask, credit, notice, farewell };
+
+// What all members of a communicator must agree on when they make the same call.
+struct Signature {
+    std::uint64_t count = 0;  // elements per block
+    std::uint64_t plan = 0;   // plan id
+    std::uint32_t root = 0;
+    Collective collective{};
+    Dtype dtype{};
+    Op op{};
+    std::uint16_t generation = 0;
+
+    bool operator==(const Signature&) const = default;
+    std::string describe() const;
+};
+
+struct Frame {
+    std::uint32_t turn = 0;  // written last: which lap of the mailbox this descriptor belongs to
+    FrameType type{};
+    Op op{};
+    std::uint16_t ordinal = 0;
+    std::uint32_t communicator = 0;
+    std::uint32_t segment = 0;
+    std::uint64_t number = 0;
+    std::uint64_t count = 0;
+    std::uint64_t plan = 0;
+    std::uint32_t root = 0;
+    Collective collective{};
+    Dtype dtype{};
+    std::uint16_t generation = 0;
+    std::uint64_t place = 0;
+    std::uint32_t bytes = 0;
+    std::uint32_t token = 0;
+
+    Signature signature() const { return {count, plan, root, collective, dtype, op, generation}; }
+    void sign(const Signature& s) {
+        count = s.count;
+        plan = s.plan;
+        root = s.root;
+        collective = s.collective;
+        dtype = s.dtype;
+        op = s.op;
+        generation = s.generation;
+    }
+};
+static_assert(sizeof(Frame) == 64);
+
+}  // namespace multiring

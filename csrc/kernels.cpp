@@ -1,0 +1,353 @@
+// The reduction loops, written so that compilers vectorise them. Compiled once for each instruction set, with
+// MULTIRING_KERNELS naming the table; everything else here has internal linkage, so that no code of a newer instruction
+// set can be picked by the linker for an older one.
+//
+// A destination is made tile by tile: a tile of accumulators stays in the first-level cache while every source is
+// added to it, so any number of sources costs one pass over memory.
+#include "kernels.hpp"
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#ifdef __clang__
+#define MULTIRING_VECTORISE _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define MULTIRING_VECTORISE _Pragma("GCC ivdep")
+#endif
+
+namespace multiring {
+namespace {
+
+constexpr std::size_t tile_elements = 1024;
+
+// ---- streaming stores -------------------------------------------------------------------------------------------
+
+void copy_past_caches(void* destination, const void* source, std::size_t bytes) {
+    auto* to = static_cast<unsigned char*>(destination);
+    auto* from = static_cast<const unsigned char*>(source);
+#ifdef __x86_64__
+    const std::size_t head = (64 - reinterpret_cast<std::uintptr_t>(to) % 64) % 64;
+    if (bytes < 128 + head) {
+        std::memcpy(to, from, bytes);
+        return;
+    }
+    std::memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+    for (; bytes >= 64; to += 64, from += 64, bytes -= 64) {
+#if defined(__AVX512F__)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+#elif defined(__AVX2__)
+        for (int i = 0; i < 64; i += 32)
+            _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i),
+                                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i)));
+#else
+        for (int i = 0; i < 64; i += 16)
+            _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
+                             _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+#endif
+    }
+    _mm_sfence();  // streaming stores are not ordered by the release store that announces the data
+#endif
+    std::memcpy(to, from, bytes);
+}
+
+// ---- formats: how an element is kept, and what it is summed in ------------------------------------------------------
+
+template <class T>
+struct Plain {
+    using Stored = T;
+    using Accumulator = T;
+    static constexpr bool is_plain = true;
+};
+
+struct Bfloat16 {
+    using Stored = std::uint16_t;
+    using Accumulator = float;
+    static constexpr bool is_plain = false;
+
+    static void load(float* __restrict out, const Stored* __restrict in, std::size_t n) {
+        for (std::size_t i = 0; i < n; ++i) {
+            const std::uint32_t bits = static_cast<std::uint32_t>(in[i]) << 16;
+            std::memcpy(&out[i], &bits, 4);
+        }
+    }
+    static void store(Stored* __restrict out, const float* __restrict in, std::size_t n) {
+        for (std::size_t i = 0; i < n; ++i) {
+            std::uint32_t bits;
+            std::memcpy(&bits, &in[i], 4);
+            const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+            const std::uint32_t quiet_nan = (bits >> 16) | 0x40;
+            out[i] = static_cast<Stored>((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded);
+        }
+    }
+};
+
+struct Float16 {
+    using Stored = std::uint16_t;
+    using Accumulator = float;
+    static constexpr bool is_plain = false;
+
+    static void load(float* __restrict out, const Stored* __restrict in, std::size_t n) {
+        std::size_t i = 0;
+#ifdef __F16C__
+        for (; i + 8 <= n; i += 8)
+            _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+#endif
+        for (; i < n; ++i) out[i] = widen(in[i]);
+    }
+    static void store(Stored* __restrict out, const float* __restrict in, std::size_t n) {
+        std::size_t i = 0;
+#ifdef __F16C__
+        for (; i + 8 <= n; i += 8)
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                             _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+        for (; i < n; ++i) out[i] = narrow(in[i]);
+    }
+
+  private:
+    // Exponents are moved by multiplying with a power of two, which also normalises subnormal numbers exactly.
+    static float widen(Stored half) {
+        const std::uint32_t magnitude = static_cast<std::uint32_t>(half & 0x7fff) << 13;
+        std::uint32_t bits = magnitude;
+        float value;
+        std::memcpy(&value, &bits, 4);
+        value *= 0x1p112f;
+        std::memcpy(&bits, &value, 4);
+        if (magnitude >= 0x7c00u << 13) bits |= 0x7f800000;  // infinity and NaN
+        if (magnitude > 0x7c00u << 13) bits |= 0x00400000;   // quiet
+        bits |= static_cast<std::uint32_t>(half & 0x8000) << 16;
+        std::memcpy(&value, &bits, 4);
+        return value;
+    }
+    static Stored narrow(float value) {
+        std::uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        const std::uint32_t sign = (bits >> 16) & 0x8000;
+        bits &= 0x7fffffff;
+        if (bits > 0x7f800000) return static_cast<Stored>(sign | 0x7e00 | ((bits >> 13) & 0x3ff));
+        if (bits >= 0x47800000) return static_cast<Stored>(sign | 0x7c00);  // 65536 and above
+        if (bits < 0x38800000) {                                            // subnormal: let the adder round
+            float magnitude;
+            std::memcpy(&magnitude, &bits, 4);
+            magnitude += 0.5f;
+            std::memcpy(&bits, &magnitude, 4);
+            return static_cast<Stored>(sign | (bits - 0x3f000000));
+        }
+        bits += 0xfff + ((bits >> 13) & 1);
+        return static_cast<Stored>(sign | ((bits - 0x38000000) >> 13));
+    }
+};
+
+// ---- operations ---------------------------------------------------------------------------------------------------
+
+template <class T>
+T wrapping_multiply(T a, T b) {
+    using Unsigned = std::conditional_t<sizeof(T) <= 4, std::uint32_t, std::uint64_t>;
+    if constexpr (std::is_integral_v<T>)
+        return static_cast<T>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
+    else
+        return a * b;
+}
+template <class T>
+T wrapping_add(T a, T b) {
+    if constexpr (std::is_integral_v<T>)
+        return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(b));
+    else
+        return a + b;
+}
+
+struct Sum {
+    template <class T>
+    static T apply(T a, T b) {
+        return wrapping_add(a, b);
+    }
+};
+struct Product {
+    template <class T>
+    static T apply(T a, T b) {
+        return wrapping_multiply(a, b);
+    }
+};
+// NaN wins from either side.
+struct Minimum {
+    template <class T>
+    static T apply(T a, T b) {
+        return (a < b) | (a != a) ? a : b;
+    }
+};
+struct Maximum {
+    template <class T>
+    static T apply(T a, T b) {
+        return (a > b) | (a != a) ? a : b;
+    }
+};
+struct And {
+    template <class T>
+    static T apply(T a, T b) {
+        return static_cast<T>(a & b);
+    }
+};
+struct Or {
+    template <class T>
+    static T apply(T a, T b) {
+        return static_cast<T>(a | b);
+    }
+};
+struct Xor {
+    template <class T>
+    static T apply(T a, T b) {
+        return static_cast<T>(a ^ b);
+    }
+};
+
+// out = a op b, out = a op b op c, ...: up to four operands in registers. `out` may be any of the operands.
+template <class Operation, class T>
+void combine(T* out, const T* a, const T* b, std::size_t n) {
+    MULTIRING_VECTORISE
+    for (std::size_t i = 0; i < n; ++i) out[i] = Operation::apply(a[i], b[i]);
+}
+template <class Operation, class T>
+void combine(T* out, const T* a, const T* b, const T* c, std::size_t n) {
+    MULTIRING_VECTORISE
+    for (std::size_t i = 0; i < n; ++i) out[i] = Operation::apply(Operation::apply(a[i], b[i]), c[i]);
+}
+template <class Operation, class T>
+void combine(T* out, const T* a, const T* b, const T* c, const T* d, std::size_t n) {
+    MULTIRING_VECTORISE
+    for (std::size_t i = 0; i < n; ++i)
+        out[i] = Operation::apply(Operation::apply(Operation::apply(a[i], b[i]), c[i]), d[i]);
+}
+
+// All of `sources` into `out`, n elements at most a tile unless there are no more than four sources.
+template <class Operation, class T>
+void combine_all(T* out, T* tile, const void* const* sources, int source_count, std::size_t at, std::size_t n) {
+    const auto source = [&](int k) { return static_cast<const T*>(sources[k]) + at; };
+    T* to = source_count <= 4 ? out : tile;
+    int used = source_count < 4 ? source_count : 4;
+    switch (used) {
+        case 1:
+            if (to != source(0)) std::memcpy(to, source(0), n * sizeof(T));
+            break;
+        case 2: combine<Operation>(to, source(0), source(1), n); break;
+        case 3: combine<Operation>(to, source(0), source(1), source(2), n); break;
+        default: combine<Operation>(to, source(0), source(1), source(2), source(3), n);
+    }
+    while (used < source_count) {
+        const int left = source_count - used;
+        to = left <= 3 ? out : tile;
+        switch (left) {
+            case 1: combine<Operation>(to, tile, source(used), n); break;
+            case 2: combine<Operation>(to, tile, source(used), source(used + 1), n); break;
+            default: combine<Operation>(to, tile, source(used), source(used + 1), source(used + 2), n);
+        }
+        used += left < 3 ? left : 3;
+    }
+}
+
+template <class T>
+void divide(T* values, std::size_t n, double divisor) {
+    const T by = static_cast<T>(divisor);
+    for (std::size_t i = 0; i < n; ++i) values[i] /= by;
+}
+
+template <class Format, class Operation>
+void reduce(void* destination, const void* const* sources, int source_count, std::size_t count, double divisor,
+            bool streaming) {
+    using Stored = typename Format::Stored;
+    using Accumulator = typename Format::Accumulator;
+    alignas(64) Accumulator accumulated[tile_elements];
+    alignas(64) Accumulator widened[Format::is_plain ? 1 : tile_elements];
+    alignas(64) Stored finished[tile_elements];
+    for (std::size_t at = 0; at < count; at += tile_elements) {
+        const std::size_t n = count - at < tile_elements ? count - at : tile_elements;
+        Stored* out = static_cast<Stored*>(destination) + at;
+        Stored* written = streaming ? finished : out;
+        if constexpr (Format::is_plain) {
+            combine_all<Operation>(written, accumulated, sources, source_count, at, n);
+            if constexpr (std::is_floating_point_v<Accumulator>)
+                if (divisor > 1) divide(written, n, divisor);
+        } else {
+            Format::load(accumulated, static_cast<const Stored*>(sources[0]) + at, n);
+            for (int k = 1; k < source_count; ++k) {
+                Format::load(widened, static_cast<const Stored*>(sources[k]) + at, n);
+                combine<Operation>(accumulated, accumulated, widened, n);
+            }
+            if (divisor > 1) divide(accumulated, n, divisor);
+            Format::store(written, accumulated, n);
+        }
+        if (streaming) copy_past_caches(out, finished, n * sizeof(Stored));
+    }
+}
+
+// A complex number is a pair: sums and averages treat its halves alike.
+template <class T>
+void reduce_complex(void* destination, const void* const* sources, int source_count, std::size_t count, double divisor,
+                    bool streaming) {
+    reduce<Plain<T>, Sum>(destination, sources, source_count, 2 * count, divisor, streaming);
+}
+
+// Bytes other than 0 and 1 count as true and leave as 1.
+template <class Operation>
+void reduce_bool(void* destination, const void* const* sources, int source_count, std::size_t count, double, bool) {
+    alignas(64) std::uint8_t accumulated[tile_elements];
+    alignas(64) std::uint8_t truth[tile_elements];
+    const auto load = [&](std::uint8_t* out, const void* source, std::size_t at, std::size_t n) {
+        const auto* in = static_cast<const std::uint8_t*>(source) + at;
+        for (std::size_t i = 0; i < n; ++i) out[i] = in[i] != 0;
+    };
+    for (std::size_t at = 0; at < count; at += tile_elements) {
+        const std::size_t n = count - at < tile_elements ? count - at : tile_elements;
+        load(accumulated, sources[0], at, n);
+        for (int k = 1; k < source_count; ++k) {
+            load(truth, sources[k], at, n);
+            combine<Operation>(accumulated, accumulated, truth, n);
+        }
+        std::memcpy(static_cast<std::uint8_t*>(destination) + at, accumulated, n);
+    }
+}
+
+}  // namespace
+
+#define MULTIRING_FLOATS(FORMAT) \
+    {reduce<FORMAT, Sum>,        \
+     reduce<FORMAT, Sum>,        \
+     reduce<FORMAT, Minimum>,    \
+     reduce<FORMAT, Maximum>,    \
+     reduce<FORMAT, Product>,    \
+     nullptr,                    \
+     nullptr,                    \
+     nullptr}
+#define MULTIRING_INTEGERS(T)                              \
+    {reduce<Plain<T>, Sum>,     nullptr,                   \
+     reduce<Plain<T>, Minimum>, reduce<Plain<T>, Maximum>, \
+     reduce<Plain<T>, Product>, reduce<Plain<T>, And>,     \
+     reduce<Plain<T>, Or>,      reduce<Plain<T>, Xor>}
+
+// Rows in the order of Dtype, columns in that of Op: sum avg min max prod band bor bxor.
+extern const Kernels MULTIRING_KERNELS;
+const Kernels MULTIRING_KERNELS{
+    {
+        MULTIRING_FLOATS(Plain<float>),
+        MULTIRING_FLOATS(Plain<double>),
+        MULTIRING_FLOATS(Float16),
+        MULTIRING_FLOATS(Bfloat16),
+        MULTIRING_INTEGERS(std::int8_t),
+        MULTIRING_INTEGERS(std::uint8_t),
+        MULTIRING_INTEGERS(std::int16_t),
+        MULTIRING_INTEGERS(std::int32_t),
+        MULTIRING_INTEGERS(std::int64_t),
+        {reduce_bool<Or>, nullptr, reduce_bool<And>, reduce_bool<Or>, reduce_bool<And>, reduce_bool<And>,
+         reduce_bool<Or>, reduce_bool<Xor>},
+        {reduce_complex<float>, reduce_complex<float>, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr},
+        {reduce_complex<double>, reduce_complex<double>, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr},
+    },
+    copy_past_caches,
+};
+
+}  // namespace multiring

@@ -1,0 +1,87 @@
+// Mailbox: a ring of descriptors from one rank to one other of the same host, and the count of those that it has read
+// of the other's. Each side writes only its own memory:
+//
+//     rank a's arena                    rank b's arena
+//     Mailbox for b: slots    ------>   read by b
+//                    drained  <------   Mailbox for a: drained       (b's count of a's slots that it has read)
+//
+// A descriptor's `turn` is its position plus one, stored last; the reader knows which turn it expects.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "link.hpp"
+#include "memory.hpp"
+
+namespace multiring {
+
+inline constexpr std::uint32_t mailbox_slots = 64;
+
+struct alignas(cache_line) Mailbox {
+    Frame slots[mailbox_slots];
+    alignas(cache_line) std::uint32_t drained;
+};
+
+// A rank of this host (or, in process, another engine).
+class LocalLink final : public Link {
+  public:
+    // Takes ownership of `doorbell`. Makes our mailbox for the peer known in our arena.
+    LocalLink(int peer, int self, Receiver& receiver, std::shared_ptr<Arena> mine, std::unique_ptr<PeerArena> theirs,
+              int doorbell);
+    ~LocalLink() override;
+
+    bool shares_memory() const override { return true; }
+    void post(const Frame& frame, const std::byte* payload) override;
+    void notify() override;
+    bool drain() override;
+    void give_back(Payload payload, std::size_t bytes) override;
+    bool flush() override;
+    Traffic traffic() const override;
+
+    const PeerArena& arena() const { return *theirs_; }
+    void abandon_after_fork() noexcept;
+
+  private:
+    static constexpr int tokens_per_frame = 14;
+    struct ReleaseFrame {
+        std::uint32_t turn;
+        FrameType type;
+        std::uint8_t unused;
+        std::uint16_t token_count;
+        std::uint32_t tokens[tokens_per_frame];
+    };
+    static_assert(sizeof(ReleaseFrame) == sizeof(Frame));
+
+    void put(const Frame& frame);  // the next slot, or the queue behind it
+    bool put_in_slot(const Frame& frame);
+    void put_releases();
+    const Mailbox* incoming();
+
+    Receiver& receiver_;
+    const int self_;
+    std::shared_ptr<Arena> mine_;
+    std::unique_ptr<PeerArena> theirs_;
+    int doorbell_;
+    Mailbox* outgoing_;
+    std::atomic<const Mailbox*> incoming_{nullptr};
+
+    // sending
+    alignas(cache_line) mutable std::mutex send_mutex_;
+    std::uint32_t posted_ = 0;
+    std::uint32_t read_by_peer_ = 0;  // the last count of `drained` that we looked at
+    std::deque<Frame> queued_;        // what found the ring full
+    ReleaseFrame releases_{};
+    std::atomic<bool> held_back_{false};  // queued_ or releases_ has something
+    std::uint64_t messages_sent_ = 0, bytes_sent_ = 0;
+
+    // receiving
+    alignas(cache_line) std::mutex receive_mutex_;
+    std::uint32_t drained_ = 0;
+    std::atomic<std::uint64_t> messages_received_{0}, bytes_received_{0};
+};
+
+}  // namespace multiring

@@ -1,0 +1,251 @@
+#include "memory.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <system_error>
+
+#include "errors.hpp"
+
+namespace multiring {
+namespace {
+
+constexpr std::uint64_t magic = 0x676e697269746c75;  // "ultiring"
+constexpr std::uint32_t layout = 1;
+constexpr std::size_t smallest_arena = std::size_t{16} << 20;
+constexpr std::size_t kept_idle = std::size_t{64} << 20;  // freed memory that stays ours for the next allocation
+constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+std::size_t physical_memory() {
+    return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+// Exceeding the file size limit would be a signal and not an error.
+std::size_t within_file_size_limit(std::size_t bytes) {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        return std::min<std::size_t>(bytes, limit.rlim_cur / page * page);
+    return bytes;
+}
+
+}  // namespace
+
+std::string system_message(const std::string& what, int error) {
+    return what + ": " + std::generic_category().message(error);
+}
+
+Arena::Arena(std::size_t bytes, bool in_process, int rank, int world_size, std::uint32_t generation) {
+    const std::size_t directory_bytes = sizeof(std::uint32_t) * static_cast<std::size_t>(world_size);
+    const std::size_t fixed = round_up(sizeof(Header), cache_line) + round_up(directory_bytes, cache_line);
+    std::size_t wanted = round_up(std::max(bytes == 0 ? physical_memory() : bytes, fixed + page), page);
+    wanted = within_file_size_limit(wanted);
+    // Address space may be limited (ulimit -v): take what there is.
+    const int flags = in_process ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED | MAP_NORESERVE;
+    if (!in_process) {
+        fd_ = memfd_create("multiring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        if (fd_ < 0) throw_resource_error(system_message("cannot create shared memory (memfd_create)", errno));
+    }
+    for (;; wanted = round_up(wanted / 2, page)) {
+        const bool sized = in_process || ftruncate(fd_, static_cast<off_t>(wanted)) == 0;
+        void* mapped = sized ? mmap(nullptr, wanted, PROT_READ | PROT_WRITE, flags, fd_, 0) : MAP_FAILED;
+        if (mapped != MAP_FAILED) {
+            base_ = static_cast<std::byte*>(mapped);
+            break;
+        }
+        if (wanted <= smallest_arena) {
+            const int error = errno;
+            if (fd_ >= 0) close(fd_);
+            throw_resource_error(
+                system_message("cannot reserve " + std::to_string(wanted) + " bytes of shared memory", error));
+        }
+    }
+    size_ = wanted;
+    madvise(base_, size_, MADV_DONTDUMP);
+    try {
+        if (fd_ >= 0 && fcntl(fd_, F_ADD_SEALS, seals) != 0)
+            throw_resource_error(system_message("cannot seal the shared memory", errno));
+        commit(0, round_up(fixed, page));
+    } catch (...) {
+        munmap(base_, size_);
+        if (fd_ >= 0) close(fd_);
+        throw;
+    }
+    const std::size_t used = round_up(fixed, page);
+    free_[used] = {size_ - used, false};
+
+    Header& mine = header();
+    mine.layout = layout;
+    mine.generation = generation;
+    mine.rank = static_cast<std::uint32_t>(rank);
+    mine.world_size = static_cast<std::uint32_t>(world_size);
+    mine.arena_bytes = size_;
+    mine.mailboxes = round_up(sizeof(Header), cache_line);
+    CPU_ZERO(&mine.cores);
+    sched_getaffinity(0, sizeof mine.cores, &mine.cores);
+    __atomic_store_n(&mine.magic, magic, __ATOMIC_RELEASE);
+}
+
+Arena::~Arena() {
+    munmap(base_, size_);
+    if (fd_ >= 0) close(fd_);
+}
+
+void Arena::commit(std::size_t place, std::size_t bytes) {
+    if (fd_ >= 0) {
+        int result;
+        do result = fallocate(fd_, 0, static_cast<off_t>(place), static_cast<off_t>(bytes));
+        while (result != 0 && errno == EINTR);
+        if (result != 0)
+            throw_resource_error(system_message("out of shared memory: " + std::to_string(bytes) + " bytes wanted, " +
+                                                    std::to_string(committed_) + " in use",
+                                                errno));
+    }
+    committed_ += bytes;
+}
+
+bool Arena::decommit(FreeList::iterator range) {
+    const auto [place, bytes] = std::pair(range->first, range->second.bytes);
+    if (fd_ >= 0) {
+        if (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(place),
+                      static_cast<off_t>(bytes)) != 0)
+            return false;  // stays committed, to be used again
+    } else {
+        madvise(base_ + place, bytes, MADV_DONTNEED);
+    }
+    committed_ -= bytes;
+    idle_ -= bytes;
+    free_.erase(range);
+    insert_free(place, {bytes, false});
+    return true;
+}
+
+void Arena::decommit_all() {
+    for (;;) {
+        const auto found = std::find_if(free_.begin(), free_.end(), [](const auto& e) { return e.second.committed; });
+        if (found == free_.end() || !decommit(found)) return;
+    }
+}
+
+Arena::FreeList::iterator Arena::insert_free(std::size_t place, Free range) {
+    auto next = free_.lower_bound(place);
+    if (next != free_.end() && next->second.committed == range.committed && place + range.bytes == next->first) {
+        range.bytes += next->second.bytes;
+        next = free_.erase(next);
+    }
+    if (next != free_.begin()) {
+        auto previous = std::prev(next);
+        if (previous->second.committed == range.committed && previous->first + previous->second.bytes == place) {
+            previous->second.bytes += range.bytes;
+            return previous;
+        }
+    }
+    return free_.emplace_hint(next, place, range);
+}
+
+void* Arena::allocate(std::size_t bytes) {
+    // Page-sized grains keep what is committed countable; a small allocation wastes less than a page.
+    const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1), page);
+    const std::lock_guard lock(mutex_);
+    const auto fits = [&](bool committed) {
+        return std::find_if(free_.begin(), free_.end(), [&](const auto& entry) {
+            return entry.second.committed == committed && entry.second.bytes >= wanted;
+        });
+    };
+    auto range = fits(true);
+    if (range == free_.end()) range = fits(false);
+    if (range == free_.end()) {  // perhaps across committed and other free memory
+        decommit_all();
+        range = fits(false);
+    }
+    if (range == free_.end())
+        throw_resource_error("out of shared memory: " + std::to_string(bytes) + " bytes wanted, the arena has " +
+                             std::to_string(size_) + " bytes of which " + std::to_string(committed_ - idle_) +
+                             " are in use");
+    const auto [place, found] = *range;
+    if (found.committed)
+        idle_ -= wanted;
+    else
+        commit(place, wanted);
+    free_.erase(range);
+    if (found.bytes > wanted) insert_free(place + wanted, {found.bytes - wanted, found.committed});
+    taken_[place] = wanted;
+    return base_ + place;
+}
+
+void Arena::release(void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto taken = taken_.find(place(pointer));
+    const std::size_t bytes = taken->second;
+    idle_ += bytes;
+    auto range = insert_free(taken->first, {bytes, true});
+    taken_.erase(taken);
+    if (idle_ > kept_idle) decommit(range);
+}
+
+std::size_t Arena::allocated_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return committed_ - idle_;
+}
+
+std::size_t Arena::committed_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return committed_;
+}
+
+void Arena::make_private_after_fork() noexcept {
+    if (fd_ < 0) return;  // anonymous memory is private already
+    mmap(base_, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd_, 0);
+    close(fd_);
+    fd_ = -1;
+}
+
+PeerArena::PeerArena(int fd, int peer, int world_size, std::uint32_t generation) {
+    struct stat status{};
+    const int sealed = fcntl(fd, F_GET_SEALS);
+    if (fstat(fd, &status) != 0 || sealed < 0 || (sealed & seals) != seals ||
+        status.st_size < static_cast<off_t>(sizeof(Header)))
+        throw std::invalid_argument("the descriptor given for rank " + std::to_string(peer) +
+                                    " is not a sealed arena of multiring");
+    size_ = static_cast<std::size_t>(status.st_size);
+    void* mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (mapped == MAP_FAILED)
+        throw_resource_error(system_message("cannot map the shared memory of rank " + std::to_string(peer), errno));
+    madvise(mapped, size_, MADV_DONTDUMP);
+    base_ = static_cast<const std::byte*>(mapped);
+    const Header& theirs = header();
+    if (__atomic_load_n(&theirs.magic, __ATOMIC_ACQUIRE) != magic || theirs.layout != layout ||
+        theirs.rank != static_cast<std::uint32_t>(peer) ||
+        theirs.world_size != static_cast<std::uint32_t>(world_size) || theirs.generation != generation ||
+        at(theirs.mailboxes, sizeof(std::uint32_t) * static_cast<std::size_t>(world_size)) == nullptr) {
+        const std::string found = "rank " + std::to_string(theirs.rank) + " of " + std::to_string(theirs.world_size) +
+                                  ", generation " + std::to_string(theirs.generation) + ", layout " +
+                                  std::to_string(theirs.layout);
+        munmap(mapped, size_);
+        throw std::invalid_argument("the arena given for rank " + std::to_string(peer) + " of " +
+                                    std::to_string(world_size) + ", generation " + std::to_string(generation) +
+                                    ", layout " + std::to_string(layout) + " says that it is " + found);
+    }
+}
+
+PeerArena::PeerArena(std::shared_ptr<Arena> arena)
+    : in_process_(std::move(arena)), base_(in_process_->base()), size_(in_process_->size()) {}
+
+PeerArena::~PeerArena() {
+    if (!in_process_ && base_ != nullptr) munmap(const_cast<std::byte*>(base_), size_);
+}
+
+void PeerArena::unmap_after_fork() noexcept {
+    if (in_process_ || base_ == nullptr) return;
+    munmap(const_cast<std::byte*>(base_), size_);
+    base_ = nullptr;
+    size_ = 0;
+}
+
+}  // namespace multiring

@@ -1,0 +1,113 @@
+// Arena: the memory of one rank that its host's other ranks may read.
+//
+// It is a sealed memfd (in-process engines: anonymous memory), reserved large and given real pages range by range as
+// they are allocated, so that a full memory is an error at that moment and never a SIGBUS later. Peers map it
+// read-only. It starts with a Header that says who it is and where its mailboxes are.
+#pragma once
+
+#include <sched.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace multiring {
+
+inline constexpr std::size_t cache_line = 64;
+inline constexpr std::size_t page = 4096;
+
+inline std::size_t round_up(std::size_t n, std::size_t unit) {
+    return (n + unit - 1) / unit * unit;
+}
+
+struct Header {
+    std::uint64_t magic;
+    std::uint32_t layout;  // version of everything below
+    std::uint32_t generation;
+    std::uint32_t rank;
+    std::uint32_t world_size;
+    std::uint64_t arena_bytes;
+    std::uint64_t mailboxes;  // place of the directory: per world rank, the place of its mailbox / 64, 0 if none
+    alignas(cache_line) std::uint32_t sleeping;  // 1: write my doorbell when you post
+    alignas(cache_line) cpu_set_t cores;         // that this rank may run on
+};
+
+class Arena {
+  public:
+    // `bytes` is an upper bound of what can be allocated, 0 for the machine's memory; less where limits forbid it.
+    Arena(std::size_t bytes, bool in_process, int rank, int world_size, std::uint32_t generation);
+    ~Arena();
+    Arena(const Arena&) = delete;
+    Arena& operator=(const Arena&) = delete;
+
+    int fd() const { return fd_; }  // -1 in process
+    std::byte* base() const { return base_; }
+    std::size_t size() const { return size_; }
+    Header& header() const { return *reinterpret_cast<Header*>(base_); }
+    std::uint32_t* mailbox_directory() const { return reinterpret_cast<std::uint32_t*>(base_ + header().mailboxes); }
+
+    // Whether [pointer, pointer + bytes) lies in the arena: then peers can read it where it is.
+    bool contains(const void* pointer, std::size_t bytes) const {
+        const auto* p = static_cast<const std::byte*>(pointer);
+        return p >= base_ && p < base_ + size_ && bytes <= static_cast<std::size_t>(base_ + size_ - p);
+    }
+    std::uint64_t place(const void* pointer) const {
+        return static_cast<std::uint64_t>(static_cast<const std::byte*>(pointer) - base_);
+    }
+
+    // A zeroed or used range, aligned to a cache line; small ones share pages. Throws a resource error.
+    void* allocate(std::size_t bytes);
+    void release(void* pointer);
+    std::size_t allocated_bytes() const;
+    std::size_t committed_bytes() const;
+
+    // In a forked child: keep the contents, share nothing.
+    void make_private_after_fork() noexcept;
+
+  private:
+    struct Free {
+        std::size_t bytes;
+        bool committed;
+    };
+    using FreeList = std::map<std::size_t, Free>;
+
+    void commit(std::size_t place, std::size_t bytes);
+    bool decommit(FreeList::iterator range);
+    void decommit_all();
+    FreeList::iterator insert_free(std::size_t place, Free range);
+
+    int fd_ = -1;
+    std::byte* base_ = nullptr;
+    std::size_t size_ = 0;
+    mutable std::mutex mutex_;
+    FreeList free_;                             // by place; neighbours of the same state are merged
+    std::map<std::size_t, std::size_t> taken_;  // place -> bytes
+    std::size_t committed_ = 0;
+    std::size_t idle_ = 0;  // bytes of free_ that are committed
+};
+
+// A peer's arena, mapped read-only; in process simply the other arena.
+class PeerArena {
+  public:
+    PeerArena(int fd, int peer, int world_size, std::uint32_t generation);
+    explicit PeerArena(std::shared_ptr<Arena> arena);
+    ~PeerArena();
+    PeerArena(const PeerArena&) = delete;
+    PeerArena& operator=(const PeerArena&) = delete;
+
+    const Header& header() const { return *reinterpret_cast<const Header*>(base_); }
+    // Memory that the peer announced; nullptr if it lies outside the arena.
+    const std::byte* at(std::uint64_t place, std::size_t bytes) const {
+        return place <= size_ && bytes <= size_ - place ? base_ + place : nullptr;
+    }
+    void unmap_after_fork() noexcept;
+
+  private:
+    std::shared_ptr<Arena> in_process_;
+    const std::byte* base_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+}  // namespace multiring

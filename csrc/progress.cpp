@@ -1,0 +1,177 @@
+// The progress thread: drives the operations that no caller drives, watches the connections, and sleeps when there is
+// nothing to do.
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "engine.hpp"
+
+namespace multiring {
+namespace {
+
+constexpr auto connection_interval = std::chrono::milliseconds(1);  // between looks at the connections while busy
+constexpr int longest_sleep_ms = 100, sleep_while_held_back_ms = 1;
+constexpr std::uint64_t doorbell_key = ~std::uint64_t{0};
+
+}  // namespace
+
+void Engine::wake_progress() {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (!asleep_.load(std::memory_order_relaxed)) return;
+    const std::uint64_t one = 1;
+    // A full counter (EAGAIN) wakes it as well.
+    [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
+}
+
+void Engine::progress() {
+    Spinner spinner(patience_);
+    while (!stopping_.load(std::memory_order_acquire)) {
+        take_inbox();
+        bool active = advance_works();
+        active |= drain_links();
+        if (failed_.load(std::memory_order_acquire)) fail_works();
+        if (Clock::now() - last_poll_ > connection_interval) poll_connections(0);
+        if (active) {
+            spinner.restart();
+            continue;
+        }
+        if (!works_.empty() && spinner.wait()) continue;
+        check_deadlines();
+        sleep();
+        const std::lock_guard lock(mutex_);
+        spinner = Spinner(patience_);
+    }
+    take_inbox();
+    fail_works();
+}
+
+void Engine::take_inbox() {
+    if (!inbox_.load(std::memory_order_acquire)) return;
+    std::vector<Notice> notices;
+    std::vector<std::shared_ptr<Question>> questions;
+    {
+        const std::lock_guard lock(mutex_);
+        inbox_.store(false, std::memory_order_relaxed);
+        works_.insert(works_.end(), new_works_.begin(), new_works_.end());
+        new_works_.clear();
+        notices.swap(notices_);
+        questions.swap(questions_);
+        for (const Notice& notice : notices)
+            if (notice.farewell) {
+                departed_[static_cast<std::size_t>(notice.rank)] = true;
+                someone_departed_.store(true, std::memory_order_release);
+            }
+    }
+    for (const auto& question : questions) {
+        if (question->work->lane != nullptr && !question->work->done.is_set())
+            question->ranks = question->work->lane->waited_for();
+        question->answered.set();
+    }
+    for (const Notice& notice : notices)
+        if (!notice.farewell) fail({notice.kind, notice.rank, host(notice.rank), "", -1, notice.text});
+}
+
+bool Engine::advance_works() {
+    bool active = false;
+    for (std::size_t i = 0; i < works_.size();) {
+        Work& work = *works_[i];
+        try {
+            if (work.lane == nullptr) {
+                work.lane = machine_->try_begin(work.call);
+                if (work.lane != nullptr) work.lane->driven_by_progress.store(true, std::memory_order_release);
+            }
+            if (work.lane != nullptr) active |= work.lane->advance();
+        } catch (const EngineError& error) {
+            fail(error.failure);
+        }
+        if (work.lane == nullptr || !work.lane->finished() || failed_.load(std::memory_order_acquire)) {
+            ++i;
+            continue;
+        }
+        work.lane->flush();
+        finish(work, {});
+        works_.erase(works_.begin() + static_cast<std::ptrdiff_t>(i));
+        active = true;
+    }
+    return active;
+}
+
+// True if anything came, or could not be looked at because a caller is at it.
+bool Engine::drain_links() {
+    bool active = false;
+    if (!works_.empty())
+        for (const auto& link : machine_->attached()) active |= link->drain();
+    return active;
+}
+
+void Engine::finish(Work& work, std::optional<Failure> failure) {
+    if (work.lane != nullptr) machine_->end(*work.lane);
+    work.failure = std::move(failure);
+    {
+        const std::lock_guard lock(mutex_);
+        if (work.owner != nullptr) {
+            owners_.push_back(std::exchange(work.owner, nullptr));
+            has_owners_.store(true, std::memory_order_relaxed);
+        }
+    }
+    work.done.set();
+}
+
+void Engine::fail_works() {
+    for (const auto& work : works_) finish(*work, failure_of(work->call));
+    works_.clear();
+}
+
+void Engine::check_deadlines() {
+    const auto now = Clock::now();
+    for (const auto& work : works_) {
+        if (now >= work->call.deadline) {
+            Failure late =
+                timeout_of(work->call, work->lane != nullptr ? work->lane->waited_for() : std::vector<int>{});
+            late.message += ", and its time of " + std::to_string(work->call.timeout) + " s is up";
+            fail(std::move(late));
+        } else if (work->lane != nullptr) {
+            fail_if_departed(*work->lane);
+        }
+    }
+    if (failed_.load(std::memory_order_acquire)) fail_works();
+}
+
+void Engine::sleep() {
+    bool held_back = false;
+    for (const auto& link : machine_->attached()) held_back |= !link->flush();
+    int timeout_ms = works_.empty() ? -1 : longest_sleep_ms;
+    if (held_back) timeout_ms = sleep_while_held_back_ms;
+    for (const auto& work : works_) {
+        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(work->call.deadline - Clock::now());
+        timeout_ms = static_cast<int>(std::clamp<long>(left.count() + 1, 0, timeout_ms));
+    }
+    // Peers and other threads ring if they see these flags; what they did before we see now.
+    std::uint32_t& sleeping = arena_->header().sleeping;
+    asleep_.store(true, std::memory_order_relaxed);
+    __atomic_store_n(&sleeping, works_.empty() ? 0 : 1, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    const bool awake = inbox_.load(std::memory_order_acquire) || stopping_.load(std::memory_order_acquire) ||
+                       drain_links() || advance_works();
+    if (awake) timeout_ms = 0;
+    poll_connections(timeout_ms);
+    asleep_.store(false, std::memory_order_relaxed);
+    __atomic_store_n(&sleeping, 0, __ATOMIC_RELAXED);
+}
+
+void Engine::poll_connections(int timeout_ms) {
+    epoll_event events[16];
+    const int count = epoll_wait(epoll_, events, 16, timeout_ms);
+    last_poll_ = Clock::now();
+    for (int i = 0; i < count; ++i) {
+        if (events[i].data.u64 == doorbell_key) {
+            std::uint64_t rings;
+            [[maybe_unused]] const auto taken = read(doorbell_, &rings, sizeof rings);
+        } else {
+            control_->read(static_cast<int>(events[i].data.u64));
+        }
+    }
+}
+
+}  // namespace multiring

@@ -1,0 +1,28 @@
+// Arithmetic on spans: n-way reductions in one pass over the destination, and copies. The instruction set is chosen
+// once, at run time.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "types.hpp"
+
+namespace multiring {
+
+// destination[i] = finish(sources[0][i] op sources[1][i] op ...), summed from left to right. The destination may be one
+// of the sources, whichever its place. float16 and bfloat16 accumulate in float32 and are rounded once; integers wrap;
+// NaN propagates through min and max; bool is logical. `divisor` > 1 divides the result (avg). A streaming destination
+// is written past the caches.
+using Reduction = void (*)(void* destination, const void* const* sources, int source_count, std::size_t count,
+                           double divisor, bool streaming);
+
+// The reduction for a type and operation, nullptr where it has no meaning (avg or prod of ..., bits of floats).
+Reduction find_reduction(Dtype dtype, Op op);
+
+void copy(void* destination, const void* source, std::size_t bytes);
+// Copy past the caches: for destinations that nobody reads soon.
+void copy_streaming(void* destination, const void* source, std::size_t bytes);
+
+std::string_view instruction_set();
+
+}  // namespace multiring

@@ -1,0 +1,103 @@
+// Schedule: the instructions of one rank, checked and made ready to run.
+//
+// A buffer is `blocks` blocks of `count` elements. It is cut into segments: segment k is slice k of every block, and
+// every segment runs the whole list. An instruction names a fraction of one block's slice; `Layout` holds the elements
+// that these fractions come to for one slice length.
+//
+// A message is known by its sender and its ordinal: its number among the messages of one segment between the two ranks,
+// in schedule order. A message that this rank waits for is an *arrival* of the segment, one that it sends a
+// *departure*.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace multiring {
+
+struct Fraction {
+    std::uint64_t numerator, denominator;
+};
+
+// The element at which a slice of `count` elements is cut: all of it at 1, else on a cache line.
+std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize);
+
+struct Instruction {
+    enum class Kind : std::uint8_t { send, reduce, store };
+    Kind kind;
+    bool final;    // reduce: completes the span, avg divides here
+    bool sent_on;  // reduce, store: a later send takes some of it, so it should stay in the cache
+    int phase;
+    std::uint32_t block;
+    Fraction lo, hi;
+    std::uint32_t first_message, message_count;  // in Schedule::messages
+    std::uint32_t own_place;                     // reduce: how many of the messages are summed before our contribution
+    bool has_own;                                // reduce: whether we contribute
+    std::uint32_t send_index;                    // send: its number among the sends
+    bool exchanged;                              // send: the same phase overwrites some of the span
+    std::uint32_t first_blocker,
+        blocker_count;  // reduce, store: sends that must have left before the span is overwritten
+};
+
+struct Message {
+    std::uint32_t member;  // the other side
+    std::uint16_t ordinal;
+    std::uint32_t index;  // among the segment's arrivals (reduce, store) or departures (send)
+};
+
+// Where the instructions' spans lie in a slice of a certain length.
+struct Layout {
+    struct Extent {
+        std::size_t first, count;  // elements, from the start of the block's slice
+        std::size_t staging;       // send: place of its copy in the segment's staging
+    };
+    std::size_t slice;
+    std::size_t itemsize;
+    std::size_t staging_bytes;
+    std::vector<Extent> extents;             // by instruction
+    std::vector<std::size_t> arrival_bytes;  // by arrival
+};
+
+class Schedule {
+  public:
+    // A row of `table` is (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den, final).
+    static constexpr std::size_t columns = 10;
+    Schedule(std::span<const std::int64_t> table, std::span<const std::int32_t> peers, int member, int members,
+             int blocks, std::size_t segment_bytes, std::uint64_t plan);
+
+    const int blocks;
+    const std::size_t segment_bytes;  // of one block's slice
+    const std::uint64_t plan;
+
+    std::vector<Instruction> instructions;
+    std::vector<Message> messages;
+    std::vector<std::uint32_t> blockers;  // indices of instructions that send
+    std::uint32_t send_count = 0, arrival_count = 0, departure_count = 0;
+    bool exchanges = false;            // some send is exchanged
+    std::vector<std::uint32_t> peers;  // members that we exchange messages with, ascending
+
+    // Elements of a block in every segment but the last.
+    std::size_t slice_elements(std::size_t itemsize) const;
+    // The arrival of the message `ordinal` from `member`, or no_arrival.
+    static constexpr std::uint32_t no_arrival = ~std::uint32_t{0};
+    std::uint32_t arrival_of(std::uint32_t member, std::uint16_t ordinal) const;
+
+    // Kept for the lengths in use, so that a repeated call computes nothing.
+    std::shared_ptr<const Layout> layout(std::size_t slice, std::size_t itemsize) const;
+
+  private:
+    void find_blockers(std::size_t index);
+    void find_sent_on();
+    void number_arrivals(int members);
+    std::shared_ptr<const Layout> make_layout(std::size_t slice, std::size_t itemsize) const;
+
+    std::vector<std::uint32_t> first_arrival_of_;  // by member, and the end
+    std::vector<std::uint32_t> arrivals_;          // by (member, ordinal)
+    mutable std::mutex layout_mutex_;
+    mutable std::vector<std::shared_ptr<const Layout>> layouts_;  // the most recent first
+};
+
+}  // namespace multiring

@@ -1,0 +1,66 @@
+// Codes that Python and every message use for data types, operations and collectives; a name's position is its code.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace multiring {
+
+enum class Dtype : std::uint8_t {
+    float32,
+    float64,
+    float16,
+    bfloat16,
+    int8,
+    uint8,
+    int16,
+    int32,
+    int64,
+    boolean,
+    complex64,
+    complex128
+};
+inline constexpr std::array<std::string_view, 12> dtype_names{"float32", "float64", "float16",   "bfloat16",
+                                                              "int8",    "uint8",   "int16",     "int32",
+                                                              "int64",   "bool",    "complex64", "complex128"};
+inline constexpr std::array<std::size_t, 12> dtype_sizes{4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16};
+
+enum class Op : std::uint8_t { sum, avg, min, max, prod, band, bor, bxor };
+inline constexpr std::array<std::string_view, 8> op_names{"sum", "avg", "min", "max", "prod", "band", "bor", "bxor"};
+
+enum class Collective : std::uint8_t {
+    all_reduce,
+    reduce_scatter,
+    all_gather,
+    broadcast,
+    reduce,
+    all_to_all,
+    barrier,
+    send,
+    recv
+};
+inline constexpr std::array<std::string_view, 9> collective_names{
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier", "send", "recv"};
+
+inline std::size_t itemsize(Dtype dtype) {
+    return dtype_sizes[static_cast<std::size_t>(dtype)];
+}
+
+// Codes may come from a peer's message: unknown ones have a name too.
+template <std::size_t n>
+std::string_view name_in(const std::array<std::string_view, n>& names, std::size_t code) {
+    return code < n ? names[code] : std::string_view("unknown");
+}
+inline std::string_view name(Dtype dtype) {
+    return name_in(dtype_names, static_cast<std::size_t>(dtype));
+}
+inline std::string_view name(Op op) {
+    return name_in(op_names, static_cast<std::size_t>(op));
+}
+inline std::string_view name(Collective collective) {
+    return name_in(collective_names, static_cast<std::size_t>(collective));
+}
+
+}  // namespace multiring

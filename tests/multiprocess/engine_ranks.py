@@ -1,0 +1,100 @@
+"""Ranks as processes of one host, joined by bare socket pairs: engines without rendezvous.
+
+``run(n, program)`` starts n processes that each call ``program(rank)``, a function of ``engine_programs``; what it
+returns comes back as JSON. A process that dies of a signal gives ``None``.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@contextmanager
+def started(n: int, program: str, *arguments: Any) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes of n ranks that run a program of ``engine_programs``."""
+    with ExitStack() as stack:
+        ends: list[dict[int, socket.socket]] = [{} for _ in range(n)]
+        for a, b in combinations(range(n), 2):
+            ends[a][b], ends[b][a] = (stack.enter_context(s) for s in socket.socketpair())
+        processes = []
+        for rank in range(n):
+            fds = {peer: end.fileno() for peer, end in ends[rank].items()}
+            command = [sys.executable, __file__, program, str(rank), str(n), json.dumps(fds), json.dumps(arguments)]
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    pass_fds=list(fds.values()),
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent / "unit"), *sys.path])},
+                )
+            )
+        for end in (end for mine in ends for end in mine.values()):
+            end.close()
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+
+
+def results(processes: list[subprocess.Popen[str]], timeout: float = 60.0) -> list[Any]:
+    """What each rank's program returned."""
+    values = []
+    for process in processes:
+        out, _ = process.communicate(timeout=timeout)
+        if process.returncode > 0:
+            raise RuntimeError(f"a rank ended with {process.returncode}: {out}")
+        values.append(json.loads(out) if process.returncode == 0 else None)
+    return values
+
+
+def run(n: int, program: str, *arguments: Any) -> list[Any]:
+    """Run a program of ``engine_programs`` as n ranks to its end."""
+    with started(n, program, *arguments) as processes:
+        return results(processes)
+
+
+def connect(engine: Any, rank: int, fds: dict[str, int]) -> None:
+    """Exchange the descriptors of memory and doorbell over each socket pair and attach the peer."""
+    links = {int(peer): socket.socket(fileno=fd) for peer, fd in fds.items()}
+    own = array.array("i", [engine.memory_fd, engine.doorbell_fd])
+    for link in links.values():
+        link.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, own)])
+    for peer, link in links.items():
+        _, received, _, _ = socket.recv_fds(link, 1, 2)
+        engine.attach_local(peer, *received, link.detach())
+
+
+def main() -> None:
+    import engine_programs
+    from engines import Rank
+
+    from multiring import _native as native
+
+    program, rank, n, fds, arguments = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *map(json.loads, sys.argv[4:6])
+    engine = native.Engine(rank, n, hosts=["here"] * n)
+    connect(engine, rank, fds)
+    engine.communicator(0, list(range(n)))
+    print(json.dumps(getattr(engine_programs, program)(Rank(engine, rank), n, *arguments)))
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()

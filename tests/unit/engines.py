@@ -1,0 +1,142 @@
+"""A world of ranks as threads: engines in one process, and the plans that they run."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+
+import numpy as np
+
+from multiring import _native as native
+from multiring.plan import BLOCKED, WHOLE, Phase, Plan, Ring, Span
+from multiring.schedule import schedule
+
+DTYPE = {name: code for code, name in enumerate(native.DTYPES)}
+OP = {name: code for code, name in enumerate(native.OPS)}
+COLLECTIVE = {name: code for code, name in enumerate(native.COLLECTIVES)}
+
+
+def whole_ring(size: int) -> tuple[Ring, ...]:
+    return (Ring(tuple(range(size)), (WHOLE,)),)
+
+
+def all_reduce_plan(size: int, method: str, segment_bytes: int = 1 << 18) -> Plan:
+    """One ring over all ranks: reduce and gather by ``method``, or, named ``at once``, everybody sends to everybody."""
+    if size == 1:
+        return Plan("all_reduce", 1, (), segment_bytes)
+    if method == "at once":
+        return Plan("all_reduce", size, (Phase("all_reduce", "rank", "direct", whole_ring(size)),), segment_bytes)
+    kinds = ("reduce_scatter", "all_gather")
+    return Plan("all_reduce", size, tuple(Phase(k, "rank", method, whole_ring(size)) for k in kinds), segment_bytes)
+
+
+def blocked_plan(collective: str, size: int, segment_bytes: int = 1 << 18) -> Plan:
+    """One direct ring over all ranks for a collective over blocks."""
+    phases = () if size == 1 else (Phase(collective, "rank", "direct", whole_ring(size)),)
+    return Plan(collective, size, phases, segment_bytes)
+
+
+def rooted_plan(collective: str, size: int, root: int, method: str, segment_bytes: int = 1 << 18) -> Plan:
+    members = (root, *(rank for rank in range(size) if rank != root))
+    phases = () if size == 1 else (Phase(collective, "rank", method, (Ring(members, (WHOLE,)),)),)
+    return Plan(collective, size, phases, segment_bytes, root)
+
+
+def two_level_plan(hosts: int, per_host: int, segment_bytes: int = 1 << 18) -> Plan:
+    """all_reduce over hosts of equal size: reduce in the host, across the hosts, gather in the host."""
+    size = hosts * per_host
+    local = tuple(Ring(tuple(range(h * per_host, (h + 1) * per_host)), (WHOLE,)) for h in range(hosts))
+    across = tuple(
+        Ring(tuple(range(i, size, per_host)), (Span(Fraction(i, per_host), Fraction(i + 1, per_host)),))
+        for i in range(per_host)
+    )
+    phases = (
+        Phase("reduce_scatter", "rank", "direct", local),
+        Phase("all_reduce", "host", "direct", across),
+        Phase("all_gather", "rank", "direct", local),
+    )
+    return Plan("all_reduce", size, phases, segment_bytes)
+
+
+class Rank:
+    """One engine and what it has installed."""
+
+    def __init__(self, engine: native.Engine, rank: int):
+        self.engine = engine
+        self.rank = rank
+        self._installed: dict[tuple[int, int], int] = {}
+
+    def install(self, plan: Plan, communicator: int = 0, member: int | None = None) -> int:
+        key = communicator, plan.number
+        if key not in self._installed:
+            table, peers = schedule(plan, self.rank if member is None else member).table()
+            self._installed[key] = self.engine.install(
+                communicator, table, peers, plan.blocks, plan.segment_bytes, plan.number
+            )
+        return self._installed[key]
+
+    def _arguments(self, plan: Plan, array: np.ndarray, op: str, timeout: float, handle: int) -> tuple[object, ...]:
+        described = native.describe(array)
+        blocks = plan.blocks if plan.collective in BLOCKED else 1
+        return (
+            handle,
+            COLLECTIVE[plan.collective],
+            described.pointer,
+            described.count // blocks,
+            DTYPE[described.dtype],
+            OP[op],
+            plan.root,
+            timeout,
+        )
+
+    def run(
+        self, plan: Plan, array: np.ndarray, op: str = "sum", timeout: float = 30.0, communicator: int = 0
+    ) -> np.ndarray:
+        self.engine.run(*self._arguments(plan, array, op, timeout, self.install(plan, communicator)))
+        return array
+
+    def start(
+        self, plan: Plan, array: np.ndarray, op: str = "sum", timeout: float = 30.0, communicator: int = 0
+    ) -> native.Work:
+        handle = self.install(plan, communicator)
+        return self.engine.start(*self._arguments(plan, array, op, timeout, handle), owner=array)
+
+
+def in_threads(ranks: list[Rank], program: Callable[[Rank], object]) -> list[object]:
+    """Run a program as every rank at once; the first error of any of them is raised."""
+    results: list[object] = [None] * len(ranks)
+    errors: list[BaseException] = []
+
+    def run(i: int) -> None:
+        try:
+            results[i] = program(ranks[i])
+        except BaseException as error:  # raised again below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+@contextmanager
+def world(size: int, **options: object) -> Iterator[list[Rank]]:
+    """Engines of all ranks, attached to each other, with communicator 0 over all of them."""
+    hosts = [f"h{rank}" for rank in range(size)]
+    engines = [native.Engine(rank, size, hosts=hosts, inproc=True, **options) for rank in range(size)]
+    for a, b in itertools.permutations(range(size), 2):
+        engines[a].attach_inproc(b, engines[b])
+    for engine in engines:
+        engine.communicator(0, list(range(size)))
+    try:
+        yield [Rank(engine, rank) for rank, engine in enumerate(engines)]
+    finally:
+        for engine in engines:
+            engine.shutdown()

@@ -1,0 +1,152 @@
+"""Every data type and operation, against NumPy; n sources in one pass, in place, of any length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engines import Rank, all_reduce_plan, in_threads, world
+
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+FLOATS = ("float32", "float64", "float16")
+NUMPY = {
+    "sum": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "prod": np.multiply,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+COUNTS = (1, 15, 16, 1023, 1025, 5000)
+
+
+def reduced(inputs: list[np.ndarray], op: str, method: str = "at once") -> list[np.ndarray]:
+    with world(len(inputs)) as ranks:
+        plan = all_reduce_plan(len(inputs), method, 4096)
+        return in_threads(ranks, lambda rank: rank.run(plan, inputs[rank.rank].copy(), op))
+
+
+def integers(n: int, dtype: str, count: int) -> list[np.ndarray]:
+    info = np.iinfo(dtype)
+    generator = np.random.default_rng(count)
+    return list(generator.integers(info.min, info.max, (n, count), dtype=dtype, endpoint=True))
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_wrap(dtype, n):
+    for op, function in NUMPY.items():
+        for count in COUNTS:
+            inputs = integers(n, dtype, count)
+            expected = inputs[0]
+            for other in inputs[1:]:
+                expected = function(expected, other)
+            for result in reduced(inputs, op):
+                np.testing.assert_array_equal(result, expected, err_msg=f"{op} {count}")
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 9])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("op", ["sum", "min", "max", "prod", "avg"])
+def test_floats_are_reduced_from_left_to_right(dtype, op, n):
+    inputs = list(np.random.default_rng(n).standard_normal((n, 5003)).astype(dtype))
+    function = NUMPY["sum" if op == "avg" else op]
+    expected = inputs[0]
+    for other in inputs[1:]:
+        expected = function(expected, other)
+    if op == "avg":
+        expected = expected / np.dtype(dtype).type(n)
+    for method in ("at once", "direct"):
+        for result in reduced(inputs, op, method):
+            np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("op", ["sum", "min", "max", "prod", "avg"])
+def test_float16_is_summed_in_float32_and_rounded_once(op, n):
+    inputs = list(np.random.default_rng(7).standard_normal((n, 3001)).astype(np.float16))
+    inputs[0][:4] = [np.inf, 6e-8, 65504, -0.0]
+    wide = [array.astype(np.float32) for array in inputs]
+    expected = wide[0]
+    for other in wide[1:]:
+        expected = NUMPY["sum" if op == "avg" else op](expected, other)
+    if op == "avg":
+        expected = expected / np.float32(n)
+    with np.errstate(over="ignore"):
+        rounded = expected.astype(np.float16)
+    for result in reduced(inputs, op):
+        np.testing.assert_array_equal(result, rounded)
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round float32 to the nearest bfloat16, ties to even, kept as its 16 bits."""
+    bits = values.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_bfloat16_is_summed_in_float32_and_rounded_once(n):
+    torch = pytest.importorskip("torch")
+    inputs = [to_bfloat16(row) for row in np.random.default_rng(n).standard_normal((n, 3001)).astype(np.float32)]
+    wide = from_bfloat16(inputs[0])
+    for other in inputs[1:]:
+        wide = wide + from_bfloat16(other)
+    with world(n) as ranks:
+        plan = all_reduce_plan(n, "at once", 4096)
+
+        def program(rank: Rank) -> np.ndarray:
+            tensor = torch.from_numpy(inputs[rank.rank].view(np.int16).copy()).view(torch.bfloat16)
+            rank.run(plan, tensor)
+            return tensor.view(torch.int16).numpy().view(np.uint16)
+
+        for result in in_threads(ranks, program):
+            np.testing.assert_array_equal(result, to_bfloat16(wide))
+
+
+def test_bool_is_logical():
+    inputs = list(np.random.default_rng(2).integers(0, 2, (3, 500)).astype(bool))
+    for op, function in {"sum": np.logical_or, "prod": np.logical_and, "bxor": np.logical_xor}.items():
+        expected = function(function(inputs[0], inputs[1]), inputs[2])
+        for result in reduced(inputs, op):
+            np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_numbers_are_summed_as_pairs(dtype):
+    generator = np.random.default_rng(4)
+    inputs = [(generator.standard_normal(700) + 1j * generator.standard_normal(700)).astype(dtype) for _ in range(3)]
+    for op, divisor in (("sum", 1), ("avg", 3)):
+        expected = (inputs[0] + inputs[1]) + inputs[2]
+        parts = expected.view(expected.real.dtype) / expected.real.dtype.type(divisor)
+        for result in reduced(inputs, op):
+            np.testing.assert_array_equal(result.view(parts.dtype), parts)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_nan_propagates_from_any_rank(dtype, op):
+    n, count = 3, 300
+    inputs = [np.arange(count).astype(dtype) + rank for rank in range(n)]
+    for rank in range(n):
+        inputs[rank][rank::7] = np.nan
+    expected = inputs[0]
+    for other in inputs[1:]:
+        expected = NUMPY[op](expected, other)
+    assert np.isnan(expected).sum() > 100
+    for method in ("at once", "direct"):
+        for result in reduced(inputs, op, method):
+            np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"), [("int32", "avg"), ("float32", "band"), ("complex64", "max"), ("bool", "avg")]
+)
+def test_operations_without_meaning_are_refused(dtype, op):
+    with world(2) as ranks:
+        plan = all_reduce_plan(2, "direct")
+        with pytest.raises(ValueError, match=f"op {op} is not defined for {dtype}"):
+            ranks[0].run(plan, np.zeros(4, dtype), op)
