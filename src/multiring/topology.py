@@ -42,6 +42,8 @@ class Place:
     link: Link
     places: tuple[Place, ...] = ()
     rank: int = -1
+    cards: int = 1
+    """Of a host: how many equal network cards make up its link."""
 
     def ranks(self) -> Iterator[int]:
         """All ranks in it, from left to right."""

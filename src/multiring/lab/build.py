@@ -16,7 +16,7 @@ from typing import Any
 
 from multiring.lab.cluster import Cluster, Host, LabError
 from multiring.lab.directory import LABS, clear, lock
-from multiring.lab.network import FABRIC, Network, design, tap_names, wiring
+from multiring.lab.network import FABRIC, FORWARDER_SECONDS, Network, design, tap_names, wiring
 from multiring.topology import Topology
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "taskset": "util-linux"}
@@ -123,7 +123,7 @@ def _tell(keeper: subprocess.Popen[str], line: str) -> None:
 
 def _ask(keeper: subprocess.Popen[str], network: Network, log: Path) -> dict[str, Namespaces]:
     """Let the keeper make the hosts; the namespaces of each."""
-    delays = [(*tap_names(cable), cable.delay) for cable in network.cables if cable.delay]
+    delays = [(*tap_names(cable), cable.delay - FORWARDER_SECONDS) for cable in network.cables if cable.delay]
     _tell(keeper, json.dumps({"hosts": [host.name for host in network.hosts], "delays": delays}))
     assert keeper.stdout is not None
     answer = keeper.stdout.readline()

@@ -26,8 +26,8 @@ FABRIC = ""
 
 MAX_HOSTS = 254
 
-MIN_DELAY = 50e-6
-"""Seconds; less than this is what the emulation takes by itself."""
+FORWARDER_SECONDS = 50e-6
+"""What a forwarder takes by itself. A delay that is not longer needs none: the way through the kernel takes as long."""
 
 BURST = (2e-3, 70e3)
 QUEUE = (50e-3, 400e3)
@@ -130,7 +130,7 @@ def _delay(place: Place, height: int) -> float:
     """
     inside = max((inner.link.latency for inner in place.places), default=0.0) if height > 1 else 0.0
     delay = (place.link.latency - inside) / 2
-    return delay if delay >= MIN_DELAY else 0.0
+    return delay if delay > FORWARDER_SECONDS else 0.0
 
 
 def wiring(network: Network, namespaces: dict[str, str], congestion: str) -> Iterator[tuple[str, str, list[str]]]:

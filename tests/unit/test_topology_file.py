@@ -1,0 +1,126 @@
+"""Topology files: what is read from them, what is refused and how, what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multiring.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
+from multiring.topology_file import load, parse, text
+
+ROOT = Path(__file__).parents[2]
+
+SITES = """
+links.rank = { rate = "80 Gbit/s" }
+links.host = { rate = "10 Gbit/s", latency = "20 us" }
+links.rack = { up = "1 GB/s", down = "2.5 GB/s" }
+
+[[site]]
+name = "east"
+rate = "200 Mbit/s"
+latency = "2.5 ms"
+[[site.rack]]
+name = "r0"
+host = [{ name = "a", ranks = 3 }, { name = "b", down = "1 Gbit/s", cards = 2 }]
+
+[[site]]
+name = "west"
+rate = "100 kB/s"
+[[site.rack]]
+name = "r1"
+latency = "1 ms"
+[[site.rack.host]]
+name = "c"
+ranks = 2
+"""
+
+
+def test_every_key_is_understood() -> None:
+    rank = Link(10e9, 10e9, RANK_LINK.latency)
+    a = Place("a", Link(1.25e9, 1.25e9, 20e-6), ranks_in_host([0, 1, 2], rank))
+    b = Place("b", Link(2 * 1.25e9, 2 * 1.25e8, 20e-6), ranks_in_host([3], rank), cards=2)
+    c = Place("c", Link(1.25e9, 1.25e9, 20e-6), ranks_in_host([4, 5], rank))
+    r0 = Place("r0", Link(1e9, 2.5e9, 50e-6), (a, b))
+    r1 = Place("r1", Link(1e9, 2.5e9, 1e-3), (c,))
+    east = Place("east", Link(25e6, 25e6, 2.5e-3), (r0,))
+    west = Place("west", Link(1e5, 1e5, 50e-6), (r1,))
+    assert parse(SITES) == Topology(LEVELS, (east, west))
+
+
+def test_a_host_needs_only_a_name() -> None:
+    assert parse('host = [{ name = "a" }]') == Topology(LEVELS[:2], (Place("a", HOST_LINK, ranks_in_host([0])),))
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("", "a list of hosts, or of racks, or of sites"),
+        ('host = [{ name = "a" }]\n[[rack]]\nname = "r"', "a list of hosts, or of racks, or of sites"),
+        ("hosts = []", "the file has a key 'hosts'; known are host, links, rack, site"),
+        ("host = []", "the file has no host"),
+        ("host = [7]", "a host is 7; it must be a table"),
+        ("host = [{}]", "a host is called None"),
+        ('host = [{ name = "a b" }]', "a host is called 'a b'"),
+        ('host = [{ name = "a", ranks = 0 }]', "host a: ranks is 0"),
+        ('host = [{ name = "a", cards = true }]', "host a: cards is True"),
+        ('host = [{ name = "a", slots = 2 }]', "a host has a key 'slots'; known are cards, down"),
+        ('host = [{ name = "a", up = "10 Mb" }]', "host a: up is '10 Mb'; it must be text, a number and its unit"),
+        ('host = [{ name = "a", rate = 10 }]', "host a: up is 10"),
+        ('host = [{ name = "a", rate = "0 bit/s" }]', "a link needs positive bandwidths"),
+        ('links.host = { latency = "1 min" }', "links.host: latency is '1 min'; it must be text, a number"),
+        ("links.host = 3", "links.host is 3; it must be a table"),
+        ("links.card = {}", "links has a key 'card'"),
+        ('[[rack]]\nname = "r"', "rack r has no rate"),
+        ('links.rack = { rate = "1 Gbit/s" }\n[[rack]]\nname = "r"', "rack r has no host"),
+        ("host = [", "at end of document"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place_and_the_value(file: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+        parse(file)
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text("host = 3")
+    with pytest.raises(ValueError, match=rf"^{path}: the file has no host"):
+        load(path)
+
+
+def test_what_is_written_is_read_back() -> None:
+    assert parse(text(parse(SITES))) == parse(SITES)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "lab/topologies").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_topologies_of_the_lab_are_written_and_read_back(path: Path) -> None:
+    assert parse(text(load(path))) == load(path)
+
+
+def test_what_is_written_can_be_read_by_people() -> None:
+    measured = Topology.of_hosts(["a", "a", "b", "c"], host_link=Link(118.2345e6, 118.2345e6, 41.27e-6))
+    assert text(measured) == (
+        'links.rank = { rate = "40 Gbit/s", latency = "1 us" }\n'
+        'links.host = { rate = "946 Mbit/s", latency = "41.3 us" }\n'
+        "\n"
+        "host = [\n"
+        '    { name = "a", ranks = 2 },\n'
+        '    { name = "b", ranks = 1 },\n'
+        '    { name = "c", ranks = 1 },\n'
+        "]\n"
+    )
+
+
+def test_only_what_differs_from_the_others_is_written_to_an_entry() -> None:
+    hosts = [Place(name, HOST_LINK, ranks_in_host([rank])) for rank, name in enumerate("ab")]
+    slow = Place("c", Link(1e8, 5e7, 50e-6), ranks_in_host([2]))
+    lines = text(Topology(LEVELS[:2], (*hosts, slow))).splitlines()
+    assert '    { name = "b", ranks = 1 },' in lines
+    assert '    { name = "c", ranks = 1, up = "800 Mbit/s", down = "400 Mbit/s", latency = "50 us" },' in lines
+
+
+def test_the_example_of_the_documentation() -> None:
+    _, _, rest = (ROOT / "docs/topology.md").read_text().partition("```toml\n")
+    topology = parse(rest.partition("```")[0])
+    assert topology.hosts == ("a", "a", "b", "b", "c", "c", "d")
+    assert topology.places[1].link == Link(12.5e6, 25e6, 100e-6)
