@@ -17,14 +17,14 @@ Uneven units are cut at the cuts of all of them: with 3 ranks on one host and 2 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import starmap
 
 from .balance import fastest_shares
-from .layout import Dimension, Layout, Shape, bandwidths, layout
-from .plan import WHOLE, Phase, Plan, Ring, Span, Tiling, joined
+from .layout import Dimension, Layout, Shape, layout
+from .plan import BLOCKED, WHOLE, Phase, Plan, Ring, Span, Tiling, joined
 from .topology import Topology
 
 SPLIT, LEAD, ALL = "split", "lead", "all"
@@ -39,76 +39,61 @@ class Stage:
     method: str
     weighted: bool = False
 
+    def __str__(self) -> str:
+        size = f":{self.dimension.size}" if self.dimension.size else ""
+        return f"{self.dimension.level}{size} {self.mode} {self.method}{' weighted' if self.weighted else ''}"
+
+
+_OUT = {
+    "all_reduce": {SPLIT: "reduce_scatter", LEAD: "reduce", ALL: "all_reduce"},
+    "reduce_scatter": {SPLIT: "reduce_scatter"},
+    "reduce": {LEAD: "reduce"},
+    "all_to_all": {ALL: "all_to_all"},
+}
+_BACK = {
+    "all_reduce": {SPLIT: "all_gather", LEAD: "broadcast"},
+    "all_gather": {SPLIT: "all_gather"},
+    "broadcast": {LEAD: "broadcast"},
+}
+for _ways in (_OUT, _BACK):
+    _ways["barrier"] = _ways["all_reduce"]
+
+
+def phase_kinds(collective: str, stages: Sequence[Stage]) -> list[tuple[int, str]]:
+    """(depth, kind) of the phases of a collective: out through the stages from depth 1, and back."""
+    out, back = _OUT.get(collective, {}), _BACK.get(collective, {})
+    modes = [(depth, stage.mode) for depth, stage in enumerate(stages, start=1)]
+    return [(depth, out[mode]) for depth, mode in modes if mode in out] + [
+        (depth, back[mode]) for depth, mode in reversed(modes) if mode in back
+    ]
+
 
 def compose(topology: Topology, collective: str, stages: Sequence[Stage], segment_bytes: int, root: int = 0) -> Plan:
     """The plan of a collective that runs through ``stages``, innermost first."""
     rooted = collective in ("broadcast", "reduce")
     arranged = layout(topology, [stage.dimension for stage in stages], root if rooted else None)
-    phases = _COMPOSERS[collective](arranged, stages)
+    if collective == "all_to_all":
+        patterns = _exchange_patterns(arranged)
+    elif collective in BLOCKED:
+        patterns = _block_patterns(arranged)
+    else:
+        patterns = _ownership_patterns(arranged, stages)
+    phases = []
+    for depth, kind in phase_kinds(collective, stages):
+        tiles = [
+            (patterns[shape], [arranged.ranks(shape, offset) for offset in offsets])
+            for shape, offsets in arranged.units(depth).items()
+            if len(shape.children) > 1
+        ]
+        if tiles:
+            stage = stages[depth - 1]
+            phases.append(Phase(kind, stage.dimension.level, stage.method, Tiling(tiles)))
     return Plan(collective, topology.world_size, tuple(phases), segment_bytes, root)
 
-
-def _all_reduce(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
-    patterns = _ownership_patterns(arranged, stages)
-    out = _phases(arranged, stages, patterns, {SPLIT: "reduce_scatter", LEAD: "reduce", ALL: "all_reduce"})
-    back = _phases(arranged, stages, patterns, {SPLIT: "all_gather", LEAD: "broadcast"})
-    return out + back[::-1]
-
-
-def _reduce(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
-    return _phases(arranged, stages, _ownership_patterns(arranged, stages), {LEAD: "reduce"})
-
-
-def _broadcast(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
-    return _phases(arranged, stages, _ownership_patterns(arranged, stages), {LEAD: "broadcast"})[::-1]
-
-
-def _reduce_scatter(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
-    return _phases(arranged, stages, _block_patterns(arranged), {SPLIT: "reduce_scatter"})
-
-
-def _all_gather(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
-    return _phases(arranged, stages, _block_patterns(arranged), {SPLIT: "all_gather"})[::-1]
-
-
-def _all_to_all(arranged: Layout, stages: Sequence[Stage]) -> list[Phase]:
-    (stage,) = stages
-    world = tuple(range(len(arranged.order)))
-    if len(world) == 1:
-        return []
-    return [Phase("all_to_all", stage.dimension.level, stage.method, (Ring(world, (WHOLE,)),))]
-
-
-_COMPOSERS: dict[str, Callable[[Layout, Sequence[Stage]], list[Phase]]] = {
-    "all_reduce": _all_reduce,
-    "barrier": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "all_to_all": _all_to_all,
-}
 
 _Pattern = tuple[Ring, ...]
 _Ownership = tuple[tuple[Span, int], ...]
 """Who of a unit holds its sum of which span: adjoining spans from 0 to 1, each with a position."""
-
-
-def _phases(
-    arranged: Layout, stages: Sequence[Stage], patterns: dict[Shape, _Pattern], kinds: dict[str, str]
-) -> list[Phase]:
-    """One phase per dimension whose mode has a kind, innermost first; none where every ring would have one member."""
-    phases = []
-    for depth, stage in enumerate(stages, start=1):
-        if stage.mode in kinds:
-            tiles = [
-                (patterns[shape], [arranged.ranks(shape, offset) for offset in offsets])
-                for shape, offsets in arranged.units(depth).items()
-                if patterns[shape]
-            ]
-            if tiles:
-                phases.append(Phase(kinds[stage.mode], stage.dimension.level, stage.method, Tiling(tiles)))
-    return phases
 
 
 def _ownership_patterns(arranged: Layout, stages: Sequence[Stage]) -> dict[Shape, _Pattern]:
@@ -125,12 +110,12 @@ def _ownership_patterns(arranged: Layout, stages: Sequence[Stage]) -> dict[Shape
         for child in shape.children:
             visit(child)
         stage = stages[shape.depth - 1]
-        shares = fastest_shares(bandwidths(shape)) if stage.weighted else None
+        shares = fastest_shares(shape.bandwidths) if stage.weighted else None
         if len({len(owned[child]) for child in shape.children}) > 1:
             raise ValueError(f"mode all in {stage.dimension.level} and within needs units of one size")
         copies = zip(*(owned[child] for child in shape.children), strict=True)
         rings = [_meeting_rings(copy, shape.offsets, shares) for copy in copies]
-        patterns[shape] = tuple(ring for copy in rings for ring in copy) if len(shape.children) > 1 else ()
+        patterns[shape] = tuple(ring for copy in rings for ring in copy)
         owned[shape] = _owned_after(stage.mode, rings)
 
     visit(arranged.shape)
@@ -209,11 +194,20 @@ def _block_patterns(arranged: Layout) -> dict[Shape, _Pattern]:
         owned: dict[tuple[int, ...], list[list[Span]]] = {}
         for members, owner, block in zip(zip(*inner, strict=True), owners, blocks, strict=True):
             owned.setdefault(members, [[] for _ in inner])[owner].append(block)
-        patterns[shape] = tuple(starmap(_ring_of_blocks, owned.items())) if len(inner) > 1 else ()
+        patterns[shape] = tuple(starmap(_ring_of_blocks, owned.items()))
         return holders.setdefault(shape, [inner[owner][b] for b, owner in enumerate(owners)])
 
     visit(arranged.shape)
     return patterns
+
+
+def _exchange_patterns(arranged: Layout) -> dict[Shape, _Pattern]:
+    """One ring of all ranks in the order of their numbers, which is that of the blocks."""
+    shape = arranged.shape
+    while len(shape.children) == 1:
+        (shape,) = shape.children
+    positions = range(len(arranged.order))
+    return {shape: (Ring(tuple(sorted(positions, key=arranged.order.__getitem__)), (WHOLE,)),)}
 
 
 def _turns(arranged: Layout) -> list[list[int]]:

@@ -2,14 +2,16 @@
 
 A *grid* lists dimensions from the inside out. ``rank`` and ``host`` kept apart are two dimensions; merged
 (``rank+host``) they are one, over all ranks; 64 hosts may be two dimensions of level ``host``, 8x8. Units that look
-alike share one ``Shape``, whatever ranks they hold: 1,280 equal hosts are one shape at 1,280 offsets.
+alike share one ``Shape``, whatever ranks they hold: 1,280 equal hosts are one shape at 1,280 offsets, so that
+what follows from the shape alone is found once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
 from math import inf
 
 from .topology import Link, Place, Topology
@@ -28,6 +30,9 @@ class Dimension:
         return "+".join(self.levels)
 
 
+Grid = tuple[Dimension, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     """The link around the children [first, last) of a shape."""
@@ -38,22 +43,50 @@ class Edge:
     link: Link
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Shape:
-    """An arrangement of ranks, by position: what units that look alike have in common. A rank has no children."""
+    """An arrangement of ranks by position. A rank has no children; ``depth`` counts the dimensions below."""
 
-    children: tuple[Shape, ...]
-    offsets: tuple[int, ...]
-    edges: tuple[Edge, ...]
-    size: int
-    depth: int
+    children: tuple[Shape, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    depth: int = 0
+
+    @cached_property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(child.size for child in self.children) or 1
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """The position at which each child begins."""
+        return tuple(accumulate((child.size for child in self.children[:-1]), initial=0))
+
+    @cached_property
+    def bandwidths(self) -> tuple[float, ...]:
+        """Bytes a second that each child can both send and receive."""
+        own = {edge.first: edge.link for edge in self.edges if edge.last == edge.first + 1}
+        limits = []
+        for number, child in enumerate(self.children):
+            link = min(own[number].up, own[number].down) if number in own else inf
+            limits.append(min(link, sum(child.bandwidths) if child.children else inf))
+        return tuple(limits)
+
+    @cached_property
+    def crossed(self) -> frozenset[Link]:
+        """The different links that messages between the children may cross."""
+        own = frozenset(edge.link for edge in self.edges if edge.last - edge.first < len(self.children))
+        return own.union(*(child._within for child in self.children))
+
+    @cached_property
+    def _within(self) -> frozenset[Link]:
+        return frozenset(edge.link for edge in self.edges).union(*(child._within for child in self.children))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``order[i]`` is the rank at position i; the rings of ``dimensions[d]`` join the children of depth d + 1."""
+    """``order[i]`` is the rank at position i; the rings of ``grid[d]`` join the children of shapes of depth d + 1."""
 
-    dimensions: tuple[Dimension, ...]
+    grid: Grid
     order: tuple[int, ...]
     shape: Shape
 
@@ -76,84 +109,93 @@ class Layout:
         return self.order[offset : offset + shape.size]
 
 
-def layout(topology: Topology, dimensions: Sequence[Dimension], first: int | None = None) -> Layout:
-    """Arrange a topology in dimensions; rank ``first`` (a root) stands first in every unit that holds it."""
-    named = tuple(level for dimension in dimensions for level in dimension.levels)
-    if tuple(dict.fromkeys(named)) != topology.levels:
-        raise ValueError(f"dimensions over {named} do not fit the levels {topology.levels}")
-    arranger = _Arranger(topology, tuple(dimensions), first)
-    return Layout(tuple(dimensions), tuple(arranger.order), arranger.shape)
+def layout(topology: Topology, grid: Sequence[Dimension], root: int | None = None) -> Layout:
+    """Arrange a topology in dimensions; a ``root`` stands first in every unit that holds it."""
+    if root is not None:
+        topology = rooted(topology, root)
+    order = tuple(rank for place in topology.places for rank in place.ranks())
+    return Layout(tuple(grid), order, arranged(canonical(topology), topology.levels, tuple(grid)))
 
 
-def bandwidths(shape: Shape) -> list[float]:
-    """Bytes a second that each child can both send and receive."""
-    own = {edge.first: edge.link for edge in shape.edges if edge.last == edge.first + 1}
-    result = []
-    for number, child in enumerate(shape.children):
-        limits = [sum(bandwidths(child))] if child.children else []
-        if number in own:
-            limits.append(min(own[number].up, own[number].down))
-        result.append(min(limits, default=inf))
-    return result
+def rooted(topology: Topology, root: int) -> Topology:
+    """The same tree, ``root`` and every place that holds it standing before their neighbours."""
+
+    def first(places: tuple[Place, ...]) -> tuple[Place, ...]:
+        for place in places:
+            if root in place.ranks():
+                return (replace(place, places=first(place.places)), *(other for other in places if other is not place))
+        return places
+
+    return Topology(topology.levels, first(topology.places))
 
 
-class _Arranger:
-    def __init__(self, topology: Topology, dimensions: tuple[Dimension, ...], first: int | None):
-        self.order: list[int] = []
-        self._interned: dict[object, Shape] = {}
-        self._dimensions = dimensions
-        self._leading = () if first is None else (first,)
-        self.shape = self._unit(topology.places, topology.levels)
+def canonical(topology: Topology) -> Shape:
+    """The shape of the topology with every level a dimension of its own."""
+    shape = _interner()
 
-    def _unit(self, places: tuple[Place, ...], levels: tuple[str, ...]) -> Shape:
-        """The shape of everything in ``places``, which are of the last of ``levels``."""
-        children, edges = self._children(places, levels)
-        for depth, dimension in enumerate(self._dimensions, start=1):
-            if dimension.levels[-1] == levels[-1]:
-                runs = _runs(len(children), dimension.size)
-                children = [self._shape(children[a:b], _within(edges, a, b), depth) for a, b in runs]
-                edges = []
-        (shape,) = children
-        return shape
+    def of(places: tuple[Place, ...], levels: tuple[str, ...]) -> Shape:
+        children = tuple([of(place.places, levels[:-1]) if place.places else shape((), (), 0) for place in places])
+        edges = tuple([Edge(i, i + 1, levels[-1], place.link) for i, place in enumerate(places)])
+        return shape(children, edges, len(levels))
 
-    def _children(self, places: tuple[Place, ...], levels: tuple[str, ...]) -> tuple[list[Shape], list[Edge]]:
-        """What a ring of the innermost dimension of a level joins, and the links around it."""
+    return of(topology.places, topology.levels)
+
+
+def arranged(tree: Shape, levels: tuple[str, ...], grid: Grid) -> Shape:
+    """A ``canonical`` shape in the dimensions of a grid: levels merged, runs of children made units."""
+    if tuple(dict.fromkeys(level for dimension in grid for level in dimension.levels)) != levels:
+        raise ValueError(f"the grid {' '.join(d.level for d in grid)} does not fit the levels {' '.join(levels)}")
+    shape = _interner()
+    units: dict[Shape, Shape] = {}
+    ends = {dimension.levels[-1] for dimension in grid}
+
+    def unit(place: Shape) -> Shape:
+        """What a place of the canonical tree becomes where a dimension ends below it."""
+        if place not in units:
+            children, edges = contents(place)
+            for depth, dimension in enumerate(grid, start=1):
+                if dimension.levels[-1] == levels[place.depth - 1]:
+                    runs = _runs(len(children), dimension.size)
+                    children = [shape(tuple(children[a:b]), _within(edges, a, b), depth) for a, b in runs]
+                    edges = []
+            (units[place],) = children
+        return units[place]
+
+    def contents(place: Shape) -> tuple[list[Shape], list[Edge]]:
+        """The members of the innermost rings below a place, and the links around them."""
         children: list[Shape] = []
         edges: list[Edge] = []
-        for place in sorted(places, key=self._follows) if self._leading else places:
+        for child, edge in zip(place.children, place.edges, strict=True):
             start = len(children)
-            if not place.places:
-                self.order.append(place.rank)
-                children.append(self._shape([], [], 0))
-            elif any(dimension.levels[-1] == levels[-2] for dimension in self._dimensions):
-                children.append(self._unit(place.places, levels[:-1]))
+            if not child.children:
+                children.append(shape((), (), 0))
+            elif levels[child.depth - 1] in ends:
+                children.append(unit(child))
             else:
-                inner, within = self._children(place.places, levels[:-1])
+                inner, within = contents(child)
                 children += inner
-                edges += [Edge(start + e.first, start + e.last, e.level, e.link) for e in within]
-            edges.append(Edge(start, len(children), levels[-1], place.link))
+                edges += [replace(e, first=start + e.first, last=start + e.last) for e in within]
+            edges.append(replace(edge, first=start, last=len(children)))
         return children, edges
 
-    def _follows(self, place: Place) -> bool:
-        return not any(rank in self._leading for rank in place.ranks())
+    return unit(tree)
 
-    def _shape(self, children: list[Shape], edges: list[Edge], depth: int) -> Shape:
-        key = (tuple(map(id, children)), tuple(edges), depth)
-        if key not in self._interned:
-            offsets, size = [], 0
-            for child in children:
-                offsets.append(size)
-                size += child.size
-            self._interned[key] = Shape(tuple(children), tuple(offsets), tuple(edges), size or 1, depth)
-        return self._interned[key]
+
+def _interner() -> Callable[[tuple[Shape, ...], tuple[Edge, ...], int], Shape]:
+    """Makes shapes, one for all that look alike."""
+    made: dict[object, Shape] = {}
+
+    def shape(children: tuple[Shape, ...], edges: tuple[Edge, ...], depth: int) -> Shape:
+        return made.setdefault((children, edges, depth), Shape(children, edges, depth))
+
+    return shape
 
 
 def _runs(count: int, size: int | None) -> list[tuple[int, int]]:
     """Cut ``count`` children into as few runs as sizes up to ``size`` allow, as equal as can be."""
     number = -(-count // size) if size else 1
-    cuts = [count * i // number for i in range(number + 1)]
-    return list(pairwise(cuts))
+    return list(pairwise(count * i // number for i in range(number + 1)))
 
 
-def _within(edges: list[Edge], a: int, b: int) -> list[Edge]:
-    return [Edge(e.first - a, e.last - a, e.level, e.link) for e in edges if a <= e.first and e.last <= b]
+def _within(edges: Sequence[Edge], a: int, b: int) -> tuple[Edge, ...]:
+    return tuple([replace(e, first=e.first - a, last=e.last - a) for e in edges if a <= e.first and e.last <= b])

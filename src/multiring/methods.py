@@ -41,6 +41,11 @@ class Store:
     shares: range
     peer: int
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Whom it waits for."""
+        return (self.peer,)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -1,39 +1,106 @@
-"""Choosing a plan for a topology, a collective and a size."""
+"""Choosing a plan for a topology, a collective and a size.
+
+Enumerates which levels to keep apart, factorisations inside a level, a mode and a method per dimension, equal shares or
+shares by bandwidth, and segments; predicts each; returns the cheapest with what it rejected. The same on
+every machine: no clocks, and ties have an order.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .compose import ALL, LEAD, SPLIT, Stage, compose
-from .layout import Dimension
-from .plan import Plan
+from .bound import cut_bound
+from .compose import Stage, compose
+from .cost import CostModel, Prediction
+from .layout import Layout, arranged, canonical, rooted
+from .plan import COLLECTIVES, Plan
+from .space import Options, grids, options
 from .topology import Topology
 
-SMALL_BYTES = 64 << 10
-SEGMENT_BYTES = 256 << 10
+_ROOTED = ("broadcast", "reduce")
+
+
+TIE = 1.02
+"""Predictions within this factor of the cheapest are ties: the model is not finer, and noise must not choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan that was considered, as the stages to compose it from, with its prediction."""
+
+    stages: tuple[Stage, ...]
+    prediction: Prediction
+
+    @property
+    def name(self) -> str:
+        """Its phases in words, with the number of members of their rings."""
+        phases = self.prediction.phases
+        return ", ".join(f"{p.kind} {p.level} {p.members} {p.method}" for p in phases) or "nothing to do"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan chosen."""
+    """The plan chosen; the candidates that were not, cheapest first; the bound that no plan can beat, in seconds."""
 
     plan: Plan
+    chosen: Candidate
+    rejected: tuple[Candidate, ...]
+    bound: float
 
 
 def plan(topology: Topology, collective: str, nbytes: int, root: int = 0) -> Plan:
-    """The plan for a buffer of ``nbytes`` (all blocks together)."""
+    """The plan for a buffer of ``nbytes``, all blocks together."""
     return choose(topology, collective, nbytes, root).plan
 
 
 def choose(topology: Topology, collective: str, nbytes: int, root: int = 0) -> Choice:
-    """Choose a plan for a buffer of ``nbytes`` (all blocks together)."""
-    dimensions = [Dimension((level,)) for level in topology.levels]
-    if collective == "all_to_all":
-        stages = [Stage(Dimension(topology.levels), SPLIT, "direct")]
-    elif collective in ("broadcast", "reduce"):
-        stages = [Stage(dimension, LEAD, "direct") for dimension in dimensions]
-    elif collective in ("all_reduce", "barrier") and nbytes <= SMALL_BYTES:
-        stages = [Stage(Dimension(topology.levels), ALL, "direct")]
-    else:
-        stages = [Stage(dimension, SPLIT, "direct") for dimension in dimensions]
-    return Choice(compose(topology, collective, stages, SEGMENT_BYTES, root))
+    """Choose the plan for a buffer of ``nbytes``, all blocks together."""
+    ranked = candidates(topology, collective, nbytes, root)
+    best = ranked[0]
+    chosen = compose(topology, collective, best.stages, best.prediction.segment_bytes, root)
+    return Choice(chosen, best, tuple(ranked[1:]), cut_bound(topology, collective, nbytes, root))
+
+
+def candidates(topology: Topology, collective: str, nbytes: int, root: int = 0) -> list[Candidate]:
+    """All plans that are considered, cheapest first."""
+    if collective not in COLLECTIVES:
+        raise ValueError(f"unknown collective {collective!r}; known are {', '.join(COLLECTIVES)}")
+    if nbytes < 0:
+        raise ValueError(f"nbytes is {nbytes}; it must be 0 or more")
+    if not 0 <= root < topology.world_size:
+        raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
+    seen = rooted(topology, root) if collective in _ROOTED else topology
+    order = tuple(rank for place in seen.places for rank in place.ranks())
+    tree = canonical(seen)
+    found: list[Candidate] = []
+    for grid in grids(tree, seen.levels):
+        arrangement = Layout(grid, order, arranged(tree, seen.levels, grid))
+        model = CostModel(arrangement, collective)
+        for choice in options(grid, arrangement.shape, collective):
+            found += _best(model, choice, nbytes)
+    limit = TIE * min(candidate.prediction.seconds for candidate in found)
+    return sorted(found, key=lambda candidate: _preference(candidate.prediction, limit))
+
+
+def _preference(prediction: Prediction, limit: float) -> tuple[float, float]:
+    """Time; of those within the limit, the one that relies least on segments overlapping."""
+    if prediction.seconds <= limit:
+        return 0.0, prediction.unpipelined
+    return prediction.seconds, 0.0
+
+
+def _best(model: CostModel, choice: Options, nbytes: int) -> list[Candidate]:
+    """The cheapest choice of one stage per dimension; and those of one method throughout, to compare with."""
+
+    def tried(stages: Sequence[Stage]) -> Candidate:
+        return Candidate(tuple(stages), model.predict(stages, nbytes))
+
+    best = tried([stages[0] for stages in choice])
+    for dimension, stages in enumerate(choice):
+        for stage in stages[1:]:
+            other = tried([*best.stages[:dimension], stage, *best.stages[dimension + 1 :]])
+            if other.prediction.seconds < best.prediction.seconds:
+                best = other
+    plain = [tried(stages) for stages in zip(*choice, strict=False) if len({s.method for s in stages}) == 1]
+    return [best, *(candidate for candidate in plain if candidate.stages != best.stages)]

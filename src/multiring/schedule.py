@@ -110,11 +110,9 @@ def _expand(phase: Phase, number: int, rank: int, blocks: int, final: bool) -> I
                     yield Instruction(SEND, number, peers, block, lo, hi)
         for ring, piece, now in running:
             for wait in now.waits:
-                if isinstance(wait, Reduce):
-                    kind, sources, completes = REDUCE, wait.peers, wait.completes and final
-                else:
-                    kind, sources, completes = STORE, (wait.peer,), False
-                peers = tuple(ring.members[i] for i in sources)
+                kind = REDUCE if isinstance(wait, Reduce) else STORE
+                completes = isinstance(wait, Reduce) and wait.completes and final
+                peers = tuple(ring.members[i] for i in wait.peers)
                 for block, lo, hi in in_blocks(piece.of(wait.shares), blocks):
                     yield Instruction(kind, number, peers, block, lo, hi, completes)
 

@@ -1,0 +1,51 @@
+"""How fast a collective can be at best on a topology: the limit shown beside every result.
+
+The link of a place splits the ranks in two, and whatever the algorithm some bytes must cross it. For an all-reduce the
+places around one switch give more: with k of them every byte needs k - 1 messages to be summed and k - 1 to be
+spread, wherever the summing is done (``balance``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .balance import shortest_time
+from .topology import Link, Place, Topology
+
+_MUST_CROSS: dict[str, Callable[[float, bool], tuple[float, float]]] = {
+    "all_reduce": lambda part, has_root: (1, 1),
+    "reduce_scatter": lambda part, has_root: (1 - part, part),
+    "all_gather": lambda part, has_root: (part, 1 - part),
+    "broadcast": lambda part, has_root: (1, 0) if has_root else (0, 1),
+    "reduce": lambda part, has_root: (0, 1) if has_root else (1, 0),
+    "barrier": lambda part, has_root: (0, 0),
+}
+"""Bytes up and down the link of a place, for each byte of the buffer; it holds ``part`` of the ranks."""
+
+
+def cut_bound(topology: Topology, collective: str, nbytes: int, root: int = 0) -> float:
+    """Seconds below which no algorithm can be, latencies apart; ``nbytes`` is all blocks together."""
+    size = topology.world_size
+
+    def below(places: Sequence[Place], outside: Link | None) -> float:
+        """The bound from the switch that joins ``places`` and, over the link ``outside``, the rest."""
+        worst = 0.0
+        for place in places:
+            ranks = sum(1 for _ in place.ranks())
+            if ranks < size:
+                up, down = _crossing(collective, ranks, size, root in place.ranks())
+                worst = max(worst, up / place.link.up, down / place.link.down)
+            worst = max(worst, below(place.places, place.link if ranks < size else None))
+        if collective == "all_reduce":
+            legs = [place.link for place in places] + ([Link(outside.down, outside.up, 0)] if outside else [])
+            worst = max(worst, shortest_time([leg.up for leg in legs]), shortest_time([leg.down for leg in legs]))
+        return worst
+
+    return nbytes * below(topology.places, None)
+
+
+def _crossing(collective: str, ranks: int, size: int, has_root: bool) -> tuple[float, float]:
+    part = ranks / size
+    if collective == "all_to_all":
+        return ranks * (1 - part), ranks * (1 - part)
+    return _MUST_CROSS[collective](part, has_root)

@@ -1,0 +1,206 @@
+"""Predicting how long a plan takes.
+
+A phase of a segment of s bytes takes
+
+    steps x alpha + (messages - steps) x overhead + s x (part on its busiest link) x beta + s x (part reduced) x gamma.
+
+Segments follow one another through the phases. The first takes the sum over the phases; after it, one comes out
+whenever the busiest link or rank has done its part of *all* phases, since many rings and all phases share a
+card, an uplink, a core. So a big message costs about the largest sum over one link, a small one the sum of the
+latencies. Hockney 1994 for alpha and beta; Culler et al. 1993 (LogP) for the overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from .compose import Stage, phase_kinds
+from .layout import Layout
+from .loads import Key, LinkMap, Loads
+from .plan import BLOCKED
+from .topology import Link
+from .traffic import messages, serial
+
+SECONDS_PER_REDUCED_BYTE = 1 / 8e9
+"""gamma: one core adding float32 streams that are in its cache."""
+
+LOCAL_MESSAGE_SECONDS = 0.2e-6
+"""Overhead of one more message in a step between ranks of one host: a descriptor written and read."""
+
+WIRE_MESSAGE_SECONDS = 5e-6
+"""Overhead of one more message in a step between hosts: a send and a receive through the kernel."""
+
+SEGMENT_BYTES = (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
+"""Segments that are considered: larger ones leave the cache, smaller ones are mostly overhead."""
+
+SEGMENT_TIE = 1.01
+"""Of segments predicted within this factor of the best the largest are taken: the fewest messages."""
+
+SMALLEST_SLICE_BYTES = 4 << 10
+"""The least that a segment takes of a block."""
+
+WINDOW_BYTES, FEWEST_SEGMENTS, MOST_SEGMENTS = 1 << 20, 2, 32
+"""What the native engine keeps in flight of one call."""
+
+_REDUCING = ("reduce_scatter", "reduce", "all_reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLoad:
+    """Bytes that the link of a place sends and receives in one call.
+
+    ``level`` and ``rank`` name the place: that of the level around the rank. ``count`` links look alike; this is
+    the busiest of them.
+    """
+
+    level: str
+    rank: int
+    count: int
+    link: Link
+    up: float
+    down: float
+
+    @property
+    def seconds(self) -> float:
+        """The time that these bytes take alone."""
+        return max(self.up / self.link.up, self.down / self.link.down)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """What one phase takes by itself, the whole buffer being one segment; its longest rings have ``members``."""
+
+    kind: str
+    level: str
+    method: str
+    members: int
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How long a call takes, in how many segments, and why."""
+
+    seconds: float
+    segment_bytes: int
+    segments: int
+    phases: tuple[PhaseTime, ...]
+    links: tuple[LinkLoad, ...]
+
+    @property
+    def unpipelined(self) -> float:
+        """Seconds with the whole buffer as one segment."""
+        return sum(phase.seconds for phase in self.phases)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """What a phase adds: seconds for every segment, and seconds for every byte of it."""
+
+    kind: str
+    stage: Stage
+    members: int
+    steps: int
+    latency: float
+    core: float
+    per_byte: float
+    loads: Loads
+
+    def seconds(self, nbytes: float) -> float:
+        return self.latency + self.per_byte * nbytes
+
+
+class CostModel:
+    """Predicts the plans of one collective over one arrangement of a topology."""
+
+    def __init__(self, arranged: Layout, collective: str):
+        self._order = arranged.order
+        self._collective = collective
+        self._map = LinkMap(arranged.shape, collective in BLOCKED)
+        self._blocks = arranged.shape.size if collective in BLOCKED else 1
+        self._phases: dict[Hashable, _Phase | None] = {}
+
+    def predict(self, stages: Sequence[Stage], nbytes: int) -> Prediction:
+        """The time of a call with ``nbytes`` (all blocks together), with the best segments for it."""
+        kinds = phase_kinds(self._collective, stages)
+        phases = [phase for phase in (self._phase(depth, kind, stages) for depth, kind in kinds) if phase is not None]
+        loads = _sum(phase.loads for phase in phases)
+        reduced = _sum(phase.loads for phase in phases if phase.kind in _REDUCING)
+        link_seconds = max((self._link_seconds(key, load) for key, load in loads.items()), default=0.0)
+        core_seconds = self._reduce_seconds(reduced)
+        core = sum(phase.core for phase in phases)
+
+        def seconds(segments: int) -> float:
+            size = nbytes / segments
+            first = sum(phase.seconds(size) for phase in phases)
+            in_flight = min(max(WINDOW_BYTES / max(size, 1), FEWEST_SEGMENTS), MOST_SEGMENTS)
+            return first + (segments - 1) * max(link_seconds * size, core + core_seconds * size, first / in_flight)
+
+        slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in SEGMENT_BYTES]
+        counts = [max(1, -(-nbytes // (self._blocks * size))) for size in slices]
+        limit = SEGMENT_TIE * min(map(seconds, counts))
+        best = max(i for i, count in enumerate(counts) if seconds(count) <= limit)
+        return Prediction(
+            seconds(counts[best]),
+            slices[best],
+            counts[best],
+            tuple(_phase_time(phase, nbytes) for phase in phases),
+            tuple(self._link_load(key, load, nbytes) for key, load in loads.items()),
+        )
+
+    def _phase(self, depth: int, kind: str, stages: Sequence[Stage]) -> _Phase | None:
+        inner = tuple((stage.mode, stage.weighted) for stage in stages[:depth])
+        key = (depth, kind, stages[depth - 1].method, inner)
+        if key not in self._phases:
+            self._phases[key] = self._computed(depth, kind, stages) if self._map.shapes(depth) else None
+        return self._phases[key]
+
+    def _computed(self, depth: int, kind: str, stages: Sequence[Stage]) -> _Phase:
+        stage = stages[depth - 1]
+        one = LOCAL_MESSAGE_SECONDS if stage.dimension.levels == ("rank",) else WIRE_MESSAGE_SECONDS
+        steps, latency, core, per_byte = 0, 0.0, 0.0, 0.0
+        for shape in self._map.shapes(depth):
+            counts = messages(kind, stage.method, len(shape.children))
+            carried = sum(counts) * self._map.messages_per_share(shape, stages)
+            hops = serial(kind, stage.method, len(shape.children))
+            steps = max(steps, len(counts))
+            alpha = max(link.latency for link in shape.crossed)
+            latency = max(latency, len(counts) * alpha + (carried - len(counts)) * one)
+            core = max(core, carried * one)
+            per_byte = max(per_byte, hops / min(min(link.up, link.down) for link in shape.crossed))
+        loads = self._map.loads(depth, kind, stages)
+        per_byte = max([per_byte, *(self._link_seconds(key, load) for key, load in loads.items())])
+        if kind in _REDUCING:
+            per_byte += self._reduce_seconds(loads)
+        members = max(len(shape.children) for shape in self._map.shapes(depth))
+        return _Phase(kind, stage, members, steps, latency, core, per_byte, loads)
+
+    def _link_seconds(self, key: Key, load: tuple[float, float]) -> float:
+        link = self._map.links[key].link
+        return max(load[0] / link.up, load[1] / link.down)
+
+    def _reduce_seconds(self, loads: Loads) -> float:
+        """Seconds a byte at the busiest rank, which adds what it receives."""
+        received = (load[1] for key, load in loads.items() if self._map.links[key].level == "rank")
+        return max(received, default=0.0) * SECONDS_PER_REDUCED_BYTE
+
+    def _link_load(self, key: Key, load: tuple[float, float], nbytes: int) -> LinkLoad:
+        like = self._map.links[key]
+        up, down = load[0] * nbytes, load[1] * nbytes
+        return LinkLoad(like.level, self._order[like.position], like.count, like.link, up, down)
+
+
+def _sum(each: Iterable[Loads]) -> Loads:
+    total: Loads = {}
+    for loads in each:
+        for key, (out, in_) in loads.items():
+            before = total.get(key, (0.0, 0.0))
+            total[key] = (before[0] + out, before[1] + in_)
+    return total
+
+
+def _phase_time(phase: _Phase, nbytes: int) -> PhaseTime:
+    stage = phase.stage
+    return PhaseTime(phase.kind, stage.dimension.level, stage.method, phase.members, phase.steps, phase.seconds(nbytes))

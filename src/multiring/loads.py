@@ -1,0 +1,171 @@
+"""What a stage of a plan puts on which link.
+
+Every ring of a phase has one member in each child of a unit, and its rings together cover the buffer once. So what
+crosses the link of a child depends on the method and the share of that child alone, and of this a link further
+down carries the part that the ranks behind it own. Nothing need be expanded: links that look alike are one class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from .balance import fastest_shares
+from .compose import ALL, LEAD, Stage
+from .layout import Shape
+from .topology import Link
+from .traffic import crossing
+
+Path = tuple[int, ...]
+Key = tuple[Path, int]
+"""A class of links: the way from the whole down to a shape, by child numbers, and the number of an edge there."""
+
+Loads = dict[Key, tuple[float, float]]
+"""For each class of links the bytes (out, in) of its busiest, for each byte of the buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClass:
+    """``count`` links that look alike; the first is around the rank at ``position``."""
+
+    level: str
+    link: Link
+    count: int
+    position: int
+
+
+class LinkMap:
+    """The links of an arrangement and what stages put on them."""
+
+    def __init__(self, shape: Shape, blocked: bool):
+        self.links: dict[Key, LinkClass] = {}
+        self._blocked = blocked
+        self._size = shape.size
+        self._shapes: list[tuple[Path, Shape]] = []
+        self._turns: dict[int, list[int]] = {}
+        self._walk(shape, (), 1, 0)
+
+    def _walk(self, shape: Shape, path: Path, count: int, position: int) -> None:
+        self._shapes.append((path, shape))
+        for number, alike in _edge_classes(shape):
+            edge = shape.edges[number]
+            first = position + shape.offsets[edge.first]
+            self.links[path, number] = LinkClass(edge.level, edge.link, count * len(alike), first)
+        turns = self._turns.setdefault(shape.depth, [])
+        turns += [0] * (len(shape.children) - len(turns))
+        for number, child in enumerate(shape.children):
+            turns[number] += count * child.size
+        for number, alike in _child_classes(shape):
+            self._walk(shape.children[number], (*path, number), count * len(alike), position + shape.offsets[number])
+
+    def shapes(self, depth: int) -> list[Shape]:
+        """The different shapes of a depth that have rings."""
+        found = (shape for _, shape in self._shapes if shape.depth == depth and len(shape.children) > 1)
+        return list(dict.fromkeys(found))
+
+    def loads(self, depth: int, kind: str, stages: Sequence[Stage]) -> Loads:
+        """What the phase of a kind in the dimension of a depth puts on every link."""
+        loads: Loads = {}
+        method = stages[depth - 1].method
+        for path, shape in self._shapes:
+            if shape.depth == depth and len(shape.children) > 1:
+                shares = self._shares(shape, stages)
+                copies = _copies(shape.children[0], stages)
+                crossings = [
+                    _scaled(copies, crossing(kind, method, shares, edge.first, edge.last)) for edge in shape.edges
+                ]
+                self._record(loads, path, shape, crossings)
+                for number, alike in _child_classes(shape):
+                    each = [_scaled(copies, crossing(kind, method, shares, i, i + 1)) for i in alike]
+                    self._descend(loads, (*path, number), shape.children[number], _busiest(each), stages)
+        return loads
+
+    def _descend(
+        self, loads: Loads, path: Path, shape: Shape, load: tuple[float, float], stages: Sequence[Stage]
+    ) -> None:
+        """Spread what crosses the link of a shape over the links within, by what the ranks behind them own."""
+        if not shape.children:
+            return
+        parts = self._parts(shape, stages)
+        self._record(loads, path, shape, [_scaled(sum(parts[e.first : e.last]), load) for e in shape.edges])
+        for number, alike in _child_classes(shape):
+            part = max(parts[i] for i in alike)
+            self._descend(loads, (*path, number), shape.children[number], _scaled(part, load), stages)
+
+    def _record(self, loads: Loads, path: Path, shape: Shape, each: Sequence[tuple[float, float]]) -> None:
+        for number, alike in _edge_classes(shape):
+            loads[path, number] = _busiest([loads.get((path, number), (0.0, 0.0)), *(each[i] for i in alike)])
+
+    def _shares(self, shape: Shape, stages: Sequence[Stage]) -> tuple[float, ...]:
+        """The part of the sum of a shape that each child owns after a reduce_scatter."""
+        if self._blocked:
+            owned = [0] * len(shape.children)
+            for turn, ranks in enumerate(self._turns[shape.depth]):
+                owned[turn % len(owned)] += ranks
+            return tuple(ranks / self._size for ranks in owned)
+        shares = fastest_shares(shape.bandwidths) if stages[shape.depth - 1].weighted else None
+        if shares is None:
+            return (1 / len(shape.children),) * len(shape.children)
+        return tuple(share / sum(shares) for share in shares)
+
+    def _parts(self, shape: Shape, stages: Sequence[Stage]) -> tuple[float, ...]:
+        """The part of what crosses the link of a shape that comes from or goes to each child."""
+        mode = stages[shape.depth - 1].mode
+        if mode == LEAD:
+            return (1.0,) + (0.0,) * (len(shape.children) - 1)
+        if mode == ALL:
+            return (1 / len(shape.children),) * len(shape.children)
+        return self._shares(shape, stages)
+
+    def messages_per_share(self, shape: Shape, stages: Sequence[Stage]) -> int:
+        """How many messages carry a share in the rings of a shape: blocks, or cuts of uneven units, at most."""
+        if self._blocked:
+            return ceil(self._size / shape.size)
+        return ceil(_refined(shape, stages) / min(_pieces(child, stages) for child in shape.children))
+
+
+def _pieces(shape: Shape, stages: Sequence[Stage]) -> int:
+    """Into how many spans the ownership of a shape is cut, at most."""
+    if not shape.children or stages[shape.depth - 1].mode == LEAD:
+        return 1
+    return _refined(shape, stages) * (1 if stages[shape.depth - 1].mode == ALL else len(shape.children))
+
+
+def _refined(shape: Shape, stages: Sequence[Stage]) -> int:
+    """Into how many spans the cuts of all children together divide the buffer, at most."""
+    return 1 + sum(_pieces(child, stages) - 1 for child in set(shape.children))
+
+
+def _copies(shape: Shape, stages: Sequence[Stage]) -> int:
+    """How many ranks of a shape hold each part of its sum."""
+    if not shape.children:
+        return 1
+    here = len(shape.children) if stages[shape.depth - 1].mode == ALL else 1
+    return here * _copies(shape.children[0], stages)
+
+
+def _child_classes(shape: Shape) -> list[tuple[int, list[int]]]:
+    """(first, all) of the children that look alike, with their links."""
+    links = {edge.first: edge.link for edge in shape.edges if edge.last == edge.first + 1}
+    return _classes((child, links.get(number)) for number, child in enumerate(shape.children))
+
+
+def _edge_classes(shape: Shape) -> list[tuple[int, list[int]]]:
+    """(first, all) of the edges that look alike, with what is behind them."""
+    return _classes((e.level, e.link, shape.children[e.first : e.last]) for e in shape.edges)
+
+
+def _classes(looks: Iterable[Hashable]) -> list[tuple[int, list[int]]]:
+    classes: dict[Hashable, list[int]] = {}
+    for number, look in enumerate(looks):
+        classes.setdefault(look, []).append(number)
+    return [(alike[0], alike) for alike in classes.values()]
+
+
+def _scaled(factor: float, load: tuple[float, float]) -> tuple[float, float]:
+    return factor * load[0], factor * load[1]
+
+
+def _busiest(loads: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return max(out for out, _ in loads), max(in_ for _, in_ in loads)

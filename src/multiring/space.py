@@ -1,0 +1,163 @@
+"""What the planner considers: grids, and for each grid the modes and methods of its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from .balance import fastest_shares
+from .compose import ALL, LEAD, SPLIT, Stage
+from .layout import Dimension, Grid, Shape
+from .plan import BLOCKED, METHODS_OF
+from .traffic import LARGEST_TREE, LONGEST_RING
+
+FACTORISATIONS = 2
+"""Ways to make several dimensions of one level that are considered, the most even first."""
+
+SMALLEST_FACTORISED = 6
+"""Fewer members than this gain nothing by a second dimension."""
+
+Options = list[list[Stage]]
+"""For each dimension of a grid, the stages that it may run; any choice of one each is a plan."""
+
+
+def grids(tree: Shape, levels: tuple[str, ...]) -> list[Grid]:
+    """The grids for a ``canonical`` shape, those of fewer dimensions first."""
+    counts = {
+        level: {len(shape.children) for shape in here} for level, here in zip(levels, by_depth(tree), strict=True)
+    }
+    found = [
+        tuple(dimension for dimensions in grid for dimension in dimensions)
+        for merged in _merged(levels, counts)
+        for grid in product(*(_dimensions(together, counts) for together in merged))
+    ]
+    return sorted(found, key=len)
+
+
+def options(grid: Grid, shape: Shape, collective: str) -> Iterator[Options]:
+    """The choices of modes and of shares for a shape arranged in a grid, each with its methods."""
+    shapes = by_depth(shape)
+    for modes in _modes(collective, shapes):
+        plain = [
+            [Stage(dimension, mode, method) for method in _methods(collective, mode, here, shapes)]
+            for dimension, mode, here in zip(grid, modes, shapes, strict=True)
+        ]
+        if all(plain):
+            yield plain
+            if collective not in BLOCKED:
+                yield from _weighted(plain, shapes)
+
+
+def by_depth(shape: Shape) -> list[list[Shape]]:
+    """The different shapes of each depth, from depth 1."""
+    depths: list[dict[Shape, None]] = [{} for _ in range(shape.depth)]
+
+    def walk(shape: Shape) -> None:
+        if shape.children and shape not in depths[shape.depth - 1]:
+            depths[shape.depth - 1][shape] = None
+            for child in shape.children:
+                walk(child)
+
+    walk(shape)
+    return [list(shapes) for shapes in depths]
+
+
+def _merged(levels: tuple[str, ...], counts: dict[str, set[int]]) -> Iterator[list[tuple[str, ...]]]:
+    """All ways to merge neighbouring levels. A level where nothing branches is merged only between two that do."""
+    for keep_apart in product((True, False), repeat=len(levels) - 1):
+        merged = [levels[:1]]
+        for level, apart in zip(levels[1:], keep_apart, strict=True):
+            merged = [*merged, (level,)] if apart else [*merged[:-1], (*merged[-1], level)]
+        if all(max(counts[m[0]]) > 1 < max(counts[m[-1]]) for m in merged if len(m) > 1):
+            yield merged
+
+
+def _dimensions(levels: tuple[str, ...], counts: dict[str, set[int]]) -> list[Grid]:
+    """One dimension for the levels; for a single level also several, with rings of fewer members."""
+    whole = Dimension(levels)
+    if len(levels) > 1:
+        return [(whole,)]
+    sizes = counts[levels[0]]
+    splits = _factorisations(max(sizes)) if len(sizes) == 1 else []
+    if not splits and max(sizes) > LONGEST_RING:
+        splits = [_nearly_even_split(max(sizes))]
+    return [(whole,), *((*(Dimension(levels, size) for size in split), whole) for split in splits)]
+
+
+def _factorisations(count: int) -> list[tuple[int, ...]]:
+    """The most even factorisations into two and three, without the last factor: of 64 (4, 4) and (8,)."""
+    if count < SMALLEST_FACTORISED:
+        return []
+    pairs = [(a, count // a) for a in range(2, count) if a * a <= count and count % a == 0]
+    triples = [(a, c, b // c) for a, b in pairs for c in range(a, b) if c * c <= b and b % c == 0]
+    fitting = [split for split in pairs + triples if max(split) <= LONGEST_RING]
+    return [split[:-1] for split in sorted(fitting, key=lambda split: (sum(split), split))[:FACTORISATIONS]]
+
+
+def _nearly_even_split(count: int) -> tuple[int, ...]:
+    """Sizes, all but the last, of as few dimensions as keep the rings short: of 1021 (32,)."""
+    dimensions = 2
+    while LONGEST_RING**dimensions < count:
+        dimensions += 1
+    size = next(size for size in range(2, count) if size**dimensions >= count)
+    return (size,) * (dimensions - 1)
+
+
+def _modes(collective: str, shapes: Sequence[Sequence[Shape]]) -> Iterator[list[str]]:
+    """The modes of all dimensions, innermost first: lead, then split, then all."""
+    live = [depth for depth, here in enumerate(shapes) if max(_sizes(here)) > 1]
+    if collective == "all_to_all" and len(live) > 1:
+        return  # a block goes straight to its rank
+    for sequence in _mode_sequences(collective, len(live)):
+        modes: list[str] = []
+        remaining = list(sequence)
+        for depth in range(len(shapes)):
+            # A dimension without rings runs nothing; it takes the mode of the one within.
+            modes.append(remaining.pop(0) if depth in live else modes[-1] if modes else SPLIT)
+        copied = [here for mode, here in zip(modes, shapes, strict=True) if mode == ALL][:-1]
+        if all(len(_sizes(here)) == 1 for here in copied):
+            yield modes
+
+
+def _mode_sequences(collective: str, count: int) -> list[list[str]]:
+    if collective in ("all_reduce", "barrier"):
+        return [
+            [LEAD] * leads + [SPLIT] * splits + [ALL] * (count - leads - splits)
+            for leads in range(count + 1)
+            for splits in range(count - leads + 1)
+            if leads <= 1 or splits == 0
+        ]
+    return [[{"broadcast": LEAD, "reduce": LEAD, "all_to_all": ALL}.get(collective, SPLIT)] * count]
+
+
+def _methods(collective: str, mode: str, here: Sequence[Shape], shapes: Sequence[Sequence[Shape]]) -> list[str]:
+    """The methods of a dimension that are possible, and not absurdly long."""
+    if collective == "all_to_all":
+        return list(METHODS_OF["all_to_all"])
+    sizes = _sizes(here)
+    if max(sizes) > LARGEST_TREE:
+        return []
+    short = max(sizes) <= LONGEST_RING
+    if mode == LEAD:
+        return ["direct", "tree", "ring"] if short else ["tree"]
+    if mode == ALL:
+        return ["direct", "halving", "tree"] if short else ["halving", "tree"]
+    if collective in BLOCKED and any(len(_sizes(depth)) > 1 for depth in shapes):
+        return ["direct"] if short else []  # shares are whole blocks, and not equally many
+    halving = ["halving"] if all(size & (size - 1) == 0 for size in sizes) else []
+    return (["direct", "ring"] if short else []) + halving
+
+
+def _weighted(plain: Options, shapes: Sequence[Sequence[Shape]]) -> Iterator[Options]:
+    """The same with shares by bandwidth wherever links are unequal, if they are anywhere."""
+    unequal = [any(fastest_shares(shape.bandwidths) for shape in here) for here in shapes]
+    weighted = [
+        [Stage(stages[0].dimension, SPLIT, "direct", weighted=True)] if uneven and stages[0].mode == SPLIT else stages
+        for stages, uneven in zip(plain, unequal, strict=True)
+    ]
+    if weighted != plain:
+        yield weighted
+
+
+def _sizes(shapes: Sequence[Shape]) -> set[int]:
+    return {len(shape.children) for shape in shapes}

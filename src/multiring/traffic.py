@@ -1,0 +1,79 @@
+"""What a ring puts on the links around runs of its members: the numbers in the table of docs/algorithms.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from .methods import Step, steps
+
+LONGEST_RING = 64
+"""Members of the longest ring that is considered: its 63 steps, or messages at once, cost more than two rings of 8."""
+
+LARGEST_TREE = 256
+"""Members of the largest ring by tree or halving that is considered."""
+
+
+def crossing(kind: str, method: str, shares: Sequence[float], first: int, last: int) -> tuple[float, float]:
+    """How much leaves and how much enters the members [first, last) of a ring, as a part of its spans' bytes.
+
+    ``shares`` are each member's, with sum 1.
+    """
+    size, inside = len(shares), last - first
+    outside = size - inside
+    if inside == 0 or outside == 0:
+        return 0.0, 0.0
+    if method == "direct" and kind in ("reduce_scatter", "all_gather", "all_to_all"):
+        owned = sum(shares[first:last])
+        towards_owners = inside * (1 - owned), outside * owned
+        return towards_owners[::-1] if kind == "all_gather" else towards_owners
+    if method == "direct" and kind == "all_reduce":
+        return float(inside * outside), float(inside * outside)
+    if method == "ring" and kind in ("reduce_scatter", "all_gather"):
+        return (size - 1) / size, (size - 1) / size
+    sent, received = _flows(kind, method, size)
+    out = sum(part for i in range(first, last) for peer, part in sent[i] if not first <= peer < last)
+    in_ = sum(part for i in range(first, last) for peer, part in received[i] if not first <= peer < last)
+    return out, in_
+
+
+_Flows = list[list[tuple[int, float]]]
+
+
+@lru_cache(maxsize=256)
+def _flows(kind: str, method: str, size: int) -> tuple[_Flows, _Flows]:
+    """For each member of a ring with equal shares, (peer, part of the bytes): of what it sends, of what it receives."""
+    sent: _Flows = [[] for _ in range(size)]
+    received: _Flows = [[] for _ in range(size)]
+    for source in range(size):
+        for step in steps(kind, method, size, source):
+            for send in step.sends:
+                for target in send.peers:
+                    sent[source].append((target, len(send.shares) / size))
+                    received[target].append((source, len(send.shares) / size))
+    return sent, received
+
+
+@lru_cache(maxsize=1024)
+def messages(kind: str, method: str, size: int) -> tuple[int, ...]:
+    """For each step, how many messages the busiest member sends or awaits."""
+    busiest = [0] * len(steps(kind, method, size, 0))
+    for position in {0, 1, size - 1}:
+        for number, step in enumerate(steps(kind, method, size, position)):
+            busiest[number] = max(busiest[number], _messages(step, position))
+    return tuple(max(1, count) for count in busiest)
+
+
+def _messages(step: Step, position: int) -> int:
+    sent = sum(len(send.peers) for send in step.sends)
+    awaited = sum(len(set(wait.peers) - {position}) for wait in step.waits)
+    return max(sent, awaited)
+
+
+def serial(kind: str, method: str, size: int) -> float:
+    """Times that a segment's bytes pass a link one after the other, where members only hand on: 0 elsewhere."""
+    if method == "ring" and kind in ("broadcast", "reduce"):
+        return float(size - 1)
+    if method == "tree":
+        return float(len(messages(kind, method, size)))
+    return 0.0
