@@ -16,7 +16,7 @@ from test_run_terminal import at_terminal, exit_code
 
 SSH = """#!/bin/sh
 # What ssh does: it drops its own options, and hands the words after the host to a shell in another directory.
-while [ "${1#-}" != "$1" ]; do shift 2; done
+while [ "${1#-}" != "$1" ]; do shift; done
 export FAKE_HOST=$1
 shift
 cd /

@@ -17,7 +17,7 @@ from multiring.errors import MultiringError
 from multiring.launch import LaunchError
 from multiring.launch.connect import SSH
 from multiring.launch.cores import BINDINGS
-from multiring.launch.hosts import Host, Placement, parse_hosts, place, read_hostfile
+from multiring.launch.hosts import NAME, Host, Placement, parse_hosts, place, read_hostfile
 from multiring.launch.join import Meeting
 from multiring.launch.launcher import Job
 from multiring.launch.start import run_as_typed, run_over_ssh
@@ -112,8 +112,8 @@ def _meeting(ranks: int | None, hosts: int, index: int, rendezvous: str) -> tupl
         raise LaunchError(f"-n {ranks} ranks on --hosts {hosts}: give at least one rank for each host")
     if index >= hosts:
         raise LaunchError(f"--host-index {index} of --hosts {hosts}: hosts count from 0")
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):(\d{1,5})", rendezvous)
-    if match is None or not 0 < int(match[2]) < 65536:
+    match = re.fullmatch(NAME + r":(?P<port>\d{1,5})", rendezvous)
+    if match is None or not 0 < int(match["port"]) < 65536:
         raise LaunchError(f"--rendezvous {rendezvous}: expected host:port, an IPv6 address in brackets")
     return ranks, Meeting(env.split_address(rendezvous), hosts, index, env.read(env.Settings).init_timeout)
 

@@ -19,7 +19,7 @@ from multiring.launch.processes import describe_exit
 
 _T = TypeVar("_T")
 
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
+SSH = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=15")
 """No password can be asked for; a host that vanishes is noticed."""
 
 ANSWER_SECONDS = 30.0

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from multiring.launch import LaunchError
 
-_NAME = r"(?P<name>\[[0-9A-Fa-f:.%\w]+\]|[^\s:,=\[\]]+)"
-_ON_COMMAND_LINE = re.compile(_NAME + r"(:(?P<slots>\d+))?")
-_IN_FILE = re.compile(_NAME + r"(:(?P<slots>\d+)|\s+slots\s*=\s*(?P<more>\d+))?")
+NAME = r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:,=\[\]]+)"
+"""A host's name or address; one of IPv6 in brackets."""
+
+_ON_COMMAND_LINE = re.compile(NAME + r"(:(?P<slots>\d+))?")
+_IN_FILE = re.compile(NAME + r"(:(?P<slots>\d+)|\s+slots\s*=\s*(?P<more>\d+))?")
 
 
 @dataclass(frozen=True)

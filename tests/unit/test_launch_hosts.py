@@ -1,0 +1,69 @@
+"""Which hosts a job runs on, and how many ranks on each."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from multiring.launch import LaunchError
+from multiring.launch.hosts import Host, Placement, is_here, parse_hosts, place, read_hostfile, spread
+
+
+def test_hosts_of_the_command_line() -> None:
+    assert parse_hosts("a:2, user@b.example:3,c,[fe80::1%eth0]:4,[::2]") == [
+        Host("a", 2),
+        Host("user@b.example", 3),
+        Host("c", 1),
+        Host("fe80::1%eth0", 4),
+        Host("::2", 1),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "a:", "a:b", "a::2", "a:2,,b:2", "-a:2", "a:-1", "a slots=2", "[x]:2"])
+def test_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(LaunchError, match=r"is not host:ranks,host:ranks"):
+        parse_hosts(text)
+
+
+def test_hosts_of_a_file(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("# a comment\na slots=2\n\n  b:3  # another\nc\na\nd slots = 4\n")
+    assert read_hostfile(hostfile) == [Host("a", 3), Host("b", 3), Host("c", 1), Host("d", 4)]
+
+
+@pytest.mark.parametrize("line", ["a slots=", "a slots=x", "a b", "a max_slots=3", "a:2 slots=2", "a=2"])
+def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(f"first\n{line}\n")
+    with pytest.raises(LaunchError) as error:
+        read_hostfile(hostfile)
+    assert str(error.value) == f"{hostfile}, line 2: {line!r} is not 'host slots=2', 'host:2' or 'host'"
+
+
+def test_a_file_without_hosts_is_refused(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("# nothing\n")
+    with pytest.raises(LaunchError, match=f"the hostfile {hostfile} names no host"):
+        read_hostfile(hostfile)
+
+
+def test_ranks_fill_the_hosts() -> None:
+    hosts = [Host("a", 3), Host("b", 1), Host("c", 2)]
+    assert place(hosts, None) == [Placement("a", 0, 3), Placement("b", 3, 1), Placement("c", 4, 2)]
+    assert place(hosts, 4) == [Placement("a", 0, 3), Placement("b", 3, 1)]
+    with pytest.raises(LaunchError, match=r"-n 7 is more than the 6 slots of the hosts \(a 3, b 1, c 2\)"):
+        place(hosts, 7)
+
+
+def test_ranks_are_spread_over_hosts_that_may_share_a_name() -> None:
+    assert spread(["a", "b", "a"], 7) == [Placement("a", 0, 3), Placement("b", 3, 2), Placement("a", 5, 2)]
+
+
+def test_this_host_is_known_by_name_and_address() -> None:
+    assert is_here("localhost")
+    assert is_here(socket.gethostname())
+    assert is_here("127.0.0.1")
+    assert not is_here("192.0.2.1")  # reserved for documentation
+    assert not is_here("no-such-host.invalid")
