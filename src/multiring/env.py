@@ -166,14 +166,19 @@ def agreed(*tables: Settings | Launch) -> dict[str, str]:
     }
 
 
-def warn_unknown(environ: Mapping[str, str] | None = None) -> None:
-    """Log each MULTIRING_* variable that does not exist, once, with the nearest one that does."""
+def unknown(environ: Mapping[str, str] | None = None) -> Iterator[tuple[str, str]]:
+    """Each MULTIRING_* variable that does not exist, with the nearest one that does."""
     for name in sorted(os.environ if environ is None else environ):
-        if not name.startswith(PREFIX) or name in NAMES or name in _warned or _KUBERNETES.search(name):
-            continue
-        _warned.add(name)
-        nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
-        _log.warning("unknown environment variable %s is ignored; did you mean %s?", name, nearest)
+        if name.startswith(PREFIX) and name not in NAMES and not _KUBERNETES.search(name):
+            yield name, difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
+
+
+def warn_unknown(environ: Mapping[str, str] | None = None) -> None:
+    """Log each unknown variable, once."""
+    for name, nearest in unknown(environ):
+        if name not in _warned:
+            _warned.add(name)
+            _log.warning("unknown environment variable %s is ignored; did you mean %s?", name, nearest)
 
 
 def _short(row: Field[Any]) -> str:

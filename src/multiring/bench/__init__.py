@@ -1,0 +1,16 @@
+"""How fast an all-reduce is, measured so that the figure can be trusted.
+
+``multiring run -n 2 -m multiring.bench`` measures one launch; ``multiring bench`` alternates launches of ours and of
+its peers. A time is always that of the slowest rank. Below `BARRIER_BYTES` calls follow each other at once, since a
+barrier before each would hide most of their cost; above, each call starts from a barrier.
+"""
+
+from multiring.env import parse_size
+
+BARRIER_BYTES = 256 << 10
+DEFAULT_SIZES = "4KB,64KB,1MB,16MB,64MB"
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Bytes of each of the comma-separated sizes; ValueError names the one that is none."""
+    return [parse_size(size) for size in text.split(",")]
