@@ -1,4 +1,4 @@
-"""Measures the links of a lab: ``python lab_traffic.py receive|send|echo|ping``, results on standard output."""
+"""Measures the links of a lab, by running itself on the hosts: ``python lab_traffic.py WHAT ADDRESS``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from multiring.lab import Cluster
 
@@ -14,16 +15,24 @@ PORT = 5201
 CHUNK = bytes(1 << 16)
 
 
-def _listen() -> socket.socket:
-    server = socket.create_server(("", PORT))
+class Stream(NamedTuple):
+    """A TCP stream between two hosts, to an address of the second."""
+
+    source: str
+    sink: str
+    card: int = 0
+
+
+def _listen(address: str) -> socket.socket:
+    server = socket.create_server((address, PORT))
     print("listening", flush=True)
     connection, _ = server.accept()
     return connection
 
 
-def receive() -> None:
-    """Print when the first and the last byte of a connection came, and how many came after the first few."""
-    connection = _listen()
+def receive(address: str) -> None:
+    """Print when the first and the last byte of a connection came, and how many came in between."""
+    connection = _listen(address)
     connection.recv(len(CHUNK))
     start, received = time.monotonic(), 0
     while data := connection.recv(len(CHUNK)):
@@ -31,14 +40,14 @@ def receive() -> None:
     print(start, time.monotonic(), received)
 
 
-def send(address: str, nbytes: int) -> None:
+def send(address: str, nbytes: str) -> None:
     with socket.create_connection((address, PORT)) as connection:
-        for _ in range(nbytes // len(CHUNK)):
+        for _ in range(int(nbytes) // len(CHUNK)):
             connection.sendall(CHUNK)
 
 
-def echo() -> None:
-    connection = _listen()
+def echo(address: str) -> None:
+    connection = _listen(address)
     while data := connection.recv(1):
         connection.sendall(data)
 
@@ -61,21 +70,21 @@ def _start(cluster: Cluster, host: str, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(cluster.command(host, sys.executable, script, *words), stdout=subprocess.PIPE, text=True)
 
 
-def _start_listening(cluster: Cluster, host: str, what: str) -> subprocess.Popen[str]:
-    process = _start(cluster, host, what)
+def _start_listening(cluster: Cluster, what: str, stream: Stream) -> subprocess.Popen[str]:
+    process = _start(cluster, stream.sink, what, _address(cluster, stream))
     assert process.stdout is not None
     assert process.stdout.readline() == "listening\n"
     return process
 
 
-def measure_rate(cluster: Cluster, pairs: list[tuple[str, str]], nbytes: int) -> float:
-    """Bytes a second of streams from the first to the second host of each pair, all at the same time, together."""
-    receivers = [_start_listening(cluster, sink, "receive") for _, sink in pairs]
-    addresses = [cluster.host(sink).addresses[0] for _, sink in pairs]
-    senders = [
-        _start(cluster, source, "send", address, str(nbytes))
-        for (source, _), address in zip(pairs, addresses, strict=True)
-    ]
+def _address(cluster: Cluster, stream: Stream) -> str:
+    return cluster.host(stream.sink).addresses[stream.card]
+
+
+def measure_rate(cluster: Cluster, streams: list[Stream], nbytes: int) -> float:
+    """Bytes a second of some streams at the same time, together."""
+    receivers = [_start_listening(cluster, "receive", stream) for stream in streams]
+    senders = [_start(cluster, stream.source, "send", _address(cluster, stream), str(nbytes)) for stream in streams]
     seen = [receiver.communicate(timeout=60)[0].split() for receiver in receivers]
     for sender in senders:
         sender.communicate(timeout=60)
@@ -84,20 +93,28 @@ def measure_rate(cluster: Cluster, pairs: list[tuple[str, str]], nbytes: int) ->
     return sum(counts) / (max(ends) - min(starts))
 
 
+def rate_is(cluster: Cluster, streams: list[Stream], nbytes: int, expected: float) -> bool:
+    """Whether the streams together get ``expected`` within a quarter: never more, and as much in one of a few attempts.
+
+    On a busy machine a stream may be held up, but nothing may pass a link faster than it is.
+    """
+    for _ in range(8):
+        rate = measure_rate(cluster, streams, nbytes)
+        assert rate < 1.25 * expected
+        if rate > 0.75 * expected:
+            return True
+    return False
+
+
 def measure_round_trip(cluster: Cluster, source: str, sink: str) -> float:
     """Seconds from ``source`` to ``sink`` and back."""
+    stream = Stream(source, sink)
     with (
-        _start_listening(cluster, sink, "echo"),
-        _start(cluster, source, "ping", cluster.host(sink).addresses[0]) as pinger,
+        _start_listening(cluster, "echo", stream),
+        _start(cluster, source, "ping", _address(cluster, stream)) as pinger,
     ):
         return float(pinger.communicate(timeout=60)[0])
 
 
 if __name__ == "__main__":
-    what, *words = sys.argv[1:]
-    if what == "send":
-        send(words[0], int(words[1]))
-    elif what == "ping":
-        ping(words[0])
-    else:
-        {"receive": receive, "echo": echo}[what]()
+    {"receive": receive, "send": send, "echo": echo, "ping": ping}[sys.argv[1]](*sys.argv[2:])

@@ -92,8 +92,8 @@ def test_commands_of_one_host() -> None:
             [
                 "link set lo up",
                 "link set eth0 up addrgenmode none",
-                "address add 10.77.0.1/24 dev eth0",
-                "route replace 10.77.0.0/24 dev eth0 src 10.77.0.1 congctl reno",
+                "address add 10.77.0.1/24 dev eth0 noprefixroute",
+                "route add 10.77.0.0/24 dev eth0 src 10.77.0.1 congctl reno",
             ],
         ),
         ("a", "tc", ["qdisc add dev eth0 root tbf rate 50000000bps burst 100000 limit 2500000"]),
@@ -105,6 +105,28 @@ def test_a_delayed_cable_is_not_made_by_ip() -> None:
     _, _, lines = next(wiring(design(topology), {"a": "/net/a"}, "cubic"))
     assert not any("veth" in line for line in lines)
     assert "link set port0in netns /net/a name eth0" in lines
+
+
+def test_every_card_has_a_network_and_its_part_of_the_link() -> None:
+    two = Place("a", link(800, 400), ranks_in_host([0]), cards=2)
+    network = design(Topology(LEVELS[:2], (two, host("b", 1, 1, link(400)))))
+    assert [host.addresses for host in network.hosts] == [("10.77.0.1", "10.77.1.1"), ("10.77.0.2",)]
+    ports = [(cable.inner.interface, cable.inner.rate, cable.outer.rate) for cable in network.cables[:2]]
+    assert ports == [("eth0", 400 * MEGABIT, 200 * MEGABIT), ("eth1", 400 * MEGABIT, 200 * MEGABIT)]
+
+
+def test_what_a_card_sends_leaves_by_it_and_other_networks_are_reached_by_the_first() -> None:
+    two = Place("a", link(800), ranks_in_host([0]), cards=2)
+    network = design(Topology(LEVELS[:2], (two, host("b", 1, 1, link(400)))))
+    lines = {where: lines for where, tool, lines in wiring(network, {"a": "/a", "b": "/b"}, "reno") if tool == "ip"}
+    assert [line for line in lines["a"] if line.startswith(("route", "rule"))] == [
+        "route add 10.77.0.0/24 dev eth0 src 10.77.0.1 congctl reno",
+        "route add 10.77.1.0/24 dev eth1 src 10.77.1.1 congctl reno",
+        "rule add from 10.77.1.1 table 1",
+        "route add 10.77.0.0/24 dev eth1 src 10.77.1.1 table 1 congctl reno",
+        "route add 10.77.1.0/24 dev eth1 src 10.77.1.1 table 1 congctl reno",
+    ]
+    assert "route add 10.77.1.0/24 dev eth0 src 10.77.0.2 congctl reno" in lines["b"]
 
 
 def test_two_hosts_of_one_name_are_refused() -> None:

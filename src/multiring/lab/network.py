@@ -105,17 +105,22 @@ class _Designer:
         switch = f"switch{len(self._switches)}"
         self._switches.append(switch)
         for place in places:
-            link = place.link
             if height == 1:
-                number = len(self._hosts) + 1
-                address = f"10.77.0.{number}"
-                self._hosts.append(EmulatedHost(place.name, (address,), len(place.places)))
-                inner = Port(place.name, "eth0", link.up, address=address)
+                inner_ports = self._cards(place)
             else:
-                inner = Port(FABRIC, self._new_port(), link.up, switch=self._connect(place.places, height - 1))
-            outer = Port(FABRIC, self._new_port(), link.down, switch=switch)
-            self._cables.append(Cable(inner, outer, _delay(place, height)))
+                inside = self._connect(place.places, height - 1)
+                inner_ports = [Port(FABRIC, self._new_port(), place.link.up, switch=inside)]
+            for inner in inner_ports:
+                outer = Port(FABRIC, self._new_port(), place.link.down / len(inner_ports), switch=switch)
+                self._cables.append(Cable(inner, outer, _delay(place, height)))
         return switch
+
+    def _cards(self, host: Place) -> list[Port]:
+        number = len(self._hosts) + 1
+        addresses = tuple(f"10.77.{card}.{number}" for card in range(host.cards))
+        self._hosts.append(EmulatedHost(host.name, addresses, len(host.places)))
+        rate = host.link.up / host.cards
+        return [Port(host.name, f"eth{card}", rate, address) for card, address in enumerate(addresses)]
 
     def _new_port(self) -> str:
         self._ports += 1
@@ -145,9 +150,10 @@ def wiring(network: Network, namespaces: dict[str, str], congestion: str) -> Ite
         "tc",
         [_shaping(port) for cable in network.cables for port in (cable.inner, cable.outer) if not port.host],
     )
+    networks = [f"10.77.{card}.0/24" for card in range(max(len(host.addresses) for host in network.hosts))]
     for host in network.hosts:
         ports = [cable.inner for cable in network.cables if cable.inner.host == host.name]
-        yield host.name, "ip", ["link set lo up", *(line for port in ports for line in _card_lines(port, congestion))]
+        yield host.name, "ip", ["link set lo up", *_card_lines(ports), *_route_lines(ports, networks, congestion)]
         yield host.name, "tc", [_shaping(port) for port in ports]
 
 
@@ -175,12 +181,24 @@ def _cable_lines(network: Network, namespaces: dict[str, str]) -> Iterator[str]:
         yield f"link set {outer} master {cable.outer.switch} up addrgenmode none"
 
 
-def _card_lines(port: Port, congestion: str) -> Iterator[str]:
-    network = port.address.rpartition(".")[0] + ".0/24"
-    yield f"link set {port.interface} up addrgenmode none"
-    yield f"address add {port.address}/24 dev {port.interface}"
-    # Set by route, since a namespace may only choose among what the machine allows its users.
-    yield f"route replace {network} dev {port.interface} src {port.address} congctl {congestion}"
+def _card_lines(ports: list[Port]) -> Iterator[str]:
+    for port in ports:
+        yield f"link set {port.interface} up addrgenmode none"
+        yield f"address add {port.address}/24 dev {port.interface} noprefixroute"
+
+
+def _route_lines(ports: list[Port], networks: list[str], congestion: str) -> Iterator[str]:
+    """A network is reached by the card that is in it, else by the first; what comes from a card's address leaves by it.
+
+    TCP's congestion control is set by route, since a namespace may only choose among what the machine allows its users.
+    """
+    for number, network in enumerate(networks):
+        port = ports[number] if number < len(ports) else ports[0]
+        yield f"route add {network} dev {port.interface} src {port.address} congctl {congestion}"
+    for table, port in enumerate(ports[1:], 1):
+        yield f"rule add from {port.address} table {table}"
+        for network in networks:
+            yield f"route add {network} dev {port.interface} src {port.address} table {table} congctl {congestion}"
 
 
 def _shaping(port: Port) -> str:
