@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from .bound import cut_bound
 from .compose import Stage, compose
 from .cost import CostModel, Prediction
+from .explain import text
 from .layout import Layout, arranged, canonical, rooted
 from .plan import COLLECTIVES, Plan
 from .space import Options, grids, options
@@ -41,12 +42,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan chosen; the candidates that were not, cheapest first; the bound that no plan can beat, in seconds."""
+    """The plan chosen; the candidates that were not, cheapest first; the bound that no plan can beat, in seconds.
+
+    Printed, it explains itself.
+    """
 
     plan: Plan
     chosen: Candidate
     rejected: tuple[Candidate, ...]
     bound: float
+    nbytes: int
+
+    def __str__(self) -> str:
+        return text(self)
 
 
 def plan(topology: Topology, collective: str, nbytes: int, root: int = 0) -> Plan:
@@ -59,7 +67,7 @@ def choose(topology: Topology, collective: str, nbytes: int, root: int = 0) -> C
     ranked = candidates(topology, collective, nbytes, root)
     best = ranked[0]
     chosen = compose(topology, collective, best.stages, best.prediction.segment_bytes, root)
-    return Choice(chosen, best, tuple(ranked[1:]), cut_bound(topology, collective, nbytes, root))
+    return Choice(chosen, best, tuple(ranked[1:]), cut_bound(topology, collective, nbytes, root), nbytes)
 
 
 def candidates(topology: Topology, collective: str, nbytes: int, root: int = 0) -> list[Candidate]:

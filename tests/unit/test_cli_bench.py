@@ -40,18 +40,6 @@ def test_arena_buffers_are_compared_with_the_private_ones_of_a_peer() -> None:
     assert (arena.buffer, arena.ratios["gloo"]) == ("arena", pytest.approx(8.0))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(2.5, "2.5 s"), (35.04e-3, "35 ms"), (7.04e-3, "7.04 ms"), (1.25e-6, "1.25 us")]
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert report.duration(seconds) == text
-
-
-@pytest.mark.parametrize(("nbytes", "text"), [(64 * MB, "64 MB"), (4096, "4 KB"), (100, "100 B"), (1536, "1536 B")])
-def test_size(nbytes: int, text: str) -> None:
-    assert report.size(nbytes) == text
-
-
 def test_sizes_are_those_that_were_asked_for() -> None:
     assert parse_sizes("4KB,1MB") == [4096, MB]
 

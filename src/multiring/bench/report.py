@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.table import Table
 
 from multiring.bench.measure import Figure
+from multiring.units import duration, size
 
 Launches = Sequence[Sequence[Figure]]
 
@@ -80,22 +81,6 @@ def table(rows: Sequence[Row], title: str) -> Table:
             cells += [duration(min(row.peers[name])), f"{row.ratios[name]:.3g}"]
         result.add_row(*cells)
     return result
-
-
-def size(nbytes: int) -> str:
-    """Bytes in the largest unit that keeps them whole."""
-    for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
-        if nbytes >= factor and nbytes % factor == 0:
-            return f"{nbytes // factor} {unit}"
-    return f"{nbytes} B"
-
-
-def duration(seconds: float) -> str:
-    """Seconds with three digits and a unit that fits."""
-    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
 
 
 def conditions() -> dict[str, object]:

@@ -9,7 +9,7 @@ import typer
 
 import multiring
 
-COMMANDS = ("run", "doctor", "bench")
+COMMANDS = ("run", "plan", "doctor", "bench")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,65 @@
+"""``multiring plan``: which plan a topology gets, what it is predicted to take, and why not another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from multiring import explain, planner, topology_file
+from multiring.env import parse_size
+from multiring.plan import COLLECTIVES
+
+USAGE_ERROR = 2
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(plan)
+
+
+def plan(
+    topology: Annotated[Path, typer.Option(metavar="FILE", help="The topology, as TOML.")],
+    size: Annotated[str, typer.Option(help="Size of the buffer, such as 4KB or 100MB; of all blocks together.")],
+    collective: Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")] = "all_reduce",
+    root: Annotated[int, typer.Option(help="The root of a broadcast or reduce.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show the plan for a topology and a size, without running anything."""
+    try:
+        choice = planner.choose(topology_file.load(topology), collective, _bytes(size), root)
+    except OSError as error:
+        raise _refused(f"{topology}: {error.strerror}") from None
+    except ValueError as error:
+        raise _refused(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(explain.record(choice), indent=1))
+        return
+    console = Console()
+    console.print(explain.summary(choice), highlight=False)
+    for table in explain.tables(choice):
+        console.print(_rich(table))
+
+
+def _refused(reason: str) -> typer.Exit:
+    typer.echo(f"multiring plan: {reason}", err=True)
+    return typer.Exit(USAGE_ERROR)
+
+
+def _bytes(size: str) -> int:
+    try:
+        return parse_size(size)
+    except ValueError as error:
+        raise ValueError(f"--size {size!r}: expected {error}") from None
+
+
+def _rich(table: explain.Table) -> Table:
+    found = Table(title=f"\n{table.title}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in table.headings:
+        found.add_column(heading)
+    for row in table.rows:
+        found.add_row(*row)
+    return found

@@ -1,0 +1,140 @@
+"""A choice of the planner in words: tables of its phases, of the links they load, and of what was rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .units import duration, rate, size
+
+if TYPE_CHECKING:
+    from .cost import LinkLoad, PhaseTime
+    from .plan import Phase
+    from .planner import Candidate, Choice
+
+SHOWN = 8
+"""Rejected candidates that are listed; the others are counted."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a heading for each column."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def summary(choice: Choice) -> str:
+    """What is planned, how long it takes, and how near that is to the limit."""
+    plan, prediction = choice.plan, choice.chosen.prediction
+    lines = [
+        f"plan {plan.id}: {plan.collective} of {size(choice.nbytes)} over {plan.world_size} ranks",
+        f"predicted  {duration(prediction.seconds)}, in {prediction.segments} segments",
+    ]
+    if choice.bound:
+        reached = choice.bound / prediction.seconds
+        lines.append(
+            f"cut bound  {duration(choice.bound)}, which no plan can beat; this one reaches {reached:.0%} of it"
+        )
+    return "\n".join(lines)
+
+
+def tables(choice: Choice) -> list[Table]:
+    """Phases, links, and candidates that were rejected."""
+    prediction = choice.chosen.prediction
+    phases = [_phase_row(phase, time) for phase, time in zip(choice.plan.phases, prediction.phases, strict=True)]
+    busiest = sorted(prediction.links, key=lambda load: -load.seconds)
+    found = [
+        Table("phases", ("kind", "level", "method", "rings", "shares", "steps", "alone"), tuple(phases)),
+        Table("links", ("link of", "alike", "sends", "receives", "rate", "busy"), tuple(map(_link_row, busiest))),
+    ]
+    if choice.rejected:
+        found.append(Table("rejected", ("stages", "predicted", "longer by"), tuple(_rejected_rows(choice))))
+    return found
+
+
+def text(choice: Choice) -> str:
+    """The summary and all tables, in columns."""
+    return "\n\n".join([summary(choice), *("\n".join(_lines(table)) for table in tables(choice))])
+
+
+def record(choice: Choice) -> dict[str, Any]:
+    """The same as data: bytes and seconds."""
+    prediction = choice.chosen.prediction
+    return {
+        "plan": choice.plan.id,
+        "collective": choice.plan.collective,
+        "world_size": choice.plan.world_size,
+        "nbytes": choice.nbytes,
+        "predicted_seconds": prediction.seconds,
+        "bound_seconds": choice.bound,
+        "segments": prediction.segments,
+        "segment_bytes": prediction.segment_bytes,
+        "phases": [
+            {
+                "kind": phase.kind,
+                "level": phase.level,
+                "method": phase.method,
+                "rings": len(phase.rings),
+                "members": time.members,
+                "shares": phase.rings[0].shares,
+                "steps": time.steps,
+                "seconds": time.seconds,
+            }
+            for phase, time in zip(choice.plan.phases, prediction.phases, strict=True)
+        ],
+        "links": [
+            {
+                "level": load.level,
+                "rank": load.rank,
+                "alike": load.count,
+                "bytes_up": load.up,
+                "bytes_down": load.down,
+                "bandwidth_up": load.link.up,
+                "bandwidth_down": load.link.down,
+                "seconds": load.seconds,
+            }
+            for load in prediction.links
+        ],
+        "rejected": [
+            {"stages": _stages(candidate), "predicted_seconds": candidate.prediction.seconds}
+            for candidate in choice.rejected
+        ],
+    }
+
+
+def _phase_row(phase: Phase, time: PhaseTime) -> tuple[str, ...]:
+    shares = phase.rings[0].shares
+    shown = "equal" if shares is None else ":".join(map(str, shares))
+    rings = f"{len(phase.rings)} of {time.members}"
+    return phase.kind, phase.level, phase.method, rings, shown, str(time.steps), duration(time.seconds)
+
+
+def _link_row(load: LinkLoad) -> tuple[str, ...]:
+    place = f"rank {load.rank}" if load.level == "rank" else f"{load.level} of rank {load.rank}"
+    narrow = min(load.link.up, load.link.down)
+    return place, str(load.count), size(load.up), size(load.down), rate(narrow), duration(load.seconds)
+
+
+def _rejected_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
+    best = choice.chosen.prediction.seconds
+    for candidate in choice.rejected[:SHOWN]:
+        seconds = candidate.prediction.seconds
+        longer = round(seconds / best - 1, 3) if best else 0.0
+        yield _stages(candidate), duration(seconds), f"{longer + 0.0:.1%}"
+    if len(choice.rejected) > SHOWN:
+        yield f"and {len(choice.rejected) - SHOWN} more", "", ""
+
+
+def _stages(candidate: Candidate) -> str:
+    return ", ".join(map(str, candidate.stages))
+
+
+def _lines(table: Table) -> Iterator[str]:
+    rows: Sequence[tuple[str, ...]] = [table.headings, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield f"{table.title}:"
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,132 @@
+"""What is shown of a plan: bytes and times that can be worked out by hand, and one line for what cannot be planned."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multiring import planner, topology_file, units
+
+MB = 1 << 20
+
+RACKS = """
+links.host = { rate = "400 Mbit/s" }
+links.rack = { rate = "200 Mbit/s" }
+
+[[rack]]
+name = "left"
+host = [{ name = "a", ranks = 2 }, { name = "b", ranks = 2 }]
+
+[[rack]]
+name = "right"
+host = [{ name = "c", ranks = 2 }, { name = "d", ranks = 2 }]
+"""
+
+SLOW_CARD = """
+links.host = { rate = "400 Mbit/s" }
+host = [{ name = "a", ranks = 1 }, { name = "b", ranks = 1 }, { name = "c", ranks = 1, rate = "100 Mbit/s" }]
+"""
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "multiring", "plan", *options], capture_output=True, text=True)
+
+
+def planned(tmp_path: Path, topology: str, size: str, *options: str) -> dict[str, Any]:
+    file = tmp_path / "topology.toml"
+    file.write_text(topology)
+    shown = run("--topology", str(file), "--size", size, "--json", *options)
+    assert shown.returncode == 0, shown.stderr
+    record: dict[str, Any] = json.loads(shown.stdout)
+    return record
+
+
+def test_bytes_on_each_link_and_the_bound(tmp_path: Path) -> None:
+    record = planned(tmp_path, RACKS, "8MB")
+    assert (record["collective"], record["nbytes"], record["world_size"]) == ("all_reduce", 8 * MB, 8)
+    loads = {link["level"]: (link["alike"], link["bytes_up"], link["bytes_down"]) for link in record["links"]}
+    # A host sends and receives half of the buffer for its rack and half of the rest for the other, there and back.
+    assert loads["rack"] == (2, 8 * MB, 8 * MB)
+    assert loads["host"] == (4, 12 * MB, 12 * MB)
+    assert record["bound_seconds"] == pytest.approx(8 * MB / (200e6 / 8))
+    assert record["bound_seconds"] < record["predicted_seconds"] < 1.05 * record["bound_seconds"]
+    assert [phase["level"] for phase in record["phases"]] == ["rank", "host", "rack", "rack", "host", "rank"]
+
+
+def test_the_buffer_passes_a_slow_card_once(tmp_path: Path) -> None:
+    record = planned(tmp_path, SLOW_CARD, "8MB")
+    loads = {
+        link["rank"]: (link["bytes_up"], link["bytes_down"]) for link in record["links"] if link["level"] == "host"
+    }
+    assert loads[2] == (8 * MB, 8 * MB)  # a ring would pass 2 (n - 1) / n of it
+    assert record["bound_seconds"] == pytest.approx(8 * MB / (100e6 / 8))
+    assert record["predicted_seconds"] < 1.05 * record["bound_seconds"]
+
+
+def test_rejected_candidates_are_sorted_and_none_is_much_faster(tmp_path: Path) -> None:
+    record = planned(tmp_path, RACKS, "4KB")
+    rejected = [candidate["predicted_seconds"] for candidate in record["rejected"]]
+    assert len(rejected) > 10
+    assert min(rejected) * planner.TIE >= record["predicted_seconds"]
+    assert max(rejected) > 2 * record["predicted_seconds"]
+
+
+def test_collective_and_root_are_planned(tmp_path: Path) -> None:
+    record = planned(tmp_path, RACKS, "1MB", "--collective", "broadcast", "--root", "5")
+    assert {phase["kind"] for phase in record["phases"]} == {"broadcast"}
+    assert record["bound_seconds"] == pytest.approx(MB / (200e6 / 8))
+
+
+def test_table_and_printed_choice_show_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(RACKS)
+    choice = planner.choose(topology_file.load(file), "all_reduce", 8 * MB)
+    shown = run("--topology", str(file), "--size", "8MB").stdout
+    for line in str(choice).splitlines():
+        assert line.split() in [other.split() for other in shown.splitlines()] or line.endswith(":")
+    for word in (choice.plan.id, "reduce_scatter", "200 Mbit/s", "rejected", "cut bound"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "offending"),
+    [
+        (["--topology", "nowhere.toml", "--size", "1MB"], "nowhere.toml"),
+        (["--topology", "FILE", "--size", "1XB"], "1XB"),
+        (["--topology", "FILE", "--size", "1MB", "--collective", "allreduce"], "allreduce"),
+        (["--topology", "FILE", "--size", "1MB", "--collective", "broadcast", "--root", "8"], "root is 8"),
+        (["--topology", "BROKEN", "--size", "1MB"], "hots"),
+    ],
+)
+def test_one_line_says_what_cannot_be_planned(options: list[str], offending: str, tmp_path: Path) -> None:
+    (tmp_path / "FILE").write_text(RACKS)
+    (tmp_path / "BROKEN").write_text('[[hots]]\nname = "a"\nranks = 1\n')
+    options = [str(tmp_path / option) if option in ("FILE", "BROKEN") else option for option in options]
+    refused = run(*options)
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert offending in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units.duration(2.5), "2.5 s"),
+        (units.duration(0.9996), "1 s"),
+        (units.duration(35.04e-3), "35 ms"),
+        (units.duration(1.25e-6), "1.25 us"),
+        (units.size(64 * MB), "64 MB"),
+        (units.size(1536), "1.5 KB"),
+        (units.size(100), "100 B"),
+        (units.rate(50e6), "400 Mbit/s"),
+        (units.rate(1.25e9), "10 Gbit/s"),
+    ],
+)
+def test_quantities_are_read_with_their_units(text: str, expected: str) -> None:
+    assert text == expected
