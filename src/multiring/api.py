@@ -296,3 +296,7 @@ def shard(
     """
     members = _communicator(group)
     return sharding.shard(length, members.rank, members.size, epoch, seed, uneven)
+
+
+# The import of the module `plan` has put it where the function of that name belongs.
+sys.modules["multiring"].plan = plan  # type: ignore[attr-defined]
