@@ -1,0 +1,96 @@
+"""Tensors as the communicator takes them: flat, on the CPU, of a number format that it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+_T = TypeVar("_T")
+
+_OPS: dict[Any, str] = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.PRODUCT: "prod",
+    dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor",
+    dist.ReduceOp.BXOR: "bxor",
+}
+
+_REDUCIBLE = {
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+}
+
+
+def op_name(op: dist.ReduceOp) -> str:
+    """The communicator's name of a torch reduction; ValueError for one that it does not have."""
+    for known, name in _OPS.items():
+        if op == known:
+            return name
+    raise ValueError(f"multiring cannot reduce by {getattr(op, 'op', op)}; it knows {', '.join(_OPS.values())}")
+
+
+def only(entries: Sequence[_T]) -> _T:
+    """The one entry of a list: torch passes lists for the sake of many GPUs in a process."""
+    if len(entries) != 1:
+        raise ValueError(f"multiring takes one tensor for a process, not {len(entries)}")
+    return entries[0]
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor in the order in which they lie in memory, sharing that memory."""
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"multiring moves CPU tensors and this one is on {tensor.device}: "
+            "create the group with backend 'nccl' for it, or hand over tensor.cpu()"
+        )
+    if tensor.layout != torch.strided:
+        raise ValueError(f"multiring moves dense tensors, not {tensor.layout}: hand over tensor.to_dense()")
+    plain = tensor.detach()
+    if plain.is_contiguous():
+        return plain.view(-1)
+    if _dense(plain):
+        return plain.as_strided((plain.numel(),), (1,))
+    raise ValueError(
+        f"a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} has gaps or overlaps in memory: "
+        "hand over tensor.contiguous()"
+    )
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is a permutation of a contiguous one, such as in channels_last."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """`flat` for collectives that only move: number formats unknown to the communicator travel as bytes."""
+    elements = flat(tensor)
+    return elements if elements.dtype in _REDUCIBLE else elements.view(torch.uint8)
+
+
+def reducible(tensor: torch.Tensor) -> torch.Tensor:
+    """`flat` for collectives that compute; TypeError for a number format that cannot be reduced."""
+    if tensor.dtype not in _REDUCIBLE:
+        known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _REDUCIBLE))
+        raise TypeError(f"multiring cannot reduce {tensor.dtype}; it knows {known}")
+    return flat(tensor)

@@ -1,0 +1,82 @@
+"""From what torch knows of a new group to a communicator."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from multiring import api, bootstrap, env, rendezvous
+from multiring.comm import Communicator
+from multiring.store import TorchStore
+from multiring.torch.options import Options
+from multiring.torch.process_group import MultiringGroup
+
+
+def create(settings: Any, options: Options | None) -> MultiringGroup:
+    """The group that torch asks for in ``init_process_group`` and ``new_group``.
+
+    ``settings`` is torch's ``_DistributedBackendOptions``: store, rank, size, time limit and the global ranks, which
+    are empty for the default group. The communicator of the default group is also multiring's default one.
+    """
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"pg_options is a {type(options).__name__}: multiring takes multiring.torch.Options")
+    _refuse_mixture(sys._getframe())
+    timeout = settings.timeout.total_seconds()
+    ranks = list(settings.global_ranks_in_group)
+    world = dist.group.WORLD
+    if isinstance(world, MultiringGroup):
+        group = world.communicator.new_group(ranks, timeout=timeout)
+        assert group is not None  # torch asks members only
+        return MultiringGroup(group, timeout, group.close)
+    if api.is_initialized():
+        return _beside(api.init(), settings, options)
+    communicator = Communicator(_join(settings, options), timeout=timeout)
+    api.adopt(communicator)
+    return MultiringGroup(communicator, timeout, api.shutdown)
+
+
+def _beside(default: Communicator, settings: Any, options: Options | None) -> MultiringGroup:
+    """A group where `multiring.init` was called before: over the same communicator if it has the same ranks."""
+    timeout = settings.timeout.total_seconds()
+    if options is None and (default.rank, default.size) == (settings.group_rank, settings.group_size):
+        return MultiringGroup(default, timeout, lambda: None)
+    communicator = Communicator(_join(settings, options), timeout=timeout)
+    return MultiringGroup(communicator, timeout, communicator.world.close)
+
+
+def _join(settings: Any, options: Options | None) -> rendezvous.World:
+    """Meet the other ranks in torch's store."""
+    launch = env.read(env.Launch)
+    meeting = bootstrap.Meeting(TorchStore(settings.store), bootstrap.given_secret(launch))
+    place = bootstrap.Place(
+        settings.group_rank,
+        settings.group_size,
+        "torch.distributed",
+        lambda _: contextlib.nullcontext(meeting),
+        f"torch group {settings.group_id}",
+        launch.generation,
+        launch.restart,
+    )
+    return rendezvous.join(place, env.read(env.Settings, **(options.settings if options else {})))
+
+
+def _refuse_mixture(frame: FrameType | None) -> None:
+    """ValueError if multiring is to serve one of several kinds of devices.
+
+    torch replaces the whole group by ours then, without a word, and what was asked for beside it is lost. What was
+    asked for stands in a local variable of torch's function only.
+    """
+    while frame is not None:
+        asked = frame.f_locals.get("backend_config")
+        if isinstance(asked, dist.distributed_c10d.BackendConfig):
+            if set(asked.get_device_backend_map()) != {"cpu"}:
+                raise ValueError(
+                    f"backend {str(asked)!r}: multiring serves CPU tensors and cannot share a group with another "
+                    "backend. Use init_process_group('multiring'), and new_group(backend=...) for other devices"
+                )
+            return
+        frame = frame.f_back

@@ -1,0 +1,305 @@
+"""The ``torch.distributed`` process group over a communicator.
+
+torch calls the methods below with lists of tensors, because a process may drive many GPUs; here each list holds one. A
+method that has two names was renamed in torch 2.13.
+"""
+
+# torch's stub has overloads, and names of arguments, that its Python code does not use.
+# mypy: disable-error-code="override, assignment, misc"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+from multiring.comm import Communicator
+from multiring.torch.buffers import only, op_name, raw, reducible
+from multiring.torch.sparse import all_reduce_sparse
+from multiring.torch.work import OrderedWatcher, Part, Watcher, Work
+
+# Messages of collectives that are no plans; torch's own tags are not negative.
+_GATHER, _SCATTER, _ALL_TO_ALL = -1, -2, -3
+
+Finish = Callable[[], None]
+
+
+class Step(NamedTuple):
+    """Calls of the communicator in flight, and what remains to be done when they are complete."""
+
+    parts: Sequence[Part]
+    finish: Finish | None = None
+
+
+class MultiringGroup(dist.ProcessGroup):
+    """A group of ranks that torch knows by the backend name ``multiring``; made by ``init_process_group``."""
+
+    def __init__(self, communicator: Communicator, timeout: float, close: Callable[[], None]) -> None:
+        super().__init__(communicator.rank, communicator.size)  # type: ignore[call-arg]
+        self.communicator = communicator
+        self._timeout = timeout
+        self._close = close
+        self._name = ""
+        self._description = ""
+        self._collectives = OrderedWatcher()
+        self._messages = Watcher()
+
+    # --- identity: torch asks a group that has no device backends of its own ---
+
+    def getBackendName(self) -> str:
+        return "multiring"
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _device_types = property(lambda self: [torch.device("cpu")])
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change the time that a collective may take."""
+        self._timeout = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """Release the communicator; called by ``destroy_process_group``."""
+        self._collectives.close()
+        self._close()
+
+    abort = shutdown
+
+    # --- collectives ---
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or AllreduceOptions()
+        tensor = only(tensors)
+        if tensor.is_sparse:
+            all_reduce_sparse(self.communicator, tensor, op_name(opts.reduceOp), self._seconds(opts))
+            return self._work([], tensors)
+        return self._work([self._all_reduce(tensor, opts)], tensors)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or AllreduceCoalescedOptions()
+        return self._work([self._all_reduce(tensor, opts) for tensor in tensors], tensors)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or BroadcastOptions()
+        return self._work([self._step(opts, self.communicator.broadcast, raw(only(tensors)), opts.rootRank)], tensors)
+
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or ReduceOptions()
+        x, op = reducible(only(tensors)), op_name(opts.reduceOp)
+        return self._work([self._step(opts, self.communicator.reduce, x, op, opts.rootRank)], tensors)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or AllgatherOptions()
+        return self._work([self._all_gather_list(only(outputs), only(inputs), opts)], outputs)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or AllgatherOptions()
+        of_input = [list(blocks) for blocks in zip(*outputs, strict=True)]
+        pairs = zip(of_input, inputs, strict=True)
+        return self._work([self._all_gather_list(blocks, tensor, opts) for blocks, tensor in pairs], outputs)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        opts = opts or AllgatherOptions()
+        return self._work([self._all_gather(output, input, opts)], [output])
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or AllgatherOptions()
+        pairs = zip(outputs, inputs, strict=True)
+        return self._work([self._all_gather(output, tensor, opts) for output, tensor in pairs], outputs)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
+        opts = opts or ReduceScatterOptions()
+        blocks = torch.cat([reducible(tensor) for tensor in only(inputs)])
+        return self._work([self._reduce_scatter(only(outputs), blocks, opts)], outputs)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        opts = opts or ReduceScatterOptions()
+        return self._work([self._reduce_scatter(output, reducible(input), opts)], [output])
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or ReduceScatterOptions()
+        pairs = zip(outputs, inputs, strict=True)
+        return self._work([self._reduce_scatter(out, reducible(x), opts) for out, x in pairs], outputs)
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
+    ) -> Work:
+        opts = opts or AllToAllOptions()
+        if not output_splits and not input_splits:
+            return self._work([self._all_to_all(output, input, opts)], [output])
+        outputs = _rows(output, output_splits or _equal(output, self.size()))
+        inputs = _rows(input, input_splits or _equal(input, self.size()))
+        return self._work([self._exchange(outputs, inputs, opts)], [output])
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or AllToAllOptions()
+        return self._work([self._exchange(outputs, inputs, opts)], outputs)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        opts = opts or GatherOptions()
+        tensor = only(inputs)
+        if self.rank() != opts.rootRank:
+            return self._work([Step([self._send(tensor, opts.rootRank, _GATHER, opts)])], [])
+        blocks = only(outputs)
+        blocks[self.rank()].copy_(tensor)
+        return self._work([Step([self._recv(blocks[peer], peer, _GATHER, opts) for peer in self._others()])], outputs)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
+        opts = opts or ScatterOptions()
+        tensor = only(outputs)
+        if self.rank() != opts.rootRank:
+            return self._work([Step([self._recv(tensor, opts.rootRank, _SCATTER, opts)])], outputs)
+        blocks = only(inputs)
+        tensor.copy_(blocks[self.rank()])
+        return self._work([Step([self._send(blocks[peer], peer, _SCATTER, opts) for peer in self._others()])], outputs)
+
+    def barrier(self, opts: Any = None) -> Work:
+        opts = opts or BarrierOptions()
+        return self._work([self._step(opts, self.communicator.barrier)], [])
+
+    # --- messages ---
+
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
+        return Work([self._send(only(tensors), dstRank, tag)], tensors, watcher=self._messages)
+
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
+        return Work([self._recv(only(tensors), srcRank, tag)], tensors, watcher=self._messages, source=srcRank)
+
+    # --- names that torch used before 2.13 ---
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # --- how ---
+
+    def _seconds(self, opts: Any = None) -> float:
+        """The call's own time limit, else the group's: torch marks "none given" by a negative one."""
+        seconds: float = opts.timeout.total_seconds() if opts else -1
+        return seconds if seconds >= 0 else self._timeout
+
+    def _step(self, opts: Any, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Step:
+        """Call a method of the communicator; a call that torch will wait for at once is made in this thread."""
+        part = call(*arguments, async_op=opts.asyncOp, timeout=self._seconds(opts), **keywords)
+        return Step([part] if opts.asyncOp else [])
+
+    def _work(self, steps: list[Step], result: list[Any]) -> Work:
+        parts = [part for step in steps for part in step.parts]
+        finishes = [step.finish for step in steps if step.finish is not None]
+
+        def finish() -> None:
+            for last in finishes:
+                last()
+
+        work = Work(parts, result, finish if finishes else None, watcher=self._collectives)
+        if not parts:
+            work.wait()
+        return work
+
+    def _send(self, tensor: Tensor, peer: int, tag: int, opts: Any = None) -> Part:
+        part: Part = self.communicator.send(raw(tensor), peer, tag, async_op=True, timeout=self._seconds(opts))
+        return part
+
+    def _recv(self, tensor: Tensor, peer: int, tag: int, opts: Any = None) -> Part:
+        part: Part = self.communicator.recv(raw(tensor), peer, tag, async_op=True, timeout=self._seconds(opts))
+        return part
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size()) if rank != self.rank()]
+
+    def _all_reduce(self, tensor: Tensor, opts: Any) -> Step:
+        return self._step(opts, self.communicator.all_reduce, reducible(tensor), op_name(opts.reduceOp))
+
+    def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> Step:
+        blocks, mine = raw(output), raw(input)
+        if blocks.dtype != mine.dtype or blocks.numel() != self.size() * mine.numel():
+            raise ValueError(
+                f"all_gather of {input.numel()} x {input.dtype} from {self.size()} ranks does not fit an output of "
+                f"{output.numel()} x {output.dtype}"
+            )
+        return self._step(opts, self.communicator.all_gather, mine, out=blocks)
+
+    def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> Step:
+        if len(outputs) != self.size() or any(output.numel() != input.numel() for output in outputs):
+            raise ValueError(
+                f"all_gather needs {self.size()} outputs of {input.numel()} elements, not "
+                f"{[output.numel() for output in outputs]}"
+            )
+        staging = torch.empty(self.size() * input.numel(), dtype=input.dtype)
+        step = self._all_gather(staging, input, opts)
+
+        def finish() -> None:
+            for output, block in zip(outputs, staging.chunk(len(outputs)), strict=True):
+                output.copy_(block.view(output.shape))
+
+        return Step(step.parts, finish)
+
+    def _reduce_scatter(self, output: Tensor, blocks: Tensor, opts: Any) -> Step:
+        mine = reducible(output)
+        if blocks.dtype != mine.dtype or blocks.numel() != self.size() * mine.numel():
+            raise ValueError(
+                f"reduce_scatter of {blocks.numel()} x {blocks.dtype} over {self.size()} ranks does not fit an output "
+                f"of {output.numel()} x {output.dtype}"
+            )
+        return self._step(opts, self.communicator.reduce_scatter, blocks, op_name(opts.reduceOp), out=mine)
+
+    def _all_to_all(self, output: Tensor, input: Tensor, opts: Any) -> Step:
+        there, here = raw(output), raw(input)
+        if there.dtype != here.dtype or there.numel() != here.numel() or here.numel() % self.size():
+            raise ValueError(
+                f"all_to_all of {input.numel()} x {input.dtype} over {self.size()} ranks does not fit an output of "
+                f"{output.numel()} x {output.dtype}"
+            )
+        return self._step(opts, self.communicator.all_to_all, here, out=there)
+
+    def _exchange(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> Step:
+        """An all-to-all of any sizes: a message to and from every other rank."""
+        outputs[self.rank()].copy_(inputs[self.rank()])
+        receives = [self._recv(outputs[peer], peer, _ALL_TO_ALL, opts) for peer in self._others()]
+        return Step([*receives, *(self._send(inputs[peer], peer, _ALL_TO_ALL, opts) for peer in self._others())])
+
+
+def _rows(tensor: Tensor, counts: list[int]) -> tuple[Tensor, ...]:
+    """The tensor cut along its first dimension."""
+    if sum(counts) != tensor.shape[0]:
+        raise ValueError(f"splits {counts} do not add up to the first dimension of {tuple(tensor.shape)}")
+    return torch.split(tensor, counts)
+
+
+def _equal(tensor: Tensor, size: int) -> list[int]:
+    if tensor.shape[0] % size:
+        raise ValueError(
+            f"{size} ranks cannot share the first dimension of {tuple(tensor.shape)} equally: give the splits"
+        )
+    return [tensor.shape[0] // size] * size

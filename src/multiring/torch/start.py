@@ -1,0 +1,55 @@
+"""``init_process_group`` for launchers that torch does not know."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+
+import multiring
+from multiring.comm import Communicator
+from multiring.net import interfaces
+from multiring.torch.options import Options
+
+CONNECT_SECONDS = 5.0
+"""How long one address of rank 0 is tried."""
+
+
+def init(**settings: Any) -> None:
+    """``init_process_group("multiring")`` under any launcher that `multiring.init` understands; alone, a world of one.
+
+    torch itself needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which mpirun and srun do not set. ``settings`` are
+    those of `multiring.init`.
+    """
+    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        dist.init_process_group("multiring", pg_options=Options(**settings))
+        return
+    communicator = multiring.init(**settings)
+    store = _store(communicator)
+    dist.init_process_group("multiring", store=store, rank=communicator.rank, world_size=communicator.size)
+
+
+def _store(communicator: Communicator) -> Store:
+    """The store that torch wants, served by rank 0."""
+    if communicator.size == 1:
+        return HashStore()
+    interface = communicator.world.settings.interface
+    if communicator.rank == 0:
+        store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        communicator.broadcast_object((interfaces.addresses(interface), store.port))
+        return store
+    addresses, port = communicator.broadcast_object()
+    if communicator.hosts[communicator.rank] == communicator.hosts[0]:
+        addresses = ["localhost"]
+    for address in addresses:
+        try:
+            return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
+        except RuntimeError:
+            continue
+    raise multiring.RendezvousError(
+        f"rank {communicator.rank} cannot reach torch's store on rank 0, port {port} of {' or '.join(addresses)}: "
+        "choose a network by MULTIRING_INTERFACE, or open the port"
+    )

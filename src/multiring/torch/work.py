@@ -1,0 +1,154 @@
+"""A collective in flight, as torch sees it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+
+class Part(Protocol):
+    """What the communicator returns for an asynchronous call."""
+
+    def done(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> None: ...
+
+
+class Work(dist.Work):
+    """One or more works of the communicator and what remains to be done after them.
+
+    ``finish`` moves what arrived from staging into the caller's tensors. It runs once, in the thread that first asks
+    for the outcome. ``result`` is the value of the future; ``source`` the rank that a receive heard from.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        result: list[Any],
+        finish: Callable[[], None] | None = None,
+        *,
+        watcher: Watcher,
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self._parts = parts
+        self._result = result
+        self._finish = finish
+        self._watcher = watcher
+        self._source = source
+        self._lock = threading.Lock()
+        self._settled = False
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Block until done; raise what went wrong, or CollectiveTimeout when ``timeout`` (0: no limit) is up."""
+        if self._settled:
+            return True
+        seconds = timeout.total_seconds()
+        deadline = time.monotonic() + seconds if seconds > 0 else None
+        for part in self._parts:
+            part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
+            self._settled = True
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it succeeded or failed; the tensors may be used then."""
+        if not self._settled:
+            if not all(part.done() for part in self._parts):
+                return False
+            self.exception()
+        return True
+
+    def is_success(self) -> bool:
+        """Whether it is completed without an error."""
+        return self.is_completed() and self._settled
+
+    def exception(self) -> Exception | None:
+        """Wait and return the error, if any."""
+        try:
+            self.wait()
+        except Exception as error:
+            return error
+        return None
+
+    def synchronize(self) -> None:
+        """`wait`: there are no streams on a CPU."""
+        self.wait()
+
+    def result(self) -> list[Any]:
+        """The tensors that the collective wrote."""
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        """The rank that a receive heard from."""
+        self.wait()
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the written tensors, which raises the error of a failed work.
+
+        Handing an error to ``Future.set_exception`` from another thread crashes DistributedDataParallel; raising it in
+        a callback is safe, hence the second future.
+        """
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            completed: torch.futures.Future[None] = torch.futures.Future()
+            future = self._future = completed.then(lambda _: self.result())
+        self._watcher.watch(self, completed)
+        return future
+
+
+class Watcher:
+    """Completes the futures of works that complete by themselves, by one thread for each work."""
+
+    def watch(self, work: Work, completed: torch.futures.Future[None]) -> None:
+        """Set ``completed`` once ``work`` has succeeded or failed."""
+        threading.Thread(target=_complete, args=(work, completed), name="multiring-future", daemon=True).start()
+
+
+class OrderedWatcher(Watcher):
+    """Completes the futures of one group's collectives in the order in which they were started.
+
+    One thread suffices: no collective waits for a later one of its group. It is started by the first future.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Work, torch.futures.Future[None]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._running = False
+
+    def watch(self, work: Work, completed: torch.futures.Future[None]) -> None:
+        self._queue.put((work, completed))
+        with self._lock:
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="multiring-futures", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread after the futures that it has."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            _complete(*item)
+            del item  # the tensors of a finished work are not kept until the next one
+
+
+def _complete(work: Work, completed: torch.futures.Future[None]) -> None:
+    work.exception()
+    completed.set_result(None)
