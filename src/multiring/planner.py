@@ -82,7 +82,7 @@ def candidates(topology: Topology, collective: str, nbytes: int, root: int = 0) 
     order = tuple(rank for place in seen.places for rank in place.ranks())
     tree = canonical(seen)
     found: list[Candidate] = []
-    for grid in grids(tree, seen.levels):
+    for grid in grids(tree, seen.levels, collective):
         arrangement = Layout(grid, order, arranged(tree, seen.levels, grid))
         model = CostModel(arrangement, collective)
         for choice in options(grid, arrangement.shape, collective):

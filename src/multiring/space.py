@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 
 from .balance import fastest_shares
@@ -14,21 +15,20 @@ from .traffic import LARGEST_TREE, LONGEST_RING
 FACTORISATIONS = 2
 """Ways to make several dimensions of one level that are considered, the most even first."""
 
-SMALLEST_FACTORISED = 6
-"""Fewer members than this gain nothing by a second dimension."""
+SMALLEST_FACTORISED = 12
+"""Fewer members gain nothing by a second dimension: a step costs ten messages more (``cost``)."""
 
 Options = list[list[Stage]]
 """For each dimension of a grid, the stages that it may run; any choice of one each is a plan."""
 
 
-def grids(tree: Shape, levels: tuple[str, ...]) -> list[Grid]:
+def grids(tree: Shape, levels: tuple[str, ...], collective: str) -> list[Grid]:
     """The grids for a ``canonical`` shape, those of fewer dimensions first."""
-    counts = {
-        level: {len(shape.children) for shape in here} for level, here in zip(levels, by_depth(tree), strict=True)
-    }
+    counts = {level: _sizes(here) for level, here in zip(levels, by_depth(tree), strict=True)}
     found = [
         tuple(dimension for dimensions in grid for dimension in dimensions)
         for merged in _merged(levels, counts)
+        if collective == "all_to_all" or all(_width(tree, levels, m) <= LARGEST_TREE for m in merged if len(m) > 1)
         for grid in product(*(_dimensions(together, counts) for together in merged))
     ]
     return sorted(found, key=len)
@@ -37,7 +37,7 @@ def grids(tree: Shape, levels: tuple[str, ...]) -> list[Grid]:
 def options(grid: Grid, shape: Shape, collective: str) -> Iterator[Options]:
     """The choices of modes and of shares for a shape arranged in a grid, each with its methods."""
     shapes = by_depth(shape)
-    for modes in _modes(collective, shapes):
+    for modes in _modes(collective, grid, shapes):
         plain = [
             [Stage(dimension, mode, method) for method in _methods(collective, mode, here, shapes)]
             for dimension, mode, here in zip(grid, modes, shapes, strict=True)
@@ -72,6 +72,16 @@ def _merged(levels: tuple[str, ...], counts: dict[str, set[int]]) -> Iterator[li
             yield merged
 
 
+def _width(tree: Shape, levels: tuple[str, ...], merged: tuple[str, ...]) -> int:
+    """How many members the longest ring has where these levels are merged."""
+
+    @cache
+    def below(shape: Shape, generations: int) -> int:
+        return sum(below(child, generations - 1) for child in shape.children) if generations else 1
+
+    return max(below(shape, len(merged)) for shape in by_depth(tree)[levels.index(merged[-1])])
+
+
 def _dimensions(levels: tuple[str, ...], counts: dict[str, set[int]]) -> list[Grid]:
     """One dimension for the levels; for a single level also several, with rings of fewer members."""
     whole = Dimension(levels)
@@ -103,12 +113,12 @@ def _nearly_even_split(count: int) -> tuple[int, ...]:
     return (size,) * (dimensions - 1)
 
 
-def _modes(collective: str, shapes: Sequence[Sequence[Shape]]) -> Iterator[list[str]]:
+def _modes(collective: str, grid: Grid, shapes: Sequence[Sequence[Shape]]) -> Iterator[list[str]]:
     """The modes of all dimensions, innermost first: lead, then split, then all."""
     live = [depth for depth, here in enumerate(shapes) if max(_sizes(here)) > 1]
     if collective == "all_to_all" and len(live) > 1:
         return  # a block goes straight to its rank
-    for sequence in _mode_sequences(collective, len(live)):
+    for sequence in _mode_sequences(collective, [grid[depth].levels for depth in live]):
         modes: list[str] = []
         remaining = list(sequence)
         for depth in range(len(shapes)):
@@ -119,15 +129,19 @@ def _modes(collective: str, shapes: Sequence[Sequence[Shape]]) -> Iterator[list[
             yield modes
 
 
-def _mode_sequences(collective: str, count: int) -> list[list[str]]:
-    if collective in ("all_reduce", "barrier"):
-        return [
-            [LEAD] * leads + [SPLIT] * splits + [ALL] * (count - leads - splits)
-            for leads in range(count + 1)
-            for splits in range(count - leads + 1)
-            if leads <= 1 or splits == 0
-        ]
-    return [[{"broadcast": LEAD, "reduce": LEAD, "all_to_all": ALL}.get(collective, SPLIT)] * count]
+def _mode_sequences(collective: str, levels: Sequence[tuple[str, ...]]) -> list[list[str]]:
+    """The modes of dimensions of these levels. An all_reduce is led by nobody, in the innermost level, or throughout;
+    and is all in no dimension, the outermost, its whole level, or all that are not led."""
+    count = len(levels)
+    if collective not in ("all_reduce", "barrier"):
+        return [[{"broadcast": LEAD, "reduce": LEAD, "all_to_all": ALL}.get(collective, SPLIT)] * count]
+    innermost = sum(1 for level in levels if level == levels[0])
+    outermost = sum(1 for level in levels if level == levels[-1])
+    return [
+        [LEAD] * leads + [SPLIT] * (count - leads - alls) + [ALL] * alls
+        for leads in sorted({0, innermost, count})
+        for alls in sorted({0, min(1, count - leads), min(outermost, count - leads), count - leads})
+    ]
 
 
 def _methods(collective: str, mode: str, here: Sequence[Shape], shapes: Sequence[Sequence[Shape]]) -> list[str]:

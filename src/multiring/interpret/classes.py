@@ -125,7 +125,7 @@ def _joined(
     kind: str, pattern: Sequence[Ring], ranks: Sequence[int], origin: Sequence[int], held: Sequence[_Spans]
 ) -> _Held:
     """What each position holds after the rings of a pattern have joined its units."""
-    used: list[list[Span]] = [[] for _ in ranks]
+    used: list[list[_Spans]] = [[] for _ in ranks]
     result: list[list[Span]] = [[] for _ in ranks]
     for number, ring in enumerate(pattern):
         name = f"ring {number} {shortened([ranks[m] for m in ring.members])}"
@@ -133,14 +133,15 @@ def _joined(
             raise ValueError(
                 f"{name}, rank {ranks[ring.members[0]]}: it must have one member from each unit that meets"
             )
+        spans = joined(sorted(ring.spans))
         for member in ring.members:
-            if not _covers(held[member], ring.spans):
-                raise ValueError(f"{name}, rank {ranks[member]}: does not hold {_spans(ring.spans)}")
-            used[member] += ring.spans
-        for member, spans in _left_by(kind, ring):
-            result[member] += spans
+            if not _covers(held[member], spans):
+                raise ValueError(f"{name}, rank {ranks[member]}: does not hold {_shown(spans)}")
+            used[member].append(spans)
+        for member, left in _left_by(kind, ring):
+            result[member] += left
     for member, reduced in enumerate(used):
-        if _overlap(reduced):
+        if len(reduced) > 1 and _overlap(span for spans in reduced for span in spans):
             raise ValueError(f"rank {ranks[member]}: is in two rings with the same span")
     return tuple(joined(sorted(spans)) for spans in result)
 
@@ -155,18 +156,18 @@ def _left_by(kind: str, ring: Ring) -> Iterable[tuple[int, _Spans]]:
 
 
 def _covers(held: _Spans, spans: _Spans) -> bool:
-    """Whether every span lies in one of ``held``, which are sorted and do not touch."""
+    """Whether every span lies in one of ``held``; both are sorted and do not touch."""
     if held == spans:
         return True
     starts = [span.lo for span in held]
-    for span in joined(sorted(spans)):
+    for span in spans:
         i = bisect_right(starts, span.lo) - 1
         if i < 0 or held[i].hi < span.hi:
             return False
     return True
 
 
-def _overlap(spans: list[Span]) -> bool:
+def _overlap(spans: Iterable[Span]) -> bool:
     return any(b.lo < a.hi for a, b in pairwise(sorted(spans)))
 
 
@@ -176,7 +177,7 @@ def _close_all_reduce(plan: Plan, out: list[_Unit], back: list[_Unit]) -> None:
     for unit in dict.fromkeys(back):
         for rank, spans in zip(unit.ranks, unit.held, strict=True):
             if not _covers(complete[rank], spans):
-                raise ValueError(f"plan {plan.id}, rank {rank}: gathers from {_spans(spans)}, not its sums")
+                raise ValueError(f"plan {plan.id}, rank {rank}: gathers from {_shown(spans)}, not its sums")
         _check_owned(plan, unit.ranks[0], sorted(span for spans in unit.held for span in spans), WHOLE)
 
 
@@ -224,7 +225,7 @@ def _block(plan: Plan, rank: int) -> Span:
 def _check_owned(plan: Plan, rank: int, held: Sequence[Span], wanted: Span) -> None:
     if not _covers(joined(held), (wanted,)):
         raise ValueError(
-            f"plan {plan.id} ({plan.collective}), rank {rank}: {wanted} is not all there, but {_spans(held)}"
+            f"plan {plan.id} ({plan.collective}), rank {rank}: {wanted} is not all there, but {_shown(held)}"
         )
 
 
@@ -248,5 +249,5 @@ def _prove_exchange(plan: Plan) -> None:
             raise ValueError(f"plan {plan.id}, rank {position}: does not store every rank's block once")
 
 
-def _spans(spans: Sequence[Span]) -> str:
+def _shown(spans: Sequence[Span]) -> str:
     return " ".join(map(str, spans[:8]))
