@@ -113,13 +113,13 @@ class _Phase:
 
 
 class CostModel:
-    """Predicts the plans of one collective over one arrangement of a topology."""
+    """Predicts the plans of one collective over one arrangement of a topology; ``led`` are those with leaders."""
 
-    def __init__(self, arranged: Layout, collective: str):
+    def __init__(self, arranged: Layout, collective: str, led: bool):
         self._order = arranged.order
         self._collective = collective
-        self._map = LinkMap(arranged.shape, collective in BLOCKED)
         self._blocks = arranged.shape.size if collective in BLOCKED else 1
+        self._map = LinkMap(arranged.shape, collective in BLOCKED, led)
         self._phases: dict[Hashable, _Phase | None] = {}
 
     def predict(self, stages: Sequence[Stage], nbytes: int) -> Prediction:

@@ -36,11 +36,12 @@ class LinkClass:
 
 
 class LinkMap:
-    """The links of an arrangement and what stages put on them."""
+    """The links of an arrangement and what stages put on them. Leaders do not look like the rest if there are any."""
 
-    def __init__(self, shape: Shape, blocked: bool):
+    def __init__(self, shape: Shape, blocked: bool, led: bool):
         self.links: dict[Key, LinkClass] = {}
         self._blocked = blocked
+        self._led = led
         self._size = shape.size
         self._shapes: list[tuple[Path, Shape]] = []
         self._turns: dict[int, list[int]] = {}
@@ -48,7 +49,7 @@ class LinkMap:
 
     def _walk(self, shape: Shape, path: Path, count: int, position: int) -> None:
         self._shapes.append((path, shape))
-        for number, alike in _edge_classes(shape):
+        for number, alike in self._edge_classes(shape):
             edge = shape.edges[number]
             first = position + shape.offsets[edge.first]
             self.links[path, number] = LinkClass(edge.level, edge.link, count * len(alike), first)
@@ -56,7 +57,7 @@ class LinkMap:
         turns += [0] * (len(shape.children) - len(turns))
         for number, child in enumerate(shape.children):
             turns[number] += count * child.size
-        for number, alike in _child_classes(shape):
+        for number, alike in self._child_classes(shape):
             self._walk(shape.children[number], (*path, number), count * len(alike), position + shape.offsets[number])
 
     def shapes(self, depth: int) -> list[Shape]:
@@ -76,7 +77,7 @@ class LinkMap:
                     _scaled(copies, crossing(kind, method, shares, edge.first, edge.last)) for edge in shape.edges
                 ]
                 self._record(loads, path, shape, crossings)
-                for number, alike in _child_classes(shape):
+                for number, alike in self._child_classes(shape):
                     each = [_scaled(copies, crossing(kind, method, shares, i, i + 1)) for i in alike]
                     self._descend(loads, (*path, number), shape.children[number], _busiest(each), stages)
         return loads
@@ -89,12 +90,12 @@ class LinkMap:
             return
         parts = self._parts(shape, stages)
         self._record(loads, path, shape, [_scaled(sum(parts[e.first : e.last]), load) for e in shape.edges])
-        for number, alike in _child_classes(shape):
+        for number, alike in self._child_classes(shape):
             part = max(parts[i] for i in alike)
             self._descend(loads, (*path, number), shape.children[number], _scaled(part, load), stages)
 
     def _record(self, loads: Loads, path: Path, shape: Shape, each: Sequence[tuple[float, float]]) -> None:
-        for number, alike in _edge_classes(shape):
+        for number, alike in self._edge_classes(shape):
             loads[path, number] = _busiest([loads.get((path, number), (0.0, 0.0)), *(each[i] for i in alike)])
 
     def _shares(self, shape: Shape, stages: Sequence[Stage]) -> tuple[float, ...]:
@@ -117,6 +118,24 @@ class LinkMap:
         if mode == ALL:
             return (1 / len(shape.children),) * len(shape.children)
         return self._shares(shape, stages)
+
+    def _child_classes(self, shape: Shape) -> list[tuple[int, list[int]]]:
+        """(first, all) of the children that look alike and get equal shares."""
+        leads = [self._led and number == 0 for number in range(len(shape.children))]
+        return _classes(zip(shape.children, shape.bandwidths, leads, strict=True))
+
+    def _edge_classes(self, shape: Shape) -> list[tuple[int, list[int]]]:
+        """(first, all) of the edges that look alike, with what is behind them."""
+        return _classes(
+            (
+                edge.level,
+                edge.link,
+                shape.children[edge.first : edge.last],
+                shape.bandwidths[edge.first : edge.last],
+                self._led and edge.first == 0,
+            )
+            for edge in shape.edges
+        )
 
     def messages_per_share(self, shape: Shape, stages: Sequence[Stage]) -> int:
         """How many messages carry a share in the rings of a shape: blocks, or cuts of uneven units, at most."""
@@ -143,17 +162,6 @@ def _copies(shape: Shape, stages: Sequence[Stage]) -> int:
         return 1
     here = len(shape.children) if stages[shape.depth - 1].mode == ALL else 1
     return here * _copies(shape.children[0], stages)
-
-
-def _child_classes(shape: Shape) -> list[tuple[int, list[int]]]:
-    """(first, all) of the children that look alike, with their links."""
-    links = {edge.first: edge.link for edge in shape.edges if edge.last == edge.first + 1}
-    return _classes((child, links.get(number)) for number, child in enumerate(shape.children))
-
-
-def _edge_classes(shape: Shape) -> list[tuple[int, list[int]]]:
-    """(first, all) of the edges that look alike, with what is behind them."""
-    return _classes((e.level, e.link, shape.children[e.first : e.last]) for e in shape.edges)
 
 
 def _classes(looks: Iterable[Hashable]) -> list[tuple[int, list[int]]]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .bound import cut_bound
-from .compose import Stage, compose
+from .compose import LEAD, Stage, compose
 from .cost import CostModel, Prediction
 from .explain import text
 from .layout import Layout, arranged, canonical, rooted
@@ -84,9 +84,10 @@ def candidates(topology: Topology, collective: str, nbytes: int, root: int = 0) 
     found: list[Candidate] = []
     for grid in grids(tree, seen.levels, collective):
         arrangement = Layout(grid, order, arranged(tree, seen.levels, grid))
-        model = CostModel(arrangement, collective)
+        models = {led: CostModel(arrangement, collective, led) for led in (False, True)}
         for choice in options(grid, arrangement.shape, collective):
-            found += _best(model, choice, nbytes)
+            led = any(stages[0].mode == LEAD for stages in choice)
+            found += _best(models[led], choice, nbytes)
     limit = TIE * min(candidate.prediction.seconds for candidate in found)
     return sorted(found, key=lambda candidate: _preference(candidate.prediction, limit))
 

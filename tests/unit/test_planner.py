@@ -1,34 +1,192 @@
-"""The planner: every plan that it can return is right, and it returns those that experience calls for."""
+"""The planner: every plan that it can return is right, and it returns those that the links call for."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
+
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from topologies import CORE, card, nested, tree, unequal
 
-from multiring.compose import compose
-from multiring.interpret import prove_by_classes, prove_in_full
-from multiring.plan import COLLECTIVES
-from multiring.planner import candidates, choose
-from multiring.topology import Topology
+from multiring.bound import cut_bound
+from multiring.compose import ALL, LEAD, SPLIT, compose
+from multiring.interpret import prove, prove_by_classes, prove_in_full
+from multiring.plan import COLLECTIVES, Plan, Tiling
+from multiring.planner import Candidate, candidates, choose
+from multiring.schedule import schedule
+from multiring.topology import LEVELS, Topology
 
-HOSTS = [[1], [2], [1, 1], [3], [2, 2], [3, 2], [3, 1, 2], [2] * 5, [5, 1, 4, 2], [4] * 4, [7]]
+ROOTED = ("broadcast", "reduce")
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize("hosts", HOSTS, ids=str)
-@pytest.mark.parametrize("nbytes", [64, 1 << 26])
-def test_every_candidate_is_proved(hosts, collective, nbytes):
-    topology = Topology.flat(hosts)
-    root = topology.world_size // 2 if collective in ("broadcast", "reduce") else 0
+def composed(topology: Topology, collective: str, candidate: Candidate, root: int = 0) -> Plan:
+    return compose(topology, collective, candidate.stages, candidate.prediction.segment_bytes, root)
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """Two to four levels, uneven, prime counts, single ranks and hosts, slow cards, ranks in any order."""
+    depth = draw(st.integers(2, 4))
+    links = [draw(st.sampled_from([card(100), card(400), card(10_000, 1e-3)])) for _ in range(depth - 1)]
+
+    def inside(level: int):
+        if level == 1:
+            return draw(st.integers(1, 5))
+        return [
+            inside(level - 1) for _ in range(draw(st.sampled_from([1, 2, 2, 3, 5, 7] if level == depth else [1, 2, 3])))
+        ]
+
+    places = list(tree(inside(depth), [*links, CORE], count()))
+    if draw(st.booleans()):
+        places[0] = replace(places[0], link=card(100))
+    topology = Topology(LEVELS[:depth], tuple(places))
+    assume(topology.world_size <= 40)
+    return topology.restrict(draw(st.permutations(range(topology.world_size))))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(topologies(), st.sampled_from(COLLECTIVES), st.sampled_from([64, 1 << 24]), st.data())
+def test_every_candidate_is_proved(topology, collective, nbytes, data):
+    root = data.draw(st.integers(0, topology.world_size - 1)) if collective in ROOTED else 0
     for candidate in candidates(topology, collective, nbytes, root):
-        plan = compose(topology, collective, candidate.stages, candidate.prediction.segment_bytes, root)
+        plan = composed(topology, collective, candidate, root)
         prove_in_full(plan)
         prove_by_classes(plan)
 
 
+def _mutations(plan: Plan, data: st.DataObject) -> Plan:
+    """The plan with one thing wrong: a phase or ring gone or repeated, members or pieces in another order."""
+    phases = list(plan.phases)
+    at = data.draw(st.integers(0, len(phases) - 1))
+    kind = data.draw(
+        st.sampled_from(["drop phase", "repeat phase", "drop ring", "repeat ring", "rotate ring", "swap rings"])
+    )
+    tiles = [(list(pattern), units) for pattern, units in phases[at].rings.tiles]
+    pattern, _ = data.draw(st.sampled_from(tiles))
+    ring = data.draw(st.integers(0, len(pattern) - 1))
+    if kind == "drop phase":
+        del phases[at]
+    elif kind == "repeat phase":
+        phases.insert(at, phases[at])
+    else:
+        if kind == "drop ring":
+            del pattern[ring]
+        elif kind == "repeat ring":
+            pattern.insert(ring, pattern[ring])
+        elif kind == "rotate ring":
+            pattern[ring] = replace(pattern[ring], members=pattern[ring].members[1:] + pattern[ring].members[:1])
+        else:
+            other = data.draw(st.integers(0, len(pattern) - 1))
+            pattern[ring], pattern[other] = (
+                replace(pattern[ring], spans=pattern[other].spans),
+                replace(pattern[other], spans=pattern[ring].spans),
+            )
+        phases[at] = replace(phases[at], rings=Tiling(tiles))
+    return replace(plan, phases=tuple(phases))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(topologies(), st.sampled_from([c for c in COLLECTIVES if c != "all_to_all"]), st.data())
+def test_the_proof_by_classes_accepts_nothing_that_the_full_proof_refuses(topology, collective, data):
+    assume(topology.world_size > 1)
+    candidate = data.draw(st.sampled_from(candidates(topology, collective, 1 << 20)))
+    wrong = _mutations(composed(topology, collective, candidate), data)
+    try:
+        prove_by_classes(wrong)
+    except ValueError:
+        return
+    prove_in_full(wrong)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_plain_rings_are_proved_like_tiled_ones(collective):
+    topology = nested([[3, 1], [2, 2]], [card(200), card(400), CORE])
+    plan = choose(topology, collective, 1 << 20).plan
+    plain = replace(plan, phases=tuple(replace(phase, rings=tuple(phase.rings)) for phase in plan.phases))
+    prove_by_classes(plain)
+    prove_in_full(plain)
+    assert [schedule(plain, rank).instructions for rank in range(8)] == [
+        schedule(plan, rank).instructions for rank in range(8)
+    ]
+
+
+def phases(topology: Topology, nbytes: int, collective: str = "all_reduce") -> list[str]:
+    return [f"{p.kind} {p.level} {p.method}" for p in choose(topology, collective, nbytes).plan.phases]
+
+
+def test_a_big_all_reduce_is_split_at_every_level():
+    racks = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
+    assert [phase.split()[:2] for phase in phases(racks, 8 << 20)] == [
+        ["reduce_scatter", "rank"],
+        ["reduce_scatter", "host"],
+        ["reduce_scatter", "rack"],
+        ["all_gather", "rack"],
+        ["all_gather", "host"],
+        ["all_gather", "rank"],
+    ]
+
+
+def test_a_small_all_reduce_on_one_host_is_one_step():
+    assert phases(Topology.flat([4]), 64) == ["all_reduce rank direct"]
+
+
+def test_a_barrier_of_hosts_is_two_steps():
+    assert phases(Topology.flat([4] * 4), 1, "barrier") == ["all_reduce rank direct", "all_reduce host direct"]
+
+
+def test_a_host_behind_a_slow_card_owns_nothing():
+    choice = choose(unequal([400, 400, 400, 100]), "all_reduce", 8 << 20)
+    (crossing,) = [phase for phase in choice.plan.phases if (phase.kind, phase.level) == ("reduce_scatter", "host")]
+    assert [ring.shares for ring in crossing.rings] == [(22, 21, 21, 0)] * 2
+    assert choice.bound == pytest.approx((8 << 20) / card(100).up)
+    assert choice.chosen.prediction.seconds < 1.03 * choice.bound
+
+
+def test_a_large_level_is_factorised():
+    assert [phase.split()[1] for phase in phases(Topology.flat([4] * 64), 102 << 20)].count("host") in (4, 6)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, 100 << 20])
+@pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c != "barrier"])
+@pytest.mark.parametrize(
+    "topology", [Topology.flat([4] * 4), nested([[3], [1, 2]], [card(200), card(400), CORE]), unequal([400, 100, 200])]
+)
+def test_no_prediction_beats_the_bound(topology, collective, nbytes):
+    bound = cut_bound(topology, collective, nbytes)
+    assert all(candidate.prediction.seconds > bound for candidate in candidates(topology, collective, nbytes))
+
+
 def test_a_choice_is_the_first_of_the_candidates():
-    choice = choose(Topology.flat([2, 2]), "all_reduce", 1 << 20)
-    assert [choice.chosen, *choice.rejected] == candidates(Topology.flat([2, 2]), "all_reduce", 1 << 20)
+    topology = Topology.flat([2, 2])
+    choice = choose(topology, "all_reduce", 1 << 20)
+    assert [choice.chosen, *choice.rejected] == candidates(topology, "all_reduce", 1 << 20)
+    assert choice.plan.id == composed(topology, "all_reduce", choice.chosen).id
     assert [phase.kind for phase in choice.plan.phases] == [time.kind for time in choice.chosen.prediction.phases]
+    assert {stage.mode for c in choice.rejected for stage in c.stages} == {SPLIT, LEAD, ALL}
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_world_of_one_has_nothing_to_do(collective):
+    plan = choose(Topology.flat([1]), collective, 1 << 20).plan
+    assert plan.phases == ()
+    assert schedule(plan, 0).instructions == ()
+    prove(plan)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_ten_thousand_ranks_in_four_levels(collective):
+    """Chosen and proved over classes; only the schedules asked for are expanded."""
+    sizes = [[[8] * 8] * 16] * 10
+    topology = nested(sizes, [card(80_000, 1e-3), card(40_000, 80e-6), card(10_000), CORE])
+    assert topology.world_size == 10_240
+    plan = choose(topology, collective, 100 << 20).plan
+    prove(plan)
+    steps = schedule(plan, 777).instructions
+    assert all(peer == 777 or peer in range(10_240) for step in steps for peer in step.peers)
+    if collective in ("all_reduce", "barrier"):
+        assert len(steps) < 100
 
 
 @pytest.mark.parametrize(

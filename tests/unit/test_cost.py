@@ -1,0 +1,85 @@
+"""The cost model: the bytes that it sees on links are those that the schedules send, and the sums follow from them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from fractions import Fraction
+
+import pytest
+from topologies import CORE, card, nested, unequal
+
+from multiring.compose import compose
+from multiring.planner import Candidate, candidates
+from multiring.schedule import SEND, schedule
+from multiring.topology import Place, Topology
+
+UNIFORM = {
+    "one host": Topology.flat([4]),
+    "four hosts": Topology.flat([2] * 4),
+    "six single ranks": Topology.flat([1] * 6),
+    "two racks": nested([[2, 2], [2, 2]], [card(200), card(400), CORE]),
+    "interleaved": Topology.of_hosts(["a", "b", "c", "b", "a", "c"]),
+    "sites": nested([[[1, 1], [1, 1]], [[1, 1], [1, 1]]], [card(100), card(200), card(400), CORE]),
+}
+UNEVEN = {
+    "3 and 2": Topology.flat([3, 2]),
+    "uneven racks": nested([[3], [1, 2]], [card(200), card(400), CORE]),
+    "a slow card": unequal([400, 400, 400, 100]),
+}
+
+
+def sent_by_link(
+    topology: Topology, candidate: Candidate, collective: str, root: int
+) -> dict[str, list[tuple[float, float]]]:
+    """By level, the bytes (up, down) of each link, counted message by message, for each byte of the buffer."""
+    plan = compose(topology, collective, candidate.stages, candidate.prediction.segment_bytes, root)
+    paths: dict[int, list[Place]] = {}
+
+    def walk(place: Place, above: list[Place]) -> None:
+        if not place.places:
+            paths[place.rank] = [*above, place]
+        for inner in place.places:
+            walk(inner, [*above, place])
+
+    for place in topology.places:
+        walk(place, [])
+    levels = topology.levels[::-1]
+    up: dict[tuple[str, int], Fraction] = defaultdict(Fraction)
+    down: dict[tuple[str, int], Fraction] = defaultdict(Fraction)
+    for rank in range(plan.world_size):
+        for step in schedule(plan, rank).instructions:
+            for peer in step.peers if step.kind == SEND else ():
+                size = (step.hi - step.lo) / plan.blocks
+                for level, source, target in zip(levels, paths[rank], paths[peer], strict=True):
+                    if source is not target:
+                        up[level, id(source)] += size
+                        down[level, id(target)] += size
+    every = {(level, id(place)) for path in paths.values() for level, place in zip(levels, path, strict=True)}
+    return {level: [(float(up[key]), float(down[key])) for key in every if key[0] == level] for level in levels}
+
+
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"]
+)
+@pytest.mark.parametrize("topology", UNIFORM.values(), ids=UNIFORM)
+def test_bytes_on_links_are_those_that_the_schedules_send(topology, collective):
+    check_busiest_links(topology, collective, 0)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "reduce", "all_to_all"])
+@pytest.mark.parametrize("topology", UNEVEN.values(), ids=UNEVEN)
+def test_and_on_uneven_hosts_and_links(topology, collective):
+    check_busiest_links(topology, collective, 1 if collective in ("broadcast", "reduce") else 0)
+
+
+def check_busiest_links(topology: Topology, collective: str, root: int) -> None:
+    for candidate in candidates(topology, collective, 1 << 20, root):
+        actual = sent_by_link(topology, candidate, collective, root)
+        for level, links in actual.items():
+            loads = [load for load in candidate.prediction.links if load.level == level]
+            assert sum(load.count for load in loads) in (0, len(links))
+            for number, direction in enumerate(("up", "down")):
+                busiest = max(link[number] for link in links)
+                predicted = max((getattr(load, direction) for load in loads), default=0) / (1 << 20)
+                slack = 0.04 if any(stage.weighted for stage in candidate.stages) else 1e-9
+                assert predicted == pytest.approx(busiest, rel=slack), (candidate.name, level, direction)
