@@ -1,8 +1,13 @@
 #include "reduce.hpp"
 
+#include <cstdint>
 #include <cstring>
 
 #include "kernels.hpp"
+
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 namespace multiring {
 namespace {
@@ -12,17 +17,45 @@ struct Choice {
     std::string_view name;
 };
 
-Choice choose() {
 #ifdef __x86_64__
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return {&kernels_avx512, "avx512"};
-    if (avx2) return {&kernels_avx2, "avx2"};
-#endif
+
+constexpr std::uint32_t bit(int number) {
+    return std::uint32_t{1} << number;
+}
+
+bool has_all(std::uint32_t found, std::uint32_t wanted) {
+    return (found & wanted) == wanted;
+}
+
+// The registers that the operating system saves when it switches threads.
+std::uint32_t saved_registers() {
+    std::uint32_t low, high;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+// Asked of the processor itself: __builtin_cpu_supports needs a runtime library that not every compiler brings.
+Choice choose() {
+    constexpr std::uint32_t xsave = bit(27), f16c = bit(29), avx2 = bit(5);
+    constexpr std::uint32_t avx512 = bit(16) | bit(17) | bit(30) | bit(31);  // F, DQ, BW, VL
+    constexpr std::uint32_t ymm = 0x6, zmm = 0xe6;
+    std::uint32_t eax, ebx, ecx, edx;
+    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || !has_all(ecx, xsave | f16c))
+        return {&kernels_portable, "portable"};
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return {&kernels_portable, "portable"};
+    const std::uint32_t saved = saved_registers();
+    if (has_all(ebx, avx2 | avx512) && has_all(saved, zmm)) return {&kernels_avx512, "avx512"};
+    if (has_all(ebx, avx2) && has_all(saved, ymm)) return {&kernels_avx2, "avx2"};
     return {&kernels_portable, "portable"};
 }
+
+#else
+
+Choice choose() {
+    return {&kernels_portable, "portable"};
+}
+
+#endif
 
 const Choice choice = choose();
 
