@@ -167,7 +167,7 @@ void* Arena::allocate(std::size_t bytes) {
     if (range == free_.end())
         throw_resource_error("out of shared memory: " + std::to_string(bytes) + " bytes wanted, the arena has " +
                              std::to_string(size_) + " bytes of which " + std::to_string(committed_ - idle_) +
-                             " are in use");
+                             " are in use: raise MULTIRING_ARENA_BYTES");
     const auto [place, found] = *range;
     if (found.committed)
         idle_ -= wanted;

@@ -77,7 +77,7 @@ def _exit() -> None:
     """Say farewell at exit; to the others an uncaught exception is the loss of this rank, with its reason."""
     error = getattr(sys, "last_value", None)
     if _default is not None and _default.size > 1 and error is not None:
-        rank, host = _default.world.rank, _default.world.hosts[_default.world.rank]
+        rank, host = _default.world.rank, _default.world.topology.hosts[_default.world.rank]
         reason = f"rank {rank} (host {host}) ended with {type(error).__name__}: {error}"
         _default.world.engine.fail("PeerLost", rank, reason)
     shutdown()

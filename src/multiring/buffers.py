@@ -13,6 +13,19 @@ DTYPES = {name: code for code, name in enumerate(_native.DTYPES)}
 OPS = {name: code for code, name in enumerate(_native.OPS)}
 COLLECTIVES = {name: code for code, name in enumerate(_native.COLLECTIVES)}
 ITEMSIZES = dict(zip(_native.DTYPES, (4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16), strict=True))
+PLANNED = tuple(name for name in COLLECTIVES if name not in ("send", "recv"))
+
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_COMPLEX = ("complex64", "complex128")
+OPS_OF = {
+    name: ("sum", "avg", "min", "max", "prod")
+    if name in _FLOATS
+    else ("sum", "avg")
+    if name in _COMPLEX
+    else tuple(op for op in OPS if op != "avg")
+    for name in DTYPES
+}
+"""The reductions that are defined for each type; avg would not be exact on integers."""
 
 _IMMUTABLE = ("jax", "jaxlib", "tensorflow")
 

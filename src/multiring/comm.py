@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multiring import planner
-from multiring.buffers import COLLECTIVES, DTYPES, ITEMSIZES, OPS, check_fit, copy, like, source, target
+from multiring.buffers import (
+    COLLECTIVES,
+    DTYPES,
+    ITEMSIZES,
+    OPS,
+    OPS_OF,
+    PLANNED,
+    check_fit,
+    copy,
+    like,
+    source,
+    target,
+)
 from multiring.errors import Mismatch, ResourceError
 from multiring.plans import Plans
-from multiring.topology import Topology
 from multiring.work import Work
 
 if TYPE_CHECKING:
@@ -51,7 +62,7 @@ class Communicator:
         """``members`` are ranks of the world, None for all; ``number`` tells this group from every other one of its
         members, who agree on it (`new_group` does that)."""
         self.world = world
-        self.members = tuple(range(len(world.hosts)) if members is None else members)
+        self.members = tuple(range(world.topology.world_size) if members is None else members)
         self.rank = self.members.index(world.rank)
         self.size = len(self.members)
         self.timeout = world.settings.timeout if timeout is None else timeout
@@ -59,8 +70,7 @@ class Communicator:
         self._number = number
         self._engine.communicator(number, list(self.members))
         world.groups.add(number)
-        topology = Topology.of_hosts(world.hosts).restrict(self.members)
-        self._plans = Plans(world, number, self.members, topology)
+        self._plans = Plans(world, number, self.members)
 
     @property
     def local_rank(self) -> int:
@@ -75,7 +85,7 @@ class Communicator:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The name of each rank's host; ranks share memory where it is the same."""
-        return tuple(self.world.hosts[member] for member in self.members)
+        return tuple(self.world.topology.hosts[member] for member in self.members)
 
     def all_reduce(self, x: Any, op: str = "sum", *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Combine ``x`` of all ranks, element by element, in place. All ranks end with the same bits.
@@ -275,6 +285,8 @@ class Communicator:
 
     def plan(self, nbytes: int, collective: str = "all_reduce", root: int = 0) -> planner.Choice:
         """The plan for a buffer of ``nbytes`` (of all blocks together); printed, it explains itself."""
+        if collective not in PLANNED:
+            raise ValueError(f"collective={collective!r}: known are {', '.join(PLANNED)}")
         return self._plans.choose(collective, nbytes, self._rank("root", root))
 
     def stats(self) -> dict[str, Any]:
@@ -304,6 +316,8 @@ class Communicator:
         """Run or start a plan on ``count`` elements (of each block)."""
         if op not in OPS:
             raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
+        if op not in OPS_OF[dtype] and collective in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER):
+            raise ValueError(f"{op} is not defined for {dtype}: it has {', '.join(OPS_OF[dtype])}")
         blocks = self.size if collective in (_ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL) else 1
         handle = self._plans.handle(collective, blocks * count * ITEMSIZES[dtype], root)
         seconds = self.timeout if timeout is None else timeout

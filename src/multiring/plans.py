@@ -9,7 +9,6 @@ from multiring import _native, planner
 from multiring.interpret import prove
 from multiring.plan import Plan
 from multiring.schedule import schedule
-from multiring.topology import Topology
 
 if TYPE_CHECKING:
     from multiring.rendezvous import World
@@ -21,11 +20,11 @@ PROVED_RANKS = 64
 class Plans:
     """Maps (collective, size, root) to the handle of an installed schedule; a size class is a power of two."""
 
-    def __init__(self, world: World, communicator: int, members: tuple[int, ...], topology: Topology) -> None:
+    def __init__(self, world: World, communicator: int, members: tuple[int, ...]) -> None:
         self._world = world
         self._communicator = communicator
         self._members = members
-        self._topology = topology
+        self._topology = world.topology.restrict(members)
         self._rank = members.index(world.rank)
         self._handles: dict[tuple[int, int, int], int] = {}
         self._installed: dict[str, int] = {}

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import multiring
-from multiring import env
+from multiring import env, topology_file
 from multiring.bootstrap import Place
 from multiring.errors import RendezvousError
 from multiring.exchange import Exchange, Record, spans
 from multiring.net import auth, interfaces, listen, local
 from multiring.net.links import Links
+from multiring.topology import Topology
 
 if TYPE_CHECKING:
     from multiring._native import Engine
@@ -40,16 +41,15 @@ _joins: Counter[str] = Counter()  # init after shutdown must not read what the l
 
 @dataclass(frozen=True)
 class World:
-    """A job that has come together: its engine, and the name of each rank's host (one name, one shared memory).
+    """A job that has come together: its engine, and its topology, in which ranks of one host share memory.
 
-    ``topology`` is the text of rank 0's topology file; ``links`` is None where all ranks share a host.
+    ``links`` is None where all ranks share a host.
     """
 
     rank: int
-    hosts: tuple[str, ...]
+    topology: Topology
     engine: Engine
     links: Links | None
-    topology: str
     settings: env.Settings
     groups: set[int] = field(default_factory=set)
     """The numbers of the communicators that exist."""
@@ -69,16 +69,15 @@ class World:
 
 def join(place: Place, settings: env.Settings) -> World:
     """Meet the other ranks; RendezvousError names who did not come, cannot be reached, or does not fit."""
-    topology = Path(settings.topology).read_text() if settings.topology and place.rank == 0 else ""
     if place.world_size == 1:
-        host = settings.host or socket.gethostname()
-        return World(0, (host,), _engine(place, [host], settings), None, topology, settings)
+        hosts = [settings.host or socket.gethostname()]
+        return World(0, _topology(_topology_text(settings), hosts), _engine(place, hosts, settings), None, settings)
     prefix = f"multiring/{place.job}/{place.generation}/{place.restart}"
     _joins[prefix] += 1
     with place.meet(settings) as meeting, contextlib.ExitStack() as undo:
         key = f"{prefix}/{_joins[prefix]}"
         exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
-        world = _join(place, settings, meeting.secret, exchange, topology, undo)
+        world = _join(place, settings, meeting.secret, exchange, undo)
         undo.pop_all()
         return world
 
@@ -88,7 +87,6 @@ def _join(
     settings: env.Settings,
     secret: bytes | None,
     exchange: Exchange,
-    topology: str,
     undo: contextlib.ExitStack,
 ) -> World:
     with exchange.reporting("arrive"):
@@ -97,6 +95,7 @@ def _join(
         listening, addresses = _listen(settings)
         for sock in listening:
             undo.enter_context(sock)
+        text = _topology_text(settings) if place.rank == 0 else ""
     introduction = {
         "version": multiring.__version__,
         "agreed": {"the number of ranks": str(place.world_size), **env.agreed(settings)},
@@ -105,7 +104,7 @@ def _join(
         "unix": unix_name,
         "addresses": addresses,
     }
-    shared = {"secret": "" if secret else secrets.token_hex(32), "topology": topology}
+    shared = {"secret": "" if secret else secrets.token_hex(32), "topology": text}
     records, shared = exchange.round("arrive", introduction, partial(_agree, shared=shared))
     secret = secret or bytes.fromhex(shared["secret"])
     hello = auth.Hello(auth.LOCAL, place.rank, generation=place.generation, job=place.job)
@@ -117,10 +116,11 @@ def _join(
         attached = local.attach(engine, unix, claimed, secret, hello, exchange.deadline)
         unix.close()
     _, proof = exchange.round("prove", {"attached": attached}, partial(_prove, hosts=[r["host"] for r in records]))
-    hosts = tuple(proof["hosts"])
+    hosts: list[str] = proof["hosts"]
 
     links = None
     with exchange.reporting("connect"):
+        topology = _topology(shared["topology"], hosts)
         if len(set(hosts)) > 1:
             links = _links(hello, secret, listening, records, hosts, engine, settings)
             undo.callback(links.close)
@@ -130,7 +130,16 @@ def _join(
             for sock in listening:
                 sock.close()
     exchange.round("connect", {})
-    return World(place.rank, hosts, engine, links, shared["topology"], settings)
+    return World(place.rank, topology, engine, links, settings)
+
+
+def _topology_text(settings: env.Settings) -> str:
+    return Path(settings.topology).read_text() if settings.topology else ""
+
+
+def _topology(text: str, hosts: Sequence[str]) -> Topology:
+    """What the file says of the hosts that are there; without one, two levels with links as usual."""
+    return topology_file.parse(text).assign(hosts) if text else Topology.of_hosts(hosts)
 
 
 def _engine(place: Place, hosts: list[str], settings: env.Settings) -> Engine:
@@ -220,7 +229,7 @@ def _links(
     secret: bytes,
     listening: list[socket.socket],
     records: list[Record],
-    hosts: tuple[str, ...],
+    hosts: Sequence[str],
     engine: Engine,
     settings: env.Settings,
 ) -> Links:

@@ -8,16 +8,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from multiring import env, rendezvous
+from multiring import env, rendezvous, topology_file
 from multiring.bootstrap import Meeting, Place
 from multiring.errors import RendezvousError
 from multiring.exchange import Exchange, spans
 from multiring.net import auth, local
 from multiring.store import Client, Server
+from multiring.topology import Link, Topology
 
 SECRET = b"0123456789abcdef"
 
@@ -136,7 +138,7 @@ def test_one_host_passes_memory(job: Job) -> None:
     assert not job.errors
     for rank in range(3):
         world, engine = job.worlds[rank], job.engine(rank)
-        assert world.hosts == ("a", "a", "a")
+        assert world.topology.hosts == ("a", "a", "a")
         assert world.links is None
         assert {peer: os.pread(fds[0], 9, 0) for peer, fds in engine.local.items()} == {
             peer: b"%d" % peer for peer in range(3) if peer != rank
@@ -150,7 +152,7 @@ def test_hosts_are_connected(job: Job, hosts: str, streams: int) -> None:
     job.join(size, settings(hosts, streams=streams), None)
     assert not job.errors
     for rank in range(size):
-        assert job.worlds[rank].hosts == tuple(hosts)
+        assert job.worlds[rank].topology.hosts == tuple(hosts)
         assert set(job.engine(rank).local) == {p for p in range(size) if p != rank and hosts[p] == hosts[rank]}
         assert sorted(job.engine(rank).control) == sorted(rendezvous.control_edges(hosts, rank))
         assert not job.engine(rank).tcp  # opened when first needed
@@ -237,7 +239,7 @@ def test_same_name_without_a_common_socket_is_another_host(job: Job, monkeypatch
     """Two machines that call themselves alike: the unix socket of one is not found on the other."""
     monkeypatch.setattr(local, "_exists", lambda name: False)
     job.join(2, settings("aa"))
-    assert job.worlds[0].hosts == job.worlds[1].hosts == ("a", "a#1")
+    assert job.worlds[0].topology.hosts == job.worlds[1].topology.hosts == ("a", "a#1")
     assert list(job.engine(0).control) == [1]
 
 
@@ -308,6 +310,19 @@ def test_a_rank_that_fails_tells_the_others(job: Job) -> None:
     assert "no free port" in str(job.errors[2])
     for rank in (0, 1):
         assert f"rank 2 failed to join: no free port on any address in {port}-{port}" in str(job.errors[rank])
+
+
+def test_topology_file_of_rank_zero_is_everybodys(job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "topology.toml"
+    text = topology_file.text(Topology.flat([1, 1], host_link=Link(1e8, 1e8, 1e-3)))
+    file.write_text(text.replace("host0", "a").replace("host1", "b"))
+    job.join(2, lambda rank: env.Settings(host="ab"[rank], topology=str(file) if rank == 0 else ""))
+    assert not job.errors
+    assert job.worlds[1].topology == job.worlds[0].topology
+    assert job.worlds[1].topology.places[0].link.up == 1e8
+    job.join(2, lambda rank: env.Settings(host="ac"[rank], topology=str(file) if rank == 0 else ""))
+    for rank in range(2):
+        assert "rank 1 is on host 'c'; the topology has only a, b" in str(job.errors[rank])
 
 
 def test_interface_that_does_not_exist(job: Job) -> None:

@@ -1,0 +1,138 @@
+"""Runs a function in real processes, one a rank, with the environment that `multiring run` makes.
+
+The function stands in a module that needs nothing of pytest; what it returns comes back as JSON.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multiring.store import Server
+
+SECRET = b"the secret of a test's job"
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+CALL = """
+import json, sys
+import {module}
+result = {module}.{function}(*json.loads(sys.argv[1]))
+sys.stdout.write("\\nresult " + json.dumps(result) + "\\n")
+"""
+
+
+@dataclass
+class Outcome:
+    """How a rank ended: its exit code (negative: a signal), what it wrote, what the function returned."""
+
+    code: int
+    output: str
+    error: str
+
+    @property
+    def value(self) -> Any:
+        """What the function returned; AssertionError with the rank's output if it did not return."""
+        _, found, value = self.output.rpartition("\nresult ")
+        assert found, f"exit code {self.code}\n{self.output}\n{self.error}"
+        return json.loads(value)
+
+
+class Job:
+    """The processes of a job; `wait` ends it."""
+
+    def __init__(self, server: Server, processes: list[subprocess.Popen[str]]) -> None:
+        self._server = server
+        self.processes = processes
+
+    def line(self, rank: int) -> str:
+        """The next line that a rank writes, such as a sign that it got somewhere."""
+        stream = self.processes[rank].stdout
+        assert stream is not None
+        return stream.readline().strip()
+
+    def signal(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a rank."""
+        self.processes[rank].send_signal(number)
+
+    def wait(self, timeout: float = 60) -> list[Outcome]:
+        """Wait for all ranks; after ``timeout`` seconds those that still run are killed, and it is an error."""
+        deadline = time.monotonic() + timeout
+        outcomes: list[Outcome] = []
+        late = []
+        for rank, process in enumerate(self.processes):
+            try:
+                output, error = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, error = process.communicate()
+                late.append(f"rank {rank} did not end within {timeout:g} s\n{output}\n{error}")
+            outcomes.append(Outcome(process.returncode, output, error))
+        self._server.close()
+        assert not late, "\n".join(late)
+        return outcomes
+
+
+def start(
+    function: Callable[..., Any],
+    size: int,
+    *arguments: Any,
+    hosts: Sequence[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Job:
+    """Start ``size`` ranks of a function; ``hosts[r]`` is the MULTIRING_HOST of rank r.
+
+    Ranks with different hosts reach each other by TCP, as they would on different machines.
+    """
+    server = Server(SECRET, job="test", bind=["127.0.0.1"])
+    module = Path(inspect.getfile(function))
+    processes = []
+    for rank in range(size):
+        reading, writing = os.pipe()
+        os.write(writing, SECRET)
+        os.close(writing)
+        job = {
+            "PYTHONPATH": os.pathsep.join([str(module.parent), str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "error",
+            "OMP_NUM_THREADS": "1",
+            "MULTIRING_RANK": str(rank),
+            "MULTIRING_WORLD_SIZE": str(size),
+            "MULTIRING_STORE": ",".join(server.addresses),
+            "MULTIRING_SECRET_FD": str(reading),
+            "MULTIRING_JOB": "test",
+            "MULTIRING_INIT_TIMEOUT": "30",
+            "MULTIRING_TIMEOUT": "30",
+        }
+        if hosts:
+            job["MULTIRING_HOST"] = hosts[rank]
+        call = CALL.format(module=module.stem, function=function.__name__)
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", call, json.dumps(arguments)],
+                env={**os.environ, **job, **(environment or {})},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=[reading],
+            )
+        )
+        os.close(reading)
+    return Job(server, processes)
+
+
+def run(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 90, **options: Any) -> list[Any]:
+    """What the function returned on each rank; AssertionError with what the ranks wrote unless all ended well."""
+    outcomes = start(function, size, *arguments, **options).wait(timeout)
+    failed = [f"rank {rank}: {o.code}\n{o.output}\n{o.error}" for rank, o in enumerate(outcomes) if o.code != 0]
+    assert not failed, "\n".join(failed)
+    return [outcome.value for outcome in outcomes]

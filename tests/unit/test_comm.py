@@ -1,0 +1,168 @@
+"""A world of one: the interface without a job, and what it says of wrong arguments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multiring as mr
+from multiring.sharding import shard
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[mr.Communicator]:
+    for name in list(os.environ):
+        if name.startswith(("MULTIRING_", "OMPI_", "PMI_", "SLURM_")) or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+    yield mr.init()
+    mr.shutdown()
+
+
+@pytest.mark.usefixtures("alone")
+def test_collectives_of_one() -> None:
+    assert (mr.rank(), mr.world_size(), mr.local_rank(), mr.local_world_size()) == (0, 1, 0, 1)
+    x = np.arange(5.0)
+    for op in ("sum", "avg", "min", "max", "prod"):
+        mr.all_reduce(x, op)
+    mr.broadcast(x)
+    mr.reduce(x)
+    np.testing.assert_array_equal(x, np.arange(5.0))
+    np.testing.assert_array_equal(mr.all_gather(x), [np.arange(5.0)])
+    np.testing.assert_array_equal(mr.reduce_scatter(x), np.arange(5.0))
+    np.testing.assert_array_equal(mr.all_to_all(x), np.arange(5.0))
+    np.testing.assert_array_equal(mr.all_to_all(x, [5]), np.arange(5.0))
+    np.testing.assert_array_equal(mr.gather(x), [np.arange(5.0)])
+    y = np.empty(5)
+    mr.scatter(y, x)
+    np.testing.assert_array_equal(y, x)
+    assert mr.broadcast_object({"a": 1}) == {"a": 1}
+    assert mr.all_gather_object("one") == ["one"]
+    mr.barrier()
+    work = mr.all_reduce(x, async_op=True)
+    assert work.wait(5) is None
+    assert work.done()
+
+
+def test_init_twice_is_one(alone: mr.Communicator) -> None:
+    assert mr.init() is alone
+    assert mr.init(timeout=600) is alone
+    with pytest.raises(ValueError, match=r"initialised with other settings than \{'timeout': 5\}"):
+        mr.init(timeout=5)
+
+
+def test_not_initialised() -> None:
+    assert not mr.is_initialized()
+    with pytest.raises(mr.MultiringError, match=r"call multiring\.init\(\) first"):
+        mr.rank()
+    mr.shutdown()
+
+
+def test_neither_sockets_nor_threads(alone: mr.Communicator) -> None:
+    assert alone.world.links is None
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("multiring")]
+
+
+class Immutable:
+    """Looks like what jax makes."""
+
+    __module__ = "jaxlib._jax"
+
+    def __array__(self) -> np.ndarray[Any, Any]:
+        return np.zeros(3)
+
+
+def read_only() -> np.ndarray[Any, Any]:
+    x = np.zeros(3)
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: mr.all_reduce([1.0, 2.0]), TypeError, "list"),
+        (lambda: mr.all_reduce(Immutable()), TypeError, r"jaxlib\._jax\.Immutable is immutable.*numpy\.array\(x\)"),
+        (lambda: mr.all_reduce(read_only()), ValueError, r"read-only.*x\.copy\(\)"),
+        (lambda: mr.all_reduce(np.zeros((4, 4))[:, 1]), ValueError, r"shape \(4,\), float64\) is not contiguous"),
+        (lambda: mr.all_reduce(np.zeros(3, "U4")), TypeError, "not supported"),
+        (lambda: mr.all_reduce(np.zeros(3), "mean"), ValueError, "op='mean': known are sum, avg"),
+        (lambda: mr.all_reduce(np.zeros(3), "band"), ValueError, "band is not defined for float64"),
+        (lambda: mr.broadcast(np.zeros(3), root=1), ValueError, "root=1: ranks of this communicator are 0 to 0"),
+        (lambda: mr.broadcast(np.zeros(3), root="a"), TypeError, "str"),
+        (lambda: mr.send(np.zeros(3), dst=0), ValueError, "dst=0 is this rank itself"),
+        (lambda: mr.recv(np.zeros(3), src=-1), ValueError, "src=-1: ranks"),
+        (lambda: mr.all_gather(np.zeros(3), out=np.zeros(4)), ValueError, "out is 4 x float64, but 3 x float64 arrive"),
+        (lambda: mr.all_gather(np.zeros(3), out=np.zeros(3, "f4")), ValueError, "3 x float32, but 3 x float64"),
+        (lambda: mr.reduce_scatter(np.float64(3)), ValueError, r"shape \(\) cannot be cut into 1 equal blocks"),
+        (lambda: mr.all_to_all(np.zeros(3), [2]), ValueError, r"splits=\[2\]: 1 numbers of rows that add up to 3"),
+        (lambda: mr.scatter(np.zeros(3)), ValueError, "rank 0 is the root and has to give blocks"),
+        (lambda: mr.new_group([]), ValueError, r"ranks=\[\]: a group has at least one rank"),
+        (lambda: mr.new_group([0, 0]), ValueError, r"ranks=\[0, 0\]: a group has at least one rank, each once"),
+        (lambda: mr.plan(100, "all_reduse"), ValueError, "all_reduse"),
+        (lambda: mr.init(tiemout=3), TypeError, "unknown option 'tiemout'"),
+    ],
+)
+def test_wrong_arguments(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.usefixtures("alone")
+def test_arena() -> None:
+    x = mr.empty((3, 4), "float32")
+    assert (x.shape, x.dtype, x.ctypes.data % 64) == ((3, 4), np.float32, 0)
+    with pytest.raises(mr.ResourceError, match="MULTIRING_ARENA_BYTES"):
+        mr.empty(1 << 40, "int8")
+    assert mr.empty(0).size == 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 6, 100])
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_shards(length: int, size: int) -> None:
+    kept = [shard(length, rank, size, epoch=2, seed=1) for rank in range(size)]
+    assert sorted(np.concatenate(kept)) == list(range(length))
+    padded = [shard(length, rank, size, epoch=2, seed=1, uneven="pad") for rank in range(size)]
+    assert {len(part) for part in padded} == {-(-length // size)}
+    assert set(np.concatenate(padded)) == set(range(length))
+    dropped = [shard(length, rank, size, epoch=2, seed=1, uneven="drop") for rank in range(size)]
+    assert {len(part) for part in dropped} == {length // size}
+    assert len(set(np.concatenate(dropped))) == size * (length // size)
+
+
+def test_shards_depend_on_epoch_and_seed() -> None:
+    one = shard(1000, 0, 2, epoch=0, seed=0)
+    assert (one == shard(1000, 0, 2, epoch=0, seed=0)).all()
+    assert (one != shard(1000, 0, 2, epoch=1, seed=0)).any()
+    assert (one != shard(1000, 0, 2, epoch=0, seed=1)).any()
+    with pytest.raises(ValueError, match="uneven='round': known are keep, pad, drop"):
+        shard(10, 0, 3, uneven="round")
+
+
+def test_import_is_light_and_without_side_effects() -> None:
+    program = """
+import sys, threading
+import multiring
+assert "numpy" not in sys.modules and "asyncio" not in sys.modules, "import multiring loads too much"
+multiring.init
+assert not {"torch", "asyncio", "ifaddr"} & set(sys.modules)
+assert threading.active_count() == 1
+from multiring.plan import Plan
+assert callable(multiring.plan)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=30)
+
+
+def test_every_name_has_a_docstring() -> None:
+    for name in mr.__all__:
+        value = getattr(mr, name)
+        assert name == "__version__" or value.__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'allreduce'"):
+        mr.allreduce  # noqa: B018
