@@ -118,6 +118,7 @@ nb::dict statistics(const Engine& engine) {
         entry["bytes_sent"] = traffic.bytes_sent;
         entry["messages_received"] = traffic.messages_received;
         entry["bytes_received"] = traffic.bytes_received;
+        entry["connections"] = traffic.connections;
         peers[nb::int_(peer)] = entry;
     }
     result["peers"] = peers;
@@ -128,7 +129,7 @@ nb::dict features() {
     nb::dict result;
     result["instruction_set"] = nb::str(instruction_set().data(), instruction_set().size());
     result["compiler"] = __VERSION__;
-    result["transports"] = "shared memory, inproc";
+    result["transports"] = "shared memory, tcp, inproc";
     return result;
 }
 
@@ -202,6 +203,7 @@ void bind_engine(nb::module_& m) {
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)
         .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a)
         .def("attach_inproc", &Engine::attach_in_process, "peer"_a, "engine"_a)
+        .def("attach_tcp", &Engine::attach_tcp, "peer"_a, "sockets"_a)
         .def("attach_control", &Engine::attach_control, "peer"_a, "socket"_a)
         .def("attached", &Engine::attached, "peer"_a)
         .def("communicator", &Engine::add_communicator, "id"_a, "members"_a)

@@ -15,7 +15,6 @@ constexpr auto signal_interval = std::chrono::milliseconds(100);
 constexpr double default_spin = 100e-6, longest_spin = 0.1;     // a spinning caller sees no signals
 constexpr double forever = 1e8;                                 // seconds
 constexpr auto yielding_budget = std::chrono::milliseconds(1);  // of giving the core away before sleeping
-constexpr std::uint64_t doorbell_key = ~std::uint64_t{0};
 
 }  // namespace
 
@@ -32,14 +31,16 @@ Engine::Engine(EngineOptions options)
     machine_ = std::make_unique<Machine>(o.rank, o.world_size, o.generation, arena_, *this);
     doorbell_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
-    if (doorbell_ < 0 || epoll_ < 0) {
+    data_epoll_ = epoll_create1(EPOLL_CLOEXEC);
+    if (doorbell_ < 0 || epoll_ < 0 || data_epoll_ < 0) {
         const int error = errno;
-        if (doorbell_ >= 0) close(doorbell_);
+        for (const int fd : {doorbell_, epoll_, data_epoll_})
+            if (fd >= 0) close(fd);
         throw_resource_error(system_message("cannot create a descriptor to sleep on", error));
     }
     epoll_event event{};
     event.events = EPOLLIN;
-    event.data.u64 = doorbell_key;
+    event.data.u64 = key_of(Watched::doorbell, 0);
     epoll_ctl(epoll_, EPOLL_CTL_ADD, doorbell_, &event);
     Control::Events events;
     events.notice = [this](const Notice& notice) { leave_notice(notice); };
@@ -57,8 +58,7 @@ Engine::Engine(EngineOptions options)
 Engine::~Engine() {
     shutdown(0);
     machine_.reset();
-    close(doorbell_);
-    close(epoll_);
+    for (const int fd : {doorbell_, epoll_, data_epoll_}) close(fd);
 }
 
 std::string Engine::rank_name(int rank) const {
@@ -125,6 +125,24 @@ void Engine::attach_in_process(int peer, Engine& other) {
                                          std::make_unique<PeerArena>(other.arena_), doorbell));
     const std::lock_guard lock(mutex_);
     in_process_peers_.push_back(other.letterbox_);
+}
+
+void Engine::attach_tcp(int peer, std::vector<int> sockets) {
+    check_usable();
+    check_peer(peer);
+    if (sockets.empty()) throw std::invalid_argument("no sockets given for rank " + std::to_string(peer));
+    TcpLink::Events events;
+    events.farewell = [this](int rank) { leave_notice({rank, ErrorKind::error, rank, "", true}); };
+    events.lost = [this](int rank, const std::string& reason) {
+        this->fail({ErrorKind::peer_lost, rank, host(rank), "", -1, rank_name(rank) + " " + reason});
+    };
+    auto link = std::make_unique<TcpLink>(peer, std::move(sockets), options_.generation, *machine_, pool_, data_epoll_,
+                                          epoll_, key_of(Watched::hangup, peer), std::move(events));
+    TcpLink* added = link.get();
+    machine_->attach(std::move(link));
+    const std::lock_guard lock(mutex_);
+    tcp_links_.push_back(added);
+    has_sockets_.store(true, std::memory_order_release);
 }
 
 void Engine::attach_control(int peer, int socket_fd) {
@@ -194,6 +212,7 @@ void Engine::run(Call call, const CheckSignals& check_signals) {
     const Outcome outcome = lane != nullptr ? drive(*lane) : Outcome::out_of_patience;
     if (outcome == Outcome::finished) return;
     if (outcome == Outcome::failed) {
+        machine_->abandon();
         machine_->end(*lane);
         throw EngineError(failure_of(call));
     }
@@ -217,7 +236,8 @@ Engine::Outcome Engine::drive(Lane& lane) try {
             if (!clear) wake_progress();  // a peer does not read: the progress thread sends the rest
             return Outcome::finished;
         }
-        for (Link* link : lane.links()) active |= link->drain();
+        for (Link* link : lane.installed().shared_links) active |= link->drain();
+        if (lane.installed().any_direct) active |= drain_sockets();
         if (failed_.load(std::memory_order_acquire)) return Outcome::failed;
         if (active) {
             spinner.restart();
@@ -229,6 +249,15 @@ Engine::Outcome Engine::drive(Lane& lane) try {
 } catch (const EngineError& error) {
     fail(error.failure);
     return Outcome::failed;
+}
+
+// Take in what has come on the data connections; true if there was anything.
+bool Engine::drain_sockets() {
+    if (!has_sockets_.load(std::memory_order_acquire)) return false;
+    epoll_event events[64];
+    const int count = epoll_wait(data_epoll_, events, 64, 0);
+    for (int i = 0; i < count; ++i) machine_->link(static_cast<int>(events[i].data.u64))->drain();
+    return count > 0;
 }
 
 std::shared_ptr<Work> Engine::start(Call call, void* owner) {
@@ -383,6 +412,10 @@ void Engine::shutdown(double timeout) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
     control_->send_farewell();
+    if (!failed_.load()) {
+        const std::lock_guard lock(mutex_);
+        for (TcpLink* link : tcp_links_) link->send_farewell();
+    }
     std::vector<std::shared_ptr<Letterbox>> in_process;
     {
         const std::lock_guard lock(mutex_);

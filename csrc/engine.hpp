@@ -18,6 +18,8 @@
 #include "control.hpp"
 #include "machine.hpp"
 #include "mailbox.hpp"
+#include "pool.hpp"
+#include "tcp.hpp"
 #include "wait.hpp"
 
 namespace multiring {
@@ -39,6 +41,12 @@ struct Question {
     std::vector<int> ranks;  // the answer
     Event answered;
 };
+
+// What the progress thread's epoll tells of, and whose it is.
+enum class Watched : std::uint64_t { control, doorbell, data, hangup };
+inline std::uint64_t key_of(Watched what, int peer) {
+    return static_cast<std::uint64_t>(what) << 32 | static_cast<std::uint32_t>(peer);
+}
 
 // Where other engines of this process leave notices; outlives the engine.
 struct Letterbox {
@@ -67,6 +75,7 @@ class Engine final : public Surroundings {
 
     void attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd);
     void attach_in_process(int peer, Engine& other);
+    void attach_tcp(int peer, std::vector<int> sockets);
     void attach_control(int peer, int socket_fd);
     bool attached(int peer) const;
 
@@ -105,6 +114,7 @@ class Engine final : public Surroundings {
     void check_usable() const;
     void check_peer(int peer) const;
     void add_link(std::unique_ptr<LocalLink> link);
+    bool drain_sockets();
     void choose_patience();
     Failure failure_of(const Call& call) const;
     Failure timeout_of(const Call& call, const std::vector<int>& ranks) const;
@@ -124,12 +134,15 @@ class Engine final : public Surroundings {
     void take_inbox();
     void sleep();
     void poll_connections(int timeout_ms);
+    void watch_data(bool wanted);
     void check_deadlines();
 
     const EngineOptions options_;
     const std::string no_host_;
     int doorbell_ = -1;
-    int epoll_ = -1;
+    int epoll_ = -1;       // what the progress thread sleeps on
+    int data_epoll_ = -1;  // the data connections; part of epoll_ while the progress thread has work
+    Pool pool_;            // outlives the links
     std::shared_ptr<Arena> arena_;
     std::shared_ptr<Letterbox> letterbox_;
     std::unique_ptr<Machine> machine_;
@@ -137,6 +150,7 @@ class Engine final : public Surroundings {
 
     mutable std::mutex mutex_;  // everything down to the atomics
     std::vector<const LocalLink*> local_links_;
+    std::vector<TcpLink*> tcp_links_;
     std::vector<std::shared_ptr<Letterbox>> in_process_peers_;
     std::optional<Failure> failure_;
     std::vector<bool> departed_;  // by rank: has said farewell
@@ -152,12 +166,14 @@ class Engine final : public Surroundings {
     std::atomic<bool> asleep_{false};
     std::atomic<bool> inbox_{false};  // new_works_, notices_ or questions_ has something
     std::atomic<bool> someone_departed_{false};
+    std::atomic<bool> has_sockets_{false};
     std::atomic<bool> has_owners_{false};
     std::atomic<int> callers_{0};  // threads inside run or wait
 
     // the progress thread's own
     std::vector<std::shared_ptr<Work>> works_;
     Clock::time_point last_poll_{};
+    bool watches_data_ = false;
     std::thread thread_;
 };
 

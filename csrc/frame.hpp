@@ -1,9 +1,15 @@
 // Frame: the 64 bytes that announce anything to a peer. Over TCP a frame is the header that precedes a payload; in
 // shared memory it is a mailbox descriptor that says where the payload lies in the sender's arena.
 //
-//   data      a span: (communicator, number, segment, ordinal) says which, the signature says of what call,
-//             `place` where it lies (shared memory only), `token` what the reader returns when it has read it
-//   release   tokens whose payloads have been read
+//   data      a span: (communicator, number, segment, ordinal) says which, the signature says of what call. Shared
+//   memory:
+//             `place` is where it lies, `token` what the reader returns when it has read it. TCP: `place` is 1 if it
+//             used the eager credit.
+//   release   tokens whose payloads have been read (shared memory)
+//   grant     the receiver of this call takes its segments below `segment`
+//   ask       the sender of this call wants a grant
+//   credit    `count` bytes of eager credit come back (TCP)
+//   notice    a failure, on control connections; farewell: the sender leaves on purpose
 #pragma once
 
 #include <cstdint>

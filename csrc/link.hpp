@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "frame.hpp"
 
@@ -19,10 +20,12 @@ class Link;
 // What links deliver to: the machine.
 class Receiver {
   public:
-    // A data frame whose payload can be read until it is given back.
+    // A frame whose payload, if it has one, can be read until it is given back.
     virtual void deliver(Link& from, const Frame& frame, Payload payload) = 0;
-    // A payload of ours was read; `token` is what we sent with it.
+    // A payload of ours is free again; `token` is what we posted it with.
     virtual void released(int peer, std::uint32_t token) = 0;
+    // What the peer sent makes no sense.
+    virtual void garbage(int peer, const std::string& what) = 0;
 
   protected:
     ~Receiver() = default;
@@ -30,6 +33,7 @@ class Receiver {
 
 struct Traffic {
     std::uint64_t messages_sent = 0, bytes_sent = 0, messages_received = 0, bytes_received = 0;
+    std::uint32_t connections = 0;
 };
 
 class Link {
@@ -39,18 +43,23 @@ class Link {
     Link(const Link&) = delete;
     Link& operator=(const Link&) = delete;
 
-    // Whether the peer reads payloads out of our arena; otherwise they are sent from where they lie.
+    // Whether the peer reads payloads out of our arena; otherwise they are sent from where they lie, and what may be on
+    // its way is bounded by grants and the eager credit.
     virtual bool shares_memory() const = 0;
-    // Hand over a data frame; never blocks. The payload must stay until the frame's token comes back.
+    // Hand over a frame; never blocks. The payload must stay until the frame's token comes back.
     virtual void post(const Frame& frame, const std::byte* payload) = 0;
     // Make sure that the peer, if it sleeps, sees what was posted.
-    virtual void notify() = 0;
+    virtual void notify() {}
+    // Take this many bytes of the eager credit, if there are as many.
+    virtual bool take_credit(std::size_t) { return true; }
     // Take in what has arrived; true if there was anything or another thread is at it.
     virtual bool drain() = 0;
     // The payload was read.
     virtual void give_back(Payload payload, std::size_t bytes) = 0;
     // Send what was held back; true if nothing is left.
     virtual bool flush() = 0;
+    // After this returns no caller's memory is read any more; nothing more is sent.
+    virtual void abandon() {}
     virtual Traffic traffic() const = 0;
 
     const int peer;  // world rank

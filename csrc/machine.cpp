@@ -9,7 +9,9 @@ namespace {
 
 constexpr std::uint32_t most_lanes = 1 << 16;  // a token is a lane and an index, 16 bits each
 constexpr std::uint32_t most_unread = 1 << 16;
-constexpr std::size_t window_bytes = std::size_t{1} << 20;  // of the buffer, in flight in a lane: stays in the cache
+// Of the buffer, in flight in a lane: what stays in the cache, and what keeps a network busy.
+constexpr std::size_t window_bytes = std::size_t{1} << 20, network_window_bytes = std::size_t{4} << 20;
+constexpr std::size_t most_eager_bytes = std::size_t{64} << 10;  // a larger operation waits for grants
 constexpr std::size_t fewest_rows = 2, most_rows = 32;
 // A small arena buffer is copied all the same: that is quicker than to wait until peers have read it.
 constexpr std::size_t fewest_bytes_in_place = std::size_t{32} << 10;
@@ -70,7 +72,8 @@ void Lane::begin(const Call& call) {
 
     const std::size_t bytes = static_cast<std::size_t>(schedule_->blocks) * call.count * itemsize_;
     const std::size_t segment_bytes = static_cast<std::size_t>(schedule_->blocks) * slice_ * itemsize_;
-    std::size_t rows = std::clamp(window_bytes / segment_bytes, fewest_rows, most_rows);
+    const std::size_t window = call.installed->any_direct ? network_window_bytes : window_bytes;
+    std::size_t rows = std::clamp(window / segment_bytes, fewest_rows, most_rows);
     if (schedule_->departure_count != 0)
         rows = std::clamp<std::size_t>(most_unread / schedule_->departure_count, 1, rows);
     rows_in_use_ = static_cast<std::uint32_t>(std::min<std::size_t>(rows, segment_count_));
@@ -83,9 +86,21 @@ void Lane::begin(const Call& call) {
         arrival_capacity_ = arrivals;
     }
     rows_.resize(rows_in_use_);
+    held_.clear();
     base_ = next_ = 0;
     limit_.store(2 * rows_in_use_, std::memory_order_relaxed);
     prepared_ = false;
+    if (call.installed->any_direct) {
+        const std::size_t links = call.installed->links.size();
+        if (links > granted_capacity_) {
+            granted_ = std::make_unique<std::atomic<std::uint32_t>[]>(links);
+            granted_capacity_ = links;
+        }
+        for (std::size_t i = 0; i < links; ++i) granted_[i].store(0, std::memory_order_relaxed);
+        asked_.assign(links, false);
+        announced_ = 0;
+        bulk_ = bytes > most_eager_bytes;
+    }
     active_ = true;
     ended_.reset();
 }
@@ -118,6 +133,10 @@ bool Lane::prepare() {
 
 bool Lane::advance() {
     bool progressed = false;
+    if (call_.installed->any_direct) {
+        announce_window();
+        if (!held_.empty()) progressed |= post_held();
+    }
     if (!prepared_) {
         if (!prepare()) return false;
         progressed = true;
@@ -200,11 +219,7 @@ bool Lane::ready(const Row& row, const Instruction& in) const {
 void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
     const std::byte* data = address(row, in, extent);
     const std::size_t bytes = extent.count * itemsize_;
-    Frame frame;
-    frame.type = FrameType::data;
-    frame.sign(signature_);
-    frame.communicator = call_.installed->communicator->id;
-    frame.number = call_.number;
+    Frame frame = frame_of(FrameType::data);
     frame.segment = row.segment;
     frame.bytes = static_cast<std::uint32_t>(bytes);
     if (call_.installed->send_is_shared[in.send_index]) {
@@ -224,9 +239,53 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
         mark.store(true, std::memory_order_relaxed);
         frame.ordinal = its[i].ordinal;
         frame.token = id_ << 16 | static_cast<std::uint32_t>(&mark - unread_.get());
-        links[i]->post(frame, data);
+        if (links[i]->shares_memory()) {
+            links[i]->post(frame, data);
+        } else {
+            Held message{frame, data, links[i], call_.installed->message_peers[in.first_message + i]};
+            if (!post(message)) held_.push_back(message);
+        }
     }
     for (std::size_t i = 0; i < its.size(); ++i) links[i]->notify();
+}
+
+Frame Lane::frame_of(FrameType type) const {
+    Frame frame;
+    frame.type = type;
+    frame.sign(signature_);
+    frame.communicator = call_.installed->communicator->id;
+    frame.number = call_.number;
+    return frame;
+}
+
+// Send a message to a peer of another host if it is granted or there is credit.
+bool Lane::post(Held& message) {
+    const bool granted = message.frame.segment < granted_[message.peer].load(std::memory_order_acquire);
+    if (!granted && (bulk_ || !message.to->take_credit(message.frame.bytes))) {
+        if (!bulk_ && !asked_[message.peer]) {
+            asked_[message.peer] = true;
+            message.to->post(frame_of(FrameType::ask), nullptr);
+        }
+        return false;
+    }
+    message.frame.place = granted ? 0 : 1;
+    message.to->post(message.frame, message.payload);
+    return true;
+}
+
+bool Lane::post_held() {
+    return std::erase_if(held_, [&](Held& message) { return post(message); }) != 0;
+}
+
+// Let those that send to us know how far they may go, some time before they get there.
+void Lane::announce_window() {
+    if (!bulk_ || announced_ == segment_count_) return;
+    const std::uint32_t end = std::min(segment_count_, base_ + rows_in_use_);
+    if (announced_ != 0 && end != segment_count_ && end - announced_ < (rows_in_use_ + 1) / 2) return;
+    announced_ = end;
+    Frame grant = frame_of(FrameType::grant);
+    grant.segment = end;
+    for (Link* source : call_.installed->direct_sources) source->post(grant, nullptr);
 }
 
 void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) {
@@ -267,7 +326,7 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
 
 bool Lane::flush() {
     bool clear = true;
-    for (Link* link : links()) clear &= link->flush();
+    for (Link* link : call_.installed->links) clear &= link->flush();
     return clear;
 }
 
@@ -277,6 +336,26 @@ void Lane::accept(const Delivery& delivery) {
         machine_.mismatch(delivery, signature_.describe());
         return;
     }
+    if (frame.type == FrameType::data) {
+        accept_data(delivery);
+    } else if (frame.type == FrameType::ask) {
+        Frame grant = frame_of(FrameType::grant);
+        grant.segment = segment_count_;
+        delivery.from->post(grant, nullptr);
+    } else {
+        const auto& links = call_.installed->links;
+        const auto link = std::find(links.begin(), links.end(), delivery.from);
+        if (link == links.end() || !call_.installed->any_direct) {
+            machine_.garbage(delivery.from->peer, "a grant to a rank that sends it nothing");
+            return;
+        }
+        granted_[static_cast<std::size_t>(link - links.begin())].store(frame.segment, std::memory_order_release);
+    }
+    if (driven_by_progress.load(std::memory_order_relaxed)) machine_.surroundings.wake_progress();
+}
+
+void Lane::accept_data(const Delivery& delivery) {
+    const Frame& frame = delivery.frame;
     if (frame.segment >= limit_.load(std::memory_order_acquire) && frame.segment < segment_count_) {
         early_.push_back(delivery);
         has_early_.store(true, std::memory_order_release);
@@ -295,7 +374,6 @@ void Lane::accept(const Delivery& delivery) {
     slot.from = delivery.from;
     slot.token = delivery.payload.token;
     slot.data.store(delivery.payload.data, std::memory_order_release);
-    if (driven_by_progress.load(std::memory_order_relaxed)) machine_.surroundings.wake_progress();
 }
 
 void Lane::take_early() {
@@ -462,19 +540,24 @@ void Machine::resolve(Installed& installed) {
     std::vector<Link*> links, message_links;
     for (const std::uint32_t member : schedule.peers) links.push_back(link_to(member));
     for (const Message& message : schedule.messages) message_links.push_back(link_to(message.member));
+    for (Link* to : links) (to->shares_memory() ? installed.any_shared : installed.any_direct) = true;
+    for (Link* to : links)
+        if (to->shares_memory()) installed.shared_links.push_back(to);
+    for (const Message& message : schedule.messages) {
+        const auto peer = std::lower_bound(schedule.peers.begin(), schedule.peers.end(), message.member);
+        installed.message_peers.push_back(static_cast<std::uint32_t>(peer - schedule.peers.begin()));
+    }
     installed.send_is_shared.assign(schedule.send_count, false);
     installed.send_is_direct.assign(schedule.send_count, false);
-    for (const Instruction& in : schedule.instructions) {
-        if (in.kind != Instruction::Kind::send) continue;
+    auto& sources = installed.direct_sources;
+    for (const Instruction& in : schedule.instructions)
         for (std::uint32_t m = in.first_message; m < in.first_message + in.message_count; ++m) {
-            if (message_links[m]->shares_memory()) {
-                installed.send_is_shared[in.send_index] = true;
-                installed.any_shared = true;
-            } else {
-                installed.send_is_direct[in.send_index] = true;
-            }
+            Link* other = message_links[m];
+            if (in.kind == Instruction::Kind::send)
+                (other->shares_memory() ? installed.send_is_shared : installed.send_is_direct)[in.send_index] = true;
+            else if (!other->shares_memory() && std::find(sources.begin(), sources.end(), other) == sources.end())
+                sources.push_back(other);
         }
-    }
     installed.links = std::move(links);
     installed.message_links = std::move(message_links);
 }
@@ -537,11 +620,17 @@ void Machine::deliver(Link& from, const Frame& frame, Payload payload) {
     Lane& lane = communicator->lane(frame.number);
     if (lane.expects(frame.number))
         lane.accept(delivery);
+    else if (lane.is_past(frame.number) && frame.type != FrameType::data)
+        return;  // a grant of something that was sent on credit
     else if (lane.is_past(frame.number))
         mismatch(delivery, lane.call().number == frame.number ? lane.signature().describe()
                                                               : "something else, which has completed");
     else
         communicator->parked.push_back(delivery);
+}
+
+void Machine::abandon() {
+    for (const auto& link : attached()) link->abandon();
 }
 
 void Machine::released(int peer, std::uint32_t token) {

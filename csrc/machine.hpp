@@ -80,11 +80,14 @@ class Communicator {
 struct Installed {
     std::shared_ptr<Communicator> communicator;
     std::shared_ptr<const Schedule> schedule;
-    std::vector<Link*> links;          // by Schedule::peers; empty until all are attached
-    std::vector<Link*> message_links;  // by Schedule::messages
-    std::vector<bool> send_is_shared;  // by send: some peer reads it from the arena
-    std::vector<bool> send_is_direct;  // by send: some peer is sent it from where it lies
-    bool any_shared = false;
+    std::vector<Link*> links;                  // by Schedule::peers; empty until all are attached
+    std::vector<Link*> message_links;          // by Schedule::messages
+    std::vector<bool> send_is_shared;          // by send: some peer reads it from the arena
+    std::vector<bool> send_is_direct;          // by send: some peer is sent it from where it lies
+    std::vector<Link*> shared_links;           // those that share memory
+    std::vector<Link*> direct_sources;         // those that do not, and that we receive from
+    std::vector<std::uint32_t> message_peers;  // by Schedule::messages: index into `links`
+    bool any_shared = false, any_direct = false;
 };
 
 struct Call {
@@ -116,7 +119,7 @@ class Lane {
     bool advance();
     bool finished() const { return base_ == segment_count_; }
     const Call& call() const { return call_; }  // the current or last one
-    const std::vector<Link*>& links() const { return call_.installed->links; }
+    const Installed& installed() const { return *call_.installed; }
     bool flush();
 
     // The ranks that hold it up, ascending.
@@ -141,6 +144,12 @@ class Lane {
         Link* from = nullptr;
         std::uint32_t token = 0;
     };
+    struct Held {  // a message that waits for a grant
+        Frame frame;
+        const std::byte* payload;
+        Link* to;
+        std::uint32_t peer;
+    };
     using Extent = Layout::Extent;
 
     bool prepare();
@@ -158,6 +167,11 @@ class Lane {
     void send(const Row& row, const Instruction& in, const Extent& extent);
     void receive(const Row& row, const Instruction& in, const Extent& extent);
     void take_early();
+    void accept_data(const Delivery& delivery);
+    bool post(Held& message);  // false if it has to wait
+    bool post_held();
+    void announce_window();
+    Frame frame_of(FrameType type) const;
 
     const Layout& layout(std::uint32_t segment) const {
         return segment + 1 == segment_count_ ? *last_layout_ : *full_layout_;
@@ -201,6 +215,14 @@ class Lane {
     std::vector<Delivery> early_;
     std::vector<const void*> sources_;
 
+    // flow control, where peers do not share memory
+    bool bulk_ = false;            // segments wait for grants; otherwise messages use the eager credit
+    std::uint32_t announced_ = 0;  // segments that we have granted to those that send to us
+    std::unique_ptr<std::atomic<std::uint32_t>[]> granted_;  // by link: segments that it takes
+    std::size_t granted_capacity_ = 0;
+    std::vector<bool> asked_;  // by link
+    std::vector<Held> held_;
+
     // kept from collective to collective
     std::vector<Row> rows_;
     std::unique_ptr<Arrival[]> arrivals_;
@@ -241,7 +263,9 @@ class Machine final : public Receiver {
     void deliver(Link& from, const Frame& frame, Payload payload) override;
     void released(int peer, std::uint32_t token) override;
     void mismatch(const Delivery& delivery, const std::string& ours);
-    void garbage(int peer, const std::string& what);
+    void garbage(int peer, const std::string& what) override;
+    // After this returns no caller's memory is read any more.
+    void abandon();
 
     const int rank;
     const std::uint16_t generation;

@@ -12,7 +12,6 @@ namespace {
 
 constexpr auto connection_interval = std::chrono::milliseconds(1);  // between looks at the connections while busy
 constexpr int longest_sleep_ms = 100, sleep_while_held_back_ms = 1;
-constexpr std::uint64_t doorbell_key = ~std::uint64_t{0};
 
 }  // namespace
 
@@ -100,9 +99,10 @@ bool Engine::advance_works() {
 // True if anything came, or could not be looked at because a caller is at it.
 bool Engine::drain_links() {
     bool active = false;
-    if (!works_.empty())
-        for (const auto& link : machine_->attached()) active |= link->drain();
-    return active;
+    if (works_.empty()) return false;
+    for (const auto& link : machine_->attached())
+        if (link->shares_memory()) active |= link->drain();
+    return drain_sockets() || active;
 }
 
 void Engine::finish(Work& work, std::optional<Failure> failure) {
@@ -119,6 +119,7 @@ void Engine::finish(Work& work, std::optional<Failure> failure) {
 }
 
 void Engine::fail_works() {
+    if (!works_.empty()) machine_->abandon();
     for (const auto& work : works_) finish(*work, failure_of(work->call));
     works_.clear();
 }
@@ -155,6 +156,7 @@ void Engine::sleep() {
     const bool awake = inbox_.load(std::memory_order_acquire) || stopping_.load(std::memory_order_acquire) ||
                        drain_links() || advance_works();
     if (awake) timeout_ms = 0;
+    watch_data(!works_.empty());
     poll_connections(timeout_ms);
     asleep_.store(false, std::memory_order_relaxed);
     __atomic_store_n(&sleeping, 0, __ATOMIC_RELAXED);
@@ -165,13 +167,28 @@ void Engine::poll_connections(int timeout_ms) {
     const int count = epoll_wait(epoll_, events, 16, timeout_ms);
     last_poll_ = Clock::now();
     for (int i = 0; i < count; ++i) {
-        if (events[i].data.u64 == doorbell_key) {
-            std::uint64_t rings;
-            [[maybe_unused]] const auto taken = read(doorbell_, &rings, sizeof rings);
-        } else {
-            control_->read(static_cast<int>(events[i].data.u64));
+        const auto watched = static_cast<Watched>(events[i].data.u64 >> 32);
+        const int peer = static_cast<int>(events[i].data.u64 & 0xffffffff);
+        switch (watched) {
+            case Watched::control: control_->read(peer); break;
+            case Watched::data: drain_sockets(); break;
+            case Watched::hangup: machine_->link(peer)->drain(); break;
+            case Watched::doorbell:
+                std::uint64_t rings;
+                [[maybe_unused]] const auto taken = read(doorbell_, &rings, sizeof rings);
+                break;
         }
     }
+}
+
+// Data connections wake the progress thread only while it has operations to drive: callers read them themselves.
+void Engine::watch_data(bool wanted) {
+    if (wanted == watches_data_ || (wanted && !has_sockets_.load(std::memory_order_acquire))) return;
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = key_of(Watched::data, 0);
+    epoll_ctl(epoll_, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, data_epoll_, &event);
+    watches_data_ = wanted;
 }
 
 }  // namespace multiring

@@ -1,7 +1,8 @@
 """Ranks as processes of one host, joined by bare socket pairs: engines without rendezvous.
 
 ``run(n, program)`` starts n processes that each call ``program(rank)``, a function of ``engine_programs``; what it
-returns comes back as JSON. A process that dies of a signal gives ``None``.
+returns comes back as JSON. A process that dies of a signal gives ``None``. With ``tcp`` the ranks share no memory, as if each
+had a host of its own.
 """
 
 from __future__ import annotations
@@ -22,26 +23,27 @@ HERE = Path(__file__).parent
 
 
 @contextmanager
-def started(n: int, program: str, *arguments: Any) -> Iterator[list[subprocess.Popen[str]]]:
+def started(n: int, program: str, *arguments: Any, tcp: bool = False) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes of n ranks that run a program of ``engine_programs``."""
     with ExitStack() as stack:
-        ends: list[dict[int, socket.socket]] = [{} for _ in range(n)]
+        ends: list[dict[int, list[socket.socket]]] = [{} for _ in range(n)]  # [control, data ...] by rank and peer
         for a, b in combinations(range(n), 2):
-            ends[a][b], ends[b][a] = (stack.enter_context(s) for s in socket.socketpair())
+            pairs = [socket.socketpair(), *([tcp_pair()] if tcp else [])]
+            ends[a][b], ends[b][a] = ([stack.enter_context(s) for s in side] for side in zip(*pairs, strict=True))
         processes = []
         for rank in range(n):
-            fds = {peer: end.fileno() for peer, end in ends[rank].items()}
+            fds = {peer: [end.fileno() for end in mine] for peer, mine in ends[rank].items()}
             command = [sys.executable, __file__, program, str(rank), str(n), json.dumps(fds), json.dumps(arguments)]
             processes.append(
                 subprocess.Popen(
                     command,
                     stdout=subprocess.PIPE,
                     text=True,
-                    pass_fds=list(fds.values()),
+                    pass_fds=[fd for mine in fds.values() for fd in mine],
                     env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent / "unit"), *sys.path])},
                 )
             )
-        for end in (end for mine in ends for end in mine.values()):
+        for end in (end for mine in ends for pair in mine.values() for end in pair):
             end.close()
         try:
             yield processes
@@ -65,15 +67,26 @@ def results(processes: list[subprocess.Popen[str]], timeout: float = 60.0) -> li
     return values
 
 
-def run(n: int, program: str, *arguments: Any) -> list[Any]:
+def run(n: int, program: str, *arguments: Any, tcp: bool = False) -> list[Any]:
     """Run a program of ``engine_programs`` as n ranks to its end."""
-    with started(n, program, *arguments) as processes:
+    with started(n, program, *arguments, tcp=tcp) as processes:
         return results(processes)
 
 
-def connect(engine: Any, rank: int, fds: dict[str, int]) -> None:
-    """Exchange the descriptors of memory and doorbell over each socket pair and attach the peer."""
-    links = {int(peer): socket.socket(fileno=fd) for peer, fd in fds.items()}
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a TCP connection over loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        return near, server.accept()[0]
+
+
+def connect(engine: Any, fds: dict[str, list[int]]) -> None:
+    """Attach the peers: over TCP where there is a connection, else by exchanging memory and doorbell."""
+    for peer, (control, *data) in fds.items():
+        if data:
+            engine.attach_tcp(int(peer), data)
+            engine.attach_control(int(peer), control)
+    links = {int(peer): socket.socket(fileno=control) for peer, (control, *data) in fds.items() if not data}
     own = array.array("i", [engine.memory_fd, engine.doorbell_fd])
     for link in links.values():
         link.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, own)])
@@ -90,7 +103,7 @@ def main() -> None:
 
     program, rank, n, fds, arguments = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *map(json.loads, sys.argv[4:6])
     engine = native.Engine(rank, n, hosts=["here"] * n)
-    connect(engine, rank, fds)
+    connect(engine, fds)
     engine.communicator(0, list(range(n)))
     print(json.dumps(getattr(engine_programs, program)(Rank(engine, rank), n, *arguments)))
     engine.shutdown()

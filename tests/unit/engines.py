@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,13 +127,36 @@ def in_threads(ranks: list[Rank], program: Callable[[Rank], object]) -> list[obj
     return results
 
 
+def connected_sockets(count: int) -> tuple[list[int], list[int]]:
+    """Both ends of TCP connections over loopback, as descriptors."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near, far = [], []
+        for _ in range(count):
+            near.append(socket.create_connection(server.getsockname()).detach())
+            far.append(server.accept()[0].detach())
+    return near, far
+
+
 @contextmanager
-def world(size: int, **options: object) -> Iterator[list[Rank]]:
-    """Engines of all ranks, attached to each other, with communicator 0 over all of them."""
-    hosts = [f"h{rank}" for rank in range(size)]
-    engines = [native.Engine(rank, size, hosts=hosts, inproc=True, **options) for rank in range(size)]
-    for a, b in itertools.permutations(range(size), 2):
-        engines[a].attach_inproc(b, engines[b])
+def world(size: int, hosts: list[int] | None = None, streams: int = 1, **options: object) -> Iterator[list[Rank]]:
+    """Engines of all ranks, attached to each other, with communicator 0 over all of them.
+
+    Ranks of the same host (``hosts[rank]``; all of one by default) are attached in process, others over TCP, with a
+    control connection between the lowest ranks of two hosts.
+    """
+    hosts = hosts or [0] * size
+    names = [f"h{rank}" for rank in range(size)]
+    engines = [native.Engine(rank, size, hosts=names, inproc=True, **options) for rank in range(size)]
+    for a, b in itertools.combinations(range(size), 2):
+        if hosts[a] == hosts[b]:
+            engines[a].attach_inproc(b, engines[b])
+            engines[b].attach_inproc(a, engines[a])
+            continue
+        for end, other, sockets in zip((a, b), (b, a), connected_sockets(streams), strict=True):
+            engines[end].attach_tcp(other, sockets)
+        if hosts.index(hosts[a]) == a and hosts.index(hosts[b]) == b:
+            for end, other, sockets in zip((a, b), (b, a), connected_sockets(1), strict=True):
+                engines[end].attach_control(other, sockets[0])
     for engine in engines:
         engine.communicator(0, list(range(size)))
     try:

@@ -1,0 +1,310 @@
+#include "tcp.hpp"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "errors.hpp"
+
+namespace multiring {
+namespace {
+
+constexpr std::int64_t eager_credit = std::int64_t{1} << 20;  // bytes that a peer takes unasked
+constexpr std::size_t credit_worth_returning = static_cast<std::size_t>(eager_credit) / 4;
+constexpr std::size_t buffer_bytes = std::size_t{32} << 10;
+constexpr std::size_t longest_read = std::size_t{4} << 20;  // before other links get their turn
+constexpr std::size_t largest_payload = std::size_t{1} << 30;
+constexpr std::uint32_t eager_token = 1;  // of a payload that used the credit
+
+}  // namespace
+
+TcpLink::Stream::Stream(int socket) : socket(socket), buffer(std::make_unique<std::byte[]>(buffer_bytes)) {}
+
+TcpLink::Stream::~Stream() {
+    close(socket);
+}
+
+TcpLink::TcpLink(int peer, std::vector<int> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
+                 int data_epoll, int hangup_epoll, std::uint64_t hangup_key, Events events)
+    : Link(peer),
+      receiver_(receiver),
+      pool_(pool),
+      generation_(generation),
+      data_epoll_(data_epoll),
+      hangup_epoll_(hangup_epoll),
+      events_(std::move(events)),
+      credit_(eager_credit) {
+    for (const int socket : sockets) streams_.push_back(std::make_unique<Stream>(socket));
+    for (const int socket : sockets) {
+        fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
+        const int on = 1;
+        setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on a unix socket, which needs none
+        epoll_event data{}, hangup{};
+        data.events = EPOLLIN;
+        data.data.u64 = static_cast<std::uint64_t>(peer);
+        hangup.events = EPOLLRDHUP;
+        hangup.data.u64 = hangup_key;
+        if (epoll_ctl(data_epoll_, EPOLL_CTL_ADD, socket, &data) != 0 ||
+            epoll_ctl(hangup_epoll_, EPOLL_CTL_ADD, socket, &hangup) != 0)
+            throw_resource_error(system_message("cannot watch a connection to rank " + std::to_string(peer), errno));
+    }
+}
+
+TcpLink::~TcpLink() {
+    for (const auto& stream : streams_)
+        if (stream->payload != nullptr) pool_.give_back(stream->payload, stream->frame.bytes);
+}
+
+void TcpLink::close_after_fork() noexcept {
+    for (const auto& stream : streams_) close(stream->socket);
+}
+
+// ---- sending ------------------------------------------------------------------------------------------------------
+
+bool TcpLink::take_credit(std::size_t bytes) {
+    const auto wanted = static_cast<std::int64_t>(bytes + sizeof(Frame));
+    std::int64_t left = credit_.load(std::memory_order_relaxed);
+    while (left >= wanted)
+        if (credit_.compare_exchange_weak(left, left - wanted, std::memory_order_relaxed)) return true;
+    return false;
+}
+
+void TcpLink::post(const Frame& frame, const std::byte* payload) {
+    if (frame.bytes != 0) {
+        messages_sent_.fetch_add(1, std::memory_order_relaxed);
+        bytes_sent_.fetch_add(frame.bytes, std::memory_order_relaxed);
+    }
+    enqueue(stream_of(frame), frame, payload, frame.token);
+}
+
+void TcpLink::enqueue(Stream& stream, const Frame& frame, const std::byte* payload, std::uint32_t token) {
+    const std::lock_guard lock(stream.send_mutex);
+    if (abandoned_.load(std::memory_order_relaxed)) return;
+    stream.queue.push_back({frame, payload, token, 0});
+    if (stream.queue.size() == 1) write(stream);
+}
+
+void TcpLink::write(Stream& stream) {
+    constexpr std::size_t batch = 16;
+    while (!stream.queue.empty()) {
+        iovec parts[2 * batch];
+        std::size_t part_count = 0;
+        for (std::size_t i = 0; i < std::min(batch, stream.queue.size()); ++i) {
+            Outgoing& out = stream.queue[i];
+            if (out.sent < sizeof(Frame))
+                parts[part_count++] = {reinterpret_cast<std::byte*>(&out.frame) + out.sent, sizeof(Frame) - out.sent};
+            const std::size_t payload_sent = out.sent < sizeof(Frame) ? 0 : out.sent - sizeof(Frame);
+            if (payload_sent < out.frame.bytes)
+                parts[part_count++] = {const_cast<std::byte*>(out.payload) + payload_sent,
+                                       out.frame.bytes - payload_sent};
+        }
+        msghdr message{};
+        message.msg_iov = parts;
+        message.msg_iovlen = part_count;
+        const ssize_t n = sendmsg(stream.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0) {
+            if (errno == EINTR) continue;
+            // On an error the receiving side finds the connection closed and says so.
+            watch_for_room(stream, errno == EAGAIN || errno == EWOULDBLOCK);
+            stream.busy.store(true, std::memory_order_relaxed);
+            return;
+        }
+        for (auto left = static_cast<std::size_t>(n); left > 0;) {
+            Outgoing& out = stream.queue.front();
+            const std::size_t step = std::min(left, sizeof(Frame) + out.frame.bytes - out.sent);
+            out.sent += step;
+            left -= step;
+            if (out.sent < sizeof(Frame) + out.frame.bytes) break;
+            const std::uint32_t token = out.token;
+            const bool had_payload = out.frame.bytes != 0;
+            stream.queue.pop_front();
+            if (had_payload) receiver_.released(peer, token);
+        }
+    }
+    stream.busy.store(false, std::memory_order_relaxed);
+    watch_for_room(stream, false);
+}
+
+void TcpLink::watch_for_room(Stream& stream, bool wanted) {
+    if (stream.wants_room == wanted) return;
+    epoll_event event{};
+    event.events = EPOLLIN | (wanted ? static_cast<std::uint32_t>(EPOLLOUT) : 0);
+    event.data.u64 = static_cast<std::uint64_t>(peer);
+    if (epoll_ctl(data_epoll_, EPOLL_CTL_MOD, stream.socket, &event) == 0) stream.wants_room = wanted;
+}
+
+bool TcpLink::flush() {
+    if (const std::uint64_t owed = owed_.exchange(0, std::memory_order_relaxed); owed != 0) {
+        Frame frame;
+        frame.type = FrameType::credit;
+        frame.generation = generation_;
+        frame.count = owed;
+        enqueue(*streams_.front(), frame, nullptr, 0);
+    }
+    bool clear = true;
+    for (const auto& stream : streams_) {
+        if (!stream->busy.load(std::memory_order_relaxed)) continue;
+        const std::lock_guard lock(stream->send_mutex);
+        write(*stream);
+        clear &= stream->queue.empty();
+    }
+    return clear;
+}
+
+void TcpLink::send_farewell() {
+    if (abandoned_.load(std::memory_order_relaxed)) return;  // it would follow half a message
+    Frame frame;
+    frame.type = FrameType::farewell;
+    frame.generation = generation_;
+    for (const auto& stream : streams_) enqueue(*stream, frame, nullptr, 0);
+}
+
+void TcpLink::abandon() {
+    abandoned_.store(true, std::memory_order_relaxed);
+    for (const auto& stream : streams_) {
+        const std::lock_guard lock(stream->send_mutex);
+        stream->queue.clear();
+        stream->busy.store(false, std::memory_order_relaxed);
+    }
+}
+
+// ---- receiving ----------------------------------------------------------------------------------------------------
+
+bool TcpLink::drain() {
+    bool active = false;
+    for (const auto& stream : streams_) {
+        if (stream->busy.load(std::memory_order_relaxed)) {
+            const std::unique_lock lock(stream->send_mutex, std::try_to_lock);
+            if (lock) write(*stream);
+        }
+        const std::unique_lock lock(stream->receive_mutex, std::try_to_lock);
+        active |= lock ? read(*stream) : true;
+    }
+    return active;
+}
+
+bool TcpLink::read(Stream& stream) {
+    std::size_t total = 0;
+    while (!stream.closed && total < longest_read) {
+        const std::size_t got = read_some(stream);
+        if (got == 0) break;
+        total += got;
+        interpret(stream);
+    }
+    return total != 0;
+}
+
+// One system call: the rest of the payload, straight to its place, and what follows it.
+std::size_t TcpLink::read_some(Stream& stream) {
+    iovec parts[2];
+    int part_count = 0;
+    std::size_t missing = 0;
+    if (stream.payload != nullptr) {
+        missing = stream.frame.bytes - stream.received;
+        parts[part_count++] = {stream.payload + stream.received, missing};
+    }
+    parts[part_count++] = {stream.buffer.get() + stream.end, buffer_bytes - stream.end};
+    ssize_t n;
+    do n = readv(stream.socket, parts, part_count);
+    while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+    if (n <= 0) {
+        lose(stream,
+             n == 0 ? "closed its connection" : std::string("lost its connection (") + std::strerror(errno) + ")");
+        return 0;
+    }
+    const auto got = static_cast<std::size_t>(n);
+    stream.received += std::min(got, missing);
+    if (got > missing) stream.end += got - missing;
+    if (stream.payload != nullptr && stream.received == stream.frame.bytes) finish_payload(stream);
+    return got;
+}
+
+void TcpLink::interpret(Stream& stream) {
+    while (!stream.closed && stream.payload == nullptr && stream.end - stream.begin >= sizeof(Frame)) {
+        Frame frame;
+        std::memcpy(static_cast<void*>(&frame), stream.buffer.get() + stream.begin, sizeof frame);
+        stream.begin += sizeof frame;
+        take_frame(stream, frame);
+        if (stream.payload == nullptr) continue;
+        const std::size_t here = std::min<std::size_t>(stream.end - stream.begin, frame.bytes);
+        std::memcpy(stream.payload, stream.buffer.get() + stream.begin, here);
+        stream.begin += here;
+        stream.received = here;
+        if (here == frame.bytes) finish_payload(stream);
+    }
+    // What is left is the beginning of a header.
+    std::memmove(stream.buffer.get(), stream.buffer.get() + stream.begin, stream.end - stream.begin);
+    stream.end -= stream.begin;
+    stream.begin = 0;
+}
+
+void TcpLink::take_frame(Stream& stream, const Frame& frame) {
+    if (frame.generation != generation_ || frame.bytes > largest_payload) {
+        receiver_.garbage(peer, "a header of generation " + std::to_string(frame.generation) + " and " +
+                                    std::to_string(frame.bytes) + " bytes");
+        lose(stream, "sent garbage");
+        return;
+    }
+    switch (frame.type) {
+        case FrameType::data:
+            if (frame.bytes == 0) {
+                receiver_.garbage(peer, "an empty message");
+                lose(stream, "sent garbage");
+                return;
+            }
+            stream.frame = frame;
+            stream.payload = pool_.take(frame.bytes);
+            stream.received = 0;
+            return;
+        case FrameType::grant:
+        case FrameType::ask: receiver_.deliver(*this, frame, {}); return;
+        case FrameType::credit:
+            credit_.fetch_add(static_cast<std::int64_t>(frame.count), std::memory_order_relaxed);
+            return;
+        case FrameType::farewell:
+            stream.farewell = true;
+            if (std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->farewell; }))
+                events_.farewell(peer);
+            return;
+        default:
+            receiver_.garbage(peer, "a frame of type " + std::to_string(static_cast<int>(frame.type)));
+            lose(stream, "sent garbage");
+    }
+}
+
+void TcpLink::finish_payload(Stream& stream) {
+    messages_received_.fetch_add(1, std::memory_order_relaxed);
+    bytes_received_.fetch_add(stream.frame.bytes, std::memory_order_relaxed);
+    const std::byte* payload = std::exchange(stream.payload, nullptr);
+    receiver_.deliver(*this, stream.frame, {payload, static_cast<std::uint32_t>(stream.frame.place)});
+}
+
+void TcpLink::lose(Stream& stream, const std::string& reason) {
+    if (std::exchange(stream.closed, true)) return;
+    epoll_ctl(data_epoll_, EPOLL_CTL_DEL, stream.socket, nullptr);
+    epoll_ctl(hangup_epoll_, EPOLL_CTL_DEL, stream.socket, nullptr);
+    if (!stream.farewell) events_.lost(peer, reason);
+}
+
+void TcpLink::give_back(Payload payload, std::size_t bytes) {
+    pool_.give_back(payload.data, bytes);
+    if (payload.token != eager_token) return;
+    const std::uint64_t owed = owed_.fetch_add(bytes + sizeof(Frame), std::memory_order_relaxed);
+    if (owed + bytes >= credit_worth_returning) flush();
+}
+
+Traffic TcpLink::traffic() const {
+    return {messages_sent_.load(), bytes_sent_.load(), messages_received_.load(), bytes_received_.load(),
+            static_cast<std::uint32_t>(streams_.size())};
+}
+
+}  // namespace multiring

@@ -1,0 +1,105 @@
+// TCP: a rank of another host, over one or several connections.
+//
+// A frame is the header of its payload. Payloads are sent straight from the caller's buffer and received into the pool.
+// The receiver never stops reading, because what may come is bounded before it is sent:
+//
+//   credit   a standing allowance for small operations, so that they wait for nobody. It is returned as their messages
+//   are
+//            consumed.
+//   grant    the receiver has started an operation and takes its segments up to this one. Large operations wait for
+//            it, and so do small ones when the credit is used up: then the sender asks.
+//
+// A granted message is always consumed, so no order of arrival can deadlock.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "link.hpp"
+#include "pool.hpp"
+
+namespace multiring {
+
+class TcpLink final : public Link {
+  public:
+    struct Events {
+        std::function<void(int peer)> farewell;
+        std::function<void(int peer, const std::string& reason)> lost;
+    };
+    // Takes ownership of the sockets. `data_epoll` watches them for data and for room, `hangup_epoll` for their end,
+    // under `hangup_key`.
+    TcpLink(int peer, std::vector<int> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
+            int data_epoll, int hangup_epoll, std::uint64_t hangup_key, Events events);
+    ~TcpLink() override;
+
+    bool shares_memory() const override { return false; }
+    void post(const Frame& frame, const std::byte* payload) override;
+    bool take_credit(std::size_t bytes) override;
+    bool drain() override;
+    void give_back(Payload payload, std::size_t bytes) override;
+    bool flush() override;
+    void abandon() override;
+    Traffic traffic() const override;
+
+    void send_farewell();
+    void close_after_fork() noexcept;
+
+  private:
+    struct Outgoing {
+        Frame frame;
+        const std::byte* payload;
+        std::uint32_t token;
+        std::size_t sent;  // bytes of header and payload together
+    };
+    struct Stream {
+        explicit Stream(int socket);
+        ~Stream();
+
+        const int socket;
+        // sending
+        std::mutex send_mutex;
+        std::deque<Outgoing> queue;
+        bool wants_room = false;  // epoll tells when there is room again
+        std::atomic<bool> busy{false};
+        // receiving
+        std::mutex receive_mutex;
+        std::unique_ptr<std::byte[]> buffer;  // bytes [begin, end) are not interpreted yet
+        std::size_t begin = 0, end = 0;
+        Frame frame;                   // of the payload that is coming in
+        std::byte* payload = nullptr;  // where it goes, nullptr between messages
+        std::size_t received = 0;
+        bool farewell = false, closed = false;
+    };
+
+    void enqueue(Stream& stream, const Frame& frame, const std::byte* payload, std::uint32_t token);
+    void write(Stream& stream);  // as much as the socket takes
+    void watch_for_room(Stream& stream, bool wanted);
+    bool read(Stream& stream);
+    std::size_t read_some(Stream& stream);
+    void interpret(Stream& stream);
+    void take_frame(Stream& stream, const Frame& frame);
+    void finish_payload(Stream& stream);
+    void lose(Stream& stream, const std::string& reason);
+    Stream& stream_of(const Frame& frame) { return *streams_[(frame.segment + frame.ordinal) % streams_.size()]; }
+
+    Receiver& receiver_;
+    Pool& pool_;
+    const std::uint16_t generation_;
+    const int data_epoll_, hangup_epoll_;
+    const Events events_;
+    std::vector<std::unique_ptr<Stream>> streams_;
+    std::atomic<bool> abandoned_{false};
+    std::atomic<std::int64_t> credit_;    // that we may still use
+    std::atomic<std::uint64_t> owed_{0};  // credit to be returned to the peer
+    std::atomic<std::uint64_t> messages_sent_{0}, bytes_sent_{0}, messages_received_{0}, bytes_received_{0};
+};
+
+}  // namespace multiring

@@ -1,0 +1,155 @@
+"""The engine over TCP (loopback), alone and beside memory that is shared: sums, flow control, order of arrival."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from engines import Rank, all_reduce_plan, blocked_plan, in_threads, rooted_plan, two_level_plan, world
+from test_engine import contribution
+
+from multiring.errors import Mismatch, MultiringError, PeerLost
+
+
+def apart(n: int) -> list[int]:
+    """Every rank on a host of its own."""
+    return list(range(n))
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("n", [2, 3, 4, 7])
+def test_all_reduce(n, streams):
+    with world(n, apart(n), streams) as ranks:
+        for method in ["at once", "direct", "ring"] + (["halving"] if n & (n - 1) == 0 else []):
+            for segment_bytes, count in ((64, 0), (64, 1), (64, 2011), (1 << 16, 1000), (1 << 16, 300_007)):
+                plan = all_reduce_plan(n, method, segment_bytes)
+                results = in_threads(ranks, lambda rank, p=plan, c=count: rank.run(p, contribution(rank.rank, c)))
+                expected = sum(contribution(rank, count).astype(np.float64) for rank in range(n))
+                for result in results:
+                    np.testing.assert_array_equal(result, expected, err_msg=f"{method} {segment_bytes} {count}")
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_other_collectives(n):
+    count = 20_001
+    with world(n, apart(n)) as ranks:
+        for segment_bytes in (1024, 1 << 16):
+            plan = blocked_plan("all_to_all", n, segment_bytes)
+            results = in_threads(ranks, lambda rank, p=plan: rank.run(p, contribution(rank.rank, n * count)))
+            for rank, result in enumerate(results):
+                block = slice(rank * count, (rank + 1) * count)
+                sent = [contribution(other, n * count)[block] for other in range(n)]
+                np.testing.assert_array_equal(result, np.concatenate(sent))
+            for method in ("direct", "tree", "ring"):
+                spread = rooted_plan("broadcast", n, n - 1, method, segment_bytes)
+                for result in in_threads(ranks, lambda rank, p=spread: rank.run(p, contribution(rank.rank, count))):
+                    np.testing.assert_array_equal(result, contribution(n - 1, count))
+
+
+@pytest.mark.parametrize("arena", [False, True], ids=["private", "arena"])
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (3, 2), (2, 3)])
+def test_hosts_of_several_ranks(hosts, per_host, arena):
+    n = hosts * per_host
+    with world(n, [rank // per_host for rank in range(n)]) as ranks:
+        for plan in (two_level_plan(hosts, per_host, 4096), all_reduce_plan(n, "direct", 4096)):
+            for count in (3, 1000, 100_003):
+
+                def program(rank: Rank, plan=plan, count=count) -> np.ndarray:
+                    mine = rank.engine.empty(4 * count).view(np.float32) if arena else np.empty(count, np.float32)
+                    mine[:] = contribution(rank.rank, count)
+                    return rank.run(plan, mine)
+
+                expected = sum(contribution(rank, count).astype(np.float64) for rank in range(n))
+                for result in in_threads(ranks, program):
+                    np.testing.assert_array_equal(result, expected)
+
+
+def test_the_order_of_communicators_may_differ():
+    """More small collectives than the credit covers, and large ones, started in opposite orders."""
+    n, small, large = 2, 10_000, 1_000_000
+    with world(n, apart(n)) as ranks:
+        for rank in ranks:
+            rank.engine.communicator(7, list(range(n)))
+        plan = all_reduce_plan(n, "direct", 1 << 16)
+
+        def program(rank: Rank) -> None:
+            order = (0, 7) if rank.rank else (7, 0)
+            shapes = [small] * 100 + [large] * 4
+            arrays = {(c, i): contribution(rank.rank + c + i, m) for c in order for i, m in enumerate(shapes)}
+            works = [rank.start(plan, array, communicator=c) for (c, _), array in arrays.items()]
+            for work in works:
+                work.wait(30)
+            for (c, i), array in arrays.items():
+                expected = sum(contribution(other + c + i, len(array)).astype(np.float64) for other in range(n))
+                np.testing.assert_array_equal(array, expected)
+
+        in_threads(ranks, program)
+
+
+def test_a_rank_that_comes_late_holds_up_nobody_else():
+    """Rank 0's messages for communicator 7 wait for rank 1, while communicator 0 goes on."""
+    n = 2
+    with world(n, apart(n)) as ranks:
+        for rank in ranks:
+            rank.engine.communicator(7, list(range(n)))
+        plan = all_reduce_plan(n, "direct", 1 << 14)
+        waiting = [np.ones(15_000, np.float32) for _ in range(40)]
+        works = [ranks[0].start(plan, array, communicator=7) for array in waiting]
+        for count in (100, 15_000, 500_000):
+            for result in in_threads(ranks, lambda rank, c=count: rank.run(plan, contribution(rank.rank, c))):
+                np.testing.assert_array_equal(result, contribution(0, count) + contribution(1, count))
+        assert not any(work.done() for work in works)
+        for _ in waiting:
+            ranks[1].run(plan, np.ones(15_000, np.float32), communicator=7)
+        for work, array in zip(works, waiting, strict=True):
+            work.wait(20)
+            assert (array == 2).all()
+
+
+def test_bytes_and_connections_are_counted():
+    count = 100_000
+    with world(2, apart(2), streams=2) as ranks:
+        plan = all_reduce_plan(2, "direct", 1 << 16)
+        in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, count)))
+        for rank in ranks:
+            peer = rank.engine.statistics()["peers"][1 - rank.rank]
+            assert peer["bytes_sent"] == peer["bytes_received"] == 4 * count
+            assert peer["connections"] == 2
+
+
+def test_ranks_that_disagree_see_both_sides():
+    with world(2, apart(2)) as ranks:
+        plan = all_reduce_plan(2, "direct")
+
+        def program(rank: Rank) -> MultiringError | None:
+            try:
+                for _ in range(2):
+                    rank.run(plan, np.zeros(100_000 + rank.rank))
+            except MultiringError as error:
+                return error
+            return None
+
+        for error in in_threads(ranks, program):
+            assert isinstance(error, Mismatch)
+            assert "count=100000" in str(error)
+            assert "count=100001" in str(error)
+
+
+@pytest.mark.parametrize("count", [100, 2_000_000])
+def test_a_rank_that_leaves_is_lost_to_those_that_wait_for_it(count):
+    with world(3, apart(3)) as ranks:
+        plan = all_reduce_plan(3, "direct", 1 << 16)
+        leaver = threading.Timer(0.2, ranks[2].engine.shutdown)
+        leaver.start()
+        begin = time.monotonic()
+
+        def program(rank: Rank) -> None:
+            with pytest.raises(PeerLost, match=r"rank 2 \(host h2\) has shut down") as caught:
+                rank.run(plan, np.zeros(count))
+            assert caught.value.rank == 2
+
+        in_threads(ranks[:2], program)
+        leaver.join()
+        assert time.monotonic() - begin < 5
