@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .bound import cut_bound
 from .compose import LEAD, Stage, compose
@@ -18,9 +19,6 @@ from .layout import Layout, arranged, canonical, rooted
 from .plan import COLLECTIVES, Plan
 from .space import Options, grids, options
 from .topology import Topology
-
-_ROOTED = ("broadcast", "reduce")
-
 
 TIE = 1.02
 """Predictions within this factor of the cheapest are ties: the model is not finer, and noise must not choose."""
@@ -78,18 +76,24 @@ def candidates(topology: Topology, collective: str, nbytes: int, root: int = 0) 
         raise ValueError(f"nbytes is {nbytes}; it must be 0 or more")
     if not 0 <= root < topology.world_size:
         raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
-    seen = rooted(topology, root) if collective in _ROOTED else topology
-    order = tuple(rank for place in seen.places for rank in place.ranks())
-    tree = canonical(seen)
-    found: list[Candidate] = []
-    for grid in grids(tree, seen.levels, collective):
-        arrangement = Layout(grid, order, arranged(tree, seen.levels, grid))
-        models = {led: CostModel(arrangement, collective, led) for led in (False, True)}
-        for choice in options(grid, arrangement.shape, collective):
-            led = any(stages[0].mode == LEAD for stages in choice)
-            found += _best(models[led], choice, nbytes)
+    seen = rooted(topology, root) if collective in ("broadcast", "reduce") else topology
+    found = [best for model, choice in _choices(seen, collective) for best in _best(model, choice, nbytes)]
     limit = TIE * min(candidate.prediction.seconds for candidate in found)
     return sorted(found, key=lambda candidate: _preference(candidate.prediction, limit))
+
+
+@lru_cache(maxsize=8)
+def _choices(topology: Topology, collective: str) -> list[tuple[CostModel, Options]]:
+    """What there is to choose from, whatever the size, and the models to predict it with."""
+    order = tuple(rank for place in topology.places for rank in place.ranks())
+    tree = canonical(topology)
+    found = []
+    for grid in grids(tree, topology.levels, collective):
+        arrangement = Layout(grid, order, arranged(tree, topology.levels, grid))
+        models = {led: CostModel(arrangement, collective, led) for led in (False, True)}
+        for choice in options(grid, arrangement.shape, collective):
+            found.append((models[any(stages[0].mode == LEAD for stages in choice)], choice))
+    return found
 
 
 def _preference(prediction: Prediction, limit: float) -> tuple[float, float]:
