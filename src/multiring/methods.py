@@ -262,7 +262,7 @@ def _tree_all_reduce(n: int, i: int) -> list[Step]:
 #
 #   broadcast, 4 members: step 0: 0>1   step 1: 1>2   step 2: 2>3          reduce: 3>2, 2>1, 1>0
 #
-# (n-1) alpha + S beta once the chain is full. Also called pipelined chain; Barnett et al. 1996.
+# (n-1) alpha + S beta once the chain is full. Watts and van de Geijn 1995.
 
 
 def _chain_broadcast(n: int, i: int) -> list[Step]:
