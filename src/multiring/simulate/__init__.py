@@ -1,0 +1,58 @@
+"""Predicting time by executing plans on a topology that need not exist.
+
+::
+
+    calls.py      what is simulated, and what comes out
+    links.py      the links of a topology, and the way from rank to rank
+    flows.py      a clock, and messages that share links
+    exact.py      every rank runs its own schedule
+    rounds.py     what all ranks do in one step, added up by link
+    symmetry.py   links and ranks that cannot be told apart
+    lockstep.py   all ranks take each step together: any number of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..schedule import SEND, schedule
+from ..topology import Topology
+from .calls import Call, Load, Outcome, Speeds
+from .exact import simulate_exactly
+from .lockstep import simulate_in_lockstep
+
+__all__ = ["Call", "Load", "Outcome", "Speeds", "simulate", "simulate_exactly", "simulate_in_lockstep"]
+
+MOST_MESSAGES = 50_000
+"""Messages up to which an irregular cluster is simulated rank by rank: some seconds."""
+
+
+def simulate(topology: Topology, calls: Sequence[Call], speeds: Speeds | None = None) -> Outcome:
+    """Run calls of collectives on a topology, all of them in their order and overlapping where they do.
+
+    Exactly where ranks differ and the cluster is small; else all ranks in lockstep, which is exact where they do
+    not differ and close to it elsewhere.
+    """
+    if not _is_regular(topology) and _messages(calls) <= MOST_MESSAGES:
+        return simulate_exactly(topology, calls, speeds)
+    return simulate_in_lockstep(topology, calls, speeds)
+
+
+def _is_regular(topology: Topology) -> bool:
+    """Whether all places of a level have the same link and hold as many places."""
+    places = topology.places
+    while places:
+        if len({(place.link, len(place.places)) for place in places}) > 1:
+            return False
+        places = tuple(inner for place in places for inner in place.places)
+    return True
+
+
+def _messages(calls: Sequence[Call]) -> int:
+    """About as many as all ranks send, if all send as many as rank 0."""
+    sent = {}
+    for call in calls:
+        if id(call.plan) not in sent:
+            program = schedule(call.plan, 0).instructions
+            sent[id(call.plan)] = sum(len(each.peers) for each in program if each.kind == SEND)
+    return sum(call.plan.world_size * sent[id(call.plan)] * call.segments for call in calls)

@@ -1,0 +1,95 @@
+"""What is simulated, and what comes out: calls of collectives on a topology."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..cost import (
+    FEWEST_SEGMENTS,
+    LOCAL_MESSAGE_SECONDS,
+    MOST_SEGMENTS,
+    SECONDS_PER_REDUCED_BYTE,
+    WINDOW_BYTES,
+    WIRE_MESSAGE_SECONDS,
+)
+from ..plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective with ``nbytes`` (all blocks together), which every rank calls at ``ready`` seconds."""
+
+    plan: Plan
+    nbytes: int
+    ready: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 1 or self.ready < 0:
+            raise ValueError(f"a call has at least one byte and starts at 0 or later, not {self.nbytes}, {self.ready}")
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a segment, all blocks together."""
+        return self.plan.segment_bytes * self.plan.blocks
+
+    @property
+    def segments(self) -> int:
+        """Number of segments."""
+        return -(-self.nbytes // self.segment_bytes)
+
+    def bytes_of(self, segment: int) -> int:
+        """Bytes of a segment: all are full but the last."""
+        return min(self.segment_bytes, self.nbytes - segment * self.segment_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a link carried, and the time that it needs for that alone; ``count`` links did the same."""
+
+    link: str
+    count: int
+    nbytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """When each call had begun and ended on all ranks, and the loads of all links, the busiest first."""
+
+    begun: tuple[float, ...]
+    ended: tuple[float, ...]
+    loads: tuple[Load, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Until the last call ended."""
+        return max(self.ended, default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Seconds a byte reduced, seconds a further message in a step, and what the native engine keeps in flight.
+
+    A rank's thread does one thing at a time. Half of a message's overhead is the sender's, half the receiver's; the
+    latency of a link holds the overhead of one message.
+    """
+
+    gamma: float = SECONDS_PER_REDUCED_BYTE
+    local_overhead: float = LOCAL_MESSAGE_SECONDS
+    wire_overhead: float = WIRE_MESSAGE_SECONDS
+    window_bytes: int = WINDOW_BYTES
+    fewest_segments: int = FEWEST_SEGMENTS
+    most_segments: int = MOST_SEGMENTS
+    lanes: int = 8
+
+    def window(self, segment_bytes: int) -> int:
+        """Segments in flight of one call; ``segment_bytes`` of all blocks together."""
+        return min(max(self.window_bytes // segment_bytes, self.fewest_segments), self.most_segments)
+
+
+def check_world(calls: Sequence[Call], world_size: int) -> None:
+    """ValueError for a plan of another world."""
+    for call in calls:
+        if call.plan.world_size != world_size:
+            raise ValueError(f"plan {call.plan.id} is for {call.plan.world_size} ranks, the topology has {world_size}")

@@ -1,0 +1,76 @@
+"""The links of a topology, numbered, and the way from rank to rank over them."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..topology import Place, Topology
+
+
+class Links:
+    """Every place of a topology has two links: 2p leads out of place p, 2p + 1 into it.
+
+    Places are numbered level by level from the ranks outwards, so that place r is rank r. ``place_of[level][r]`` is
+    the place of rank r in a level.
+    """
+
+    def __init__(self, topology: Topology):
+        self.levels = topology.levels
+        self.world_size = topology.world_size
+        by_level: list[list[Place]] = [[] for _ in self.levels]
+        _gather(topology.places, len(self.levels) - 1, by_level)
+        by_level[0].sort(key=lambda place: place.rank)
+        self._places = [(level, place) for level, places in zip(self.levels, by_level, strict=True) for place in places]
+        self.capacity = [
+            bandwidth for _, place in self._places for bandwidth in (float(place.link.up), float(place.link.down))
+        ]
+        self.latency = np.array([place.link.latency for _, place in self._places])
+        self.place_of: list[NDArray[np.int64]] = []
+        first = 0
+        for places in by_level:
+            numbers = np.empty(self.world_size, np.int64)
+            for number, place in enumerate(places, start=first):
+                numbers[list(place.ranks())] = number
+            self.place_of.append(numbers)
+            first += len(places)
+        self.path = lru_cache(maxsize=None)(self._path)
+
+    def name(self, link: int) -> str:
+        """Whose link it is, and which way: ``host b up``."""
+        level, place = self._places[link // 2]
+        return f"{level} {place.name or link // 2} {'down' if link % 2 else 'up'}"
+
+    def level(self, link: int) -> str:
+        """The level of the place whose link it is."""
+        return self._places[link // 2][0]
+
+    def _path(self, source: int, target: int) -> tuple[int, ...]:
+        """The links that a message passes."""
+        path = []
+        for of in self._place_lists:
+            here, there = of[source], of[target]
+            if here == there:
+                break
+            path += [2 * here, 2 * there + 1]
+        return tuple(path)
+
+    def delay(self, source: int, target: int) -> float:
+        """Latency of the slowest link that a message passes."""
+        return float(max(self.latency[link // 2] for link in self.path(source, target)))
+
+    def are_local(self, source: int, target: int) -> bool:
+        """Whether both ranks are on one host."""
+        return bool(self.place_of[1][source] == self.place_of[1][target])
+
+    @cached_property
+    def _place_lists(self) -> list[list[int]]:
+        return [numbers.tolist() for numbers in self.place_of]
+
+
+def _gather(places: tuple[Place, ...], depth: int, by_level: list[list[Place]]) -> None:
+    by_level[depth] += places
+    for place in places:
+        _gather(place.places, depth - 1, by_level)

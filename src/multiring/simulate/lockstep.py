@@ -1,0 +1,207 @@
+"""All ranks take each step together: for clusters of any size, in which many ranks do the same.
+
+A segment passes through the rounds of its plan: the ranks hand over their messages, these share the links with those of
+other segments and calls, arrive a latency later, and are reduced. Links and ranks that look alike are simulated
+once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+
+import numpy as np
+
+from ..topology import Topology
+from .calls import Call, Load, Outcome, Speeds, check_world
+from .flows import Connection, Simulation, Use
+from .links import Links
+from .rounds import Round, rounds
+from .symmetry import Classes
+
+MOST_STEPS = 100_000
+"""Steps of all segments together; beyond, steps of long rings are taken several at a time."""
+
+
+def simulate_in_lockstep(topology: Topology, calls: Sequence[Call], speeds: Speeds | None = None) -> Outcome:
+    """Run the calls; they start in their order, at most ``speeds.lanes`` at a time."""
+    check_world(calls, topology.world_size)
+    return _Lockstep(Links(topology), calls, speeds or Speeds()).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the ranks of a class do in a stride: seconds before and after, and the part that they reduce."""
+
+    ranks: int
+    before: float
+    after: float
+    reduced: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Stride:
+    """A step of a segment, or several at a time; ``message`` is a part of its bytes."""
+
+    steps: float
+    connection: Connection
+    use: Use
+    message: float
+    latency: float
+    slack: float
+    slack_per_byte: float
+    work: tuple[_Work, ...]
+
+
+@dataclass(slots=True)
+class _Row:
+    """A segment in flight."""
+
+    call: int
+    nbytes: int
+    number: int = 0
+
+
+class _Lockstep:
+    def __init__(self, links: Links, calls: Sequence[Call], speeds: Speeds):
+        self._links = links
+        self._calls = calls
+        self._speeds = speeds
+        plans = {id(call.plan): call.plan for call in calls}
+        found = {key: list(rounds(plan, links, speeds)) for key, plan in plans.items()}
+        everything = [each for several in found.values() for each in several]
+        self._link_classes, self._rank_classes = _classes(links, everything)
+        steps = {key: sum(each.times for each in several) for key, several in found.items()}
+        self._at_once = max(1.0, sum(call.segments * steps[id(call.plan)] for call in calls) / MOST_STEPS)
+        self._connections: defaultdict[Hashable, Connection] = defaultdict(Connection)
+        self._strides = {
+            key: [stride for each in several for stride in self._cut(each)] for key, several in found.items()
+        }
+        self._simulation = Simulation([links.capacity[link] for link in self._link_classes.first])
+        self._free_at = [0.0] * len(self._rank_classes.first)
+        self._begun = [0] * len(calls)
+        self._flying: list[deque[_Row]] = [deque() for _ in calls]
+        self._times = [(0.0, 0.0)] * len(calls)
+
+    def run(self) -> Outcome:
+        for number in range(min(self._speeds.lanes, len(self._calls))):
+            self._begin_when_ready(number)
+        self._simulation.run()
+        begun, ended = zip(*self._times, strict=True) if self._times else ((), ())
+        return Outcome(begun, ended, self._loads())
+
+    def _cut(self, each: Round) -> list[_Stride]:
+        """A round as strides of ``_at_once`` steps."""
+        count = ceil(each.times / self._at_once)
+        flows = each.flows[self._link_classes.first]
+        amounts = np.stack([each.before, each.after, each.reduced])[:, self._rank_classes.first]
+        work = (_Work(ranks, *does) for ranks, does in enumerate(amounts.T.tolist()) if any(does))
+        use = Use(tuple((link, times) for link, times in enumerate(flows.tolist()) if times))
+        stride = _Stride(
+            each.times / count,
+            self._connections[each.pairs],
+            use,
+            each.message,
+            each.latency,
+            each.slack,
+            each.slack_per_byte,
+            tuple(work),
+        )
+        return [stride] * count
+
+    def _begin_when_ready(self, number: int) -> None:
+        now = self._simulation.now
+        self._simulation.at(max(now, self._calls[number].ready), partial(self._begin, number))
+
+    def _begin(self, number: int) -> None:
+        now = self._simulation.now
+        self._times[number] = (now, now)
+        if self._strides[id(self._calls[number].plan)]:
+            self._fill_window(number)
+        else:
+            self._end(number)
+
+    def _fill_window(self, number: int) -> None:
+        call, flying = self._calls[number], self._flying[number]
+        window = self._speeds.window(call.segment_bytes)
+        while len(flying) < window and self._begun[number] < call.segments:
+            row = _Row(number, call.bytes_of(self._begun[number]))
+            self._begun[number] += 1
+            flying.append(row)
+            self._step(row)
+
+    def _step(self, row: _Row) -> None:
+        """Hand over the messages of the next stride."""
+        stride = self._strides[id(self._calls[row.call].plan)][row.number]
+        slack = (stride.slack + stride.slack_per_byte * stride.message * row.nbytes) * stride.steps
+        seconds = [(work.ranks, work.before * stride.steps) for work in stride.work]
+        slack, ready_at = self._work(seconds, slack)
+        self._simulation.at(ready_at, partial(self._send, row, stride, slack))
+
+    def _send(self, row: _Row, stride: _Stride, slack: float) -> None:
+        latency = stride.latency * stride.steps
+        arrived = partial(self._take, row, stride, max(0.0, slack - latency))
+        nbytes = stride.message * row.nbytes * stride.steps
+        self._simulation.send(stride.connection, stride.use, nbytes, max(0.0, latency - slack), arrived)
+
+    def _take(self, row: _Row, stride: _Stride, slack: float) -> None:
+        gamma = self._speeds.gamma * row.nbytes
+        seconds = [(work.ranks, (work.after + gamma * work.reduced) * stride.steps) for work in stride.work]
+        _, ready_at = self._work(seconds, slack)
+        self._simulation.at(ready_at, partial(self._go_on, row))
+
+    def _go_on(self, row: _Row) -> None:
+        row.number += 1
+        if row.number < len(self._strides[id(self._calls[row.call].plan)]):
+            self._step(row)
+        else:
+            self._finish(row)
+
+    def _work(self, seconds: Sequence[tuple[int, float]], slack: float) -> tuple[float, float]:
+        """Occupy the threads of some classes of ranks: the slack that is left, and when all have done their part."""
+        now = ready_at = self._simulation.now
+        longest = 0.0
+        for ranks, duration in seconds:
+            longest = max(longest, duration)
+            if duration > slack:
+                self._free_at[ranks] = max(self._free_at[ranks], now) + duration - slack
+                ready_at = max(ready_at, self._free_at[ranks])
+        return max(0.0, slack - longest), ready_at
+
+    def _finish(self, row: _Row) -> None:
+        number = row.call
+        flying = self._flying[number]
+        while flying and flying[0].number == len(self._strides[id(self._calls[number].plan)]):
+            flying.popleft()
+        self._fill_window(number)
+        if not flying:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        self._times[number] = (self._times[number][0], self._simulation.now)
+        following = number + self._speeds.lanes
+        if following < len(self._calls):
+            self._begin_when_ready(following)
+
+    def _loads(self) -> tuple[Load, ...]:
+        loads = [
+            Load(self._links.name(link), count, nbytes, nbytes / self._links.capacity[link])
+            for link, count, nbytes in zip(
+                self._link_classes.first, self._link_classes.count, self._simulation.carried, strict=True
+            )
+            if nbytes
+        ]
+        return tuple(sorted(loads, key=lambda load: -load.seconds))
+
+
+def _classes(links: Links, everything: Sequence[Round]) -> tuple[Classes, Classes]:
+    """Links and ranks that do the same in all rounds."""
+    of_links, of_ranks = Classes(links.capacity), Classes([0.0] * links.world_size)
+    for each in everything:
+        of_links.refine(each.flows)
+        for values in (each.before, each.after, each.reduced):
+            of_ranks.refine(values)
+    return of_links, of_ranks

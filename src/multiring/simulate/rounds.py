@@ -1,0 +1,267 @@
+"""What all ranks do in one step of a phase: the messages of all its rings together, added up by link.
+
+Where a plan is the same for many ranks, so are these sums, and one link stands for all that look alike
+(``symmetry.py``). Amounts are parts of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..methods import Reduce, steps
+from ..plan import Phase, Plan, Ring
+from .calls import Speeds
+from .links import Links
+
+Floats = NDArray[np.float64]
+Ranks = NDArray[np.int64]
+
+_ROUNDING = 1e-9
+"""Part of a message below which a link carries nothing: what rounding leaves."""
+
+_ALL_PAIRS = ("reduce_scatter", "all_gather", "all_reduce", "all_to_all")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """A step that all ranks take ``times`` times, one after the other.
+
+    ``message`` is the largest message and ``flows[link]`` how many messages of that size the link carries.
+    ``latency`` is the time from the last byte sent to the message's arrival. Of each rank: seconds spent on its
+    messages before and after, and the part that it reduces.
+
+    Around a ring whose hops differ, a share waits at the slow hops and makes up for it at the others: its next
+    step follows ``slack`` seconds, and ``slack_per_byte`` of the message, sooner.
+    """
+
+    times: int
+    pairs: Hashable
+    message: float
+    flows: Floats
+    latency: float
+    slack: float
+    slack_per_byte: float
+    before: Floats
+    after: Floats
+    reduced: Floats
+
+
+def rounds(plan: Plan, links: Links, speeds: Speeds) -> Iterator[Round]:
+    """The rounds of a plan, in order."""
+    for phase in plan.phases:
+        rings = [_Rings(phase, ring, units) for ring, units in _placed(phase, plan.world_size)]
+        ends = sorted({end for ring in rings for end in ring.ends})
+        begin = 0
+        for end in ends:
+            running = [(ring, ring.at(begin)) for ring in rings if begin < ring.ends[-1]]
+            yield _Sum(links, speeds, running).round(end - begin)
+            begin = end
+
+
+def _placed(phase: Phase, world_size: int) -> Iterator[tuple[Ring, Ranks]]:
+    """Each ring of a pattern with the ranks of all units that it stands over."""
+    for pattern, units in phase.tiles():
+        places = np.arange(world_size)[None, :] if units is None else np.array(units, np.int64)
+        for ring in pattern:
+            yield ring, places[:, list(ring.members)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Messages from ``sources`` to ``targets`` (positions), each with its part of the ring's spans."""
+
+    sources: Ranks
+    targets: Ranks
+    parts: Floats
+    circular: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Everyone:
+    """Messages from everybody to everybody: from i to j, ``sent[i] * taken[j]`` of the ring's spans."""
+
+    sent: Floats
+    taken: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of a ring, ``times`` times: its messages, and the part of the spans that each member reduces."""
+
+    times: int
+    messages: _Pairs | _Everyone
+    reduced: Floats
+
+
+class _Rings:
+    """One ring over many units: ``members[u, i]`` is the rank at position i in unit u."""
+
+    def __init__(self, phase: Phase, ring: Ring, members: Ranks):
+        self.members = members
+        self.part = float(sum(span.hi - span.lo for span in ring.spans))
+        self._steps = _steps(phase.kind, phase.method, ring.shares or (1,) * len(ring.members))
+        self.ends = list(accumulate(step.times for step in self._steps))
+
+    def at(self, number: int) -> _Step:
+        return next(step for step, end in zip(self._steps, self.ends, strict=True) if number < end)
+
+
+@lru_cache(maxsize=256)
+def _steps(kind: str, method: str, weights: tuple[int, ...]) -> tuple[_Step, ...]:
+    size = len(weights)
+    shares = np.array(weights) / sum(weights)
+    ones = np.ones(size)
+    if method == "ring" and kind in ("reduce_scatter", "all_gather"):
+        around = np.arange(size)
+        pairs = _Pairs(around, (around + 1) % size, shares, circular=True)
+        return (_Step(size - 1, pairs, shares if kind == "reduce_scatter" else 0 * shares),)
+    if method == "direct" and kind in _ALL_PAIRS and size > 2:
+        sent = shares if kind == "all_gather" else ones
+        taken = {"reduce_scatter": shares, "all_to_all": shares}.get(kind, ones)
+        reduced = {"reduce_scatter": shares, "all_reduce": ones}.get(kind, 0 * ones)
+        return (_Step(1, _Everyone(sent, taken), (size - 1) * reduced),)
+    return _listed(kind, method, size, shares)
+
+
+def _listed(kind: str, method: str, size: int, shares: Floats) -> tuple[_Step, ...]:
+    """Any method, message by message."""
+    programs = [steps(kind, method, size, position) for position in range(size)]
+    ends = np.concatenate(([0.0], np.cumsum(shares)))
+    result = []
+    for together in zip(*programs, strict=True):
+        messages = [
+            (position, peer, ends[send.shares.stop] - ends[send.shares.start])
+            for position, step in enumerate(together)
+            for send in step.sends
+            for peer in send.peers
+        ]
+        reduced = np.zeros(size)
+        for position, step in enumerate(together):
+            for wait in step.waits:
+                if isinstance(wait, Reduce):
+                    part = ends[wait.shares.stop] - ends[wait.shares.start]
+                    reduced[position] += part * (len(wait.peers) - 1)
+        sources, targets, parts = (np.array(column) for column in zip(*messages, strict=True))
+        result.append(_Step(1, _Pairs(sources, targets, parts), reduced))
+    return tuple(result)
+
+
+class _Sum:
+    """The sum over the rings that run side by side."""
+
+    def __init__(self, links: Links, speeds: Speeds, running: Sequence[tuple[_Rings, _Step]]):
+        self._links = links
+        self._speeds = speeds
+        self._bytes = np.zeros(len(links.capacity))
+        self._before, self._after, self._reduced = (np.zeros(links.world_size) for _ in range(3))
+        self._message = self._latency = 0.0
+        self._circles: list[Ranks] = []
+        self._pairs: list[Hashable] = []
+        for rings, step in running:
+            np.add.at(self._reduced, rings.members, np.broadcast_to(rings.part * step.reduced, rings.members.shape))
+            if isinstance(step.messages, _Pairs):
+                self._add_pairs(rings, step.messages)
+            else:
+                self._add_everyone(rings, step.messages)
+
+    def round(self, times: int) -> Round:
+        flows = self._bytes / self._message
+        flows[flows < _ROUNDING] = 0.0
+        return Round(
+            times,
+            tuple(self._pairs),
+            self._message,
+            flows,
+            self._latency,
+            min((_excess(self._before[circle], self._after[circle]) for circle in self._circles), default=0.0),
+            min((_excess(self._seconds(circle, flows)) for circle in self._circles), default=0.0),
+            self._before,
+            self._after,
+            self._reduced,
+        )
+
+    def _add_pairs(self, rings: _Rings, pairs: _Pairs) -> None:
+        sources, targets = rings.members[:, pairs.sources], rings.members[:, pairs.targets]
+        parts = np.broadcast_to(rings.part * pairs.parts, sources.shape)
+        latency = np.zeros(sources.shape)
+        for places in self._links.place_of:
+            here, there = places[sources], places[targets]
+            crosses = here != there
+            self._add_bytes(2 * here[crosses], parts[crosses])
+            self._add_bytes(2 * there[crosses] + 1, parts[crosses])
+            slower = np.maximum(self._links.latency[here], self._links.latency[there])
+            latency = np.where(crosses, np.maximum(latency, slower), latency)
+        overhead = self._overhead(self._links.place_of[1][sources] == self._links.place_of[1][targets])
+        np.add.at(self._before, sources, overhead / 2)
+        np.add.at(self._after, targets, overhead / 2)
+        latency = np.maximum(latency - overhead, 0.0)
+        if pairs.circular:
+            latency = latency.mean(axis=1)
+            self._circles.append(rings.members)
+        self._latency = max(self._latency, float(latency.max()))
+        self._message = max(self._message, float(parts.max()))
+        self._pairs.append((sources.tobytes(), targets.tobytes()))
+
+    def _add_everyone(self, rings: _Rings, everyone: _Everyone) -> None:
+        members = rings.members
+        sent, taken = (np.broadcast_to(amount, members.shape) for amount in (everyone.sent, everyone.taken))
+        sent_by_all, taken_by_all = everyone.sent.sum(), everyone.taken.sum()
+        latency = 0.0
+        for places in self._links.place_of:
+            groups, index = _groups(places[members])
+            out = np.bincount(index.ravel(), weights=sent.ravel())
+            in_ = np.bincount(index.ravel(), weights=taken.ravel())
+            self._add_bytes(2 * groups, rings.part * out * (taken_by_all - in_))
+            self._add_bytes(2 * groups + 1, rings.part * in_ * (sent_by_all - out))
+            if len(groups) > len(members):
+                latency = max(latency, float(self._links.latency[groups].max()))
+        is_local = self._add_overheads(members, sent > 0, taken > 0)
+        self._latency = max(self._latency, latency - float(self._overhead(np.array(is_local))), 0.0)
+        self._message = max(self._message, float(rings.part * everyone.sent.max() * everyone.taken.max()))
+        self._pairs.append(("everyone", members.tobytes()))
+
+    def _add_overheads(self, members: Ranks, sends: NDArray[np.bool_], takes: NDArray[np.bool_]) -> bool:
+        """Of messages from all that send to all that take; whether all are local."""
+        groups, index = _groups(self._links.place_of[1][members])
+        for does, others, sums in ((sends, takes, self._before), (takes, sends, self._after)):
+            local = np.bincount(index.ravel(), weights=others.ravel())[index] - others
+            wire = others.sum(axis=1, keepdims=True) - others - local
+            seconds = (local * self._speeds.local_overhead + wire * self._speeds.wire_overhead) / 2
+            np.add.at(sums, members, np.where(does, seconds, 0.0))
+        return len(groups) == len(members)
+
+    def _overhead(self, local: NDArray[np.bool_]) -> Floats:
+        return np.where(local, self._speeds.local_overhead, self._speeds.wire_overhead)
+
+    def _add_bytes(self, links: Ranks, nbytes: Floats) -> None:
+        self._bytes += np.bincount(links, weights=nbytes, minlength=len(self._bytes))
+
+    def _seconds(self, circle: Ranks, flows: Floats) -> Floats:
+        """Of each hop of a ring, the seconds a byte that it takes alone."""
+        after = np.roll(circle, -1, axis=1)
+        busy = flows / np.array(self._links.capacity)
+        seconds = np.zeros(circle.shape)
+        for places in self._links.place_of:
+            here, there = places[circle], places[after]
+            slower = np.maximum(busy[2 * here], busy[2 * there + 1])
+            seconds = np.where(here != there, np.maximum(seconds, slower), seconds)
+        return seconds
+
+
+def _excess(*values: Floats) -> float:
+    """How much the sum of the largest of each in a ring exceeds the sum of the means; the least of all rings."""
+    return float(min(sum(each.max(axis=1) - each.mean(axis=1) for each in values)))
+
+
+def _groups(places: Ranks) -> tuple[Ranks, Ranks]:
+    """The place of each group of equal numbers in a row, and the group of each entry."""
+    units, width = places.shape
+    several = int(places.max()) + 1
+    keys, index = np.unique(np.arange(units)[:, None] * several + places, return_inverse=True)
+    return keys % several, index.reshape(units, width)
