@@ -184,6 +184,14 @@ def _link_text(place: Place) -> str:
     return f'{rates}, latency = "{_in_units(place.link.latency, _TIME_UNITS)}"'
 
 
+def describe(place: Place) -> str:
+    """The link of a place in a line, as people read it."""
+    up, down = (_in_units(rate / place.cards, _RATE_UNITS) for rate in (place.link.up, place.link.down))
+    rates = up if up == down else f"{up} up, {down} down"
+    cards = f"{place.cards} cards of " if place.cards > 1 else ""
+    return f"{cards}{rates}, {_in_units(place.link.latency, _TIME_UNITS)}"
+
+
 def _in_units(value: float, units: Mapping[str, Fraction]) -> str:
     """A value to three digits, in the largest unit in which it is at least 1; rates in bits."""
     sizes = sorted((size, unit) for unit, size in units.items() if "B" not in unit)

@@ -102,6 +102,37 @@ class ThroughTorch:
         self._dist.destroy_process_group()
 
 
+class ThroughMPI:
+    """The MPI whose launcher started the job, through mpi4py."""
+
+    buffers: tuple[str, ...] = BUFFERS[:1]
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self._world = MPI, MPI.COMM_WORLD
+        self.rank, self.world_size = self._world.rank, self._world.size
+
+    def buffer(self, count: int, kind: str) -> tuple[Any, NDArray[np.float32]]:
+        array = np.empty(count, np.float32)
+        return array, array
+
+    def all_reduce(self, buffer: Any) -> None:
+        self._world.Allreduce(self._mpi.IN_PLACE, buffer)
+
+    def maximum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        self._world.Allreduce(self._mpi.IN_PLACE, values, self._mpi.MAX)
+        return values
+
+    def barrier(self) -> None:
+        self._world.Barrier()
+
+    def close(self) -> None:
+        """MPI ends with the process."""
+
+
 def join(library: str, api: Api) -> Contestant:
-    """Join the job as a rank of ``library``."""
+    """Join the job as a rank of ``library``: multiring, openmpi, or a backend of torch.distributed."""
+    if library == "openmpi":
+        return ThroughMPI()
     return ThroughNumPy() if library == "multiring" and api is Api.numpy else ThroughTorch(library)

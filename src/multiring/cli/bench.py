@@ -6,19 +6,16 @@ import json
 import shlex
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import track
 
 from multiring.bench import DEFAULT_SIZES, parse_sizes, report
 from multiring.bench.contestants import PEERS, Api
-from multiring.bench.measure import Figure
+from multiring.bench.launches import alternate
 
 
 def register(app: typer.Typer) -> None:
@@ -55,7 +52,12 @@ def bench(
     named = list(filter(None, peers.split(",")))
     api = api or (Api.torch if named else Api.numpy)
     options = ["--sizes", sizes, "--api", api.value, "--seconds", str(seconds)]
-    figures = _alternate(["multiring", *named], ranks, launches, options)
+    # The same launcher whatever the library, so that all are bound to the same cores.
+    launcher = [sys.executable, "-m", "multiring", "run", "-n", str(ranks)]
+    try:
+        figures = alternate(["multiring", *named], launches, lambda library, program: [*launcher, *program], options)
+    except subprocess.CalledProcessError as error:
+        raise typer.Exit(error.returncode) from None
     rows = report.summarise(figures.pop("multiring"), figures, ranks)
     title = f"all_reduce, {ranks} ranks on one host, float32, through {api.value}, median of {launches} launches"
     Console().print(report.table(rows, title))
@@ -63,23 +65,3 @@ def bench(
         command = shlex.join(["multiring", *sys.argv[1:]])
         record = {"command": command, **report.conditions(), "rows": [asdict(row) for row in rows]}
         json_file.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _alternate(libraries: Sequence[str], ranks: int, launches: int, options: list[str]) -> dict[str, report.Launches]:
-    """The figures of each library's launches; they take turns, so that each meets the same moods of the machine."""
-    figures: dict[str, list[list[Figure]]] = {library: [] for library in libraries}
-    for _ in track(range(launches), "launches", console=Console(stderr=True), transient=True):
-        for library, done in figures.items():
-            done.append(_launch(ranks, ["--library", library, *options]))
-    return dict(figures)
-
-
-def _launch(ranks: int, options: list[str]) -> list[Figure]:
-    """One launch, by the same launcher whatever the library, so that all are bound to the same cores."""
-    with tempfile.TemporaryDirectory() as directory:
-        result = Path(directory, "figures.json")
-        command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "-m", "multiring.bench"]
-        code = subprocess.run([*command, *options, "--json", result]).returncode
-        if code != 0:
-            raise typer.Exit(code)  # the launcher has said why
-        return [Figure(**figure) for figure in json.loads(result.read_text())]

@@ -14,7 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from multiring.lab.cluster import Cluster, Host, LabError
+from multiring import topology_file
+from multiring.lab.cluster import TOPOLOGY, Cluster, Host, LabError
 from multiring.lab.directory import LABS, clear, lock
 from multiring.lab.network import FABRIC, FORWARDER_SECONDS, Network, design, tap_names, wiring
 from multiring.topology import Topology
@@ -61,6 +62,7 @@ def up(
     keeper = None
     try:
         (directory / "hosts").write_text(_hosts_file(network))
+        (directory / TOPOLOGY).write_text(topology_file.text(topology))
         keeper = _start_keeper(directory, locked)
         namespaces = _ask(keeper, network, directory / "log")
         _wire(network, keeper.pid, namespaces, congestion)
@@ -83,8 +85,12 @@ def up(
 
 
 def _hosts_file(network: Network) -> str:
-    named = (f"{host.addresses[0]} {host.name}\n" for host in network.hosts)
-    return "".join(["127.0.0.1 localhost\n", "::1 localhost\n", *named])
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    for host in network.hosts:
+        lines.append(f"{host.addresses[0]} {host.name}")
+        # Who takes connections over IPv6 sockets, as torch does, looks up such an address for its messages.
+        lines.append(f"::ffff:{host.addresses[0]} {host.name}.lab")
+    return "\n".join(lines) + "\n"
 
 
 def _claim(name: str) -> tuple[Path, int]:

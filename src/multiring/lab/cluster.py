@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from multiring import topology_file
 from multiring.lab.directory import LABS, clear, lock, processes
+from multiring.topology import Topology
+
+TOPOLOGY = "topology.toml"
+"""In a lab's directory."""
 
 END_SECONDS = 10.0
 NONE_UP = "no lab is up; make one by multiring lab up TOPOLOGY.toml"
@@ -52,6 +57,11 @@ class Cluster:
     @property
     def directory(self) -> Path:
         return LABS / self.name
+
+    @property
+    def topology(self) -> Topology:
+        """What it was made from, as its file says it: numbers rounded to three digits."""
+        return topology_file.load(self.directory / TOPOLOGY)
 
     @property
     def ssh(self) -> Path:

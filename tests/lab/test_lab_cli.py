@@ -1,0 +1,152 @@
+"""``multiring lab``, as it is typed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from multiring import lab
+from multiring.cli import lab as cli
+from multiring.lab import directory
+
+needs_root = [pytest.mark.lab, pytest.mark.skipif(lab.obstacle() is not None, reason=str(lab.obstacle()))]
+
+TOPOLOGY = """
+links.rack = { rate = "200 Mbit/s" }
+
+[[rack]]
+name = "left"
+host = [{ name = "a", ranks = 2 }, { name = "b" }]
+
+[[rack]]
+name = "right"
+host = [{ name = "c" }]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    """A topology file; labs made of it are removed at the end."""
+    path = tmp_path / f"test-cli-{os.getpid()}.toml"
+    path.write_text(TOPOLOGY)
+    yield path
+    if path.stem in lab.clusters():
+        lab.remove(path.stem)
+
+
+def multiring_lab(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "multiring", "lab", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def start_run(file: Path, *words: str) -> subprocess.Popen[str]:
+    """``multiring lab run``, once all of its ranks have written a line."""
+    command = [sys.executable, "-m", "multiring", "lab", "run", "--lab", file.stem, *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(4):
+        process.stdout.readline()
+    return process
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> str:
+    script = tmp_path / "sleeper.py"
+    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    return str(script)
+
+
+class TestWithRoot:
+    pytestmark = needs_root
+
+    def test_from_up_to_down(self, file: Path) -> None:
+        made = multiring_lab("up", str(file))
+        assert made.stderr == ""
+        assert made.stdout == (
+            f"lab {file.stem}: 3 hosts, 4 ranks, TCP congestion control cubic\n"
+            "  rack left, 200 Mbit/s, 50 us\n"
+            "    host a, 10 Gbit/s, 50 us, 10.77.0.1, 2 ranks\n"
+            "    host b, 10 Gbit/s, 50 us, 10.77.0.2, 1 rank\n"
+            "  rack right, 200 Mbit/s, 50 us\n"
+            "    host c, 10 Gbit/s, 50 us, 10.77.0.3, 1 rank\n"
+        )
+        assert multiring_lab("status", "--lab", file.stem).stdout == made.stdout
+        assert multiring_lab("down", "--lab", file.stem).returncode == 0
+        assert not (directory.LABS / file.stem).exists()
+
+    def test_every_rank_runs_on_its_host(self, file: Path) -> None:
+        multiring_lab("up", str(file))
+        program = ["sh", "-c", "echo $RANK of $WORLD_SIZE on $(hostname)"]
+        ran = multiring_lab("run", "--lab", file.stem, *program)
+        lines = {line.partition("] ")[2] or line for line in ran.stdout.splitlines()}
+        assert lines == {"0 of 4 on a", "1 of 4 on a", "2 of 4 on b", "3 of 4 on c"}
+
+    def test_options_of_multiring_run_are_passed_on(self, file: Path) -> None:
+        multiring_lab("up", str(file))
+        ran = multiring_lab("run", "--lab", file.stem, "-n", "1", "sh", "-c", "echo $WORLD_SIZE; exit 7")
+        assert (ran.returncode, ran.stdout) == (7, "1\n")
+
+    def test_a_command_on_one_host(self, file: Path) -> None:
+        multiring_lab("up", str(file), "--cores", "1")
+        ran = multiring_lab("run", "--lab", file.stem, "--on", "c", "sh", "-c", "hostname; nproc")
+        assert ran.stdout == "c\n1\n"
+
+    def test_an_interrupted_run_leaves_no_process(self, file: Path, sleeper: str) -> None:
+        multiring_lab("up", str(file))
+        with start_run(file, sleeper) as process:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 128 + signal.SIGINT
+        assert not any(lab.find(file.stem).processes().values())
+
+    def test_down_ends_what_a_killed_run_left(self, file: Path, sleeper: str) -> None:
+        multiring_lab("up", str(file))
+        with start_run(file, sleeper) as process:
+            process.kill()
+        before = list(directory.processes(directory.LABS / file.stem))
+        assert multiring_lab("down", "--lab", file.stem).returncode == 0
+        deadline = time.monotonic() + 10
+        while any(Path(f"/proc/{pid}").exists() for pid in before):
+            assert time.monotonic() < deadline, f"of {before} some are still there"
+            time.sleep(0.01)
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("up", "/nowhere.toml"), "multiring lab up: /nowhere.toml: No such file or directory\n"),
+            (("down", "--lab", "none-such"), "multiring lab down: there is no lab 'none-such'"),
+            (("run", "--lab", "none-such", "true"), "multiring lab run: there is no lab 'none-such'"),
+        ],
+    )
+    def test_an_error_is_one_line(self, words: tuple[str, ...], message: str) -> None:
+        failed = multiring_lab(*words)
+        assert failed.returncode == 2
+        assert failed.stderr.startswith(message)
+        assert failed.stderr.count("\n") == 1
+
+    def test_a_host_that_is_not_there(self, file: Path) -> None:
+        multiring_lab("up", str(file))
+        failed = multiring_lab("run", "--lab", file.stem, "--on", "z", "true")
+        assert failed.stderr == f"multiring lab run: lab {file.stem} has no host 'z'; it has a, b, c\n"
+
+    def test_more_cores_than_there_are(self, file: Path) -> None:
+        failed = multiring_lab("up", str(file), "--cores", "1000")
+        assert failed.stderr.startswith("multiring lab up: 1000 cores a host: this machine has")
+        assert not (directory.LABS / file.stem).exists()
+
+
+def test_without_root_it_is_said_in_one_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring.lab.build.os.geteuid", lambda: 1000)
+    app = typer.Typer()
+    cli.register(app)
+    failed = CliRunner().invoke(app, ["lab", "up", str(file)])
+    assert failed.exit_code == 2
+    assert failed.stderr == "multiring lab up: a lab needs root, for network namespaces: run it with sudo\n"
