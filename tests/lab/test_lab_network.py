@@ -129,9 +129,9 @@ def test_what_a_card_sends_leaves_by_it_and_other_networks_are_reached_by_the_fi
     assert "route add 10.77.1.0/24 dev eth0 src 10.77.0.2 congctl reno" in lines["b"]
 
 
-def test_two_hosts_of_one_name_are_refused() -> None:
+def test_two_places_of_one_name_are_refused() -> None:
     hosts = (host("twin", 0, 1, link(400)), host("twin", 1, 1, link(400)))
-    with pytest.raises(ValueError, match="two hosts of the topology are called 'twin'"):
+    with pytest.raises(ValueError, match="two places of the topology are called 'twin'"):
         design(Topology(LEVELS[:2], hosts))
 
 

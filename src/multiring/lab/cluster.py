@@ -15,6 +15,7 @@ from typing import Any
 
 from multiring import topology_file
 from multiring.lab.directory import LABS, clear, lock, processes
+from multiring.lab.network import design
 from multiring.topology import Topology
 
 TOPOLOGY = "topology.toml"
@@ -98,6 +99,18 @@ class Cluster:
             with contextlib.suppress(OSError):  # it has ended
                 found[of_network[os.stat(f"/proc/{pid}/ns/net").st_ino]].append(pid)
         return found
+
+    def carried(self) -> dict[str, tuple[int, int]]:
+        """The bytes that the link of each host, rack and site has carried up and down so far, with their headers."""
+        fabric = ["nsenter", f"--net=/proc/{self.keeper}/ns/net", "--"]
+        listed = subprocess.run([*fabric, "ip", "-json", "-statistics", "link"], capture_output=True, check=True).stdout
+        counted = {port["ifname"]: port["stats64"] for port in json.loads(listed)}
+        totals: dict[str, tuple[int, int]] = {}
+        for cable in design(self.topology).cables:
+            stats = counted[cable.outer.interface]
+            up, down = totals.get(cable.place, (0, 0))
+            totals[cable.place] = up + stats["rx"]["bytes"], down + stats["tx"]["bytes"]
+        return totals
 
     def close(self) -> None:
         """Remove the lab, and everything that runs on it."""

@@ -52,8 +52,9 @@ class Port:
 
 @dataclass(frozen=True)
 class Cable:
-    """What carries a link: its inner and its outer end, and the seconds it delays a packet, each way."""
+    """What carries a place's link or one card of it: its ends, and the seconds it delays a packet, each way."""
 
+    place: str
     inner: Port
     outer: Port
     delay: float
@@ -92,12 +93,8 @@ class _Designer:
 
     def network(self) -> Network:
         self._connect(self._topology.places, len(self._topology.levels) - 1)
-        names = [host.name for host in self._hosts]
-        if len(names) > MAX_HOSTS:
-            raise ValueError(f"the topology has {len(names)} hosts; a lab has at most {MAX_HOSTS}")
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two hosts of the topology are called {name!r}; a lab needs different names")
+        if len(self._hosts) > MAX_HOSTS:
+            raise ValueError(f"the topology has {len(self._hosts)} hosts; a lab has at most {MAX_HOSTS}")
         return Network(tuple(self._hosts), tuple(self._switches), tuple(self._cables))
 
     def _connect(self, places: tuple[Place, ...], height: int) -> str:
@@ -105,6 +102,8 @@ class _Designer:
         switch = f"switch{len(self._switches)}"
         self._switches.append(switch)
         for place in places:
+            if any(cable.place == place.name for cable in self._cables):
+                raise ValueError(f"two places of the topology are called {place.name!r}; a lab needs different names")
             if height == 1:
                 inner_ports = self._cards(place)
             else:
@@ -112,7 +111,7 @@ class _Designer:
                 inner_ports = [Port(FABRIC, self._new_port(), place.link.up, switch=inside)]
             for inner in inner_ports:
                 outer = Port(FABRIC, self._new_port(), place.link.down / len(inner_ports), switch=switch)
-                self._cables.append(Cable(inner, outer, _delay(place, height)))
+                self._cables.append(Cable(place.name, inner, outer, _delay(place, height)))
         return switch
 
     def _cards(self, host: Place) -> list[Port]:
