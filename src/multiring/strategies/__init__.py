@@ -1,0 +1,153 @@
+"""How others sum gradients, as plans: each published strategy composed of the same words as our own.
+
+A strategy is a name and a function from a topology and a number of bytes to a plan, which runs on the engine and in the
+simulator alike. ``double_tree.py`` has the one that is more than a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isqrt, prod
+
+from .. import planner
+from ..compose import LEAD, SPLIT, Stage, compose
+from ..layout import Dimension
+from ..plan import WHOLE, Phase, Plan, Ring
+from ..topology import Topology
+from .double_tree import double_tree, equal_hosts
+
+SEGMENT_BYTES = 256 << 10
+"""Unless the planner says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way to sum gradients: who published it, and what plan it makes of a topology and a number of bytes."""
+
+    name: str
+    about: str
+    source: str
+    plan: Callable[[Topology, int], Plan]
+
+
+def strategy(name: str) -> Strategy:
+    """One of ``STRATEGIES``, or ``multiring:4x8x8`` for rings of given sizes, innermost first."""
+    base, _, sizes = name.partition(":")
+    if base == "multiring" and sizes:
+        dimensions = parse_dimensions(sizes)
+        about = f"rings of {', '.join(map(str, dimensions))} members"
+        return Strategy(name, about, STRATEGIES[base].source, partial(_given_rings, dimensions))
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}, multiring:4x8x8")
+    return STRATEGIES[name]
+
+
+def parse_dimensions(text: str) -> tuple[int, ...]:
+    """The sizes of ``4x8x8``."""
+    parts = text.split("x")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"dimensions are given as 4x8x8, innermost first, not {text!r}")
+    return tuple(map(int, parts))
+
+
+def _flat_ring(topology: Topology, nbytes: int) -> Plan:
+    return _composed(topology, [Stage(Dimension(topology.levels), SPLIT, "ring")])
+
+
+def _leaders_halving(topology: Topology, nbytes: int) -> Plan:
+    hosts = len(set(topology.hosts))
+    if hosts & (hosts - 1):
+        raise ValueError(f"halving and doubling needs a power of two hosts, not {hosts}")
+    return _leaders(topology, "halving")
+
+
+def _leaders_ring(topology: Topology, nbytes: int) -> Plan:
+    return _leaders(topology, "ring")
+
+
+def _leaders(topology: Topology, across: str) -> Plan:
+    inside, outside = topology.levels[:1], topology.levels[1:]
+    return _composed(topology, [Stage(Dimension(inside), LEAD, "ring"), Stage(Dimension(outside), SPLIT, across)])
+
+
+def _torus(topology: Topology, nbytes: int) -> Plan:
+    """Rows of whole hosts, as near to a square as the numbers allow."""
+    hosts = equal_hosts(topology)
+    ranks = len(hosts[0])
+    rows = [ranks * k for k in range(1, len(hosts) + 1) if len(hosts) % k == 0]
+    row = min(rows, key=lambda size: (abs(size - isqrt(topology.world_size)), size))
+    return _given_rings((row, topology.world_size // row), topology, nbytes)
+
+
+def _given_rings(sizes: Sequence[int], topology: Topology, nbytes: int) -> Plan:
+    """Rings of these sizes, innermost first; a dimension that does not end with a host runs over hosts and ranks."""
+    equal_hosts(topology)
+    if prod(sizes) != topology.world_size:
+        shown = "x".join(map(str, sizes))
+        raise ValueError(f"{shown} is {prod(sizes)} ranks; the topology has {topology.world_size}")
+    width = topology.world_size // len(set(topology.hosts))
+    done = 1
+    cut = next((i for i, size in enumerate(sizes) if (done := done * size) >= width), len(sizes) - 1) + 1
+    inner, outer = topology.levels[:1], topology.levels[1:]
+    groups = [(inner, sizes[:cut]), (outer, sizes[cut:])] if done == width else [(topology.levels, tuple(sizes))]
+    stages = []
+    for levels, here in groups:
+        here = here or (1,)
+        stages += [Stage(Dimension(levels, size), SPLIT, "ring") for size in here[:-1]]
+        stages.append(Stage(Dimension(levels), SPLIT, "ring"))
+    return _composed(topology, stages)
+
+
+def _double_tree(topology: Topology, nbytes: int) -> Plan:
+    return double_tree(topology, SEGMENT_BYTES)
+
+
+def _planned(topology: Topology, nbytes: int) -> Plan:
+    return planner.plan(topology, "all_reduce", nbytes)
+
+
+def _server(topology: Topology, nbytes: int) -> Plan:
+    """A shard of the parameters on every host; all ranks send it their gradients and fetch the sums."""
+    size = topology.world_size
+    if size == 1:
+        return Plan("all_reduce", 1, (), SEGMENT_BYTES)
+    servers = {topology.hosts.index(host) for host in set(topology.hosts)}
+    ring = Ring(tuple(range(size)), (WHOLE,), tuple(int(rank in servers) for rank in range(size)))
+    level = "+".join(topology.levels)
+    phases = (Phase("reduce_scatter", level, "direct", (ring,)), Phase("all_gather", level, "direct", (ring,)))
+    return Plan("all_reduce", size, phases, SEGMENT_BYTES)
+
+
+def _composed(topology: Topology, stages: Sequence[Stage]) -> Plan:
+    return compose(topology, "all_reduce", stages, SEGMENT_BYTES)
+
+
+_ALL = (
+    Strategy("ring", "one ring over all ranks", "Patarasuk and Yuan 2009; Baidu 2017", _flat_ring),
+    Strategy(
+        "halving",
+        "reduce in the host, halving and doubling across, broadcast",
+        "Goyal et al. 2017 (arXiv 1706.02677)",
+        _leaders_halving,
+    ),
+    Strategy(
+        "masters",
+        "reduce in the host, a ring of masters, broadcast",
+        "Jia et al. 2018 (arXiv 1807.11205)",
+        _leaders_ring,
+    ),
+    Strategy("torus", "rings along rows and columns of a grid", "Mikami et al. 2018 (arXiv 1811.05233)", _torus),
+    Strategy("double-tree", "rings in the host, two binary trees across", "NCCL 2.4 2019", _double_tree),
+    Strategy("server", "parameter server, synchronous, a shard on every host", "Li et al. 2014", _server),
+    Strategy(
+        "multiring",
+        "rings in dimensions that the planner chooses",
+        "Cho et al. 2017 (arXiv 1708.02188), BlueConnect 2019",
+        _planned,
+    ),
+)
+
+STRATEGIES = {each.name: each for each in _ALL}
+"""The strategies that are collectives, by name."""
