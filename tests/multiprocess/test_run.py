@@ -115,6 +115,13 @@ def test_any_bytes_pass(launch: Launch) -> None:
     assert all(b"[1] " + line + b"\n" in result.stdout for line in lines)
 
 
+def test_a_line_without_end_is_cut(launch: Launch) -> None:
+    script = launch.script("import os; os.environ['RANK'] == '1' and os.write(1, b'x' * 1_000_000)")
+    lines = launch.run("-n", "2", script).stdout.splitlines()
+    assert all(line.startswith("[1] x") for line in lines)
+    assert sum(line.count("x") for line in lines) == 1_000_000
+
+
 def test_rank_0_reads_standard_input_and_the_others_nothing(launch: Launch) -> None:
     script = launch.script("import os, sys; print(os.environ['RANK'], repr(sys.stdin.read()))")
     result = launch.run("-n", "2", script, stdin="one\ntwo\n" * 20000)

@@ -132,6 +132,25 @@ def test_input_that_a_rank_0_elsewhere_does_not_read_is_no_obstacle(hosts: Launc
     assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_a_restarted_rank_0_elsewhere_gets_the_rest_of_the_input(hosts: Launch) -> None:
+    script = hosts.script("""
+        import os, sys
+        if os.environ["MULTIRING_RESTART"] == "0":
+            sys.exit(1)
+        print("restarted", len(sys.stdin.read()) % 5, sys.stdin.read() == "")
+    """)
+    result = hosts.run("-H", "a:1", "--max-restarts", "1", script, stdin="line\n" * 50000)
+    assert (result.returncode, result.stdout.split()[0], result.stdout.split()[2]) == (0, "restarted", "True")
+
+
+def test_an_interrupt_while_connecting_ends_at_once(hosts: Launch) -> None:
+    with hosts.start("-H", "a:1,b:1", "--ssh", "sh -c 'touch connecting; sleep 100'", "true") as process:
+        hosts.wait_for_file("connecting")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+        wait_until(lambda: hosts.processes() == [], "all processes have ended")
+
+
 def test_a_rank_0_elsewhere_has_a_terminal_to_write_to(hosts: Launch) -> None:
     script = hosts.script("""
         import os, sys
@@ -221,6 +240,8 @@ def test_unreachable_hosts_are_all_named(hosts: Launch) -> None:
     [
         (["--python", "/nowhere/python"], "is there /nowhere/python on it\\? Another is given by --python"),
         (["--ssh", "no-such-ssh"], "cannot execute 'no-such-ssh' for host a: No such file or directory"),
+        (["--ssh", ""], "--ssh needs a command"),
+        (["--ssh", "'ssh"], "--ssh 'ssh: No closing quotation"),
         (["--ssh", "true"], "host a: true has ended: exit code 0; try by hand: true a true"),
     ],
 )

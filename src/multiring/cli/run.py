@@ -15,11 +15,11 @@ import typer
 from multiring import env
 from multiring.errors import MultiringError
 from multiring.launch import LaunchError
-from multiring.launch.connect import SSH
 from multiring.launch.cores import BINDINGS
 from multiring.launch.hosts import NAME, Host, Placement, parse_hosts, place, read_hostfile
 from multiring.launch.join import Meeting
 from multiring.launch.launcher import Job
+from multiring.launch.ssh import SSH
 from multiring.launch.start import run_as_typed, run_over_ssh
 
 USAGE_ERROR = 2
@@ -78,11 +78,21 @@ def run(
         if host_count is not None and host_index is not None and rendezvous is not None:
             code = run_as_typed(job, *_meeting(ranks, host_count, host_index, rendezvous), _note)
         else:
-            code = run_over_ssh(job, _placements(ranks, hosts, hostfile), shlex.split(ssh), python)
+            code = run_over_ssh(job, _placements(ranks, hosts, hostfile), _words(ssh), python)
     except (LaunchError, MultiringError, ValueError) as error:
         typer.echo(f"multiring run: {error}", err=True)
         code = USAGE_ERROR
     raise typer.Exit(code)
+
+
+def _words(ssh: str) -> list[str]:
+    try:
+        words = shlex.split(ssh)
+    except ValueError as error:
+        raise LaunchError(f"--ssh {ssh}: {error}") from None
+    if not words:
+        raise LaunchError("--ssh needs a command")
+    return words
 
 
 def _note(text: str) -> None:

@@ -4,7 +4,8 @@
 
     launcher (launcher.py) --- lines of JSON ---> agent (agent.py) ---> rank, rank, ...
        |   the store, the terminal                  on each host
-       `-- connect.py: a forked agent here, ssh, or a socket
+       `-- connection.py: to a fork of itself here (forked.py), over ssh (ssh.py), or
+           to a host where the same command was typed (join.py)
 
 The launcher decides, the agents do: they start ranks, pass on their output, and kill all that they started as soon as
 the launcher is gone. ``messages.py`` lists what the two say to each other.

@@ -22,6 +22,7 @@ from typing import Any
 
 import multiring
 from multiring import env
+from multiring.errors import MultiringError
 from multiring.launch import LaunchError, cores, processes
 from multiring.launch.hosts import Placement
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
@@ -35,7 +36,6 @@ DRAIN_SECONDS = 0.5
 """How long the output of ranks that have ended is waited for: a process that they left behind may hold it open."""
 
 REACH_SECONDS = 3.0
-
 
 JOB_VARIABLES = (
     "WORLD_SIZE",
@@ -66,14 +66,14 @@ class Typed:
 class Agent:
     """Does what the launcher says over the descriptors ``input`` and ``output``.
 
-    ``at_terminal``: the launcher forked this agent, so rank 0 can have the launcher's own standard input. ``typed``:
-    what was typed on this host, which then is what runs here, whatever the launcher says.
+    ``forked``: from the launcher, so that rank 0 can have the launcher's own standard input. ``typed``: what was typed
+    on this host, which then is what runs here, whatever the launcher says.
     """
 
-    def __init__(self, input: int, output: int, *, at_terminal: bool = False, typed: Typed | None = None) -> None:
+    def __init__(self, input: int, output: int, *, forked: bool = False, typed: Typed | None = None) -> None:
         self._input = input
         self._output = output
-        self._at_terminal = at_terminal
+        self._forked = forked
         self._typed = typed
         self._code: int | None = None
         self._refusal = ""
@@ -81,6 +81,7 @@ class Agent:
         self._ranks: dict[int, Rank] = {}
         self._running: set[int] = set()
         self._stdin: asyncio.StreamWriter | None = None
+        self._feeding: asyncio.Task[None] | None = None
         self._listening: socket.socket | None = None
         self._handlers = {
             "prepare": self._prepare,
@@ -131,7 +132,7 @@ class Agent:
                 raise ValueError(f"not a message of the launcher: {line[:100]!r}")
             try:
                 await self._handlers[message["kind"]](message)
-            except LaunchError as error:
+            except (LaunchError, MultiringError, ValueError) as error:
                 self._send("error", text=str(error))
 
     def _send(self, kind: str, **fields: Any) -> None:
@@ -204,7 +205,7 @@ class Agent:
         feed = None
         if number != 0:
             stdin, terminal = os.open(os.devnull, os.O_RDONLY), Terminal(output=False, error=False)
-        elif self._at_terminal:
+        elif self._forked:
             stdin = os.dup(0)
             if os.isatty(stdin):  # only the terminal's foreground group may read from it
                 recipe = replace(recipe, group=self._launcher_group)
@@ -230,7 +231,8 @@ class Agent:
                 self._send("exit", rank=number, code=code)
 
     async def _feed(self, message: Message) -> None:
-        assert self._stdin is not None
+        if self._stdin is None:  # rank 0 could not be started
+            return
         if message["text"]:
             self._stdin.write(to_bytes(message["text"]))
             self._feeding = asyncio.create_task(self._report_taken(self._stdin))
@@ -271,6 +273,8 @@ class Agent:
         if self._stdin is not None:
             self._stdin.close()
             self._stdin = None
+        if self._feeding is not None:
+            await self._feeding
         self._send("finished")
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from multiring.launch.connect import Connection
+from multiring.launch.connection import Connection
 from multiring.launch.hosts import Placement
 from multiring.launch.messages import Message, to_bytes
 from multiring.launch.output import Output
 from multiring.launch.processes import describe_exit, shell_code
+from multiring.launch.stdin import Input
 
 PATIENCE_SECONDS = 1.0
 """How long the others may go on after a rank has failed: those that notice say what they were doing."""
@@ -35,11 +36,11 @@ class Failure:
 class Attempt:
     """Follows the ranks that the agents have been told to start; `run` returns when all have ended."""
 
-    def __init__(self, agents: Agents, output: Output, on_taken: Callable[[], None]) -> None:
-        """``on_taken`` is called when rank 0 has got the input that was sent."""
+    def __init__(self, agents: Agents, output: Output, stdin: Input | None) -> None:
+        """``stdin`` is what rank 0 reads if it runs on another host."""
         self._agents = agents
         self._output = output
-        self._on_taken = on_taken
+        self._stdin = stdin
         self._host = {rank: placement.host for placement, _ in agents for rank in placement.ranks}
         self._running = set(self._host)
         self._begin = time.monotonic()
@@ -51,9 +52,13 @@ class Attempt:
         self.agent_lost = False
 
     async def run(self) -> None:
+        if self._stdin is not None:
+            self._stdin.attach()
         followers = [asyncio.create_task(self._follow(placement, agent)) for placement, agent in self._agents]
         await self._over.wait()
         await self._end_ranks()
+        if self._stdin is not None:
+            self._stdin.detach()
         self._tell("finish")
         _, late = await asyncio.wait(followers, timeout=GRACE_SECONDS)
         for follower in late:
@@ -77,9 +82,7 @@ class Attempt:
             agent.send(kind, **fields)
 
     async def _end_ranks(self) -> None:
-        if not self._interrupted and await self._have_ended(PATIENCE_SECONDS):
-            return
-        if self._interrupted and await self._have_ended(GRACE_SECONDS):
+        if await self._have_ended(GRACE_SECONDS if self._interrupted else PATIENCE_SECONDS):
             return
         self.signal(signal.SIGTERM)
         if not await self._have_ended(GRACE_SECONDS):
@@ -104,16 +107,17 @@ class Attempt:
                 await agent.close()
                 return
             self._take(message)
-        self._lose(placement, "it is lost")
+        failure = self._lose(placement, "it is lost")
         reason = await agent.why()
-        if self.failure is not None and self.failure.what == f"host {placement.host}: it is lost":
-            self.failure = replace(self.failure, what=f"host {placement.host}: {reason}")
+        if self.failure is failure:
+            self.failure = replace(failure, what=f"host {placement.host}: {reason}")
 
     def _take(self, message: Message) -> None:
         if message["kind"] == "output":
             self._output.write(message["rank"], message["stream"], to_bytes(message["text"]))
         elif message["kind"] == "taken":
-            self._on_taken()
+            assert self._stdin is not None
+            self._stdin.taken()
         elif message["kind"] == "exit":
             rank, code = message["rank"], message["code"]
             if code != 0:
@@ -124,10 +128,12 @@ class Attempt:
         else:
             raise ValueError(f"an agent sent {message}")
 
-    def _lose(self, placement: Placement, reason: str) -> None:
+    def _lose(self, placement: Placement, reason: str) -> Failure:
         self.agent_lost = True
-        self._fail(Failure(f"host {placement.host}: {reason}", 1))
+        failure = Failure(f"host {placement.host}: {reason}", 1)
+        self._fail(failure)
         self._end(placement.ranks)
+        return failure
 
     def _fail(self, failure: Failure) -> None:
         if self.failure is None and not self._interrupted:

@@ -13,8 +13,7 @@ from multiring.env import join_address
 from multiring.errors import ResourceError
 from multiring.launch import LaunchError
 from multiring.launch.agent import Typed
-from multiring.launch.connect import Connection
-from multiring.launch.messages import LIMIT
+from multiring.launch.connection import Connection, Streams
 from multiring.net import auth, dial, listen
 from multiring.net.loop import LoopThread
 
@@ -80,7 +79,7 @@ async def accept(meeting: Meeting, typed: Typed, note: Callable[[str], None]) ->
                     f"host {', '.join(map(str, missing))} of {meeting.hosts} has not come to {meeting} within "
                     f"{meeting.seconds:g} s (MULTIRING_INIT_TIMEOUT): type the same command there with its --host-index"
                 ) from None
-            agent = await _open(sock)
+            agent = await JoinedAgent.connect(sock)
             reason = await _examine(agent, index, meeting, typed, found)
             if reason:
                 note(reason)
@@ -97,22 +96,25 @@ async def accept(meeting: Meeting, typed: Typed, note: Callable[[str], None]) ->
     return [found[index] for index in sorted(found)]
 
 
-async def _open(sock: socket.socket) -> Connection:
-    for option in _KEEPALIVE:
-        sock.setsockopt(*option)
-    reader, writer = await asyncio.open_connection(sock=sock, limit=LIMIT)
+class JoinedAgent(Connection):
+    """An agent on a host where the command was typed, at the other end of a socket."""
 
-    async def why() -> str:
+    @classmethod
+    async def connect(cls, sock: socket.socket) -> JoinedAgent:
+        """The connection over a socket that has been proved."""
+        for option in _KEEPALIVE:
+            sock.setsockopt(*option)
+        host: str = sock.getpeername()[0]
+        return cls(host, await Streams.of_socket(sock))
+
+    async def why(self) -> str:
         return "the connection to its agent is lost"
 
-    async def end() -> None:
+    async def end(self, seconds: float) -> None:
         try:
-            await asyncio.wait_for(writer.wait_closed(), 5.0)
+            await asyncio.wait_for(self.streams.writer.wait_closed(), seconds)
         except (OSError, asyncio.TimeoutError):
-            writer.transport.abort()
-
-    host: str = sock.getpeername()[0]
-    return Connection(host, "socket", (reader, writer), why, end)
+            self.streams.writer.transport.abort()
 
 
 async def _examine(agent: Connection, index: int, meeting: Meeting, typed: Typed, found: dict[int, Connection]) -> str:

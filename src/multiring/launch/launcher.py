@@ -11,10 +11,13 @@ from pathlib import Path
 
 from multiring import env
 from multiring.launch.attempt import Agents, Attempt, Failure
-from multiring.launch.connect import gather
+from multiring.launch.connection import gather
+from multiring.launch.forked import ForkedAgent
+from multiring.launch.join import JoinedAgent
 from multiring.launch.messages import to_text
 from multiring.launch.output import Output
 from multiring.launch.program import portable
+from multiring.launch.ssh import SshAgent
 from multiring.launch.stdin import Input
 from multiring.launch.terminal import Terminal, in_foreground, window_size
 from multiring.store import Server
@@ -43,10 +46,10 @@ class Launcher:
         self._given_secret = given_secret
         self._agents = agents
         self._first = agents[0][1]
-        self._is_local = len(agents) == 1 and self._first.kind == "fork"
+        self._is_local = len(agents) == 1 and isinstance(self._first, ForkedAgent)
         self._world_size = sum(placement.count for placement, _ in agents)
         self._output = Output(job.log_dir, on_broken=lambda: self._interrupt(signal.SIGPIPE))
-        self._input: Input | None = None
+        self._stdin: Input | None = None
         self._attempt: Attempt | None = None
         self._interrupted = 0
 
@@ -80,7 +83,7 @@ class Launcher:
                 "prepare",
                 program=self._job.program,
                 directory=os.getcwd(),
-                environment=portable(os.environ) if agent.kind == "ssh" else {},
+                environment=portable(os.environ) if isinstance(agent, SshAgent) else {},
                 host=placement.host,
                 first=placement.first,
                 count=placement.count,
@@ -147,18 +150,14 @@ class Launcher:
         terminal = Terminal.of_this_process()
         for _, agent in self._agents:
             # A socket can be listened to: whoever joined through it has the given secret already.
-            told = "" if self._given_secret and agent.kind == "socket" else secret.hex()
+            told = "" if self._given_secret and isinstance(agent, JoinedAgent) else secret.hex()
             agent.send("start", secret=told, variables=variables, terminal=terminal.as_dict())
-        if self._first.kind != "fork" and self._input is None:
-            self._input = Input(lambda data: self._first.send("input", text=to_text(data)))
-        self._attempt = attempt = Attempt(self._agents, self._output, on_taken=self._on_taken)
+        if not isinstance(self._first, ForkedAgent) and self._stdin is None:
+            self._stdin = Input(lambda data: self._first.send("input", text=to_text(data)))
+        self._attempt = attempt = Attempt(self._agents, self._output, self._stdin)
         await attempt.run()
         self._attempt = None
         return attempt
-
-    def _on_taken(self) -> None:
-        assert self._input is not None
-        self._input.taken()
 
     def _report(self, failure: Failure) -> None:
         lines = [] if failure.rank is None else self._output.take_tail(failure.rank)
@@ -187,7 +186,7 @@ class Launcher:
 
     def _ranks_at_terminal(self) -> tuple[int, ...]:
         """The ranks that get a Ctrl-C, or a Ctrl-Z, from the terminal itself."""
-        return (0,) if self._first.kind == "fork" and in_foreground(0) else ()
+        return (0,) if isinstance(self._first, ForkedAgent) and in_foreground(0) else ()
 
     def _forward(self, number: int) -> None:
         if self._attempt is not None:

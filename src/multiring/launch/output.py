@@ -14,6 +14,9 @@ from multiring.launch import LaunchError
 from multiring.launch.messages import write_all
 
 TAIL_LINES = 20
+MAX_LINE = 1 << 16
+"""Bytes; a longer line is cut."""
+
 HOLD_SECONDS = 0.05
 """How long another rank's line waits for rank 0 to end its own."""
 
@@ -27,6 +30,7 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
+        """The lines that ``data`` ends."""
         data = self._rest + data
         held = b""
         if data.endswith(b"\r"):  # the \n that belongs to it may be still to come
@@ -38,9 +42,12 @@ class Lines:
                 lines.append(data[begin : end.start()])
             begin = end.end()
         self._rest = data[begin:] + held
+        if len(self._rest) > MAX_LINE:
+            lines += self.end()
         return lines
 
     def end(self) -> list[bytes]:
+        """What was not ended."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return [rest] if rest else []
 

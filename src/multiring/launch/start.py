@@ -12,10 +12,12 @@ from typing import Any
 from multiring import bootstrap, env
 from multiring.launch import LaunchError, processes
 from multiring.launch.agent import Agent, Typed
-from multiring.launch.connect import Connection, connect_fork, connect_ssh, fork_agent, gather
+from multiring.launch.connection import Connection, gather
+from multiring.launch.forked import ForkedAgent, fork_agent
 from multiring.launch.hosts import Placement, is_here, spread
 from multiring.launch.join import Meeting, accept, reach
 from multiring.launch.launcher import Job, Launcher
+from multiring.launch.ssh import SshAgent, Target
 
 
 def run_over_ssh(job: Job, placements: Sequence[Placement], ssh: Sequence[str], python: str) -> int:
@@ -29,7 +31,9 @@ def run_over_ssh(job: Job, placements: Sequence[Placement], ssh: Sequence[str], 
 
         async def connect(index: int, host: str) -> None:
             agents[index] = await (
-                connect_fork(host, *forked[host]) if host in forked else connect_ssh(host, ssh, python)
+                ForkedAgent.connect(host, *forked[host])
+                if host in forked
+                else SshAgent.connect(Target(host, ssh, python))
             )
             await agents[index].greet()
 
@@ -60,7 +64,7 @@ def _lead(job: Job, typed: Typed, meeting: Meeting, note: Callable[[str], None])
     forked = fork_agent()
 
     async def main() -> int:
-        agents = [await connect_fork(socket.gethostname(), *forked)]
+        agents: list[Connection] = [await ForkedAgent.connect(socket.gethostname(), *forked)]
         try:
             await agents[0].greet()
             agents += await accept(meeting, typed, note)

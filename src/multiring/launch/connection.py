@@ -1,0 +1,135 @@
+"""What the launcher knows of an agent: messages both ways, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import IO, Any, TypeVar
+
+import multiring
+from multiring.launch import LaunchError
+from multiring.launch.messages import LIMIT, Message, decode, encode
+
+_T = TypeVar("_T")
+
+ANSWER_SECONDS = 30.0
+END_SECONDS = 10.0
+KILL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Both directions of a connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    inward: asyncio.BaseTransport
+
+    @classmethod
+    async def of_pipes(cls, inward: IO[bytes], outward: IO[bytes]) -> Streams:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(LIMIT)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        from_agent, _ = await loop.connect_read_pipe(lambda: protocol, inward)
+        to_agent, _ = await loop.connect_write_pipe(lambda: asyncio.streams.FlowControlMixin(loop), outward)
+        return cls(reader, asyncio.StreamWriter(to_agent, protocol, reader, loop), from_agent)
+
+    @classmethod
+    async def of_socket(cls, sock: socket.socket) -> Streams:
+        reader, writer = await asyncio.open_connection(sock=sock, limit=LIMIT)
+        return cls(reader, writer, writer.transport)
+
+
+class Connection(ABC):
+    """An agent as the launcher sees it."""
+
+    def __init__(self, host: str, streams: Streams) -> None:
+        self.host = host
+        self.streams = streams
+        self._greeted = False
+
+    @abstractmethod
+    async def why(self) -> str:
+        """How the agent ended, once it is gone."""
+
+    @abstractmethod
+    async def end(self, seconds: float) -> None:
+        """Wait for the end of the agent, but kill it after ``seconds``."""
+
+    @property
+    def gone(self) -> bool:
+        return self.streams.reader.at_eof()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message, unless the agent is gone."""
+        if not self.streams.writer.is_closing():
+            self.streams.writer.write(encode(kind, **fields))
+
+    async def receive(self) -> Message | None:
+        """The next message; None when the agent is gone."""
+        with contextlib.suppress(ConnectionError):
+            while line := await self.streams.reader.readline():
+                message = decode(line)
+                if message is not None:  # a shell may print something before the agent starts
+                    return message
+        return None
+
+    async def expect(self, kind: str, seconds: float = ANSWER_SECONDS) -> Message:
+        """The next message, which must be of ``kind``; LaunchError if the agent answers otherwise, or not at all."""
+        try:
+            message = await asyncio.wait_for(self.receive(), seconds)
+        except asyncio.TimeoutError:
+            raise LaunchError(f"host {self.host}: no answer within {seconds:g} s") from None
+        if message is None:
+            raise LaunchError(f"host {self.host}: {await self.why()}")
+        if message["kind"] == "error":
+            raise LaunchError(f"host {self.host}: {message['text']}")
+        if message["kind"] != kind:
+            raise LaunchError(f"host {self.host}: {kind!r} was expected and {message['kind']!r} came")
+        return message
+
+    async def greet(self) -> Message:
+        """The agent's hello; LaunchError if it is another version's."""
+        hello = await self.expect("hello")
+        if hello["version"] != multiring.__version__:
+            raise LaunchError(
+                f"host {self.host} has multiring {hello['version']}, this one {multiring.__version__}: install the "
+                f"same everywhere"
+            )
+        self._greeted = True
+        return hello
+
+    async def close(self) -> None:
+        """Let the agent end, and wait for it."""
+        self.streams.writer.close()
+        await self.end(END_SECONDS if self._greeted else 0.0)
+        self.streams.inward.close()
+
+
+async def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether ``condition`` holds within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.01)
+    return True
+
+
+async def gather(awaitables: Iterable[Awaitable[_T]]) -> list[_T]:
+    """All results; if any fails for a reason that can be told, LaunchError with all such reasons."""
+    results = await asyncio.gather(*awaitables, return_exceptions=True)
+    reasons = []
+    for result in results:
+        if isinstance(result, LaunchError):
+            reasons.append(str(result))
+        elif isinstance(result, BaseException):
+            raise result
+    if reasons:
+        raise LaunchError("\n".join(reasons))
+    return [result for result in results if not isinstance(result, BaseException)]

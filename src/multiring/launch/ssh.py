@@ -1,0 +1,94 @@
+"""Agents on other hosts, started by ssh or by what stands for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import multiring
+from multiring.launch import LaunchError
+from multiring.launch.connection import END_SECONDS, Connection, Streams, wait_until
+from multiring.launch.processes import describe_exit
+
+SSH = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=15")
+"""No password can be asked for; a host that vanishes is noticed."""
+
+STDERR_BYTES = 2000
+STDERR_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Target:
+    """A host, the command that reaches it, and the Python to use there."""
+
+    host: str
+    ssh: Sequence[str]
+    python: str
+
+
+class SshAgent(Connection):
+    """An agent on another host, at the other end of ssh."""
+
+    def __init__(self, target: Target, streams: Streams, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+        super().__init__(target.host, streams)
+        self._target = target
+        self._process = process
+        self._errors = errors
+        self._said = b""
+        asyncio.get_running_loop().add_reader(errors, self._listen)
+
+    @classmethod
+    async def connect(cls, target: Target) -> SshAgent:
+        """Start an agent by ``ssh host python -m multiring.launch.agent``."""
+        try:
+            process = subprocess.Popen(
+                [*target.ssh, target.host, shlex.quote(target.python), "-m", "multiring.launch.agent"],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # out of reach of the terminal's Ctrl-C, which is for the launcher
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot execute {target.ssh[0]!r} for host {target.host}: {error.strerror}") from None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        return cls(target, await Streams.of_pipes(process.stdout, process.stdin), process, process.stderr)
+
+    def _listen(self) -> None:
+        data = os.read(self._errors.fileno(), STDERR_BYTES)
+        self._said = (self._said + data)[-STDERR_BYTES:]
+        if not data:
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        if not self._errors.closed:
+            asyncio.get_running_loop().remove_reader(self._errors)
+            self._errors.close()
+
+    async def why(self) -> str:
+        await self.end(END_SECONDS)
+        ssh, python = self._target.ssh[0], self._target.python
+        code = self._process.returncode
+        lines = self._said.decode(errors="replace").splitlines()
+        if code == 127:
+            remedy = f"is there {python} on it? Another is given by --python"
+        elif any("No module named" in line for line in lines):
+            remedy = f"install multiring {multiring.__version__} for {python} on it"
+        else:
+            remedy = f"try by hand: {ssh} {self.host} true"
+        return f"{ssh} has ended: {describe_exit(code)}; {remedy}" + "".join(f"\n    {line}" for line in lines)
+
+    async def end(self, seconds: float) -> None:
+        if not await wait_until(lambda: self._process.poll() is not None, seconds):
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        await wait_until(lambda: self._errors.closed, STDERR_SECONDS)
+        self._stop_listening()
