@@ -10,6 +10,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
+.NOTPARALLEL:  # two pips in one environment do not get along
 .PHONY: help demo test check wheel native clean
 
 help:  ## list the targets
@@ -40,12 +41,13 @@ clean:  ## remove all that make made
 
 # Each stamp below is one step of the setup, redone only when what it was made from changes.
 
-$(BIN)/python:
+$(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("multiring needs Python 3.10 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": set PYTHON=python3.X")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -q 'pip>=25.1'
+	$(PIP) install -q 'pip>=25.1'  # the first that knows --group
+	touch $@
 
-$(VENV)/.build: pyproject.toml | $(BIN)/python
+$(VENV)/.build: pyproject.toml | $(VENV)/.python
 	$(PIP) install -q --group build
 	touch $@
 
@@ -54,14 +56,14 @@ $(VENV)/.package: $(VENV)/.build CMakeLists.txt $(CXX_SOURCES)
 	touch $@
 
 # A torch that PYTHON can import is used where it lies, through a .pth file.
-$(VENV)/.torch: | $(BIN)/python
+$(VENV)/.torch: | $(VENV)/.python
 	@$(PYTHON) -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' > $(VENV)/torch.pth 2>/dev/null \
 	  && mv $(VENV)/torch.pth $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth \
 	  || rm $(VENV)/torch.pth
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install -q $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.check $(VENV)/.wheel: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.demo $(VENV)/.test $(VENV)/.check $(VENV)/.wheel: $(VENV)/.%: pyproject.toml | $(VENV)/.python
 	$(PIP) install -q --group $*
 	touch $@
 

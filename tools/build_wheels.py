@@ -52,12 +52,11 @@ def build(python: str, compilers: Path) -> Path:
     pip = [str(bin_directory / "python"), "-m", "pip", "--disable-pip-version-check"]
     if not bin_directory.exists():
         subprocess.run([python, "-m", "venv", environment], check=True)
-        subprocess.run([*pip, "install", "-q", "pip>=25.1"], check=True)
+    subprocess.run([*pip, "install", "-q", "pip>=25.1"], check=True)  # the first that knows --group
     subprocess.run([*pip, "install", "-q", "--group", f"{ROOT}/pyproject.toml:build"], check=True)
 
     output, cmake = environment / "wheel", environment / "cmake"
-    for leftover in (output, cmake):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(output, ignore_errors=True)
     options = [f"cmake.define.CMAKE_TOOLCHAIN_FILE={ROOT}/tools/zig.cmake", f"build-dir={cmake}"]
     subprocess.run(
         [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", output, ROOT]

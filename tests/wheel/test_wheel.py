@@ -13,9 +13,15 @@ from interpreters import find_interpreters
 DIST = Path(__file__).resolve().parents[2] / "dist"
 
 SCRIPT = """
-import multiring
-import multiring._native
-print("native core of", multiring.__version__)
+import multiring as mr
+import numpy as np
+
+mr.init()
+x = np.arange(1000.0) + mr.rank()
+mr.all_reduce(x)
+assert (x == 2 * np.arange(1000.0) + 1).all()
+print("rank", mr.rank(), "of", mr.world_size())
+mr.shutdown()
 """
 
 
@@ -32,6 +38,7 @@ def fitting(wheels: list[Path], version: tuple[int, int]) -> Path:
     return next(wheel for wheel in wheels if f"-{tag}-" in wheel.name)
 
 
+@pytest.mark.timeout(400)  # it installs NumPy
 @pytest.mark.parametrize(("version", "python"), find_interpreters().items(), ids=lambda value: str(value))
 def test_wheel_works_in_a_clean_environment(
     version: tuple[int, int], python: str, wheels: list[Path], tmp_path: Path
@@ -43,10 +50,12 @@ def test_wheel_works_in_a_clean_environment(
 
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
-    job = subprocess.run(["python", script], env=only_this, cwd=tmp_path, capture_output=True, text=True)
+    command = [tmp_path / "venv/bin/multiring", "run", "-n", "2", script]
+    job = subprocess.run(command, env=only_this, cwd=tmp_path, capture_output=True, text=True)
 
     assert job.returncode == 0, job.stderr
-    assert job.stdout.splitlines() == ["native core of 0.1.0"]
+    assert "rank 0 of 2" in job.stdout
+    assert "rank 1 of 2" in job.stdout
 
 
 def test_wheel_carries_the_package_and_nothing_else(wheels: list[Path]) -> None:
