@@ -103,6 +103,7 @@ class Links:
             for link in self._links.values():
                 for session in list(link.sessions):
                     self._expire(link, session)
+            del self._attach  # an event loop leaves cycles behind, and none shall hold the engine
 
     def _give_up(self, role: int, peers: Iterable[int], timeout: float) -> RendezvousError:
         links = [self._link(role, peer) for peer in sorted(peers)]

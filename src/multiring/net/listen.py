@@ -121,9 +121,12 @@ class Listener:
         try:
             keep_alive(sock)
             hello = await auth.run_async(sock, self._handshake())
+        except ConnectionError:  # whoever found a better address closes the others
+            sock.close()
+            return
         except (OSError, auth.Refused, asyncio.TimeoutError) as error:
             sock.close()
-            self._refuse(host, error)
+            self._refuse(host.removeprefix("::ffff:"), error)
             return
         finally:
             if len(self._unproven) == UNPROVEN:
