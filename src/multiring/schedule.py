@@ -135,9 +135,19 @@ class _Pieces:
 def in_blocks(spans: tuple[Span, ...], blocks: int) -> Iterator[tuple[int, Fraction, Fraction]]:
     """Cut spans of the buffer at the edges of its blocks: (block, lo, hi), lo and hi relative to the block."""
     for span in spans:
-        lo, hi = span.lo * blocks, span.hi * blocks
-        while lo < hi:
-            block = int(lo)
-            end = min(hi, Fraction(block + 1))
-            yield block, lo - block, end - block
-            lo = end
+        first, lo = _block(span.lo, blocks)
+        last, hi = _block(span.hi, blocks)
+        for block in range(first, last):
+            yield block, lo, _ONE
+            lo = _ZERO
+        if hi:
+            yield last, lo, hi
+
+
+_ZERO, _ONE = Fraction(0), Fraction(1)
+
+
+def _block(fraction: Fraction, blocks: int) -> tuple[int, Fraction]:
+    """The block that a fraction of the buffer is in, and where in it."""
+    block, rest = divmod(fraction.numerator * blocks, fraction.denominator)
+    return block, Fraction(rest, fraction.denominator) if rest else _ZERO

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from .methods import Step, steps
+from .methods import steps
 
 LONGEST_RING = 64
 """Members of the longest ring that is considered: its 63 steps, or messages at once, cost more than two rings of 8."""
@@ -55,19 +55,15 @@ def _flows(kind: str, method: str, size: int) -> tuple[_Flows, _Flows]:
 
 
 @lru_cache(maxsize=1024)
-def messages(kind: str, method: str, size: int) -> tuple[int, ...]:
-    """For each step, how many messages the busiest member sends or awaits."""
-    busiest = [0] * len(steps(kind, method, size, 0))
+def messages(kind: str, method: str, size: int, scattered: bool) -> tuple[int, ...]:
+    """For each step, how many messages the busiest member sends or awaits; ``scattered`` shares go one by one."""
+    busiest = [1] * len(steps(kind, method, size, 0))
     for position in {0, 1, size - 1}:
         for number, step in enumerate(steps(kind, method, size, position)):
-            busiest[number] = max(busiest[number], _messages(step, position))
-    return tuple(max(1, count) for count in busiest)
-
-
-def _messages(step: Step, position: int) -> int:
-    sent = sum(len(send.peers) for send in step.sends)
-    awaited = sum(len(set(wait.peers) - {position}) for wait in step.waits)
-    return max(sent, awaited)
+            sent = sum(len(send.peers) * (len(send.shares) if scattered else 1) for send in step.sends)
+            awaited = sum(len({*w.peers} - {position}) * (len(w.shares) if scattered else 1) for w in step.waits)
+            busiest[number] = max(busiest[number], sent, awaited)
+    return tuple(busiest)
 
 
 def serial(kind: str, method: str, size: int) -> float:
@@ -75,5 +71,5 @@ def serial(kind: str, method: str, size: int) -> float:
     if method == "ring" and kind in ("broadcast", "reduce"):
         return float(size - 1)
     if method == "tree":
-        return float(len(messages(kind, method, size)))
+        return float(len(steps(kind, method, size, 0)))
     return 0.0

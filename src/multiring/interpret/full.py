@@ -27,6 +27,7 @@ def prove_in_full(plan: Plan, schedules: Sequence[Schedule] | None = None) -> No
 @dataclass(frozen=True, slots=True)
 class _Message:
     sent: Instruction
+    extent: tuple[int, int]
     values: list[Value]
 
 
@@ -37,8 +38,9 @@ class _Machine:
         self._plan = plan
         self._condition = CONDITIONS[plan.collective]
         self._todo = [deque(s.instructions) for s in schedules]
-        fractions = {f for s in schedules for i in s.instructions for f in (i.lo, i.hi)} | {Fraction(0), Fraction(1)}
-        self._cuts = {fraction: number for number, fraction in enumerate(sorted(fractions))}
+        ratios = {f.as_integer_ratio() for s in schedules for i in s.instructions for f in (i.lo, i.hi)}
+        self._cuts = sorted(Fraction(*ratio) for ratio in ratios | {(0, 1), (1, 1)})
+        self._number = {cut.as_integer_ratio(): number for number, cut in enumerate(self._cuts)}
         self._buffers = [self._values(self._condition.before, rank) for rank in range(plan.world_size)]
         self._channels: dict[tuple[int, int], deque[_Message]] = {}
 
@@ -46,9 +48,13 @@ class _Machine:
         cells = len(self._cuts) - 1
         return [value for block in range(self._plan.blocks) for value in [state(self._plan, rank, block)] * cells]
 
-    def _cells(self, instruction: Instruction) -> slice:
-        start = instruction.block * (len(self._cuts) - 1)
-        return slice(start + self._cuts[instruction.lo], start + self._cuts[instruction.hi])
+    def _extent(self, instruction: Instruction) -> tuple[int, int]:
+        """The elementary spans of a block that an instruction is about."""
+        return self._number[instruction.lo.as_integer_ratio()], self._number[instruction.hi.as_integer_ratio()]
+
+    def _cells(self, block: int, extent: tuple[int, int]) -> slice:
+        start = block * (len(self._cuts) - 1)
+        return slice(start + extent[0], start + extent[1])
 
     def run(self) -> None:
         """Let every rank go on until it waits for a message that is not there; wake it when one comes."""
@@ -70,16 +76,18 @@ class _Machine:
         )
 
     def _send(self, rank: int, instruction: Instruction) -> None:
-        values = self._buffers[rank][self._cells(instruction)]
+        extent = self._extent(instruction)
+        values = self._buffers[rank][self._cells(instruction.block, extent)]
         if UNDEFINED in values:
             raise self._error(rank, instruction, "sends what it has not got")
         for peer in instruction.peers:
-            self._channels.setdefault((rank, peer), deque()).append(_Message(instruction, values))
+            self._channels.setdefault((rank, peer), deque()).append(_Message(instruction, extent, values))
 
     def _receive(self, rank: int, instruction: Instruction) -> None:
-        cells = self._cells(instruction)
+        extent = self._extent(instruction)
+        cells = self._cells(instruction.block, extent)
         parts = [
-            self._buffers[rank][cells] if peer == rank else self._take(rank, instruction, peer)
+            self._buffers[rank][cells] if peer == rank else self._take(rank, instruction, extent, peer)
             for peer in instruction.peers
         ]
         if instruction.kind == REDUCE:
@@ -87,10 +95,10 @@ class _Machine:
         else:
             (self._buffers[rank][cells],) = parts
 
-    def _take(self, rank: int, instruction: Instruction, peer: int) -> list[Value]:
+    def _take(self, rank: int, instruction: Instruction, extent: tuple[int, int], peer: int) -> list[Value]:
         message = self._channels[peer, rank].popleft()
         sent = message.sent
-        if (sent.phase, sent.lo, sent.hi) != (instruction.phase, instruction.lo, instruction.hi):
+        if sent.phase != instruction.phase or message.extent != extent:
             raise self._error(
                 rank,
                 instruction,
@@ -136,7 +144,7 @@ class _Machine:
 
     def _broken(self, rank: int, cell: int, value: Value, promised: Value) -> str:
         block, number = divmod(cell, len(self._cuts) - 1)
-        lo, hi = sorted(self._cuts)[number : number + 2]
+        lo, hi = self._cuts[number : number + 2]
         return (
             f"plan {self._plan.id} ({self._plan.collective}): rank {rank} ends with {_shown(value)} in [{lo},{hi}) of "
             f"block {block}, not {_shown(promised)}"
