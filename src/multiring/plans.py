@@ -1,4 +1,4 @@
-"""The plans of one communicator: chosen when a size is first met, proved, and installed in the engine."""
+"""The plans of one communicator: chosen when a size is first met, proved by rank 0, and installed in the engine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from multiring.schedule import schedule
 
 if TYPE_CHECKING:
     from multiring.rendezvous import World
-
-PROVED_RANKS = 64
-"""Rank 0 proves every plan of worlds up to this size before its first use; larger ones are proved by the tests."""
 
 
 class Plans:
@@ -52,7 +49,7 @@ class Plans:
 
     def _install(self, plan: Plan) -> int:
         if plan.id not in self._installed:
-            if self._rank == 0 and plan.world_size <= PROVED_RANKS:
+            if self._rank == 0:
                 prove(plan)
             mine = schedule(plan, self._rank)
             instructions, peers = mine.table()
