@@ -138,7 +138,9 @@ class Listener:
             await self._handle(sock, hello)
 
     def _refuse(self, host: str, error: Exception) -> None:
-        if host not in self._strangers:
+        if isinstance(error, ConnectionError):  # a peer tries several addresses at once and closes all but one
+            _log.debug("%s: a connection from %s ended before its proof", self._about, host)
+        elif host not in self._strangers:
             self._strangers.add(host)
             reason = "it did not prove itself in time" if isinstance(error, asyncio.TimeoutError) else error
             _log.warning("%s refused a connection from %s: %s", self._about, host, reason)
