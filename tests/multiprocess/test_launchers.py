@@ -1,0 +1,85 @@
+"""init() under the launchers that people have: torchrun, mpirun, Slurm's variables, and variables set by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+PROGRAM = str(Path(__file__).with_name("launchers.py"))
+
+
+def clean_environment() -> dict[str, str]:
+    own = ("MULTIRING_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC")
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own) and name not in names}
+    source = str(Path(__file__).parents[2] / "src")
+    return {**kept, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start(words: Sequence[str], **variables: str) -> subprocess.Popen[str]:
+    environment = {**clean_environment(), **variables}
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def check(processes: Sequence[subprocess.Popen[str]], size: int) -> None:
+    output = "".join([process.communicate(timeout=90)[0] for process in processes])
+    assert [process.returncode for process in processes] == [0] * len(processes), output
+    for rank in range(size):
+        assert f"rank {rank} of {size} sums to {'1' * size}" in output, output
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+def test_torchrun() -> None:
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), PROGRAM]
+    check([start([sys.executable, *words])], 2)
+
+
+def test_variables_set_by_hand() -> None:
+    here = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    check([start([sys.executable, PROGRAM], **here, RANK=str(rank)) for rank in range(3)], 3)
+
+
+def test_slurm() -> None:
+    port = free_port()
+    here = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "3",
+        "MULTIRING_PORTS": f"{port}-{port + 3}",
+    }
+    check([start([sys.executable, PROGRAM], **here, SLURM_PROCID=str(rank)) for rank in range(2)], 2)
+
+
+@pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed")
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_mpirun(by_hand: bool) -> None:
+    words = ["mpirun", "-n", "2"]
+    more = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    more["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+    if by_hand:
+        more |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    elif not importlib.util.find_spec("mpi4py"):
+        pytest.skip("mpi4py is not installed")
+    check([start([*words, sys.executable, PROGRAM], **more)], 2)
+
+
+def test_contradictory_environment_is_one_clear_error() -> None:
+    process = start([sys.executable, PROGRAM], RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "RANK and WORLD_SIZE gives MASTER_ADDR=127.0.0.1 and MASTER_PORT=None: set both" in said
