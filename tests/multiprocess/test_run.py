@@ -251,8 +251,10 @@ def test_a_second_interrupt_kills_at_once(launch: Launch) -> None:
         import os, signal, time
         def ignore(number, frame):
             open(f"ignored-{os.environ['RANK']}", "w").close()
+        def record(number, frame):
+            open("terminated", "w").close()
         signal.signal(signal.SIGINT, ignore)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, record)
         open(f"ready-{os.environ['RANK']}", "w").close()
         while True:
             time.sleep(1)
@@ -264,7 +266,8 @@ def test_a_second_interrupt_kills_at_once(launch: Launch) -> None:
         for name in ("ignored-0", "ignored-1"):
             launch.wait_for_file(name)
         process.send_signal(signal.SIGINT)
-        assert process.wait(4) == 130
+        assert process.wait(30) == 130
+    assert not (launch.directory / "terminated").exists()
 
 
 def test_user_signals_reach_the_ranks(launch: Launch) -> None:

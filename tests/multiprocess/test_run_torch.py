@@ -8,23 +8,7 @@ from launching import Launch
 pytest.importorskip("torch")
 
 
-def test_torch_finds_its_store(launch: Launch) -> None:
-    script = launch.script("""
-        import torch
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        x = torch.arange(4) * (dist.get_rank() + 1)
-        dist.all_reduce(x)
-        print(x.tolist())
-        dist.destroy_process_group()
-    """)
-    result = launch.run("-n", "2", script)
-    assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.splitlines()) == ["[0, 3, 6, 9]", "[1] [0, 3, 6, 9]"]
-
-
-def test_restarted_ranks_meet_again(launch: Launch) -> None:
+def test_ranks_meet_and_meet_again_after_a_restart(launch: Launch) -> None:
     script = launch.script("""
         import os, time
         import torch
