@@ -1,8 +1,8 @@
 """Ranks as processes of one host, joined by bare socket pairs: engines without rendezvous.
 
 ``run(n, program)`` starts n processes that each call ``program(rank)``, a function of ``engine_programs``; what it
-returns comes back as JSON. A process that dies of a signal gives ``None``. With ``tcp`` the ranks share no memory, as if each
-had a host of its own.
+returns comes back as JSON. A process that dies of a signal gives ``None``. With ``tcp`` the ranks share no memory,
+as if each had a host of its own.
 """
 
 from __future__ import annotations

@@ -1,0 +1,109 @@
+"""The code of README.md and docs/ runs, and prints what the documents say it prints.
+
+A block whose first line is ``# name`` is a file of that name in the directory where the document's blocks are run,
+beside the clone's own ``examples`` and ``lab``. A ``python`` block is a program for two ranks; in docs/lab.md for one
+process, which needs root. A ``console`` block is a session: every ``$`` line is run, and the lines below it are what
+it prints, ``...`` standing for anything. ``sh`` blocks need other machines: not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multiring import lab
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@dataclass(frozen=True)
+class Block:
+    document: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        named = re.match(r"# ([\w-]+\.\w+)$", self.text.partition("\n")[0])
+        return named[1] if named else ""
+
+    @property
+    def in_lab(self) -> bool:
+        return self.document.name == "lab.md"
+
+    def __str__(self) -> str:
+        return f"{self.document.name}:{self.line}"
+
+
+def blocks_of(document: Path) -> list[Block]:
+    text = document.read_text()
+    fences = re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(document, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2]) for fence in fences]
+
+
+BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
+
+
+@pytest.fixture
+def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A directory with all named blocks of the document that the test's block stands in."""
+    for name in ("examples", "lab"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for block in BLOCKS:
+        if block.document == request.node.callspec.params["block"].document and block.name:
+            (tmp_path / block.name).write_text(block.text)
+    return tmp_path
+
+
+def run(command: str, directory: Path) -> str:
+    """What the command prints, both streams together; it must succeed."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    job = subprocess.run(
+        ["bash", "-c", command],
+        cwd=directory,
+        env={**os.environ, "PATH": path, "COLUMNS": "120"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert job.returncode == 0, f"$ {command}\n{job.stdout}"
+    return job.stdout
+
+
+def programs() -> list[Any]:
+    reason = lab.obstacle()
+    needs_lab = [pytest.mark.lab, pytest.mark.skipif(reason is not None, reason=str(reason))]
+    found = [block for block in BLOCKS if block.language == "python"]
+    return [pytest.param(block, id=str(block), marks=needs_lab if block.in_lab else []) for block in found]
+
+
+@pytest.mark.parametrize("block", programs())
+def test_program_runs(block: Block, directory: Path) -> None:
+    (directory / "block.py").write_text(block.text)
+    run("python block.py" if block.in_lab else "multiring run -n 2 block.py", directory)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "console"], ids=str)
+def test_session_prints_what_is_shown(block: Block, directory: Path) -> None:
+    _, *entries = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
+    for entry in entries:
+        command, _, shown = entry.partition("\n")
+        printed = run(command, directory)
+        pattern = re.escape(shown.strip()).replace(r"\.\.\.", ".*")
+        assert re.fullmatch(pattern, _plain(printed), re.DOTALL), (
+            f"$ {command}\n{printed}\nThe document shows:\n{shown}"
+        )
+
+
+def _plain(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip()
