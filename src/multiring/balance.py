@@ -1,36 +1,52 @@
 """Sharing the work of an all-reduce among members with unequal links.
 
-k members at one switch, member i with bandwidth B_i and share w_i of S bytes. It sends and receives all but its share
-of the contributions, and its share k - 1 times: (1 - w_i) S + (k-1) w_i S = (1 + (k-2) w_i) S each way. No
-element can do with fewer than 2 (k-1) messages, nor a member with less than S. So no algorithm is faster than
+k members at one switch, member i with bandwidth B_i and share w_i of S bytes, by reduce_scatter and all_gather. Each
+way it sends or receives all but its share of the contributions, and its share k - 1 times: (1 - w_i) S + (k-1) w_i S.
+What it owns it may exchange further out as well, c times each way. So its link is busy for
 
-    T = max( S / min B,  2 (k-1) S / sum B ),
+    (1 + (k - 2 + c) w_i) S / B_i,
 
-and the shares that fill every link for that time, w_i ~ T B_i / S - 1, reach it. The slowest link bounds the first
-term: its member owns nothing.
+and the shares that keep every link busy for the same time are w_i ~ T B_i / S - 1. A member whose link is the
+bottleneck with no share at all gets none: it sends its contribution once and receives the sum once.
+
+No algorithm is faster than T for c = 0: no byte can do with fewer than 2 (k-1) messages, nor a member with less than
+S each way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .layout import Shape
 from .plan import SHARE_UNITS
 
 
-def shortest_time(bandwidths: Sequence[float]) -> float:
-    """Seconds per byte below which no all-reduce of members with these bandwidths can be."""
+def shortest_time(bandwidths: Sequence[float], beyond: float = 0.0) -> float:
+    """Seconds a byte that an all-reduce takes at least, where each byte goes ``beyond`` its owner so many times."""
     if len(bandwidths) < 2:
         return 0.0
-    return max(1 / min(bandwidths), 2 * (len(bandwidths) - 1) / sum(bandwidths))
+    return max(1 / min(bandwidths), (2 * (len(bandwidths) - 1) + beyond) / sum(bandwidths))
 
 
-def fastest_shares(bandwidths: Sequence[float]) -> tuple[int, ...] | None:
-    """The shares that reach ``shortest_time``, in 64ths; None where equal shares do."""
-    if len(bandwidths) <= 2 or min(bandwidths) == max(bandwidths):
+def fastest_shares(shape: Shape, whole: Shape) -> tuple[int, ...] | None:
+    """The shares of the children of a shape, part of ``whole``, that reach the shortest time, in 64ths; None if equal
+    ones do."""
+    bandwidths, beyond = shape.bandwidths, _beyond(whole, shape.depth)
+    if len(bandwidths) - 2 + beyond <= 0 or min(bandwidths) == max(bandwidths):
         return None
-    time = shortest_time(bandwidths)
+    time = shortest_time(bandwidths, beyond)
     room = [max(time * bandwidth - 1, 0.0) for bandwidth in bandwidths]
     return _rounded([SHARE_UNITS * r / sum(room) for r in room])
+
+
+def _beyond(whole: Shape, depth: int) -> float:
+    """How many times a byte owned after the dimension of a depth is sent, and received, in the dimensions around it."""
+    total, part = 0.0, 1.0
+    for shapes in whole.by_depth[depth:]:
+        members = max(len(shape.children) for shape in shapes)
+        total += part * 2 * (members - 1) / members
+        part /= members
+    return total
 
 
 def _rounded(parts: Sequence[float]) -> tuple[int, ...]:

@@ -49,14 +49,14 @@ _OUT = {
     "reduce_scatter": {SPLIT: "reduce_scatter"},
     "reduce": {LEAD: "reduce"},
     "all_to_all": {ALL: "all_to_all"},
+    "barrier": {SPLIT: "reduce_scatter", LEAD: "reduce", ALL: "all_reduce"},
 }
 _BACK = {
     "all_reduce": {SPLIT: "all_gather", LEAD: "broadcast"},
+    "barrier": {SPLIT: "all_gather", LEAD: "broadcast"},
     "all_gather": {SPLIT: "all_gather"},
     "broadcast": {LEAD: "broadcast"},
 }
-for _ways in (_OUT, _BACK):
-    _ways["barrier"] = _ways["all_reduce"]
 
 
 def phase_kinds(collective: str, stages: Sequence[Stage]) -> list[tuple[int, str]]:
@@ -110,7 +110,7 @@ def _ownership_patterns(arranged: Layout, stages: Sequence[Stage]) -> dict[Shape
         for child in shape.children:
             visit(child)
         stage = stages[shape.depth - 1]
-        shares = fastest_shares(shape.bandwidths) if stage.weighted else None
+        shares = fastest_shares(shape, arranged.shape) if stage.weighted else None
         if len({len(owned[child]) for child in shape.children}) > 1:
             raise ValueError(f"mode all in {stage.dimension.level} and within needs units of one size")
         copies = zip(*(owned[child] for child in shape.children), strict=True)

@@ -62,6 +62,20 @@ class Shape:
         return tuple(accumulate((child.size for child in self.children[:-1]), initial=0))
 
     @cached_property
+    def by_depth(self) -> tuple[tuple[Shape, ...], ...]:
+        """The different shapes of each depth within, itself included, from depth 1."""
+        depths: list[dict[Shape, None]] = [{} for _ in range(self.depth)]
+
+        def walk(shape: Shape) -> None:
+            if shape.children and shape not in depths[shape.depth - 1]:
+                depths[shape.depth - 1][shape] = None
+                for child in shape.children:
+                    walk(child)
+
+        walk(self)
+        return tuple(tuple(shapes) for shapes in depths)
+
+    @cached_property
     def bandwidths(self) -> tuple[float, ...]:
         """Bytes a second that each child can both send and receive."""
         own = {edge.first: edge.link for edge in self.edges if edge.last == edge.first + 1}

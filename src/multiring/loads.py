@@ -42,6 +42,7 @@ class LinkMap:
         self.links: dict[Key, LinkClass] = {}
         self._blocked = blocked
         self._led = led
+        self._whole = shape
         self._size = shape.size
         self._shapes: list[tuple[Path, Shape]] = []
         self._turns: dict[int, list[int]] = {}
@@ -105,7 +106,7 @@ class LinkMap:
             for turn, ranks in enumerate(self._turns[shape.depth]):
                 owned[turn % len(owned)] += ranks
             return tuple(ranks / self._size for ranks in owned)
-        shares = fastest_shares(shape.bandwidths) if stages[shape.depth - 1].weighted else None
+        shares = fastest_shares(shape, self._whole) if stages[shape.depth - 1].weighted else None
         if shares is None:
             return (1 / len(shape.children),) * len(shape.children)
         return tuple(share / sum(shares) for share in shares)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import overload
 
 METHODS_OF = {
     "reduce_scatter": ("ring", "direct", "halving"),
@@ -101,7 +102,13 @@ class Tiling(Sequence[Ring]):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, index: int) -> Ring: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Ring, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Ring | tuple[Ring, ...]:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         if not -len(self) <= index < len(self):

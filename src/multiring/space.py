@@ -24,7 +24,7 @@ Options = list[list[Stage]]
 
 def grids(tree: Shape, levels: tuple[str, ...], collective: str) -> list[Grid]:
     """The grids for a ``canonical`` shape, those of fewer dimensions first."""
-    counts = {level: _sizes(here) for level, here in zip(levels, by_depth(tree), strict=True)}
+    counts = {level: _sizes(here) for level, here in zip(levels, tree.by_depth, strict=True)}
     found = [
         tuple(dimension for dimensions in grid for dimension in dimensions)
         for merged in _merged(levels, counts)
@@ -36,7 +36,7 @@ def grids(tree: Shape, levels: tuple[str, ...], collective: str) -> list[Grid]:
 
 def options(grid: Grid, shape: Shape, collective: str) -> Iterator[Options]:
     """The choices of modes and of shares for a shape arranged in a grid, each with its methods."""
-    shapes = by_depth(shape)
+    shapes = shape.by_depth
     for modes in _modes(collective, grid, shapes):
         plain = [
             [Stage(dimension, mode, method) for method in _methods(collective, mode, here, shapes)]
@@ -45,21 +45,7 @@ def options(grid: Grid, shape: Shape, collective: str) -> Iterator[Options]:
         if all(plain):
             yield plain
             if collective not in BLOCKED:
-                yield from _weighted(plain, shapes)
-
-
-def by_depth(shape: Shape) -> list[list[Shape]]:
-    """The different shapes of each depth, from depth 1."""
-    depths: list[dict[Shape, None]] = [{} for _ in range(shape.depth)]
-
-    def walk(shape: Shape) -> None:
-        if shape.children and shape not in depths[shape.depth - 1]:
-            depths[shape.depth - 1][shape] = None
-            for child in shape.children:
-                walk(child)
-
-    walk(shape)
-    return [list(shapes) for shapes in depths]
+                yield from _weighted(plain, shape)
 
 
 def _merged(levels: tuple[str, ...], counts: dict[str, set[int]]) -> Iterator[list[tuple[str, ...]]]:
@@ -79,7 +65,7 @@ def _width(tree: Shape, levels: tuple[str, ...], merged: tuple[str, ...]) -> int
     def below(shape: Shape, generations: int) -> int:
         return sum(below(child, generations - 1) for child in shape.children) if generations else 1
 
-    return max(below(shape, len(merged)) for shape in by_depth(tree)[levels.index(merged[-1])])
+    return max(below(shape, len(merged)) for shape in tree.by_depth[levels.index(merged[-1])])
 
 
 def _dimensions(levels: tuple[str, ...], counts: dict[str, set[int]]) -> list[Grid]:
@@ -162,9 +148,9 @@ def _methods(collective: str, mode: str, here: Sequence[Shape], shapes: Sequence
     return (["direct", "ring"] if short else []) + halving
 
 
-def _weighted(plain: Options, shapes: Sequence[Sequence[Shape]]) -> Iterator[Options]:
+def _weighted(plain: Options, whole: Shape) -> Iterator[Options]:
     """The same with shares by bandwidth wherever links are unequal, if they are anywhere."""
-    unequal = [any(fastest_shares(shape.bandwidths) for shape in here) for here in shapes]
+    unequal = [any(fastest_shares(shape, whole) for shape in here) for here in whole.by_depth]
     weighted = [
         [Stage(stages[0].dimension, SPLIT, "direct", weighted=True)] if uneven and stages[0].mode == SPLIT else stages
         for stages, uneven in zip(plain, unequal, strict=True)

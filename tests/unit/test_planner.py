@@ -144,6 +144,14 @@ def test_a_host_behind_a_slow_card_owns_nothing():
     assert choice.chosen.prediction.seconds < 1.03 * choice.bound
 
 
+def test_nor_does_it_among_two_of_a_rack():
+    left, right = nested([[2, 2], [2, 2]], [card(400), card(400), CORE]).places
+    slow = replace(left, places=(left.places[0], replace(left.places[1], link=card(100))))
+    choice = choose(Topology(LEVELS[:3], (slow, right)), "all_reduce", 8 << 20)
+    slow_host = [load for load in choice.chosen.prediction.links if (load.level, load.rank) == ("host", 2)]
+    assert [(load.up, load.down) for load in slow_host] == [(8 << 20, 8 << 20)]
+
+
 def test_a_large_level_is_factorised():
     assert [phase.split()[1] for phase in phases(Topology.flat([4] * 64), 102 << 20)].count("host") in (4, 6)
 
