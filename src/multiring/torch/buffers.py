@@ -54,16 +54,16 @@ def only(entries: Sequence[_T]) -> _T:
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor in the order in which they lie in memory, sharing that memory."""
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise ValueError(
             f"multiring moves CPU tensors and this one is on {tensor.device}: "
             "create the group with backend 'nccl' for it, or hand over tensor.cpu()"
         )
     if tensor.layout != torch.strided:
         raise ValueError(f"multiring moves dense tensors, not {tensor.layout}: hand over tensor.to_dense()")
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor
     if plain.is_contiguous():
-        return plain.view(-1)
+        return plain if plain.dim() == 1 else plain.view(-1)
     if _dense(plain):
         return plain.as_strided((plain.numel(),), (1,))
     raise ValueError(
@@ -82,15 +82,20 @@ def _dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """`flat` for collectives that only move: number formats unknown to the communicator travel as bytes."""
+def raw(tensor: torch.Tensor) -> Any:
+    """The elements for a collective that only moves them: formats unknown to the communicator travel as bytes."""
     elements = flat(tensor)
-    return elements if elements.dtype in _REDUCIBLE else elements.view(torch.uint8)
+    return _shared(elements if elements.dtype in _REDUCIBLE else elements.view(torch.uint8))
 
 
-def reducible(tensor: torch.Tensor) -> torch.Tensor:
-    """`flat` for collectives that compute; TypeError for a number format that cannot be reduced."""
+def reducible(tensor: torch.Tensor) -> Any:
+    """The elements for a collective that computes; TypeError for a number format that cannot be reduced."""
     if tensor.dtype not in _REDUCIBLE:
         known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _REDUCIBLE))
         raise TypeError(f"multiring cannot reduce {tensor.dtype}; it knows {known}")
-    return flat(tensor)
+    return _shared(flat(tensor))
+
+
+def _shared(elements: torch.Tensor) -> Any:
+    """The same memory as the NumPy array that the communicator describes fastest; NumPy has no bfloat16."""
+    return elements if elements.dtype == torch.bfloat16 else elements.numpy()

@@ -29,6 +29,8 @@ def create(settings: Any, options: Options | None) -> MultiringGroup:
     ranks = list(settings.global_ranks_in_group)
     world = dist.group.WORLD
     if isinstance(world, MultiringGroup):
+        if options is not None:
+            raise ValueError("pg_options: settings are the whole job's, give them to init_process_group")
         group = world.communicator.new_group(ranks, timeout=timeout)
         assert group is not None  # torch asks members only
         return MultiringGroup(group, timeout, group.close)

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import (
 )
 
 from multiring.comm import Communicator
-from multiring.torch.buffers import only, op_name, raw, reducible
+from multiring.torch.buffers import flat, only, op_name, raw, reducible
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.torch.work import OrderedWatcher, Part, Watcher, Work
 
@@ -138,17 +138,17 @@ class MultiringGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         opts = opts or ReduceScatterOptions()
-        blocks = torch.cat([reducible(tensor) for tensor in only(inputs)])
+        blocks = torch.cat([flat(tensor) for tensor in only(inputs)])
         return self._work([self._reduce_scatter(only(outputs), blocks, opts)], outputs)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         opts = opts or ReduceScatterOptions()
-        return self._work([self._reduce_scatter(output, reducible(input), opts)], [output])
+        return self._work([self._reduce_scatter(output, input, opts)], [output])
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = opts or ReduceScatterOptions()
         pairs = zip(outputs, inputs, strict=True)
-        return self._work([self._reduce_scatter(out, reducible(x), opts) for out, x in pairs], outputs)
+        return self._work([self._reduce_scatter(output, tensor, opts) for output, tensor in pairs], outputs)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
@@ -216,13 +216,8 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _work(self, steps: list[Step], result: list[Any]) -> Work:
         parts = [part for step in steps for part in step.parts]
-        finishes = [step.finish for step in steps if step.finish is not None]
-
-        def finish() -> None:
-            for last in finishes:
-                last()
-
-        work = Work(parts, result, finish if finishes else None, watcher=self._collectives)
+        finish = [step.finish for step in steps if step.finish is not None]
+        work = Work(parts, result, finish, watcher=self._collectives)
         if not parts:
             work.wait()
         return work
@@ -235,6 +230,14 @@ class MultiringGroup(dist.ProcessGroup):
         part: Part = self.communicator.recv(raw(tensor), peer, tag, async_op=True, timeout=self._seconds(opts))
         return part
 
+    def _check(self, name: str, whole: Tensor, count: int, other: Tensor) -> None:
+        """ValueError unless ``whole`` has ``count`` elements of the type of ``other``."""
+        if whole.numel() != count or whole.dtype != other.dtype:
+            raise ValueError(
+                f"{name} over {self.size()} ranks: a tensor of {whole.numel()} x {whole.dtype} does not go with one of "
+                f"{other.numel()} x {other.dtype}"
+            )
+
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size()) if rank != self.rank()]
 
@@ -242,13 +245,8 @@ class MultiringGroup(dist.ProcessGroup):
         return self._step(opts, self.communicator.all_reduce, reducible(tensor), op_name(opts.reduceOp))
 
     def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> Step:
-        blocks, mine = raw(output), raw(input)
-        if blocks.dtype != mine.dtype or blocks.numel() != self.size() * mine.numel():
-            raise ValueError(
-                f"all_gather of {input.numel()} x {input.dtype} from {self.size()} ranks does not fit an output of "
-                f"{output.numel()} x {output.dtype}"
-            )
-        return self._step(opts, self.communicator.all_gather, mine, out=blocks)
+        self._check("all_gather", output, self.size() * input.numel(), input)
+        return self._step(opts, self.communicator.all_gather, raw(input), out=raw(output))
 
     def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> Step:
         if len(outputs) != self.size() or any(output.numel() != input.numel() for output in outputs):
@@ -265,23 +263,14 @@ class MultiringGroup(dist.ProcessGroup):
 
         return Step(step.parts, finish)
 
-    def _reduce_scatter(self, output: Tensor, blocks: Tensor, opts: Any) -> Step:
-        mine = reducible(output)
-        if blocks.dtype != mine.dtype or blocks.numel() != self.size() * mine.numel():
-            raise ValueError(
-                f"reduce_scatter of {blocks.numel()} x {blocks.dtype} over {self.size()} ranks does not fit an output "
-                f"of {output.numel()} x {output.dtype}"
-            )
-        return self._step(opts, self.communicator.reduce_scatter, blocks, op_name(opts.reduceOp), out=mine)
+    def _reduce_scatter(self, output: Tensor, input: Tensor, opts: Any) -> Step:
+        self._check("reduce_scatter", input, self.size() * output.numel(), output)
+        x, op = reducible(input), op_name(opts.reduceOp)
+        return self._step(opts, self.communicator.reduce_scatter, x, op, out=reducible(output))
 
     def _all_to_all(self, output: Tensor, input: Tensor, opts: Any) -> Step:
-        there, here = raw(output), raw(input)
-        if there.dtype != here.dtype or there.numel() != here.numel() or here.numel() % self.size():
-            raise ValueError(
-                f"all_to_all of {input.numel()} x {input.dtype} over {self.size()} ranks does not fit an output of "
-                f"{output.numel()} x {output.dtype}"
-            )
-        return self._step(opts, self.communicator.all_to_all, here, out=there)
+        self._check("all_to_all", output, input.numel(), input)
+        return self._step(opts, self.communicator.all_to_all, raw(input), out=raw(output))
 
     def _exchange(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> Step:
         """An all-to-all of any sizes: a message to and from every other rank."""

@@ -24,15 +24,15 @@ class Part(Protocol):
 class Work(dist.Work):
     """One or more works of the communicator and what remains to be done after them.
 
-    ``finish`` moves what arrived from staging into the caller's tensors. It runs once, in the thread that first asks
-    for the outcome. ``result`` is the value of the future; ``source`` the rank that a receive heard from.
+    ``finish`` moves what arrived from staging into the caller's tensors. It is called once, in the thread that first
+    asks for the outcome. ``result`` is the value of the future; ``source`` the rank that a receive heard from.
     """
 
     def __init__(
         self,
         parts: Sequence[Part],
         result: list[Any],
-        finish: Callable[[], None] | None = None,
+        finish: Sequence[Callable[[], None]] = (),
         *,
         watcher: Watcher,
         source: int = -1,
@@ -56,10 +56,10 @@ class Work(dist.Work):
         for part in self._parts:
             part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         with self._lock:
-            if self._finish is not None:
-                self._finish()
-                self._finish = None
-            self._settled = True
+            if not self._settled:
+                for step in self._finish:
+                    step()
+                self._settled = True
         return True
 
     def is_completed(self) -> bool:

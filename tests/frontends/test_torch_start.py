@@ -1,0 +1,107 @@
+"""Ways into torch beside ``init_process_group("multiring")``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch_helpers import Net, close, everyone, group, own, same, steps
+from torch_ranks import values
+
+import multiring
+from multiring.store import Server
+
+SECRET = b"the secret of a test's job"
+
+
+def leave_torch_without_its_variables(addresses: tuple[str, ...], secret_file: str) -> int:
+    """As under mpirun or srun: only multiring knows the ranks. Returns this rank."""
+    rank, size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+    os.environ.update(MULTIRING_RANK=rank, MULTIRING_WORLD_SIZE=size, MULTIRING_STORE=",".join(addresses))
+    os.environ.update(MULTIRING_SECRET_FILE=secret_file, MULTIRING_JOB="test")
+    return int(rank)
+
+
+def init_without_torchs_variables(addresses: tuple[str, ...], secret_file: str) -> None:
+    from multiring.torch import init
+
+    rank = leave_torch_without_its_variables(addresses, secret_file)
+    init(timeout=30)
+    size = dist.get_world_size()
+    assert (rank, size) == (dist.get_rank(), multiring.world_size())
+    x = own(rank, 10)
+    dist.all_reduce(x)
+    multiring.all_reduce(x, "max")
+    same(x, everyone(size, 10).sum(0))
+    gloo = dist.new_group(backend="gloo")  # finds the others in torch's store
+    dist.all_reduce(x, group=gloo)
+    same(x, everyone(size, 10).sum(0) * size)
+    dist.destroy_process_group()
+    multiring.barrier()
+    multiring.shutdown()
+
+
+def hook_under_gloo(addresses: tuple[str, ...], secret_file: str) -> None:
+    from multiring.torch import comm_hook
+
+    with group("gloo") as (rank, size):
+        leave_torch_without_its_variables(addresses, secret_file)
+        multiring.init(timeout=30)
+        net = DistributedDataParallel(Net(), bucket_cap_mb=0.002)
+        net.register_comm_hook(None, comm_hook)
+        steps(net, torch.optim.Adam(net.parameters(), 0.01), rank, size)
+        close(net)
+        assert multiring.stats()["plans"]
+        multiring.shutdown()
+
+
+def meet(tmp_path: Path, worker: Callable[..., None], world_size: int) -> None:
+    secret_file = tmp_path / "secret"
+    secret_file.write_bytes(SECRET)
+    server = Server(SECRET, job="test", bind=["127.0.0.1"])
+    try:
+        values(worker, server.addresses, str(secret_file), world_size=world_size)
+    finally:
+        server.close()
+
+
+def test_init_where_only_multiring_knows_the_ranks(tmp_path: Path) -> None:
+    meet(tmp_path, init_without_torchs_variables, 3)
+
+
+def test_comm_hook(tmp_path: Path) -> None:
+    meet(tmp_path, hook_under_gloo, 2)
+
+
+def init_alone() -> None:
+    from multiring.torch import init
+
+    for name in ("RANK", "WORLD_SIZE"):
+        del os.environ[name]
+    init()
+    x = own(3, 10)
+    dist.all_reduce(x)
+    same(x, own(3, 10))
+    assert dist.get_world_size() == 1
+    dist.destroy_process_group()
+
+
+def test_init_alone() -> None:
+    values(init_alone, world_size=1)
+
+
+def options() -> None:
+    from multiring.torch import Options
+
+    with group(pg_options=Options(arena_bytes="64M", timeout=20)):
+        assert multiring.init().world.settings.arena_bytes == 64 << 20
+        assert "all_reduce" in str(multiring.plan(1 << 20))
+    assert not multiring.is_initialized()
+
+
+def test_options_reach_multiring_and_its_functions_work_on_the_group() -> None:
+    values(options)
