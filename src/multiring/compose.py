@@ -151,6 +151,8 @@ def _owned_after(mode: str, rings: list[list[Ring]]) -> tuple[_Ownership, ...]:
     if mode == ALL:
         places = range(len(rings[0][0].members))
         return tuple(_by_span((s, r.members[i]) for r in copy for s in r.spans) for copy in rings for i in places)
+    if len(rings) > 1:
+        raise ValueError(f"mode {mode} stands around mode all; only the outermost dimensions can be all")
     (copy,) = rings
     if mode == LEAD:
         return (_by_span((span, ring.members[0]) for ring in copy for span in ring.spans),)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from topologies import CORE, card, nested, tree, unequal
 
 from multiring.bound import cut_bound
-from multiring.compose import ALL, LEAD, SPLIT, compose
+from multiring.compose import ALL, LEAD, SPLIT, Stage, compose
 from multiring.interpret import prove, prove_by_classes, prove_in_full
+from multiring.layout import Dimension
 from multiring.plan import COLLECTIVES, Plan, Tiling
 from multiring.planner import Candidate, candidates, choose
 from multiring.schedule import schedule
@@ -184,6 +185,15 @@ def test_a_world_of_one_has_nothing_to_do(collective):
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("hosts", [[1] * 67, [67]], ids=["67 hosts", "67 ranks"])
+def test_a_prime_number_of_members_too_many_for_one_ring(hosts, collective):
+    plan = choose(Topology.flat(hosts), collective, 1 << 24).plan
+    prove_in_full(plan)
+    if collective != "all_to_all":
+        assert max(len(ring.members) for phase in plan.phases for ring in phase.rings if phase.method != "tree") <= 64
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_to_all"])
 def test_ten_thousand_ranks_in_four_levels(collective):
     """Chosen and proved over classes; only the schedules asked for are expanded."""
     sizes = [[[8] * 8] * 16] * 10
@@ -193,8 +203,16 @@ def test_ten_thousand_ranks_in_four_levels(collective):
     prove(plan)
     steps = schedule(plan, 777).instructions
     assert all(peer == 777 or peer in range(10_240) for step in steps for peer in step.peers)
-    if collective in ("all_reduce", "barrier"):
+    if collective == "all_reduce":
         assert len(steps) < 100
+
+
+def test_only_the_outermost_dimensions_can_be_all():
+    stages = [Stage(Dimension(("rank",)), ALL, "direct"), Stage(Dimension(("host",)), SPLIT, "direct")]
+    with pytest.raises(ValueError, match="mode split stands around mode all"):
+        compose(Topology.flat([2, 2]), "all_reduce", stages, 4096)
+    with pytest.raises(ValueError, match="needs units of one size"):
+        compose(Topology.flat([2, 3]), "all_reduce", [replace(stage, mode=ALL) for stage in stages], 4096)
 
 
 @pytest.mark.parametrize(
