@@ -9,6 +9,9 @@
     rounds.py     what all ranks do in one step, added up by link
     symmetry.py   links and ranks that cannot be told apart
     lockstep.py   all ranks take each step together: any number of them
+    training.py   a training step whose backward pass overlaps with its calls
+    asynchronous.py   workers that exchange with parameter servers, each at its own pace
+    compare.py    the same training by several strategies
 """
 
 from __future__ import annotations
@@ -19,9 +22,18 @@ from ..schedule import SEND, schedule
 from ..topology import Topology
 from .calls import Call, Load, Outcome, Speeds
 from .exact import simulate_exactly
-from .lockstep import simulate_in_lockstep
+from .lockstep import simulate_in_lockstep, with_fastest_segments
 
-__all__ = ["Call", "Load", "Outcome", "Speeds", "simulate", "simulate_exactly", "simulate_in_lockstep"]
+__all__ = [
+    "Call",
+    "Load",
+    "Outcome",
+    "Speeds",
+    "simulate",
+    "simulate_exactly",
+    "simulate_in_lockstep",
+    "with_fastest_segments",
+]
 
 MOST_MESSAGES = 50_000
 """Messages up to which an irregular cluster is simulated rank by rank: some seconds."""

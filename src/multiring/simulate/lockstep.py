@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 
 import numpy as np
 
+from ..plan import Plan
 from ..topology import Topology
 from .calls import Call, Load, Outcome, Speeds, check_world
 from .flows import Connection, Simulation, Use
@@ -25,11 +26,43 @@ from .symmetry import Classes
 MOST_STEPS = 100_000
 """Steps of all segments together; beyond, steps of long rings are taken several at a time."""
 
+TRIAL_STEPS = 2_000
+"""The same where segment sizes are only compared."""
+
+SEGMENT_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+"""Segments that are compared, besides the whole buffer."""
+
 
 def simulate_in_lockstep(topology: Topology, calls: Sequence[Call], speeds: Speeds | None = None) -> Outcome:
     """Run the calls; they start in their order, at most ``speeds.lanes`` at a time."""
-    check_world(calls, topology.world_size)
-    return _Lockstep(Links(topology), calls, speeds or Speeds()).run()
+    return _Lockstep(_Cluster(topology, calls, speeds or Speeds()), calls, MOST_STEPS).run()
+
+
+def with_fastest_segments(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds | None = None) -> Plan:
+    """The plan with the segments that are fastest for a call by itself: its own, or one of ``SEGMENT_BYTES``."""
+    if not plan.phases:
+        return plan
+    sizes = {plan.segment_bytes, *(size for size in SEGMENT_BYTES if size < nbytes), max(nbytes, 64)}
+    calls = [Call(replace(plan, segment_bytes=size), nbytes) for size in sorted(sizes)]
+    cluster = _Cluster(topology, calls, speeds or Speeds())
+    return min(calls, key=lambda call: _Lockstep(cluster, [call], TRIAL_STEPS).run().seconds).plan
+
+
+class _Cluster:
+    """Links and ranks by what the plans of some calls have them do; plans that differ in segments only are one."""
+
+    def __init__(self, topology: Topology, calls: Sequence[Call], speeds: Speeds):
+        check_world(calls, topology.world_size)
+        self.links = Links(topology)
+        self.speeds = speeds
+        self.rounds: dict[int, list[Round]] = {}
+        for call in calls:
+            if id(call.plan.phases) not in self.rounds:
+                self.rounds[id(call.plan.phases)] = list(rounds(call.plan, self.links, speeds))
+        found = [each for several in self.rounds.values() for each in several]
+        self.link_classes = Classes([np.array(self.links.capacity), *(each.flows for each in found)])
+        work = [values for each in found for values in (each.before, each.after, each.reduced)]
+        self.rank_classes = Classes([np.zeros(topology.world_size), *work])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +99,18 @@ class _Row:
 
 
 class _Lockstep:
-    def __init__(self, links: Links, calls: Sequence[Call], speeds: Speeds):
-        self._links = links
+    def __init__(self, cluster: _Cluster, calls: Sequence[Call], most_steps: int):
+        self._cluster = cluster
         self._calls = calls
-        self._speeds = speeds
-        plans = {id(call.plan): call.plan for call in calls}
-        found = {key: list(rounds(plan, links, speeds)) for key, plan in plans.items()}
-        everything = [each for several in found.values() for each in several]
-        self._link_classes, self._rank_classes = _classes(links, everything)
-        steps = {key: sum(each.times for each in several) for key, several in found.items()}
-        self._at_once = max(1.0, sum(call.segments * steps[id(call.plan)] for call in calls) / MOST_STEPS)
+        self._speeds = cluster.speeds
+        steps = {key: sum(each.times for each in several) for key, several in cluster.rounds.items()}
+        self._at_once = max(1.0, sum(call.segments * steps[id(call.plan.phases)] for call in calls) / most_steps)
         self._connections: defaultdict[Hashable, Connection] = defaultdict(Connection)
         self._strides = {
-            key: [stride for each in several for stride in self._cut(each)] for key, several in found.items()
+            key: [stride for each in several for stride in self._cut(each)] for key, several in cluster.rounds.items()
         }
-        self._simulation = Simulation([links.capacity[link] for link in self._link_classes.first])
-        self._free_at = [0.0] * len(self._rank_classes.first)
+        self._simulation = Simulation([cluster.links.capacity[link] for link in cluster.link_classes.first])
+        self._free_at = [0.0] * len(cluster.rank_classes.first)
         self._begun = [0] * len(calls)
         self._flying: list[deque[_Row]] = [deque() for _ in calls]
         self._times = [(0.0, 0.0)] * len(calls)
@@ -96,8 +125,8 @@ class _Lockstep:
     def _cut(self, each: Round) -> list[_Stride]:
         """A round as strides of ``_at_once`` steps."""
         count = ceil(each.times / self._at_once)
-        flows = each.flows[self._link_classes.first]
-        amounts = np.stack([each.before, each.after, each.reduced])[:, self._rank_classes.first]
+        flows = each.flows[self._cluster.link_classes.first]
+        amounts = np.stack([each.before, each.after, each.reduced])[:, self._cluster.rank_classes.first]
         work = (_Work(ranks, *does) for ranks, does in enumerate(amounts.T.tolist()) if any(does))
         use = Use(tuple((link, times) for link, times in enumerate(flows.tolist()) if times))
         stride = _Stride(
@@ -112,6 +141,9 @@ class _Lockstep:
         )
         return [stride] * count
 
+    def _strides_of(self, number: int) -> list[_Stride]:
+        return self._strides[id(self._calls[number].plan.phases)]
+
     def _begin_when_ready(self, number: int) -> None:
         now = self._simulation.now
         self._simulation.at(max(now, self._calls[number].ready), partial(self._begin, number))
@@ -119,7 +151,7 @@ class _Lockstep:
     def _begin(self, number: int) -> None:
         now = self._simulation.now
         self._times[number] = (now, now)
-        if self._strides[id(self._calls[number].plan)]:
+        if self._strides_of(number):
             self._fill_window(number)
         else:
             self._end(number)
@@ -135,7 +167,7 @@ class _Lockstep:
 
     def _step(self, row: _Row) -> None:
         """Hand over the messages of the next stride."""
-        stride = self._strides[id(self._calls[row.call].plan)][row.number]
+        stride = self._strides_of(row.call)[row.number]
         slack = (stride.slack + stride.slack_per_byte * stride.message * row.nbytes) * stride.steps
         seconds = [(work.ranks, work.before * stride.steps) for work in stride.work]
         slack, ready_at = self._work(seconds, slack)
@@ -155,7 +187,7 @@ class _Lockstep:
 
     def _go_on(self, row: _Row) -> None:
         row.number += 1
-        if row.number < len(self._strides[id(self._calls[row.call].plan)]):
+        if row.number < len(self._strides_of(row.call)):
             self._step(row)
         else:
             self._finish(row)
@@ -174,7 +206,7 @@ class _Lockstep:
     def _finish(self, row: _Row) -> None:
         number = row.call
         flying = self._flying[number]
-        while flying and flying[0].number == len(self._strides[id(self._calls[number].plan)]):
+        while flying and flying[0].number == len(self._strides_of(number)):
             flying.popleft()
         self._fill_window(number)
         if not flying:
@@ -187,21 +219,10 @@ class _Lockstep:
             self._begin_when_ready(following)
 
     def _loads(self) -> tuple[Load, ...]:
+        links, classes = self._cluster.links, self._cluster.link_classes
         loads = [
-            Load(self._links.name(link), count, nbytes, nbytes / self._links.capacity[link])
-            for link, count, nbytes in zip(
-                self._link_classes.first, self._link_classes.count, self._simulation.carried, strict=True
-            )
+            Load(links.name(link), count, nbytes, nbytes / links.capacity[link])
+            for link, count, nbytes in zip(classes.first, classes.count, self._simulation.carried, strict=True)
             if nbytes
         ]
         return tuple(sorted(loads, key=lambda load: -load.seconds))
-
-
-def _classes(links: Links, everything: Sequence[Round]) -> tuple[Classes, Classes]:
-    """Links and ranks that do the same in all rounds."""
-    of_links, of_ranks = Classes(links.capacity), Classes([0.0] * links.world_size)
-    for each in everything:
-        of_links.refine(each.flows)
-        for values in (each.before, each.after, each.reduced):
-            of_ranks.refine(values)
-    return of_links, of_ranks

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..methods import Reduce, steps
-from ..plan import Phase, Plan, Ring
+from ..plan import Phase, Plan
 from .calls import Speeds
 from .links import Links
 
@@ -55,7 +55,7 @@ class Round:
 def rounds(plan: Plan, links: Links, speeds: Speeds) -> Iterator[Round]:
     """The rounds of a plan, in order."""
     for phase in plan.phases:
-        rings = [_Rings(phase, ring, units) for ring, units in _placed(phase, plan.world_size)]
+        rings = [_Rings(phase, *like, members) for like, members in _placed(phase, plan.world_size)]
         ends = sorted({end for ring in rings for end in ring.ends})
         begin = 0
         for end in ends:
@@ -64,12 +64,16 @@ def rounds(plan: Plan, links: Links, speeds: Speeds) -> Iterator[Round]:
             begin = end
 
 
-def _placed(phase: Phase, world_size: int) -> Iterator[tuple[Ring, Ranks]]:
-    """Each ring of a pattern with the ranks of all units that it stands over."""
+def _placed(phase: Phase, world_size: int) -> Iterator[tuple[tuple[float, tuple[int, ...]], Ranks]]:
+    """Rings that are alike, by their part of the buffer and their shares, with the ranks of all of them."""
+    found: dict[tuple[float, tuple[int, ...]], list[Ranks]] = {}
     for pattern, units in phase.tiles():
         places = np.arange(world_size)[None, :] if units is None else np.array(units, np.int64)
         for ring in pattern:
-            yield ring, places[:, list(ring.members)]
+            part = float(sum(span.hi - span.lo for span in ring.spans))
+            shares = ring.shares or (1,) * len(ring.members)
+            found.setdefault((part, shares), []).append(places[:, list(ring.members)])
+    return ((like, np.concatenate(members)) for like, members in found.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,12 @@ class _Step:
 
 
 class _Rings:
-    """One ring over many units: ``members[u, i]`` is the rank at position i in unit u."""
+    """Rings that are alike: ``members[u, i]`` is the rank at position i of ring u."""
 
-    def __init__(self, phase: Phase, ring: Ring, members: Ranks):
+    def __init__(self, phase: Phase, part: float, shares: tuple[int, ...], members: Ranks):
         self.members = members
-        self.part = float(sum(span.hi - span.lo for span in ring.spans))
-        self._steps = _steps(phase.kind, phase.method, ring.shares or (1,) * len(ring.members))
+        self.part = part
+        self._steps = _steps(phase.kind, phase.method, shares)
         self.ends = list(accumulate(step.times for step in self._steps))
 
     def at(self, number: int) -> _Step:

@@ -8,30 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 _GRAIN = 1e-9
-"""Loads that differ by less are equal."""
+"""Loads that differ by less, as a part of the largest, are equal."""
+
+_MULTIPLIER = np.uint64(6364136223846793005)
+"""Of the congruential generator by which what a member does is hashed (Knuth)."""
 
 
 class Classes:
-    """A partition that is refined by what its members do: at the end, one member stands for its class."""
+    """Members that did the same throughout: of each class the first member, and how many there are."""
 
-    def __init__(self, values: Iterable[float]):
-        self.of = np.unique(np.fromiter(values, np.float64), return_inverse=True)[1]
-
-    def refine(self, values: NDArray[np.float64]) -> None:
-        """Part members with different values."""
-        scale = float(np.abs(values).max())
-        if scale == 0:
-            return
-        grains = np.round(values / (scale * _GRAIN)).astype(np.int64)
-        kinds = np.unique(grains, return_inverse=True)[1]
-        self.of = np.unique(self.of * (int(kinds.max()) + 1) + kinds, return_inverse=True)[1]
-
-    @property
-    def first(self) -> list[int]:
-        """The first member of each class."""
-        return [int(member) for member in np.unique(self.of, return_index=True)[1]]
-
-    @property
-    def count(self) -> list[int]:
-        """How many members each class has."""
-        return [int(count) for count in np.unique(self.of, return_counts=True)[1]]
+    def __init__(self, does: Iterable[NDArray[np.float64]]):
+        """``does`` yields what each member does, once for each occasion."""
+        hashes: NDArray[np.uint64] | None = None
+        for values in does:
+            scale = float(np.abs(values).max()) or 1.0
+            grains = np.round(values / (scale * _GRAIN)).astype(np.int64).view(np.uint64)
+            hashes = (grains if hashes is None else hashes) * _MULTIPLIER + (grains ^ (grains >> np.uint64(29)))
+        if hashes is None:
+            raise ValueError("there is no occasion on which members could differ")
+        _, first, count = np.unique(hashes, return_index=True, return_counts=True)
+        order = np.argsort(first)
+        self.first = first[order].tolist()
+        self.count = count[order].tolist()

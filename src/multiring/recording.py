@@ -1,0 +1,109 @@
+"""A recording: what one training step of one rank asks of the network, and when.
+
+The file is JSON (docs/recording.md)::
+
+    {"name": "resnet50", "forward": 0.0547, "gradients": [[8196000, 0.0001], ...]}
+
+``forward`` is the seconds before the first gradient is begun; each gradient has its size in bytes and the seconds of
+the backward pass that end with it, in the order in which backward produces them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Bytes, and the seconds of backward that produce them after the gradient before."""
+
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A training step of one rank: ``forward`` seconds, then the gradients in the order of backward."""
+
+    name: str
+    forward: float
+    gradients: tuple[Gradient, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The whole step without communication."""
+        return self.forward + sum(gradient.seconds for gradient in self.gradients)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all gradients."""
+        return sum(gradient.nbytes for gradient in self.gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients fused into one buffer, complete ``ready`` seconds after the step began."""
+
+    nbytes: int
+    ready: float
+
+
+def buckets(recording: Recording, limits: Sequence[int]) -> list[Bucket]:
+    """Fuse gradients in their order: a bucket is closed when it would outgrow its limit; the last limit repeats."""
+    found: list[Bucket] = []
+    filled, clock = 0, recording.forward
+    for gradient in recording.gradients:
+        limit = limits[min(len(found), len(limits) - 1)]
+        if filled and filled + gradient.nbytes > limit:
+            found.append(Bucket(filled, clock))
+            filled = 0
+        filled += gradient.nbytes
+        clock += gradient.seconds
+    if filled:
+        found.append(Bucket(filled, clock))
+    return found
+
+
+def save(recording: Recording, path: Path) -> None:
+    """Write a recording."""
+    gradients = [[gradient.nbytes, gradient.seconds] for gradient in recording.gradients]
+    path.write_text(json.dumps({**asdict(recording), "gradients": gradients}) + "\n")
+
+
+def load(path: Path) -> Recording:
+    """Read a recording; OSError if it cannot be read, ValueError with its path if it is wrong."""
+    try:
+        return _parse(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _parse(file: Any) -> Recording:
+    if not isinstance(file, dict) or set(file) != {"name", "forward", "gradients"}:
+        found = ", ".join(map(str, file)) if isinstance(file, dict) else type(file).__name__
+        raise ValueError(f"a recording is an object of name, forward and gradients, not of {found}")
+    if not isinstance(file["name"], str) or not file["name"]:
+        raise ValueError(f"name is {file['name']!r}; it must be text")
+    if not isinstance(file["gradients"], list) or not file["gradients"]:
+        raise ValueError("gradients must be a list of pairs: bytes and seconds")
+    gradients = tuple(_gradient(number, pair) for number, pair in enumerate(file["gradients"]))
+    return Recording(file["name"], _seconds(file["forward"], "forward"), gradients)
+
+
+def _gradient(number: int, pair: Any) -> Gradient:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise ValueError(f"gradient {number} is {pair!r}; it must be a pair: bytes and seconds")
+    nbytes, seconds = pair
+    if type(nbytes) is not int or nbytes < 1:
+        raise ValueError(f"gradient {number} has {nbytes!r} bytes; it must be a whole number above 0")
+    return Gradient(nbytes, _seconds(seconds, f"gradient {number}"))
+
+
+def _seconds(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise ValueError(f"{where} takes {value!r} seconds; it must be a number of 0 or more")
+    return float(value)

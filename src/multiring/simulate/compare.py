@@ -1,0 +1,112 @@
+"""The same training on the same cluster by several strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..plan import Plan
+from ..recording import Recording
+from ..strategies import STRATEGIES, Strategy, strategy
+from ..topology import Topology
+from . import with_fastest_segments
+from .asynchronous import simulate_servers
+from .calls import Load, Speeds
+from .spread import slowest, slowness
+from .training import Step, simulate_step
+
+GROUPS = 8
+"""Groups of hosts that are synchronous within, as many as Kurth et al. 2017 had."""
+
+ASYNCHRONOUS = {
+    "async-server": "parameter server, asynchronous, a shard on every host: DistBelief 2012, Project Adam 2014",
+    "groups": f"{GROUPS} synchronous groups, asynchronous between them: Kurth et al. 2017 (arXiv 1708.05256)",
+}
+"""Strategies that are no collectives: they live in the simulator only."""
+
+NAMES = (*STRATEGIES, *ASYNCHRONOUS)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What is trained where: a step of one rank, the cluster, what its ranks need, and the spread of their speeds."""
+
+    topology: Topology
+    recording: Recording
+    speeds: Speeds
+    spread: float = 0.0
+    overlap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one strategy: seconds of a step and in it, the busiest link; ``note`` says more, or why there is no step."""
+
+    strategy: str
+    seconds: float | None = None
+    exposed: float = 0.0
+    efficiency: float = 0.0
+    busiest: Load | None = None
+    note: str = ""
+
+
+def simulate_strategy(training: Training, name: str) -> Result:
+    """One strategy; where the cluster does not allow it, the result says why."""
+    if name == "async-server":
+        return _asynchronous(name, training, _every_rank(training))
+    if name == "groups":
+        return _asynchronous(name, training, _every_group(training))
+    plans = _Plans(training, strategy(name))
+    try:
+        plans(training.recording.nbytes)
+    except ValueError as error:
+        return Result(name, note=str(error))
+    step = _step(training, plans)
+    return Result(name, step.seconds, step.exposed, step.efficiency, step.busiest)
+
+
+class _Plans:
+    """The plan of a strategy for each size class, a power of two, with its fastest segments."""
+
+    def __init__(self, training: Training, how: Strategy):
+        self._training = training
+        self._how = how
+        self._known: dict[int, Plan] = {}
+
+    def __call__(self, nbytes: int) -> Plan:
+        size_class = nbytes.bit_length()
+        if size_class not in self._known:
+            topology, speeds = self._training.topology, self._training.speeds
+            plan = self._how.plan(topology, nbytes)
+            self._known[size_class] = with_fastest_segments(topology, plan, nbytes, speeds)
+        return self._known[size_class]
+
+
+def _step(training: Training, plans: Callable[[int], Plan]) -> Step:
+    stretch = slowest(training.topology.world_size, training.spread)
+    return simulate_step(
+        training.topology, training.recording, plans, training.speeds, overlap=training.overlap, stretch=stretch
+    )
+
+
+def _asynchronous(name: str, training: Training, paces: list[float]) -> Result:
+    pace = simulate_servers(training.topology, paces, training.recording.nbytes, training.speeds)
+    compute = training.recording.seconds
+    note = f"misses {pace.staleness:.3g} updates a step"
+    return Result(name, pace.seconds, pace.seconds - compute, compute / pace.seconds, None, note)
+
+
+def _every_rank(training: Training) -> list[float]:
+    """Seconds of computation of each rank."""
+    ranks = training.topology.world_size
+    return [training.recording.seconds * slowness(rank, ranks, training.spread) for rank in range(ranks)]
+
+
+def _every_group(training: Training) -> list[float]:
+    """Seconds of a step within each group of hosts."""
+    topology = training.topology
+    hosts = list(dict.fromkeys(topology.hosts))
+    count = min(GROUPS, len(hosts))
+    first = set(hosts[: len(hosts) // count])
+    group = replace(training, topology=topology.restrict([r for r, host in enumerate(topology.hosts) if host in first]))
+    return [_step(group, _Plans(group, STRATEGIES["multiring"])).seconds] * count

@@ -1,0 +1,133 @@
+"""Training steps, parameter servers, and strategies side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from multiring.machines import machine
+from multiring.models import model
+from multiring.recording import Gradient, Recording
+from multiring.simulate import Speeds
+from multiring.simulate.asynchronous import simulate_servers
+from multiring.simulate.compare import NAMES, Training, simulate_strategy
+from multiring.simulate.spread import slowest, slowness
+from multiring.simulate.training import simulate_step
+from multiring.strategies import strategy
+from multiring.topology import Link, Topology
+
+FREE = Link(1e15, 1e15, 0.0)
+CARD = Link(1e9, 1e9, 10e-6)
+SIMPLE = Speeds(gamma=0.0, local_overhead=0.0, wire_overhead=0.0)
+MB = 1 << 20
+HOSTS = Topology.flat([1] * 4, FREE, CARD)
+"""An all-reduce of 8 MB takes 12.6 ms."""
+SUM = 2 * 3 / 4 * 8 * MB / 1e9
+
+
+def ring(nbytes: int):
+    return strategy("multiring:4").plan(HOSTS, nbytes)
+
+
+def step_of(gradients: int, seconds: float, **options):
+    recording = Recording("r", 0.1, tuple(Gradient(8 * MB, seconds) for _ in range(gradients)))
+    return simulate_step(HOSTS, recording, ring, SIMPLE, bucket_bytes=(8 * MB,), **options)
+
+
+def test_only_the_last_bucket_is_exposed_if_sums_are_faster_than_backward():
+    step = step_of(5, 2 * SUM)
+    assert step.compute == pytest.approx(0.1 + 10 * SUM)
+    assert step.exposed == pytest.approx(SUM, rel=0.02)
+    assert step.efficiency == pytest.approx(step.compute / (step.compute + SUM), rel=0.001)
+
+
+def test_sums_queue_if_backward_is_faster():
+    step = step_of(5, SUM / 2)
+    assert step.seconds == pytest.approx(0.1 + SUM / 2 + 5 * SUM, rel=0.02)
+    assert step.busiest.seconds == pytest.approx(5 * SUM, rel=0.02)
+
+
+def test_without_overlap_all_sums_are_exposed():
+    step = step_of(5, 2 * SUM, overlap=False)
+    assert step.exposed == pytest.approx(5 * SUM, rel=0.02)
+
+
+def test_the_slowest_rank_stretches_the_step():
+    plain, stretched = step_of(5, 2 * SUM), step_of(5, 2 * SUM, stretch=1.1)
+    assert stretched.slowest == pytest.approx(1.1 * plain.slowest)
+    assert stretched.seconds == pytest.approx(1.1 * plain.slowest + SUM, rel=0.01)
+    assert stretched.compute == plain.compute
+
+
+def test_one_rank_does_not_communicate():
+    recording = model("resnet50").recording(32, 200)
+    step = simulate_step(Topology.flat([1]), recording, lambda n: strategy("ring").plan(Topology.flat([1]), n))
+    assert step.seconds == pytest.approx(0.16)
+    assert step.efficiency == pytest.approx(1.0)
+    assert step.busiest is None
+
+
+def test_the_slowest_of_many_is_as_far_out_as_statistics_say():
+    assert slowest(1, 0.02) == 1.0
+    for ranks, deviations in ((10, 1.54), (100, 2.51), (1000, 3.24)):  # expected largest of so many normal values
+        assert slowest(ranks, 0.02) == pytest.approx(1 + 0.02 * deviations, abs=5e-4)
+    assert sum(slowness(place, 100, 0.02) for place in range(100)) == pytest.approx(100)
+
+
+def test_a_lone_worker_pushes_and_fetches():
+    pace = simulate_servers(Topology.flat([1] * 4, FREE, CARD), [0.1], 8 * MB, SIMPLE)
+    remote = 3 / 4 * 8 * MB / 1e9
+    assert pace.seconds == pytest.approx(0.1 + 2 * (remote + 10e-6))
+    assert pace.staleness == 0
+
+
+def test_many_workers_fill_the_cards():
+    busy = simulate_servers(Topology.flat([8] * 4, FREE, CARD), [0.01] * 32, 8 * MB, SIMPLE)
+    assert busy.seconds == pytest.approx(2 * 8 * 3 / 4 * 8 * MB / 1e9, rel=0.15)  # pushes and fetches of 8 a card
+    idle = simulate_servers(Topology.flat([8] * 4, FREE, CARD), [10.0] * 32, 8 * MB, SIMPLE)
+    assert idle.efficiency > 0.99
+    assert idle.staleness == pytest.approx(31, rel=0.1)  # all others update once while one computes
+
+
+def test_nobody_waits_for_a_slow_worker():
+    compute = [0.1] * 7 + [1.0]
+    pace = simulate_servers(Topology.flat([1] * 8, FREE, CARD), compute, MB, SIMPLE)
+    assert pace.seconds == pytest.approx(sum(compute) / 8, rel=0.05)
+
+
+def training(name: str, hosts: int, **options) -> Training:
+    host = machine(name)
+    recording = model("resnet50").recording(32, host.speed(model("resnet50")))
+    return Training(host.topology(hosts), recording, host.speeds(), **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_strategy_has_a_result(name):
+    result = simulate_strategy(training("big-basin", 4), name)
+    assert 0.3 < result.efficiency < 1
+    assert result.exposed == pytest.approx(result.seconds - 32 / 195)
+
+
+def test_a_strategy_that_does_not_fit_says_why():
+    result = simulate_strategy(training("minsky", 6), "halving")
+    assert result.seconds is None
+    assert result.note == "halving and doubling needs a power of two hosts, not 6"
+
+
+def test_spread_costs_what_the_slowest_rank_does():
+    plain, spread = (simulate_strategy(training("minsky", 8, spread=s), "multiring") for s in (0.0, 0.02))
+    assert spread.seconds / plain.seconds == pytest.approx(slowest(32, 0.02), rel=0.01)
+
+
+def test_more_bandwidth_shortens_the_step():
+    here = training("commodity", 8)
+    faster = Topology.flat([2] * 8, here.topology.places[0].places[0].link, Link(1e10, 1e10, 50e-6))
+    before, after = (simulate_strategy(t, "multiring") for t in (here, replace(here, topology=faster)))
+    assert after.exposed < 0.5 * before.exposed
+
+
+def test_ten_thousand_ranks():
+    result = simulate_strategy(training("dgx1", 1280), "multiring")
+    assert 0.9 < result.efficiency < 1
+    assert result.busiest.link.startswith("host")
