@@ -140,6 +140,10 @@ class Communicator:
         scratch = np.empty(self.size * nbytes, np.uint8)  # a plan leaves partial sums in all blocks
         address = scratch.ctypes.data
         copy(address, whole.pointer, scratch.nbytes)
+
+        def finish() -> None:  # keeps scratch alive: the engine lets go of it before
+            copy(mine.pointer, scratch.ctypes.data + self.rank * nbytes, nbytes)
+
         return self._call(
             _REDUCE_SCATTER,
             (scratch, out),
@@ -151,7 +155,7 @@ class Communicator:
             async_op,
             timeout,
             result=out,
-            finish=lambda: copy(mine.pointer, address + self.rank * nbytes, nbytes),
+            finish=finish,
         )
 
     def all_to_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from multiring import _native
 class Work:
     """Handle of an asynchronous call. The buffers are the caller's again when `wait` has returned or raised."""
 
-    __slots__ = ("_finish", "_parts", "_result")
+    __slots__ = ("_finish", "_finishing", "_parts", "_result")
 
     def __init__(
         self, parts: Sequence[_native.Work], result: Any = None, finish: Callable[[], None] | None = None
@@ -21,6 +22,7 @@ class Work:
         self._parts = parts
         self._result = result
         self._finish = finish
+        self._finishing = threading.Lock()  # several threads may wait; none returns before it is done
 
     def done(self) -> bool:
         """Whether the call has succeeded or failed, so that `wait` would not block."""
@@ -35,7 +37,8 @@ class Work:
         deadline = None if timeout is None else time.monotonic() + timeout
         for part in self._parts:
             part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            finish()
+        with self._finishing:
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
         return self._result
