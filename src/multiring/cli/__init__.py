@@ -9,7 +9,7 @@ import typer
 
 import multiring
 
-COMMANDS = ("run", "plan", "doctor", "bench", "lab")
+COMMANDS = ("run", "plan", "simulate", "doctor", "bench", "lab")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,111 @@
+"""The command: tables, sweeps, one's own cluster and job, and one line for what does not fit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from multiring.cli import simulate
+from multiring.cli.simulate import parse_values
+from multiring.recording import Gradient, Recording, save
+
+TOPOLOGY = """
+links.host = { rate = "8 Gbit/s", latency = "20 us" }
+host = [{ name = "a", ranks = 1 }, { name = "b", ranks = 1 }, { name = "c", ranks = 1 }]
+"""
+
+
+def run(*options: str) -> Result:
+    app = typer.Typer()
+    simulate.register(app)
+    return CliRunner().invoke(app, options, env={"COLUMNS": "150"})
+
+
+def test_a_table_of_strategies() -> None:
+    shown = run("--machine", "minsky", "--hosts", "6", "--strategy", "multiring,halving,async-server")
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    assert lines[0].startswith("resnet50 on 6 hosts, 24 ranks: 164 ms of computation, 97.49 MB of gradients")
+    rows = {line.split()[0]: line for line in lines[1:] if line.strip()}
+    assert "% busy" in rows["multiring"]
+    assert "needs a power of two hosts, not 6" in rows["halving"]
+    assert "updates a step" in rows["async-server"]
+
+
+def test_one_s_own_cluster_and_job(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(TOPOLOGY)
+    save(Recording("mine", 0.5, (Gradient(30 << 20, 0.5),)), tmp_path / "job.json")
+    files = ("--topology", str(tmp_path / "cluster.toml"), "--job", str(tmp_path / "job.json"))
+    shown = run(*files, "--strategy", "ring", "--json")
+    assert shown.exit_code == 0, shown.output
+    (point,) = json.loads(shown.stdout)
+    assert point["ranks"] == 3
+    (result,) = point["results"]
+    assert result["exposed"] == pytest.approx(2 * 2 / 3 * (30 << 20) / 1e9, rel=0.1)
+    assert result["seconds"] == pytest.approx(1 + result["exposed"])
+
+
+def test_a_sweep_and_its_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "efficiency.svg"
+    shown = run(
+        *("--machine", "commodity", "--strategy", "multiring,ring", "--sweep", "hosts=1..4", "--plot", str(picture))
+    )
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split() for line in shown.output.splitlines()[-4:]]
+    assert rows[0] == ["hosts", "multiring", "ring"]
+    assert [row[0] for row in rows[1:]] == ["1", "2", "4"]
+    efficiencies = [float(row[1].rstrip("%")) for row in rows[1:]]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+    assert "</svg>" in picture.read_text()
+
+
+def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    shown = run("--machine", "minsky", "--strategy", "ring", "--sweep", "hosts=1,2", "--plot", str(tmp_path / "a.png"))
+    assert shown.exit_code == 2
+    assert "pip install 'multiring[plot]'" in shown.output
+
+
+def test_numbers_have_sources() -> None:
+    shown = run("--machine", "minsky", "--sources")
+    assert shown.exit_code == 0, shown.output
+    assert "TensorFlow benchmarks" in shown.output
+    assert "2017" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ((), "either by --machine and --hosts or by --topology"),
+        (("--machine", "minsky", "--topology", "x.toml"), "either by --machine"),
+        (("--machine", "cray"), "unknown machine 'cray'; known are minsky"),
+        (("--machine", "minsky", "--model", "lenet"), "unknown model 'lenet'"),
+        (("--machine", "minsky", "--strategy", "rings"), "unknown strategy 'rings'"),
+        (("--machine", "minsky", "--gradients", "int8"), "'int8'; it may be float32 or float16"),
+        (("--machine", "minsky", "--sweep", "ranks=1..8"), "hosts or batch can be swept"),
+        (("--machine", "minsky", "--sweep", "hosts=8..1"), "'8..1' is no range"),
+        (("--machine", "minsky", "--plot", "a.png"), "--plot draws a sweep"),
+        (("--topology", "no.toml"), "no.toml: No such file"),
+        (("--machine", "two-sites", "--hosts", "3"), "not equally many at 2 sites"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(options: tuple[str, ...], fault: str) -> None:
+    shown = run(*options)
+    assert shown.exit_code == 2
+    assert fault in shown.output
+    assert len(shown.output.splitlines()) == 1
+
+
+def test_ranges() -> None:
+    assert parse_values("1..8") == [1, 2, 4, 8]
+    assert parse_values("3..20") == [3, 6, 12, 20]
+    assert parse_values("5..5") == [5]
+    assert parse_values("4,2") == [4, 2]
+    for wrong in ("", "0..4", "4..2", "a", "1,,2"):
+        with pytest.raises(ValueError, match="is no range"):
+            parse_values(wrong)
