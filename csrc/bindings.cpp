@@ -75,6 +75,7 @@ struct Range {
 };
 
 nb::object empty(Engine& engine, std::size_t bytes) {
+    engine.check_usable();
     auto range = std::make_unique<Range>(Range{engine.shared_arena(), nullptr});
     {
         const nb::gil_scoped_release nogil;
@@ -105,13 +106,32 @@ WorkHandle start(nb::handle self, std::uint32_t schedule, int collective, std::u
     return {nb::borrow(self), &engine, std::move(work)};
 }
 
+template <Collective collective>
+WorkHandle start_point(nb::handle self, std::uint32_t communicator, int other, std::int64_t tag, std::uintptr_t pointer,
+                       std::size_t count, int dtype, double timeout, nb::object owner) {
+    Engine& engine = nb::cast<Engine&>(self);
+    drop_owners(engine);
+    Call call{};
+    call.collective = collective;
+    call.pointer = reinterpret_cast<std::byte*>(pointer);
+    call.count = count;
+    call.dtype = code<Dtype>(dtype, dtype_names, "dtype");
+    call.timeout = timeout;
+    call.tag = static_cast<std::uint64_t>(tag);
+    auto work = engine.start_point(communicator, other, call, owner.ptr());
+    owner.release();  // given back through take_owners
+    return {nb::borrow(self), &engine, std::move(work)};
+}
+
 nb::dict statistics(const Engine& engine) {
     const Engine::Statistics from = engine.statistics();
     nb::dict result, peers;
-    result["collectives"] = from.collectives;
+    result["operations"] = from.operations;
     result["segments"] = from.segments;
     result["arena_allocated"] = from.arena_allocated;
     result["arena_committed"] = from.arena_committed;
+    result["seconds_in_calls"] = from.seconds_in_calls;
+    result["seconds_waiting"] = from.seconds_waiting;
     for (const auto& [peer, traffic] : from.peers) {
         nb::dict entry;
         entry["messages_sent"] = traffic.messages_sent;
@@ -190,15 +210,17 @@ void bind_work(nb::module_& m) {
 
 void bind_engine(nb::module_& m) {
     nb::class_<Engine>(m, "Engine")
-        .def(
-            "__init__",
-            [](Engine* self, int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
-               std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc) {
-                new (self) Engine({rank, world_size, static_cast<std::uint16_t>(generation),
-                                   hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds, inproc});
-            },
-            "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
-            "spin_seconds"_a = nb::none(), "inproc"_a = false)
+        .def(nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
+                         std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc) {
+                 auto* engine =
+                     new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
+                                 hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds, inproc});
+                 return std::shared_ptr<Engine>(engine, [](Engine* e) {
+                     if (!e->is_disowned()) delete e;
+                 });
+             }),
+             "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
+             "spin_seconds"_a = nb::none(), "inproc"_a = false)
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)
         .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a)
@@ -222,6 +244,10 @@ void bind_engine(nb::module_& m) {
             "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a, "timeout"_a)
         .def("start", &start, "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
              "timeout"_a, "owner"_a = nb::none())
+        .def("send", &start_point<Collective::send>, "communicator"_a, "dst"_a, "tag"_a, "pointer"_a, "count"_a,
+             "dtype"_a, "timeout"_a, "owner"_a = nb::none())
+        .def("recv", &start_point<Collective::recv>, "communicator"_a, "src"_a, "tag"_a, "pointer"_a, "count"_a,
+             "dtype"_a, "timeout"_a, "owner"_a = nb::none())
         .def("empty", &empty, "nbytes"_a)
         .def(
             "fail",

@@ -40,6 +40,9 @@ class Control {
     void send(const Notice& notice);
     void send_farewell();
     void close_all() noexcept;
+    void lock_for_fork() { mutex_.lock(); }
+    void unlock_after_fork() { mutex_.unlock(); }
+    void disown() noexcept { close_all(); }  // in a forked child
 
   private:
     struct Connection {

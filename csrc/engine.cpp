@@ -1,5 +1,6 @@
 #include "engine.hpp"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -8,12 +9,15 @@
 #include <cerrno>
 #include <stdexcept>
 
+#include "fork.hpp"
+
 namespace multiring {
 namespace {
 
 constexpr auto signal_interval = std::chrono::milliseconds(100);
-constexpr double default_spin = 100e-6, longest_spin = 0.1;     // a spinning caller sees no signals
-constexpr double forever = 1e8;                                 // seconds
+constexpr double default_spin = 100e-6, longest_spin = 0.1;  // a spinning caller sees no signals
+constexpr double forever = 1e8;                              // seconds
+constexpr auto notice_grace = std::chrono::milliseconds(100);
 constexpr auto yielding_budget = std::chrono::milliseconds(1);  // of giving the core away before sleeping
 
 }  // namespace
@@ -53,9 +57,11 @@ Engine::Engine(EngineOptions options)
     letterbox_->engine = this;
     choose_patience();
     thread_ = std::thread([this] { progress(); });
+    register_for_fork(*this);
 }
 
 Engine::~Engine() {
+    unregister_for_fork(*this);
     shutdown(0);
     machine_.reset();
     for (const int fd : {doorbell_, epoll_, data_epoll_}) close(fd);
@@ -72,9 +78,37 @@ const std::string& Engine::host(int rank) const {
                : options_.hosts[static_cast<std::size_t>(rank)];
 }
 
+namespace {
+
+// Programs that a rank starts must not keep its connections open.
+void close_on_exec(std::initializer_list<int> fds) {
+    for (const int fd : fds) fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+}  // namespace
+
 // ---- attaching ----------------------------------------------------------------------------------------------------
 
+void Engine::check_owned() const {
+    if (is_disowned())
+        throw std::runtime_error("this process was forked from rank " + std::to_string(options_.rank) +
+                                 ": the engine is its parent's; initialise multiring in the process that uses it");
+}
+
+void Engine::check_can_start(const Call& call) const {
+    if (failed_.load(std::memory_order_acquire) && !closed_.load(std::memory_order_acquire) && !is_disowned()) {
+        Failure failure = *this->failure();
+        if (failure.collective.empty()) {
+            failure.collective = name(call.collective);
+            failure.message += "; this " + failure.collective + " was not started";
+        }
+        throw EngineError(std::move(failure));
+    }
+    check_usable();
+}
+
 void Engine::check_usable() const {
+    check_owned();
     if (closed_.load(std::memory_order_acquire)) throw std::runtime_error("the engine is shut down");
     if (failed_.load(std::memory_order_acquire)) throw EngineError(*failure());
 }
@@ -107,6 +141,7 @@ void Engine::attach_local(int peer, int memory_fd, int doorbell_fd, int socket_f
         throw;
     }
     close(memory_fd);  // the mapping stays
+    close_on_exec({doorbell_fd, socket_fd});
     add_link(std::make_unique<LocalLink>(peer, options_.rank, *machine_, arena_, std::move(theirs), doorbell_fd));
     control_->attach(peer, socket_fd);
 }
@@ -131,11 +166,10 @@ void Engine::attach_tcp(int peer, std::vector<int> sockets) {
     check_usable();
     check_peer(peer);
     if (sockets.empty()) throw std::invalid_argument("no sockets given for rank " + std::to_string(peer));
+    for (const int socket : sockets) close_on_exec({socket});
     TcpLink::Events events;
     events.farewell = [this](int rank) { leave_notice({rank, ErrorKind::error, rank, "", true}); };
-    events.lost = [this](int rank, const std::string& reason) {
-        this->fail({ErrorKind::peer_lost, rank, host(rank), "", -1, rank_name(rank) + " " + reason});
-    };
+    events.lost = [this](int rank, const std::string& reason) { suspect(rank, rank_name(rank) + " " + reason); };
     auto link = std::make_unique<TcpLink>(peer, std::move(sockets), options_.generation, *machine_, pool_, data_epoll_,
                                           epoll_, key_of(Watched::hangup, peer), std::move(events));
     TcpLink* added = link.get();
@@ -148,10 +182,12 @@ void Engine::attach_tcp(int peer, std::vector<int> sockets) {
 void Engine::attach_control(int peer, int socket_fd) {
     check_usable();
     check_peer(peer);
+    close_on_exec({socket_fd});
     control_->attach(peer, socket_fd);
 }
 
 bool Engine::attached(int peer) const {
+    check_owned();
     check_peer(peer);
     return machine_->link(peer) != nullptr;
 }
@@ -165,12 +201,11 @@ void Engine::choose_patience() {
     const double available = std::min<double>(CPU_COUNT(&cores), cpu_quota().value_or(1e9));
     const double wanted = options_.spin_seconds.value_or(local_ranks <= available ? default_spin : 0);
     const double spin = std::min(wanted, longest_spin);
-    patience_.spins = spin > 0;
-    patience_.budget = spin > 0 ? seconds(spin) : Clock::duration(yielding_budget);
+    spins_.store(spin > 0, std::memory_order_relaxed);
+    patience_.store(spin > 0 ? seconds(spin) : Clock::duration(yielding_budget), std::memory_order_relaxed);
 }
 
-// ---- communicators and schedules
-// ----------------------------------------------------------------------------------------
+// ---- communicators and schedules ----------------------------------------------------------------------------------
 
 void Engine::add_communicator(std::uint32_t id, std::vector<int> members) {
     check_usable();
@@ -178,6 +213,7 @@ void Engine::add_communicator(std::uint32_t id, std::vector<int> members) {
 }
 
 void Engine::forget(std::uint32_t id) {
+    check_owned();
     machine_->forget(id);
 }
 
@@ -194,22 +230,33 @@ Installed& Engine::installed(std::uint32_t handle) {
 
 // ---- operations ---------------------------------------------------------------------------------------------------
 
-namespace {
+// A caller inside the engine: counted, because shutdown waits for callers, and timed.
+class Engine::Timed {
+  public:
+    explicit Timed(Engine& engine) : engine_(engine), start_(Clock::now()) { engine_.callers_.fetch_add(1); }
+    ~Timed() {
+        engine_.in_calls_.fetch_add(nanoseconds(Clock::now() - start_), std::memory_order_relaxed);
+        engine_.callers_.fetch_sub(1);
+    }
+    void waited(Clock::duration time) { engine_.waiting_.fetch_add(nanoseconds(time), std::memory_order_relaxed); }
+    void waited_since(Clock::time_point start) { waited(Clock::now() - start); }
 
-struct Inside {  // counts the callers that may touch the machine
-    explicit Inside(std::atomic<int>& count) : count(count) { count.fetch_add(1); }
-    ~Inside() { count.fetch_sub(1); }
-    std::atomic<int>& count;
+  private:
+    static std::int64_t nanoseconds(Clock::duration time) {
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+    }
+    Engine& engine_;
+    Clock::time_point start_;
 };
 
-}  // namespace
-
 void Engine::run(Call call, const CheckSignals& check_signals) {
-    const Inside inside(callers_);
-    check_usable();
+    check_can_start(call);
+    Timed timed(*this);
     machine_->enter(call);
     Lane* lane = machine_->try_begin(call);
-    const Outcome outcome = lane != nullptr ? drive(*lane) : Outcome::out_of_patience;
+    Spinner spinner(patience());
+    const Outcome outcome = lane != nullptr ? drive(*lane, spinner) : Outcome::out_of_patience;
+    timed.waited(spinner.waited());
     if (outcome == Outcome::finished) return;
     if (outcome == Outcome::failed) {
         machine_->abandon();
@@ -221,13 +268,14 @@ void Engine::run(Call call, const CheckSignals& check_signals) {
     work->lane = lane;
     if (lane != nullptr) lane->driven_by_progress.store(true, std::memory_order_release);
     hand_over(work);
+    const auto start = Clock::now();
     wait_until_done(*work, check_signals);
+    timed.waited_since(start);
     if (work->failure) throw EngineError(*work->failure);
 }
 
 // Drive an operation in the calling thread for as long as its patience lasts.
-Engine::Outcome Engine::drive(Lane& lane) try {
-    Spinner spinner(patience_);
+Engine::Outcome Engine::drive(Lane& lane, Spinner& spinner) try {
     for (;;) {
         bool active = lane.advance();
         if (lane.finished()) {
@@ -261,11 +309,23 @@ bool Engine::drain_sockets() {
 }
 
 std::shared_ptr<Work> Engine::start(Call call, void* owner) {
-    check_usable();
+    check_can_start(call);
     machine_->enter(call);
     auto work = std::make_shared<Work>();
     work->call = call;
     work->owner = owner;
+    hand_over(work);
+    return work;
+}
+
+std::shared_ptr<Work> Engine::start_point(std::uint32_t communicator, int other, Call call, void* owner) {
+    check_can_start(call);
+    Lane& lane = machine_->begin_point(communicator, other, call);
+    auto work = std::make_shared<Work>();
+    work->call = call;
+    work->lane = &lane;
+    work->owner = owner;
+    lane.driven_by_progress.store(true, std::memory_order_release);
     hand_over(work);
     return work;
 }
@@ -295,7 +355,9 @@ void Engine::wait_until_done(Work& work, const CheckSignals& check_signals) {
 }
 
 void Engine::wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals) {
-    const Inside inside(callers_);
+    check_owned();
+    Timed timed(*this);
+    const auto start = Clock::now();
     const auto deadline = Clock::now() + seconds(timeout.value_or(forever));
     while (!work->done.wait_for(std::min<Clock::duration>(signal_interval, deadline - Clock::now()))) {
         check_signals();
@@ -306,6 +368,7 @@ void Engine::wait(const std::shared_ptr<Work>& work, std::optional<double> timeo
         late.message += ", after " + std::to_string(*timeout) + " s of wait(); the work goes on";
         throw EngineError(std::move(late));
     }
+    timed.waited_since(start);
     if (work->failure) throw EngineError(*work->failure);
 }
 
@@ -343,6 +406,7 @@ void Engine::fail(Failure failure) {
 }
 
 void Engine::fail_from_python(Failure failure) {
+    check_owned();
     failure.host = host(failure.rank);
     fail(std::move(failure));
 }
@@ -351,6 +415,17 @@ void Engine::leave_notice(Notice notice) {
     {
         const std::lock_guard lock(mutex_);
         notices_.push_back(std::move(notice));
+        inbox_.store(true, std::memory_order_release);
+    }
+    wake_progress();
+}
+
+// A data connection closed. Its rank may have closed it because of another's failure: that notice is on its way over
+// the control connections, and is the better reason.
+void Engine::suspect(int rank, const std::string& reason) {
+    {
+        const std::lock_guard lock(mutex_);
+        suspicions_.emplace_back(Clock::now() + notice_grace, Notice{-1, ErrorKind::peer_lost, rank, reason});
         inbox_.store(true, std::memory_order_release);
     }
     wake_progress();
@@ -400,6 +475,7 @@ void Engine::fail_if_departed(const Lane& lane) {
 }
 
 void Engine::shutdown(double timeout) {
+    if (is_disowned()) return;
     {
         const std::lock_guard lock(mutex_);
         if (closed_.exchange(true)) return;
@@ -442,6 +518,27 @@ void Engine::shutdown(double timeout) {
     control_->close_all();
 }
 
+void Engine::lock_for_fork() {
+    machine_->lock_for_fork();
+    mutex_.lock();
+    control_->lock_for_fork();
+}
+
+void Engine::unlock_after_fork() {
+    control_->unlock_after_fork();
+    mutex_.unlock();
+    machine_->unlock_after_fork();
+}
+
+void Engine::disown() noexcept {
+    disowned_.store(true, std::memory_order_relaxed);
+    has_owners_.store(false, std::memory_order_relaxed);
+    machine_->disown();
+    control_->disown();
+    for (const int fd : {doorbell_, epoll_, data_epoll_}) close(fd);
+    arena_->make_private_after_fork();
+}
+
 std::vector<void*> Engine::take_owners() {
     const std::lock_guard lock(mutex_);
     has_owners_.store(false, std::memory_order_relaxed);
@@ -449,11 +546,14 @@ std::vector<void*> Engine::take_owners() {
 }
 
 Engine::Statistics Engine::statistics() const {
-    Statistics result{machine_->collectives.load(),
-                      machine_->segments.load(),
-                      arena_->allocated_bytes(),
-                      arena_->committed_bytes(),
-                      {}};
+    check_owned();
+    Statistics result{};
+    result.operations = machine_->operations.load();
+    result.segments = machine_->segments.load();
+    result.arena_allocated = arena_->allocated_bytes();
+    result.arena_committed = arena_->committed_bytes();
+    result.seconds_in_calls = 1e-9 * static_cast<double>(in_calls_.load());
+    result.seconds_waiting = 1e-9 * static_cast<double>(waiting_.load());
     for (const auto& link : machine_->attached()) result.peers.emplace_back(link->peer, link->traffic());
     return result;
 }

@@ -90,6 +90,8 @@ class Engine final : public Surroundings {
     using CheckSignals = std::function<void()>;
     void run(Call call, const CheckSignals& check_signals);
     std::shared_ptr<Work> start(Call call, void* owner);
+    // A message to or from a rank; `call` says which collective (send, recv), buffer, tag and timeout.
+    std::shared_ptr<Work> start_point(std::uint32_t communicator, int other, Call call, void* owner);
     void wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals);
 
     void fail(Failure failure) override;
@@ -101,28 +103,43 @@ class Engine final : public Surroundings {
     bool has_owners() const { return has_owners_.load(std::memory_order_relaxed); }
 
     struct Statistics {
-        std::uint64_t collectives, segments, arena_allocated, arena_committed;
+        std::uint64_t operations, segments, arena_allocated, arena_committed;
+        double seconds_in_calls;  // that callers spent in run and wait
+        double seconds_waiting;   // of these, with nothing to do
         std::vector<std::pair<int, Traffic>> peers;
     };
     Statistics statistics() const;
+
+    // fork.cpp. A disowned engine is a forked child's copy: every call raises, and it is never destroyed.
+    void lock_for_fork();
+    void unlock_after_fork();
+    void disown() noexcept;
+    void check_owned() const;   // throws if it is disowned
+    void check_usable() const;  // throws if it is disowned, was shut down or failed
+    bool is_disowned() const { return disowned_.load(std::memory_order_relaxed); }
 
   private:
     void wake_progress() override;
     std::string rank_name(int rank) const override;
     const std::string& host(int rank) const override;
 
-    void check_usable() const;
+    void check_can_start(const Call& call) const;
     void check_peer(int peer) const;
     void add_link(std::unique_ptr<LocalLink> link);
     bool drain_sockets();
     void choose_patience();
+    Patience patience() const {
+        return {spins_.load(std::memory_order_relaxed), patience_.load(std::memory_order_relaxed)};
+    }
+    void suspect(int rank, const std::string& reason);
     Failure failure_of(const Call& call) const;
     Failure timeout_of(const Call& call, const std::vector<int>& ranks) const;
     std::vector<int> ask(const std::shared_ptr<Work>& work);
     void hand_over(std::shared_ptr<Work> work);
     void wait_until_done(Work& work, const CheckSignals& check_signals);
     enum class Outcome { finished, out_of_patience, failed };
-    Outcome drive(Lane& lane);
+    Outcome drive(Lane& lane, Spinner& spinner);
+    class Timed;
     void fail_if_departed(const Lane& lane);
 
     // progress.cpp: the progress thread
@@ -136,6 +153,8 @@ class Engine final : public Surroundings {
     void poll_connections(int timeout_ms);
     void watch_data(bool wanted);
     void check_deadlines();
+    void check_suspicions();
+    int sleep_at_most_ms();
 
     const EngineOptions options_;
     const std::string no_host_;
@@ -156,19 +175,23 @@ class Engine final : public Surroundings {
     std::vector<bool> departed_;  // by rank: has said farewell
     std::vector<std::shared_ptr<Work>> new_works_;
     std::vector<Notice> notices_;
+    std::vector<std::pair<Clock::time_point, Notice>> suspicions_;  // true unless there is another failure by then
     std::vector<std::shared_ptr<Question>> questions_;
     std::vector<void*> owners_;
-    Patience patience_;
 
+    std::atomic<bool> spins_{false};
+    std::atomic<Clock::duration> patience_{};
+    std::atomic<bool> disowned_{false};
     std::atomic<bool> failed_{false};
     std::atomic<bool> closed_{false};
     std::atomic<bool> stopping_{false};
     std::atomic<bool> asleep_{false};
-    std::atomic<bool> inbox_{false};  // new_works_, notices_ or questions_ has something
+    std::atomic<bool> inbox_{false};  // there is something new in the above
     std::atomic<bool> someone_departed_{false};
     std::atomic<bool> has_sockets_{false};
     std::atomic<bool> has_owners_{false};
-    std::atomic<int> callers_{0};  // threads inside run or wait
+    std::atomic<int> callers_{0};                         // threads inside run or wait
+    std::atomic<std::int64_t> in_calls_{0}, waiting_{0};  // nanoseconds, by all callers
 
     // the progress thread's own
     std::vector<std::shared_ptr<Work>> works_;

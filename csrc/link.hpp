@@ -1,6 +1,7 @@
 // Link: what carries frames and payloads to and from one other rank.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -16,6 +17,9 @@ struct Payload {
 };
 
 class Link;
+
+// Bytes of small messages that a peer takes before it has a use for them.
+inline constexpr std::int64_t eager_credit = std::int64_t{1} << 20;
 
 // What links deliver to: the machine.
 class Receiver {
@@ -38,7 +42,7 @@ struct Traffic {
 
 class Link {
   public:
-    explicit Link(int peer) : peer(peer) {}
+    explicit Link(int peer) : peer(peer), credit_(eager_credit) {}
     virtual ~Link() = default;
     Link(const Link&) = delete;
     Link& operator=(const Link&) = delete;
@@ -51,7 +55,18 @@ class Link {
     // Make sure that the peer, if it sleeps, sees what was posted.
     virtual void notify() {}
     // Take this many bytes of the eager credit, if there are as many.
-    virtual bool take_credit(std::size_t) { return true; }
+    bool take_credit(std::size_t bytes) {
+        const auto wanted = static_cast<std::int64_t>(bytes + sizeof(Frame));
+        std::int64_t left = credit_.load(std::memory_order_relaxed);
+        while (left >= wanted)
+            if (credit_.compare_exchange_weak(left, left - wanted, std::memory_order_relaxed)) return true;
+        return false;
+    }
+    // The payload of such a message was consumed.
+    void return_credit(std::size_t bytes) { return_credits(bytes + sizeof(Frame)); }
+    void return_credits(std::size_t credits) {
+        credit_.fetch_add(static_cast<std::int64_t>(credits), std::memory_order_relaxed);
+    }
     // Take in what has arrived; true if there was anything or another thread is at it.
     virtual bool drain() = 0;
     // The payload was read.
@@ -60,9 +75,14 @@ class Link {
     virtual bool flush() = 0;
     // After this returns no caller's memory is read any more; nothing more is sent.
     virtual void abandon() {}
+    // In a forked child: let go of descriptors and mappings.
+    virtual void disown() noexcept = 0;
     virtual Traffic traffic() const = 0;
 
     const int peer;  // world rank
+
+  private:
+    std::atomic<std::int64_t> credit_;
 };
 
 }  // namespace multiring

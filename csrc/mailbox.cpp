@@ -28,7 +28,7 @@ LocalLink::~LocalLink() {
     if (doorbell_ >= 0) close(doorbell_);
 }
 
-void LocalLink::abandon_after_fork() noexcept {
+void LocalLink::disown() noexcept {
     close(doorbell_);
     theirs_->unmap_after_fork();
 }

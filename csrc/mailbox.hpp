@@ -40,10 +40,10 @@ class LocalLink final : public Link {
     bool drain() override;
     void give_back(Payload payload, std::size_t bytes) override;
     bool flush() override;
+    void disown() noexcept override;
     Traffic traffic() const override;
 
     const PeerArena& arena() const { return *theirs_; }
-    void abandon_after_fork() noexcept;
 
   private:
     static constexpr int tokens_per_frame = 14;

@@ -180,6 +180,7 @@ void* Arena::allocate(std::size_t bytes) {
 }
 
 void Arena::release(void* pointer) {
+    if (disowned_) return;
     const std::lock_guard lock(mutex_);
     const auto taken = taken_.find(place(pointer));
     const std::size_t bytes = taken->second;
@@ -200,8 +201,10 @@ std::size_t Arena::committed_bytes() const {
 }
 
 void Arena::make_private_after_fork() noexcept {
+    disowned_ = true;
     if (fd_ < 0) return;  // anonymous memory is private already
-    mmap(base_, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd_, 0);
+    void* copy = mmap(base_, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd_, 0);
+    if (copy == MAP_FAILED) munmap(base_, size_);  // rather a fault in the child than a write into the rank's memory
     close(fd_);
     fd_ = -1;
 }

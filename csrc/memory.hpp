@@ -79,6 +79,7 @@ class Arena {
     FreeList::iterator insert_free(std::size_t place, Free range);
 
     int fd_ = -1;
+    bool disowned_ = false;  // by a forked child: its locks may be held by nobody
     std::byte* base_ = nullptr;
     std::size_t size_ = 0;
     mutable std::mutex mutex_;

@@ -24,7 +24,7 @@ void Engine::wake_progress() {
 }
 
 void Engine::progress() {
-    Spinner spinner(patience_);
+    Spinner spinner(patience());
     while (!stopping_.load(std::memory_order_acquire)) {
         take_inbox();
         bool active = advance_works();
@@ -36,10 +36,10 @@ void Engine::progress() {
             continue;
         }
         if (!works_.empty() && spinner.wait()) continue;
+        check_suspicions();
         check_deadlines();
         sleep();
-        const std::lock_guard lock(mutex_);
-        spinner = Spinner(patience_);
+        spinner = Spinner(patience());
     }
     take_inbox();
     fail_works();
@@ -139,15 +139,39 @@ void Engine::check_deadlines() {
     if (failed_.load(std::memory_order_acquire)) fail_works();
 }
 
-void Engine::sleep() {
+void Engine::check_suspicions() {
+    std::vector<Notice> due;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto now = Clock::now();
+        std::erase_if(suspicions_, [&](const auto& suspicion) {
+            if (suspicion.first > now) return false;
+            due.push_back(suspicion.second);
+            return true;
+        });
+    }
+    for (const Notice& notice : due) fail({notice.kind, notice.rank, host(notice.rank), "", -1, notice.text});
+    if (failed_.load(std::memory_order_acquire)) fail_works();
+}
+
+int Engine::sleep_at_most_ms() {
     bool held_back = false;
     for (const auto& link : machine_->attached()) held_back |= !link->flush();
-    int timeout_ms = works_.empty() ? -1 : longest_sleep_ms;
-    if (held_back) timeout_ms = sleep_while_held_back_ms;
+    if (held_back) return sleep_while_held_back_ms;
+    {
+        const std::lock_guard lock(mutex_);
+        if (works_.empty() && suspicions_.empty()) return -1;
+    }
+    long at_most = longest_sleep_ms;
     for (const auto& work : works_) {
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(work->call.deadline - Clock::now());
-        timeout_ms = static_cast<int>(std::clamp<long>(left.count() + 1, 0, timeout_ms));
+        at_most = std::clamp<long>(left.count() + 1, 0, at_most);
     }
+    return static_cast<int>(at_most);
+}
+
+void Engine::sleep() {
+    int timeout_ms = sleep_at_most_ms();
     // Peers and other threads ring if they see these flags; what they did before we see now.
     std::uint32_t& sleeping = arena_->header().sleeping;
     asleep_.store(true, std::memory_order_relaxed);

@@ -17,7 +17,6 @@
 namespace multiring {
 namespace {
 
-constexpr std::int64_t eager_credit = std::int64_t{1} << 20;  // bytes that a peer takes unasked
 constexpr std::size_t credit_worth_returning = static_cast<std::size_t>(eager_credit) / 4;
 constexpr std::size_t buffer_bytes = std::size_t{32} << 10;
 constexpr std::size_t longest_read = std::size_t{4} << 20;  // before other links get their turn
@@ -40,8 +39,7 @@ TcpLink::TcpLink(int peer, std::vector<int> sockets, std::uint16_t generation, R
       generation_(generation),
       data_epoll_(data_epoll),
       hangup_epoll_(hangup_epoll),
-      events_(std::move(events)),
-      credit_(eager_credit) {
+      events_(std::move(events)) {
     for (const int socket : sockets) streams_.push_back(std::make_unique<Stream>(socket));
     for (const int socket : sockets) {
         fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
@@ -63,19 +61,11 @@ TcpLink::~TcpLink() {
         if (stream->payload != nullptr) pool_.give_back(stream->payload, stream->frame.bytes);
 }
 
-void TcpLink::close_after_fork() noexcept {
+void TcpLink::disown() noexcept {
     for (const auto& stream : streams_) close(stream->socket);
 }
 
 // ---- sending ------------------------------------------------------------------------------------------------------
-
-bool TcpLink::take_credit(std::size_t bytes) {
-    const auto wanted = static_cast<std::int64_t>(bytes + sizeof(Frame));
-    std::int64_t left = credit_.load(std::memory_order_relaxed);
-    while (left >= wanted)
-        if (credit_.compare_exchange_weak(left, left - wanted, std::memory_order_relaxed)) return true;
-    return false;
-}
 
 void TcpLink::post(const Frame& frame, const std::byte* payload) {
     if (frame.bytes != 0) {
@@ -267,9 +257,7 @@ void TcpLink::take_frame(Stream& stream, const Frame& frame) {
             return;
         case FrameType::grant:
         case FrameType::ask: receiver_.deliver(*this, frame, {}); return;
-        case FrameType::credit:
-            credit_.fetch_add(static_cast<std::int64_t>(frame.count), std::memory_order_relaxed);
-            return;
+        case FrameType::credit: return_credits(frame.count); return;
         case FrameType::farewell:
             stream.farewell = true;
             if (std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->farewell; }))

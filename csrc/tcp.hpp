@@ -42,15 +42,14 @@ class TcpLink final : public Link {
 
     bool shares_memory() const override { return false; }
     void post(const Frame& frame, const std::byte* payload) override;
-    bool take_credit(std::size_t bytes) override;
     bool drain() override;
     void give_back(Payload payload, std::size_t bytes) override;
     bool flush() override;
     void abandon() override;
+    void disown() noexcept override;
     Traffic traffic() const override;
 
     void send_farewell();
-    void close_after_fork() noexcept;
 
   private:
     struct Outgoing {
@@ -97,7 +96,6 @@ class TcpLink final : public Link {
     const Events events_;
     std::vector<std::unique_ptr<Stream>> streams_;
     std::atomic<bool> abandoned_{false};
-    std::atomic<std::int64_t> credit_;    // that we may still use
     std::atomic<std::uint64_t> owed_{0};  // credit to be returned to the peer
     std::atomic<std::uint64_t> messages_sent_{0}, bytes_sent_{0}, messages_received_{0}, bytes_received_{0};
 };

@@ -46,7 +46,13 @@ struct Patience {
 class Spinner {
   public:
     explicit Spinner(Patience patience) : patience_(patience) {}
-    void restart() { rounds_ = 0; }
+    // There was something to do.
+    void restart() {
+        if (rounds_ == 0) return;
+        waited_ += Clock::now() - start_;
+        rounds_ = 0;
+    }
+    Clock::duration waited() const { return waited_; }
     // One moment of waiting; false when the budget is spent.
     bool wait() {
         if (rounds_ == 0) start_ = Clock::now();
@@ -64,6 +70,7 @@ class Spinner {
     Patience patience_;
     std::uint32_t rounds_ = 0;
     Clock::time_point start_{};
+    Clock::duration waited_{};
 };
 
 // Cores that the cgroup's quota allows, if it sets one.

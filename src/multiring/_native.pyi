@@ -150,7 +150,12 @@ class Engine:
 
     def failure(self) -> BaseException | None: ...
     def statistics(self) -> dict[str, Any]:
-        """Counters: bytes and messages per peer, connections, operations, segments, seconds busy and waiting."""
+        """Counters since the engine was made.
+
+        ``operations``, ``segments``, ``arena_allocated`` and ``arena_committed`` (bytes), ``seconds_in_calls`` (that
+        callers spent in run and wait) and ``seconds_waiting`` (of these, with nothing to do); ``peers[rank]`` has
+        ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received`` and ``connections``.
+        """
 
     def shutdown(self, timeout: float = 5.0) -> None:
         """Say farewell, join the progress thread, close everything; pending operations fail. May be called twice."""

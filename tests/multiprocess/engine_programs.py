@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -87,3 +89,71 @@ def until_it_fails(rank: Rank, n: int, count: int, asynchronous: bool) -> dict[s
             "message": str(error),
             "time": time.time(),
         }
+
+
+def fork_between_collectives(rank: Rank, n: int) -> bool:
+    """Children that outlive a collective, look at the arena, write into it, and try to use the engine."""
+    plan = all_reduce_plan(n, "direct", 1 << 14)
+    shared = rank.engine.empty(4 * 100_000).view(np.float32)
+    shared[:] = contribution(rank.rank, shared.size)
+    work = rank.start(plan, np.zeros(2_000_000, np.float32))
+    child = os.fork()
+    if child == 0:
+        refused = False
+        try:
+            rank.run(plan, np.zeros(3))
+        except RuntimeError as error:
+            refused = f"forked from rank {rank.rank}" in str(error)
+        inherited = sum(
+            "socket:" in os.readlink(f"/proc/self/fd/{fd}")
+            for fd in range(3, 200)
+            if os.path.exists(f"/proc/self/fd/{fd}")
+        )
+        seen = (shared == contribution(rank.rank, shared.size)).all()
+        shared[:] = -1
+        del work, shared, rank
+        gc.collect()
+        os._exit(0 if refused and seen and inherited == 0 else 1)
+    for _ in range(20):
+        rank.run(plan, contribution(rank.rank, 5000))
+    assert os.waitpid(child, 0)[1] == 0
+    work.wait(20)
+    np.testing.assert_array_equal(shared, contribution(rank.rank, shared.size))
+    return True
+
+
+def killed_with_a_child_alive(rank: Rank, n: int) -> dict[str, Any]:
+    """Rank 1 forks and is killed; its child lives on and must not keep the connections open."""
+    plan = all_reduce_plan(n, "direct", 1 << 14)
+    rank.run(plan, np.zeros(10))
+    if rank.rank == 1:
+        if os.fork() == 0:
+            os.close(1)
+            time.sleep(5)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        rank.run(plan, np.zeros(10))
+    except MultiringError as error:
+        return {"kind": type(error).__name__, "rank": error.rank, "seconds": time.monotonic() - begin}
+    raise AssertionError("the collective completed without rank 1")
+
+
+def interrupted(rank: Rank, n: int) -> dict[str, Any]:
+    """Rank 0 waits alone in a collective until a signal raises in it."""
+    plan = all_reduce_plan(n, "direct", 1 << 14)
+    rank.run(plan, np.zeros(10))
+    print("ready", flush=True)
+    if rank.rank == 0:
+        try:
+            rank.run(plan, np.zeros(10))
+        except KeyboardInterrupt:
+            return {"kind": "KeyboardInterrupt", "failure": str(rank.engine.failure())}
+    time.sleep(2)
+    try:
+        rank.run(plan, np.zeros(10))
+        rank.run(plan, np.zeros(10))
+    except MultiringError as error:
+        return {"kind": type(error).__name__, "rank": error.rank, "message": str(error)}
+    raise AssertionError("the collective completed without rank 0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import time
 
 import engine_ranks
@@ -28,7 +29,37 @@ def test_a_killed_rank_is_named_at_once_by_all_others(count, asynchronous, tcp):
             assert error["kind"] == "PeerLost"
             assert (error["rank"], error["host"], error["collective"]) == (1, "here", "all_reduce")
             assert re.match(
-                r"rank 1 \(host here\) (closed|lost) its connection.*; in flight here: all_r", error["message"]
+                r"rank 1 \(host here\) (closed|lost) its connection.*; "
+                r"(in flight here: all_reduce number \d+|this all_reduce was not started)",
+                error["message"],
             )
             assert error["time"] - killed < 2
     assert set(os.listdir("/dev/shm")) == before
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
+def test_forked_children_leave_the_rank_alone(tcp):
+    assert engine_ranks.run(2, "fork_between_collectives", tcp=tcp) == [True] * 2
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
+def test_a_child_does_not_keep_a_killed_rank_alive(tcp):
+    with engine_ranks.started(2, "killed_with_a_child_alive", tcp=tcp) as processes:
+        out, _ = processes[0].communicate(timeout=20)
+    error = json.loads(out)
+    assert (error["kind"], error["rank"]) == ("PeerLost", 1)
+    assert error["seconds"] < 2
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
+def test_an_interrupt_ends_a_blocked_collective_everywhere(tcp):
+    with engine_ranks.started(2, "interrupted", tcp=tcp) as processes:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        processes[0].send_signal(signal.SIGINT)
+        first, second = engine_ranks.results(processes)
+    assert first["kind"] == "KeyboardInterrupt"
+    assert first["failure"] == "rank 0 (host here) was interrupted by a signal in a collective"
+    assert (second["kind"], second["rank"]) == ("PeerLost", 0)
+    assert second["message"].startswith(first["failure"])

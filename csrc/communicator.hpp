@@ -1,0 +1,125 @@
+// Communicator: members, and the operations that they have called so far, numbered.
+//
+//   call    what was asked for: a collective, with its number among those of the communicator, or a message to or from
+//   one
+//           member, with its number among those of the same tag
+//   lane    where an operation runs. Collective number q has lane q mod K, when number q - K has completed here; a send
+//   or
+//           receive takes any lane that is free
+//
+// A message may come before its operation was called here: it is parked. All members here take the mutex, unless they
+// say otherwise.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "link.hpp"
+#include "schedule.hpp"
+#include "wait.hpp"
+
+namespace multiring {
+
+class Communicator;
+class Lane;
+class Machine;
+
+struct Delivery {
+    Link* from;
+    Frame frame;
+    Payload payload;
+};
+
+// A schedule with the links that it uses.
+struct Installed {
+    Communicator* communicator = nullptr;
+    std::shared_ptr<const Schedule> schedule;
+    std::vector<Link*> links;                  // by Schedule::peers; empty until all are attached
+    std::vector<Link*> message_links;          // by Schedule::messages
+    std::vector<std::uint32_t> message_peers;  // by Schedule::messages: index into `links`
+    std::vector<bool> send_is_shared;          // by send: some peer reads it from the arena
+    std::vector<bool> send_is_direct;          // by send: some peer is sent it from where it lies
+    std::vector<Link*> shared_links;           // those that share memory
+    std::vector<Link*> granted_sources;        // those that send to us when they have our grant
+    bool any_shared = false, any_direct = false;
+};
+
+struct Call {
+    Installed* installed = nullptr;
+    Collective collective{};
+    std::byte* pointer = nullptr;
+    std::size_t count = 0;  // elements per block
+    Dtype dtype{};
+    Op op{};
+    std::uint32_t root = 0;
+    double timeout = 0;       // seconds
+    std::uint32_t other = 0;  // send, recv: the member at the other end
+    std::uint64_t tag = 0;
+    std::uint64_t number = 0;
+    Clock::time_point deadline{};
+
+    bool is_point() const { return collective == Collective::send || collective == Collective::recv; }
+};
+std::string describe(const Call& call);  // "all_reduce number 7 of communicator 0"
+
+class Communicator {
+  public:
+    static constexpr std::uint64_t lane_count = 8;
+
+    Communicator(std::uint32_t id, std::vector<int> members, int self, Machine& machine);
+    ~Communicator();
+
+    int member_of(int world_rank) const;  // -1 if it is none; needs no mutex
+
+    void give_number(Call& call);       // collectives
+    Lane* try_begin(const Call& call);  // nullptr while its lane is taken
+    Lane& begin_point(Call& call);      // send, recv: numbers it too
+    void end(Lane& lane);
+    void deliver(const Delivery& delivery);
+    bool is_busy() const;       // something was called and has not ended
+    bool is_read_from() const;  // peers still read its staging
+
+    const std::uint32_t id;
+    const std::vector<int> members;  // world ranks
+    const int self;                  // our index among them
+    std::mutex mutex;
+    // The schedule of a send to, or receive from, each member; made by the machine when first needed.
+    std::map<std::pair<Collective, std::uint32_t>, std::unique_ptr<Installed>> point_schedules;
+
+  private:
+    struct Tagged {  // the messages of one direction with the same tag
+        bool receives;
+        std::uint32_t member;
+        std::uint64_t tag;
+        auto operator<=>(const Tagged&) const = default;
+    };
+    using Point = std::pair<Tagged, std::uint64_t>;  // and the number among them
+
+    static Tagged tagged(const Call& call) { return {call.collective == Collective::recv, call.other, call.tag}; }
+    Lane& free_point_lane();
+    void deliver_point(const Delivery& delivery);
+
+    Machine& machine_;
+    std::unordered_map<int, int> member_of_;
+
+    std::array<std::unique_ptr<Lane>, lane_count> lanes_;
+    std::array<std::uint64_t, lane_count> next_in_lane_;
+    std::uint64_t next_number_ = 0;  // of the next collective called here
+    std::uint64_t completed_ = 0;    // collectives
+    std::vector<Delivery> parked_;
+
+    std::vector<std::unique_ptr<Lane>> point_lanes_;
+    std::map<Tagged, std::uint64_t> next_point_;
+    std::map<Point, Lane*> points_;  // in flight
+    std::map<Point, std::vector<Delivery>> parked_points_;
+};
+
+}  // namespace multiring

@@ -1,0 +1,157 @@
+// Lane: runs one operation's schedule as data arrive, many segments in flight.
+//
+//   row       a segment in flight; a lane has W rows, segment s uses row s mod W
+//   staging   a row's outgoing spans, copied where peers can read them (not needed for arena buffers and TCP)
+//
+// A lane is driven by one thread at a time (`advance`); what arrives is delivered to it (`accept`) by whichever thread
+// drains the link.
+//
+// All ranks derive the same W from the signature, so a peer is never more than 2 W segments ahead of the row that waits
+// for it (it starts segment s when its messages of segment s - W have been read), except for messages that only some
+// segments have; these few are kept as `early`.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "communicator.hpp"
+#include "reduce.hpp"
+#include "wait.hpp"
+
+namespace multiring {
+
+class Machine;
+
+class Lane {
+  public:
+    explicit Lane(Machine& machine);
+    ~Lane();
+
+    // Under the communicator's mutex: take up an operation, and what arrived for it; let go of it.
+    void begin(const Call& call);
+    void accept(const Delivery& delivery);
+    void end();
+    bool is_active() const { return active_; }
+
+    // Run what can be run; true if anything was.
+    bool advance();
+    bool finished() const { return base_ == segment_count_; }
+    const Call& call() const { return call_; }  // the current or last one
+    const Installed& installed() const { return *call_.installed; }
+    bool flush();
+
+    // The ranks that hold it up, ascending.
+    std::vector<int> waited_for() const;
+
+    const Signature& signature() const { return signature_; }  // of the current or last operation
+    bool released(std::uint32_t index);                        // false if nothing of that index is outstanding
+    bool outstanding() const { return outstanding_.load(std::memory_order_acquire) != 0; }
+    std::atomic<bool> driven_by_progress{false};
+
+  private:
+    struct Row {
+        std::uint32_t segment;
+        std::uint32_t next;  // instruction
+        bool done;
+    };
+    struct Arrival {
+        std::atomic<const std::byte*> data{nullptr};
+        Link* from = nullptr;
+        std::uint32_t token = 0;
+    };
+    struct Held {  // a message that waits for a grant
+        Frame frame;
+        const std::byte* payload;
+        Link* to;
+        std::uint32_t peer;
+    };
+    using Extent = Layout::Extent;
+
+    bool prepare();
+    bool step(std::uint32_t segment);
+    bool row_is_clear(std::uint32_t segment) const;
+    void retire_rows();
+    bool ready(const Row& row, const Instruction& in) const;
+    bool has_left(const Row& row) const;
+    const std::atomic<const std::byte*>& arrived(std::uint32_t segment, const Message& message) const {
+        return arrival(segment, message.index).data;
+    }
+    std::span<const Message> messages(const Instruction& in) const {
+        return {schedule_->messages.data() + in.first_message, in.message_count};
+    }
+    void send(const Row& row, const Instruction& in, const Extent& extent);
+    void receive(const Row& row, const Instruction& in, const Extent& extent);
+    void take_early();
+    void accept_data(const Delivery& delivery);
+    bool open();
+    void ask(std::uint32_t peer);
+    bool post(Held& message);  // false if it has to wait
+    bool post_held();
+    void announce_window();
+    Frame frame_of(FrameType type) const;
+
+    const Layout& layout(std::uint32_t segment) const {
+        return segment + 1 == segment_count_ ? *last_layout_ : *full_layout_;
+    }
+    std::byte* address(const Row& row, const Instruction& in, const Extent& extent) const {
+        return call_.pointer + (in.block * call_.count + row.segment * slice_ + extent.first) * itemsize_;
+    }
+    Arrival& arrival(std::uint32_t segment, std::uint32_t index) const {
+        return arrivals_[(segment % (2 * rows_in_use_)) * schedule_->arrival_count + index];
+    }
+    std::atomic<bool>& unread(std::uint32_t segment, const Message& message) const {
+        return unread_[(segment % rows_in_use_) * schedule_->departure_count + message.index];
+    }
+    // Whether the send's bytes are copied for its readers, so that the caller's are free at once. Two ranks that
+    // exchange the same bytes would otherwise both wait for the other to have read before they overwrite. (What a later
+    // phase overwrites has been read by then: the new bytes are made of the old ones.)
+    bool is_staged(const Instruction& in) const {
+        return call_.installed->send_is_shared[in.send_index] && (!in_arena_ || in.exchanged);
+    }
+    // Whether the send's bytes are read where the caller keeps them, and still are.
+    bool is_leaving(const Row& row, const Instruction& in) const;
+
+    Machine& machine_;
+    std::uint32_t id_;  // in Machine's table, for tokens
+
+    // the current operation
+    bool active_ = false;
+    Call call_{};
+    Signature signature_{};
+    std::shared_ptr<const Schedule> schedule_;
+    std::shared_ptr<const Layout> full_layout_, last_layout_;
+    Reduction reduction_ = nullptr;
+    std::size_t itemsize_ = 1, slice_ = 0;
+    std::uint32_t segment_count_ = 0, rows_in_use_ = 1;
+    bool in_arena_ = false, streaming_ = false, prepared_ = false, gave_back_ = false;
+    std::uint32_t base_ = 0, next_ = 0;  // segments in flight: [base_, next_)
+    std::atomic<std::uint32_t> limit_{0};
+    std::atomic<bool> has_early_{false};
+    std::vector<Delivery> early_;
+    std::vector<const void*> sources_;
+
+    // flow control, where peers do not share memory
+    bool bulk_ = false;            // segments wait for grants; otherwise messages use the eager credit
+    bool opened_ = false;          // a send within the host: its staging may be filled
+    bool eager_ = false;           // and it used the eager credit
+    std::uint32_t announced_ = 0;  // segments that we have granted to those that send to us
+    std::unique_ptr<std::atomic<std::uint32_t>[]> granted_;  // by link: segments that it takes
+    std::size_t granted_capacity_ = 0;
+    std::vector<bool> asked_;  // by link
+    std::vector<Held> held_;
+
+    // kept from operation to operation
+    std::vector<Row> rows_;
+    std::unique_ptr<Arrival[]> arrivals_;
+    std::size_t arrival_capacity_ = 0;
+    std::unique_ptr<std::atomic<bool>[]> unread_;  // by (row, departure): the peer has not read it yet
+    std::size_t unread_capacity_ = 0;
+    std::atomic<std::uint32_t> outstanding_{0};  // how many are unread
+    std::byte* staging_ = nullptr;
+    std::size_t staging_bytes_ = 0;
+};
+
+}  // namespace multiring
