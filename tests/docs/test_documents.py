@@ -107,3 +107,9 @@ def test_session_prints_what_is_shown(block: Block, directory: Path) -> None:
 
 def _plain(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()).strip()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
+    assert [link for link in links if not (document.parent / link).exists()] == []
