@@ -1,0 +1,293 @@
+"""Programs for ranks: every collective against what NumPy computes from all ranks' inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import multiring as mr
+
+Array = np.ndarray[Any, Any]
+
+FLOATS = ("float16", "float32", "float64")
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+COMPLEX = ("complex64", "complex128")
+REDUCTIONS: dict[str, Callable[[Array], Array]] = {
+    "sum": lambda rows: rows.sum(axis=0, dtype=rows.dtype),
+    "avg": lambda rows: rows.sum(axis=0, dtype=rows.dtype) / rows.dtype.type(len(rows)),
+    "min": lambda rows: rows.min(axis=0),
+    "max": lambda rows: rows.max(axis=0),
+    "prod": lambda rows: rows.prod(axis=0, dtype=rows.dtype),
+    "band": lambda rows: np.bitwise_and.reduce(rows),
+    "bor": lambda rows: np.bitwise_or.reduce(rows),
+    "bxor": lambda rows: np.bitwise_xor.reduce(rows),
+}
+
+
+def ops_of(dtype: str) -> list[str]:
+    """The reductions that exist for a type."""
+    if dtype in COMPLEX:
+        return ["sum", "avg"]
+    if dtype in INTEGERS:
+        return ["sum", "min", "max", "prod", "band", "bor", "bxor"]
+    return ["sum", "min", "max"] if dtype == "bool" else ["sum", "avg", "min", "max", "prod"]
+
+
+def values(rank: int, count: int, dtype: str, op: str = "sum") -> Array:
+    """What rank ``rank`` contributes: small whole numbers that depend on rank and index, so that sums are exact."""
+    index = np.arange(count)
+    if op == "prod":
+        return (1 + (index + rank) % 2).astype(dtype)
+    if op == "avg":  # divisible by any number of ranks that the tests use
+        return (840 // 8 * ((index + 3 * rank) % 4) if dtype == "float16" else 840 * (index + rank)).astype(dtype)
+    if dtype == "bool":
+        return (index + rank) % 3 == 0
+    x = ((7 * index + 13 * rank) % 11).astype(dtype)
+    return x + 1j * ((index + rank) % 5) if dtype in COMPLEX else x
+
+
+def all_values(count: int, dtype: str, op: str = "sum") -> Array:
+    return np.stack([values(rank, count, dtype, op) for rank in range(mr.world_size())])
+
+
+def sizes(large: int) -> list[int]:
+    """Around nothing, around the number of ranks, and more than a segment."""
+    n = mr.world_size()
+    return sorted({0, 1, n - 1, n, n + 1, 1000, large})
+
+
+def check(got: Array, expected: Array, *what: object) -> None:
+    np.testing.assert_array_equal(got, expected, err_msg=f"rank {mr.rank()}: {what}")
+
+
+def all_reduce(large: int) -> None:
+    """All types, reductions and sizes."""
+    for dtype in (*FLOATS, *INTEGERS, *COMPLEX, "bool"):
+        for op in ops_of(dtype):
+            for count in sizes(large if op == "sum" else 100):
+                x = values(mr.rank(), count, dtype, op)
+                mr.all_reduce(x, op)
+                expected = REDUCTIONS[op](all_values(count, dtype, op)) if dtype != "bool" else _logical(op, count)
+                check(x, expected, "all_reduce", dtype, op, count)
+
+
+def _logical(op: str, count: int) -> Array:
+    rows = all_values(count, "bool")
+    return rows.all(axis=0) if op == "min" else rows.any(axis=0)
+
+
+def rooted(large: int) -> None:
+    """broadcast, reduce, gather and scatter from and to every rank."""
+    rank, size = mr.rank(), mr.world_size()
+    for root in range(size):
+        for count in sizes(large):
+            x = values(rank, count, "int32")
+            mr.broadcast(x, root)
+            check(x, values(root, count, "int32"), "broadcast", root, count)
+            x = values(rank, count, "float64")
+            mr.reduce(x, "sum", root)
+            if rank == root:
+                check(x, all_values(count, "float64").sum(axis=0), "reduce", root, count)
+        y = mr.gather(values(rank, 6, "int64").reshape(2, 3), root)
+        if rank == root:
+            check(y, all_values(6, "int64").reshape(size, 2, 3), "gather", root)
+        else:
+            assert y is None
+        mine = np.empty(5)
+        mr.scatter(mine, all_values(5, "float64") + root if rank == root else None, root)
+        check(mine, values(rank, 5, "float64") + root, "scatter", root)
+
+
+def blocks(large: int) -> None:
+    """all_gather, reduce_scatter and all_to_all, with results in new arrays and in given ones."""
+    rank, size = mr.rank(), mr.world_size()
+    for count in sizes(large):
+        for dtype in ("float32", "int8", "complex128"):
+            y = mr.all_gather(values(rank, count, dtype))
+            check(y, all_values(count, dtype), "all_gather", dtype, count)
+            whole = values(rank, size * count, dtype)
+            kept = whole.copy()
+            y = mr.reduce_scatter(whole)
+            expected = REDUCTIONS["sum"](all_values(size * count, dtype)).reshape(size, count)[rank]
+            check(y, expected, "reduce_scatter", dtype, count)
+            check(whole, kept, "input of reduce_scatter", dtype, count)
+            y = mr.all_to_all(whole)
+            expected = all_values(size * count, dtype).reshape(size, size, count)[:, rank].ravel()
+            check(y, expected, "all_to_all", dtype, count)
+    matrix = values(rank, 12 * size, "float64").reshape(4 * size, 3)
+    out = np.empty((4, 3))
+    assert mr.reduce_scatter(matrix, "max", out=out) is out
+    check(out, all_values(12 * size, "float64").max(axis=0).reshape(4 * size, 3)[4 * rank : 4 * rank + 4], "out")
+    assert mr.all_to_all(matrix).shape == matrix.shape
+    gathered = np.empty((size, 4, 3))
+    assert mr.all_gather(out, out=gathered) is gathered
+    check(gathered.reshape(-1, 3), all_values(12 * size, "float64").max(axis=0).reshape(-1, 3), "all_gather out")
+
+
+def uneven() -> None:
+    """all_to_all with splits: rank r sends r + p rows to rank p, none to rank 0."""
+    rank, size = mr.rank(), mr.world_size()
+
+    def rows(sender: int, receiver: int) -> Array:
+        count = sender + receiver if receiver else 0
+        return np.arange(2 * count).reshape(count, 2) + 100 * sender + 1000 * receiver
+
+    blocks = [rows(rank, peer) for peer in range(size)]
+    y = mr.all_to_all(np.concatenate(blocks), [len(block) for block in blocks])
+    check(y, np.concatenate([rows(peer, rank) for peer in range(size)]), "uneven all_to_all")
+
+
+def messages() -> None:
+    """send and recv around a circle: several tags out of order, and a large one that both sides send at once."""
+    rank, size = mr.rank(), mr.world_size()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    sends = [mr.send(np.array([rank, tag]), right, tag, async_op=True) for tag in (1, 2, 1)]
+    for tag in (2, 1, 1):
+        x = np.empty(2, np.int64)
+        mr.recv(x, left, tag)
+        check(x, np.array([left, tag]), "recv", tag)
+    for work in sends:
+        work.wait()
+    x, y = values(rank, 1 << 20, "float32"), np.empty(1 << 20, np.float32)
+    work = mr.send(x, right, async_op=True)
+    mr.recv(y, left)
+    work.wait()
+    check(y, values(left, 1 << 20, "float32"), "large message")
+
+
+def objects() -> None:
+    """Object forms, of other sizes on each rank."""
+    rank, size = mr.rank(), mr.world_size()
+    told = mr.broadcast_object({"from": rank, "text": "x" * 3000} if rank == 1 else None, root=1)
+    assert told == {"from": 1, "text": "x" * 3000}
+    assert mr.all_gather_object([rank] * rank) == [[peer] * peer for peer in range(size)]
+
+
+def same_bits(count: int) -> str:
+    """Random numbers, whose sum depends on the order: a hash of this rank's results."""
+    random = np.random.default_rng(mr.rank())
+    digest = hashlib.sha256()
+    for dtype in FLOATS:
+        for size in (3, 1000, count):
+            x = random.standard_normal(size).astype(dtype)
+            mr.all_reduce(x)
+            digest.update(x.tobytes())
+    return digest.hexdigest()
+
+
+def grid(large: int) -> str:
+    """All collectives in all types, reductions and sizes; the hash of `same_bits`."""
+    mr.init()
+    all_reduce(large)
+    rooted(large)
+    blocks(large)
+    bits = same_bits(large)
+    mr.shutdown()
+    return bits
+
+
+def others() -> None:
+    """What is not made of one plan and one buffer."""
+    mr.init()
+    for part in (uneven, messages, objects, in_flight, arena):
+        part()
+    mr.shutdown()
+
+
+def in_flight() -> None:
+    """Many works at once in two communicators, waited for in reverse."""
+    rank, size = mr.rank(), mr.world_size()
+    backwards = mr.new_group(range(size - 1, -1, -1))
+    assert backwards is not None
+    assert backwards.rank == size - 1 - rank
+    works = []
+    for number in range(40):
+        x = values(rank, 1 + 700 * number, "int64") + number
+        group = backwards if number % 3 else None
+        works.append((number, x, mr.all_reduce(x, group=group, async_op=True)))
+        if number % 7 == 0:
+            mr.barrier(group=group)
+    for number, x, work in reversed(works):
+        work.wait(30)
+        assert work.done()
+        check(x, (all_values(1 + 700 * number, "int64") + number).sum(axis=0), "work", number)
+    later = mr.all_gather(np.array([rank]), async_op=True)
+    check(later.wait().ravel(), np.arange(size), "result of a work")
+
+
+def groups() -> list[list[int]]:
+    """Even and odd ranks, everybody in pairs with rank 0, and a group of a group; returns who added up to what."""
+    mr.init()
+    rank, size = mr.rank(), mr.world_size()
+    sums = []
+    halves = [mr.new_group(range(parity, size, 2)) for parity in (0, 1)]
+    mine = halves[rank % 2]
+    assert mine is not None
+    assert halves[1 - rank % 2] is None
+    pairs = [mr.new_group([peer, 0]) for peer in range(1, size)]
+    for group in [mine, *pairs]:
+        if group is not None:
+            x = np.array([1 << rank])
+            group.all_reduce(x)
+            sums.append(int(x[0]))
+    inner = mine.new_group([0, mine.size - 1]) if mine.size > 1 else None
+    if inner is not None:
+        x = np.array([rank])
+        inner.broadcast(x, root=1)
+        sums.append(int(x[0]))
+        inner.close()
+    mr.shutdown()
+    return [sums, [mine.rank, mine.size]]
+
+
+def arena() -> None:
+    """Buffers in shared memory, reused and freed."""
+    for round in range(20):
+        x = mr.empty((100, 1000), "float32")
+        x[:] = values(mr.rank(), 100_000, "float32").reshape(100, 1000) + round
+        mr.all_reduce(x)
+        check(x.ravel(), (all_values(100_000, "float32") + round).sum(axis=0), "arena", round)
+
+
+def flat(count: int) -> list[int]:
+    """Random collectives; growth of memory in kB and of descriptors over all but the first tenth of them."""
+    mr.init()
+    rank, size = mr.rank(), mr.world_size()
+    random = np.random.default_rng(0)  # the same on all ranks
+    before = [0, 0]
+    for number in range(count):
+        if number == count // 10:
+            before = _used()
+        kind, length, root = random.integers(6), int(2 ** random.uniform(0, 14)), int(random.integers(size))
+        if kind == 0:
+            x = np.full(length, rank, np.float32)
+            mr.all_reduce(x)
+            assert x[-1] == size * (size - 1) / 2
+        elif kind == 1:
+            x = np.full(length, rank)
+            mr.broadcast(x, root)
+            assert x[-1] == root
+        elif kind == 2:
+            assert mr.all_gather(np.full(length, rank))[:, -1].tolist() == list(range(size))
+        elif kind == 3:
+            assert mr.reduce_scatter(np.full(size * length, rank))[-1] == size * (size - 1) // 2
+        elif kind == 4:
+            assert mr.all_to_all(np.full((size, length), rank))[:, -1].tolist() == list(range(size))
+        else:
+            works = [mr.all_reduce(np.ones(length), async_op=True) for _ in range(3)]
+            for work in works:
+                work.wait()
+    after = _used()
+    mr.shutdown()
+    return [after[0] - before[0], after[1] - before[1]]
+
+
+def _used() -> list[int]:
+    with open("/proc/self/statm") as statm:
+        pages = int(statm.read().split()[1])
+    return [pages * resource.getpagesize() // 1024, len(os.listdir("/proc/self/fd"))]

@@ -1,0 +1,139 @@
+"""Ranks used as people use them: none hangs its peers, each failure names who is to blame."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import behaviour
+import jobs
+import pytest
+
+PLACES = [pytest.param(None, id="shared"), pytest.param("abc", id="tcp"), pytest.param("aab", id="mixed")]
+TWO = PLACES[::2]
+
+
+@pytest.mark.parametrize("hosts", TWO)
+def test_forking_while_collectives_run(hosts: str | None) -> None:
+    assert jobs.run(behaviour.fork_while_collectives_run, 3, hosts=hosts) == [[7] * 6] * 3
+
+
+@pytest.mark.parametrize("hosts", TWO)
+def test_a_forked_process_does_not_hide_that_its_parent_died(hosts: str | None) -> None:
+    job = jobs.start(behaviour.die_with_a_living_child, 3, hosts=hosts)
+    child = int(job.line(1).split()[1])
+    outcomes = job.wait(30)
+    os.kill(child, signal.SIGKILL)
+    assert outcomes[1].code == -signal.SIGKILL
+    for rank in (0, 2):
+        kind, culprit, _, seconds = outcomes[rank].value
+        assert (kind, culprit) == ("PeerLost", 1)
+        assert seconds < 5
+
+
+def test_interrupting_a_blocked_collective() -> None:
+    job = jobs.start(behaviour.interrupted, 2)
+    assert job.line(0) == "blocked"
+    time.sleep(0.5)
+    job.signal(0, signal.SIGINT)
+    interrupted, other = (outcome.value for outcome in job.wait(20))
+    assert interrupted[0] == "KeyboardInterrupt"
+    assert interrupted[1] < 5
+    assert other[:2] == ["PeerLost", 0]
+
+
+@pytest.mark.parametrize("hosts", PLACES)
+def test_init_after_shutdown(hosts: str | None) -> None:
+    assert jobs.run(behaviour.again, 3, hosts=hosts) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("hosts", TWO)
+def test_an_exception_between_two_collectives(hosts: str | None) -> None:
+    outcomes = jobs.start(behaviour.fail_between_collectives, 3, hosts=hosts).wait(30)
+    assert outcomes[1].code == 1
+    assert "ValueError: no such sample: 42" in outcomes[1].error
+    for rank in (0, 2):
+        kind, culprit, message, seconds = outcomes[rank].value
+        assert (kind, culprit) == ("PeerLost", 1)
+        assert "rank 1" in message
+        assert "ended with ValueError: no such sample: 42" in message
+        assert seconds < 5
+
+
+@pytest.mark.parametrize("hosts", TWO)
+def test_leaving_early_is_told_to_who_still_waits(hosts: str | None) -> None:
+    outcomes = jobs.start(behaviour.leave_early, 3, hosts=hosts).wait(30)
+    assert [outcome.code for outcome in outcomes] == [0, 0, 0]
+    for rank in (0, 2):
+        kind, culprit, message, _ = outcomes[rank].value
+        assert kind == "PeerLost", message
+        assert culprit == 1 or rank == 2  # rank 2 may hear first that rank 0 has left for the same reason
+
+
+@pytest.mark.parametrize("hosts", TWO)
+def test_leaving_without_shutdown(hosts: str | None) -> None:
+    outcomes = jobs.start(behaviour.leave_without_shutdown, 3, hosts=hosts).wait(30)
+    assert [(outcome.code, outcome.value, outcome.error) for outcome in outcomes] == [(0, "ended", "")] * 3
+
+
+@pytest.mark.parametrize("hosts", PLACES)
+@pytest.mark.parametrize("nbytes", [4096, 40_000_000])
+def test_a_killed_rank_is_named_by_all_survivors(hosts: str | None, nbytes: int) -> None:
+    job = jobs.start(behaviour.until_lost, 3, nbytes, hosts=hosts)
+    for rank in range(3):
+        assert job.line(rank) == "running"
+    time.sleep(0.3)
+    killed = time.time()
+    job.signal(1)
+    outcomes = job.wait(30)
+    for rank in (0, 2):
+        kind, culprit, message, again, leaving, ended = outcomes[rank].value
+        assert (kind, culprit, again) == ("PeerLost", 1, "PeerLost"), message
+        assert "rank 1" in message
+        assert leaving < 5
+        assert ended - killed < 2 + leaving
+
+
+def test_who_is_late_is_named() -> None:
+    outcomes = jobs.run(behaviour.late, 3, 3.0)
+    for rank in (0, 1):
+        kind, culprit, message, _ = outcomes[rank]
+        assert kind == "CollectiveTimeout", message
+        assert culprit == 2
+
+
+@pytest.mark.parametrize("hosts", [None, "ab"])
+@pytest.mark.parametrize(
+    ("what", "sides"),
+    [
+        ("count", ("7", "6")),
+        ("dtype", ("int32", "float32")),
+        ("op", ("max", "sum")),
+        ("collective", ("broadcast", "all_reduce")),
+    ],
+)
+def test_what_ranks_disagree_on_is_shown(what: str, sides: tuple[str, str], hosts: str | None) -> None:
+    for kind, _, message, _ in jobs.run(behaviour.disagree, 2, what, hosts=hosts):
+        assert kind == "Mismatch", message
+        assert all(side in message for side in sides), message
+
+
+def test_a_group_that_members_see_differently() -> None:
+    first, second = jobs.run(behaviour.disagree_on_a_group, 2)
+    assert second[0] == "Mismatch"
+    assert "rank 1 makes a group of [0, 1], rank 0 one of [1, 0]" in second[2]
+    del first  # its part was done when it had sent the number
+
+
+@pytest.mark.parametrize("hosts", TWO)
+def test_two_communicators_interleaved(hosts: str | None) -> None:
+    jobs.run(behaviour.interleaved, 3, hosts=hosts)
+
+
+def test_who_did_not_arrive() -> None:
+    environment = {"MULTIRING_INIT_TIMEOUT": "1.5"}
+    outcomes = jobs.start(behaviour.arrive, 3, 1, 4.0, environment=environment).wait(30)
+    for rank in (0, 2):
+        assert "RendezvousError: rank 1 did not arrive (arrived: 0, 2), within 1.5 s" in outcomes[rank].error
+    assert outcomes[1].code == 1
