@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,20 @@ OPS_OF = {
 """The reductions that are defined for each type; avg would not be exact on integers."""
 
 _IMMUTABLE = ("jax", "jaxlib", "tensorflow")
+
+
+class Piece(NamedTuple):
+    """Elements in memory, and the object that keeps it."""
+
+    owner: Any
+    pointer: int
+    elements: int
+    dtype: str
+
+
+def all_of(x: Any, found: _native.Description) -> Piece:
+    """The whole of a buffer that was found to be such."""
+    return Piece(x, found.pointer, found.count, found.dtype)
 
 
 def source(x: Any) -> _native.Description:

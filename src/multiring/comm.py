@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from multiring import planner
+from multiring import _native, planner
 from multiring.buffers import (
     COLLECTIVES,
     DTYPES,
@@ -17,6 +17,8 @@ from multiring.buffers import (
     OPS,
     OPS_OF,
     PLANNED,
+    Piece,
+    all_of,
     check_fit,
     copy,
     like,
@@ -93,13 +95,13 @@ class Communicator:
         ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor.
         """
         found = target(x)
-        return self._call(_ALL_REDUCE, x, found.pointer, found.count, found.dtype, op, 0, async_op, timeout)
+        return self._call(_ALL_REDUCE, all_of(x, found), op, 0, async_op, timeout)
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Copy ``x`` of rank ``root`` to ``x`` of all the others."""
         root = self._rank("root", root)
         found = source(x) if self.rank == root else target(x)
-        return self._call(_BROADCAST, x, found.pointer, found.count, found.dtype, "sum", root, async_op, timeout)
+        return self._call(_BROADCAST, all_of(x, found), "sum", root, async_op, timeout)
 
     def reduce(
         self, x: Any, op: str = "sum", root: int = 0, *, async_op: bool = False, timeout: float | None = None
@@ -107,7 +109,7 @@ class Communicator:
         """Combine ``x`` of all ranks in ``x`` of rank ``root``; the others' may hold partial results afterwards."""
         root = self._rank("root", root)
         found = target(x)
-        return self._call(_REDUCE, x, found.pointer, found.count, found.dtype, op, root, async_op, timeout)
+        return self._call(_REDUCE, all_of(x, found), op, root, async_op, timeout)
 
     def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None) -> Any:
         """``x`` of all ranks, in ``out`` (``size`` times its elements) or a new array of shape (size, *x.shape)."""
@@ -118,9 +120,8 @@ class Communicator:
         check_fit("all_gather", whole, self.size * mine.count, mine.dtype)
         nbytes = mine.count * mine.itemsize
         copy(whole.pointer + self.rank * nbytes, mine.pointer, nbytes)
-        return self._call(
-            _ALL_GATHER, out, whole.pointer, mine.count, mine.dtype, "sum", 0, async_op, timeout, result=out
-        )
+        blocks = Piece(out, whole.pointer, mine.count, mine.dtype)
+        return self._call(_ALL_GATHER, blocks, "sum", 0, async_op, timeout, result=out)
 
     def reduce_scatter(
         self, x: Any, op: str = "sum", *, out: Any = None, async_op: bool = False, timeout: float | None = None
@@ -140,23 +141,12 @@ class Communicator:
         scratch = np.empty(self.size * nbytes, np.uint8)  # a plan leaves partial sums in all blocks
         address = scratch.ctypes.data
         copy(address, whole.pointer, scratch.nbytes)
+        blocks = Piece(scratch, address, count, whole.dtype)
 
         def finish() -> None:  # keeps scratch alive: the engine lets go of it before
             copy(mine.pointer, scratch.ctypes.data + self.rank * nbytes, nbytes)
 
-        return self._call(
-            _REDUCE_SCATTER,
-            (scratch, out),
-            address,
-            count,
-            whole.dtype,
-            op,
-            0,
-            async_op,
-            timeout,
-            result=out,
-            finish=finish,
-        )
+        return self._call(_REDUCE_SCATTER, blocks, op, 0, async_op, timeout, result=out, finish=finish)
 
     def all_to_all(
         self,
@@ -181,26 +171,26 @@ class Communicator:
         received = target(out)
         check_fit("all_to_all", received, whole.count, whole.dtype)
         copy(received.pointer, whole.pointer, whole.count * whole.itemsize)
-        count = whole.count // self.size
-        return self._call(
-            _ALL_TO_ALL, out, received.pointer, count, whole.dtype, "sum", 0, async_op, timeout, result=out
-        )
+        blocks = Piece(out, received.pointer, whole.count // self.size, whole.dtype)
+        return self._call(_ALL_TO_ALL, blocks, "sum", 0, async_op, timeout, result=out)
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Return when every rank has called it."""
         token = np.zeros(1, np.uint8)
-        return self._call(_BARRIER, token, token.ctypes.data, 1, "uint8", "max", 0, async_op, timeout)
+        return self._call(_BARRIER, Piece(token, token.ctypes.data, 1, "uint8"), "max", 0, async_op, timeout)
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Send ``x`` to rank ``dst``, which receives it by `recv` with the same ``tag``; in order within a tag.
 
         Negative tags are multiring's own.
         """
-        return self._finish(Work([self._send(x, self._other("dst", dst), tag, timeout)]), async_op)
+        x = all_of(x, source(x))
+        return _finished(Work([self._send(x, self._other("dst", dst), tag, timeout)]), async_op)
 
     def recv(self, x: Any, src: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Receive from rank ``src`` into ``x``, which has the type and count that are sent."""
-        return self._finish(Work([self._recv(x, self._other("src", src), tag, timeout)]), async_op)
+        x = all_of(x, target(x))
+        return _finished(Work([self._recv(x, self._other("src", src), tag, timeout)]), async_op)
 
     def gather(
         self, x: Any, root: int = 0, *, out: Any = None, async_op: bool = False, timeout: float | None = None
@@ -209,18 +199,16 @@ class Communicator:
         root = self._rank("root", root)
         mine = source(x)
         if self.rank != root:
-            return self._finish(Work([self._send(x, root, _GATHER_TAG, timeout)]), async_op)
+            return _finished(Work([self._send(all_of(x, mine), root, _GATHER_TAG, timeout)]), async_op)
         if out is None:
             out = like(x, mine, (self.size, *mine.shape))
         whole = target(out)
         check_fit("gather", whole, self.size * mine.count, mine.dtype)
         nbytes = mine.count * mine.itemsize
         copy(whole.pointer + root * nbytes, mine.pointer, nbytes)
-        parts = [
-            self._receive(out, whole.pointer + peer * nbytes, mine.count, mine.dtype, peer, _GATHER_TAG, timeout)
-            for peer in self._others()
-        ]
-        return self._finish(Work(parts, out), async_op)
+        blocks = {peer: Piece(out, whole.pointer + peer * nbytes, mine.count, mine.dtype) for peer in self._others()}
+        parts = [self._recv(block, peer, _GATHER_TAG, timeout) for peer, block in blocks.items()]
+        return _finished(Work(parts, out), async_op)
 
     def scatter(
         self, x: Any, blocks: Any = None, root: int = 0, *, async_op: bool = False, timeout: float | None = None
@@ -229,18 +217,17 @@ class Communicator:
         root = self._rank("root", root)
         mine = target(x)
         if self.rank != root:
-            return self._finish(Work([self._recv(x, root, _SCATTER_TAG, timeout)]), async_op)
+            return _finished(Work([self._recv(all_of(x, mine), root, _SCATTER_TAG, timeout)]), async_op)
         if blocks is None:
             raise ValueError(f"scatter: rank {root} is the root and has to give blocks")
         whole = source(blocks)
         check_fit("scatter", whole, self.size * mine.count, mine.dtype)
         nbytes = mine.count * mine.itemsize
         copy(mine.pointer, whole.pointer + root * nbytes, nbytes)
-        parts = [
-            self._transmit(blocks, whole.pointer + peer * nbytes, mine.count, mine.dtype, peer, _SCATTER_TAG, timeout)
-            for peer in self._others()
-        ]
-        return self._finish(Work(parts), async_op)
+        peers = self._others()
+        pieces = [Piece(blocks, whole.pointer + peer * nbytes, mine.count, mine.dtype) for peer in peers]
+        parts = [self._send(piece, peer, _SCATTER_TAG, timeout) for peer, piece in zip(peers, pieces, strict=True)]
+        return _finished(Work(parts), async_op)
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
         """``value`` of rank ``root``, on all ranks; it must be picklable."""
@@ -305,10 +292,7 @@ class Communicator:
     def _call(
         self,
         collective: int,
-        owner: Any,
-        pointer: int,
-        count: int,
-        dtype: str,
+        piece: Piece,
         op: str,
         root: int,
         async_op: bool,
@@ -317,46 +301,36 @@ class Communicator:
         result: Any = None,
         finish: Callable[[], None] | None = None,
     ) -> Any:
-        """Run or start a plan on ``count`` elements (of each block)."""
+        """Run or start a plan; where the buffer is blocks, ``piece`` is the first of them."""
+        _, pointer, count, dtype = piece
         if op not in OPS:
             raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
         if op not in OPS_OF[dtype] and collective in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER):
             raise ValueError(f"{op} is not defined for {dtype}: it has {', '.join(OPS_OF[dtype])}")
         blocks = self.size if collective in (_ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL) else 1
         handle = self._plans.handle(collective, blocks * count * ITEMSIZES[dtype], root)
-        seconds = self.timeout if timeout is None else timeout
+        how = (handle, collective, pointer, count, DTYPES[dtype], OPS[op], root, self._seconds(timeout))
         if async_op:
-            part = self._engine.start(handle, collective, pointer, count, DTYPES[dtype], OPS[op], root, seconds, owner)
-            return Work([part], result, finish)
-        self._engine.run(handle, collective, pointer, count, DTYPES[dtype], OPS[op], root, seconds)
+            return Work([self._engine.start(*how, piece)], result, finish)
+        self._engine.run(*how)
         if finish is not None:
             finish()
         return result
 
-    def _finish(self, work: Work, async_op: bool) -> Any:
-        return work if async_op else work.wait()
+    def _seconds(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else timeout
 
-    def _send(self, x: Any, dst: int, tag: int, timeout: float | None) -> Any:
-        found = source(x)
-        return self._transmit(x, found.pointer, found.count, found.dtype, dst, tag, timeout)
+    def _send(self, piece: Piece, dst: int, tag: int, timeout: float | None) -> _native.Work:
+        owner, pointer, count, dtype = piece
+        peer = self.members[dst]
+        self.world.connect({peer})
+        return self._engine.send(self._number, peer, tag, pointer, count, DTYPES[dtype], self._seconds(timeout), owner)
 
-    def _recv(self, x: Any, src: int, tag: int, timeout: float | None) -> Any:
-        found = target(x)
-        return self._receive(x, found.pointer, found.count, found.dtype, src, tag, timeout)
-
-    def _transmit(
-        self, owner: Any, pointer: int, count: int, dtype: str, dst: int, tag: int, timeout: float | None
-    ) -> Any:
-        self.world.connect({self.members[dst]})
-        seconds = self.timeout if timeout is None else timeout
-        return self._engine.send(self._number, self.members[dst], tag, pointer, count, DTYPES[dtype], seconds, owner)
-
-    def _receive(
-        self, owner: Any, pointer: int, count: int, dtype: str, src: int, tag: int, timeout: float | None
-    ) -> Any:
-        self.world.connect({self.members[src]})
-        seconds = self.timeout if timeout is None else timeout
-        return self._engine.recv(self._number, self.members[src], tag, pointer, count, DTYPES[dtype], seconds, owner)
+    def _recv(self, piece: Piece, src: int, tag: int, timeout: float | None) -> _native.Work:
+        owner, pointer, count, dtype = piece
+        peer = self.members[src]
+        self.world.connect({peer})
+        return self._engine.recv(self._number, peer, tag, pointer, count, DTYPES[dtype], self._seconds(timeout), owner)
 
     def _uneven_all_to_all(self, x: Any, splits: Sequence[int], out: Any, async_op: bool, timeout: float | None) -> Any:
         whole = source(x)
@@ -375,26 +349,27 @@ class Communicator:
         copy(received.pointer + starts_in[here] * size, whole.pointer + starts_out[here] * size, splits[here] * size)
         parts = []
         for peer in self._others():
-            start = received.pointer + starts_in[peer] * size
-            parts.append(self._receive(out, start, incoming[peer] * row, whole.dtype, peer, _UNEVEN_TAG, timeout))
-            start = whole.pointer + starts_out[peer] * size
-            parts.append(self._transmit(x, start, splits[peer] * row, whole.dtype, peer, _UNEVEN_TAG, timeout))
-        return self._finish(Work(parts, out), async_op)
+            incoming_piece = Piece(out, received.pointer + starts_in[peer] * size, incoming[peer] * row, whole.dtype)
+            parts.append(self._recv(incoming_piece, peer, _UNEVEN_TAG, timeout))
+            outgoing_piece = Piece(x, whole.pointer + starts_out[peer] * size, splits[peer] * row, whole.dtype)
+            parts.append(self._send(outgoing_piece, peer, _UNEVEN_TAG, timeout))
+        return _finished(Work(parts, out), async_op)
 
     def _agree_on_number(self, ranks: list[int], members: list[int]) -> int:
         """The lowest member draws a number and tells the others, with the members as it knows them."""
         leader = min(ranks, key=lambda rank: self.members[rank])
         others = [rank for rank in ranks if rank != leader]
         said = np.array([0, *members], np.int64)
+        piece = all_of(said, target(said))
         if self.rank == leader:
             first = self.members[leader] * GROUPS
             free = (number for number in range(first + 1, first + GROUPS) if number not in self.world.groups)
             said[0] = next(free, -1)
             if said[0] < 0:
                 raise ResourceError(f"{GROUPS - 1} groups whose lowest rank is {leader} exist: close some")
-            works = [self._send(said, rank, _GROUP_TAG, None) for rank in others]
+            works = [self._send(piece, rank, _GROUP_TAG, None) for rank in others]
         else:
-            works = [self._recv(said, leader, _GROUP_TAG, None)]
+            works = [self._recv(piece, leader, _GROUP_TAG, None)]
         Work(works).wait()
         if said[1:].tolist() != members:
             message = f"rank {self.world.rank} makes a group of {members}, rank {members[0]} one of {said[1:].tolist()}"
@@ -421,3 +396,7 @@ class Communicator:
         if not shape or shape[0] % self.size:
             raise ValueError(f"{name}: a buffer of shape {shape} cannot be cut into {self.size} equal blocks")
         return (shape[0] // self.size, *shape[1:])
+
+
+def _finished(work: Work, async_op: bool) -> Any:
+    return work if async_op else work.wait()
