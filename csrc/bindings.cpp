@@ -279,6 +279,7 @@ void bind_engine(nb::module_& m) {
 NB_MODULE(_native, m) {
     using namespace multiring;
     m.doc() = "The native engine of multiring.";
+    nb::set_leak_warnings(false);  // a forked child ends with the engine of its parent, which it may not touch
     nb::register_exception_translator([](const std::exception_ptr& p, void*) {
         try {
             std::rethrow_exception(p);

@@ -16,7 +16,8 @@ TWO = PLACES[::2]
 
 @pytest.mark.parametrize("hosts", TWO)
 def test_forking_while_collectives_run(hosts: str | None) -> None:
-    assert jobs.run(behaviour.fork_while_collectives_run, 3, hosts=hosts) == [[7] * 6] * 3
+    outcomes = jobs.start(behaviour.fork_while_collectives_run, 3, hosts=hosts).wait()
+    assert [(outcome.code, outcome.value, outcome.error) for outcome in outcomes] == [(0, [7] * 6, "")] * 3
 
 
 @pytest.mark.parametrize("hosts", TWO)
