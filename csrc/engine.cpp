@@ -365,7 +365,7 @@ void Engine::wait(const std::shared_ptr<Work>& work, std::optional<double> timeo
         const std::vector<int> ranks = ask(work);
         if (work->done.is_set()) break;
         Failure late = timeout_of(work->call, ranks);
-        late.message += ", after " + std::to_string(*timeout) + " s of wait(); the work goes on";
+        late.message += ", after " + readable(*timeout) + " s of wait(); the work goes on";
         throw EngineError(std::move(late));
     }
     timed.waited_since(start);

@@ -29,6 +29,9 @@ class EngineError : public std::runtime_error {
 // "what: the system's words for errno"
 std::string system_message(const std::string& what, int error);
 
+// A number as people write it: 0.3, 600.
+std::string readable(double number);
+
 [[noreturn]] inline void throw_resource_error(const std::string& message) {
     throw EngineError({ErrorKind::resource, -1, "", "", -1, message});
 }

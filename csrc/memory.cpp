@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include <system_error>
 
 #include "errors.hpp"
 
@@ -36,10 +35,6 @@ std::size_t within_file_size_limit(std::size_t bytes) {
 }
 
 }  // namespace
-
-std::string system_message(const std::string& what, int error) {
-    return what + ": " + std::generic_category().message(error);
-}
 
 Arena::Arena(std::size_t bytes, bool in_process, int rank, int world_size, std::uint32_t generation) {
     const std::size_t directory_bytes = sizeof(std::uint32_t) * static_cast<std::size_t>(world_size);

@@ -1,0 +1,18 @@
+#include "errors.hpp"
+
+#include <cstdio>
+#include <system_error>
+
+namespace multiring {
+
+std::string system_message(const std::string& what, int error) {
+    return what + ": " + std::generic_category().message(error);
+}
+
+std::string readable(double number) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", number);
+    return text;
+}
+
+}  // namespace multiring
