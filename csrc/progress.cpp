@@ -130,7 +130,7 @@ void Engine::check_deadlines() {
         if (now >= work->call.deadline) {
             Failure late =
                 timeout_of(work->call, work->lane != nullptr ? work->lane->waited_for() : std::vector<int>{});
-            late.message += ", and its time of " + readable(work->call.timeout) + " s is up";
+            late.message += ", and its timeout of " + readable(work->call.timeout) + " s is up";
             fail(std::move(late));
         } else if (work->lane != nullptr) {
             fail_if_departed(*work->lane);

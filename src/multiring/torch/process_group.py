@@ -194,6 +194,14 @@ class MultiringGroup(dist.ProcessGroup):
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
         return Work([self._recv(only(tensors), srcRank, tag)], tensors, watcher=self._messages, source=srcRank)
 
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
+        if self.size() != 2:
+            raise NotImplementedError(
+                f"multiring receives from any source in groups of 2 ranks only, and this one has {self.size()}: "
+                "name the source, as in recv(tensor, src=0)"
+            )
+        return self.recv(tensors, 1 - self.rank(), tag)
+
     # --- names that torch used before 2.13 ---
 
     _allgather_base = all_gather_single
