@@ -1,0 +1,329 @@
+"""Every collective of torch.distributed over real processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_helpers import caught, everyone, group, own, same
+from torch_ranks import values
+
+FORMATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16]
+FORMATS += [torch.int32, torch.int64]
+SIZES = [0, 1, 2, 3, 17, 1000]
+
+
+def all_reduce() -> None:
+    reductions = {
+        dist.ReduceOp.SUM: lambda all: all.sum(0),
+        dist.ReduceOp.PRODUCT: lambda all: all.prod(0),
+        dist.ReduceOp.MIN: lambda all: all.amin(0),
+        dist.ReduceOp.MAX: lambda all: all.amax(0),
+    }
+    with group() as (rank, size):
+        for dtype in FORMATS:
+            for count in SIZES:
+                for op, expected in reductions.items():
+                    x = own(rank, count, dtype)
+                    dist.all_reduce(x, op)
+                    same(x, expected(everyone(size, count, torch.float64)).to(dtype))
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            x = own(rank, 17, dtype) * size
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+            same(x, everyone(size, 17, torch.float64).sum(0).to(dtype))
+        x = own(rank, 17, torch.int32)
+        dist.all_reduce(x, dist.ReduceOp.BOR)
+        expected = torch.zeros(17, dtype=torch.int32)
+        for contribution in everyone(size, 17, torch.int32):
+            expected |= contribution
+        same(x, expected)
+        z = torch.complex(own(rank, 5), own(rank + 1, 5))
+        dist.all_reduce(z)
+        same(z, sum(torch.complex(own(r, 5), own(r + 1, 5)) for r in range(size)))
+        flags = torch.arange(4) == rank
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        same(flags, torch.arange(4) < size)
+
+
+def all_reduce_asynchronously() -> None:
+    with group() as (rank, size):
+        tensors = [own(rank + i, 100 * i) for i in range(20)]
+        works = [dist.all_reduce(x, async_op=True) for x in tensors]
+        for i, (work, x) in reversed(list(enumerate(zip(works, tensors, strict=True)))):
+            assert work.wait(timedelta(seconds=20))
+            assert work.is_completed()
+            assert work.is_success()
+            assert work.exception() is None
+            same(x, sum(own(r + i, 100 * i) for r in range(size)))
+        x = own(rank, 50)
+        doubled = dist.all_reduce(x, async_op=True).get_future().then(lambda future: future.value()[0] * 2)
+        same(doubled.wait(), everyone(size, 50).sum(0) * 2)
+        with dist.distributed_c10d._coalescing_manager():
+            first, second = own(rank, 5), own(rank, 6)
+            dist.all_reduce(first)
+            dist.all_reduce(second)
+        same(first, everyone(size, 5).sum(0))
+        same(second, everyone(size, 6).sum(0))
+
+
+def all_reduce_any_layout() -> None:
+    with group() as (rank, size):
+        images = own(rank, 2 * 3 * 4 * 5).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        dist.all_reduce(images)
+        same(images, everyone(size, 120).sum(0).view(2, 3, 4, 5))
+        learned = own(rank, 6).requires_grad_()
+        dist.all_reduce(learned)
+        same(learned.detach(), everyone(size, 6).sum(0))
+        strided = torch.zeros(10)[::2]
+        error = caught(ValueError, lambda: dist.all_reduce(strided))
+        assert "tensor.contiguous()" in str(error), error
+
+
+def sparse_all_reduce() -> None:
+    with group() as (rank, size):
+        rows = torch.tensor([[0, rank + 1, rank + 1]])
+        x = torch.sparse_coo_tensor(rows, own(rank, 6).view(3, 2), (size + 2, 2))
+        expected = sum(
+            torch.sparse_coo_tensor(torch.tensor([[0, r + 1, r + 1]]), own(r, 6).view(3, 2), (size + 2, 2)).to_dense()
+            for r in range(size)
+        )
+        dist.all_reduce(x)
+        same(x.to_dense(), expected)
+        nothing = torch.sparse_coo_tensor(size=(3, 2))
+        dist.all_reduce(nothing)
+        assert nothing._nnz() == 0
+
+
+def broadcast_and_reduce() -> None:
+    with group() as (rank, size):
+        for root in range(size):
+            for dtype in (*FORMATS, torch.float8_e4m3fn, torch.uint16, torch.complex64):
+                x = own(rank, 33, dtype)
+                dist.broadcast(x, root)
+                same(x.to(torch.complex64), own(root, 33, torch.complex64))
+            x = own(rank, 33)
+            dist.reduce(x, root)
+            if rank == root:
+                same(x, everyone(size, 33).sum(0))
+
+
+def all_gather() -> None:
+    with group() as (rank, size):
+        for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.float8_e4m3fn):
+            for count in SIZES:
+                outputs = [torch.empty(count, dtype=dtype) for _ in range(size)]
+                dist.all_gather(outputs, own(rank, count, dtype))
+                same(torch.stack(outputs).float(), everyone(size, count, dtype).float())
+                flat = torch.empty(size * count, dtype=dtype)
+                dist.all_gather_into_tensor(flat, own(rank, count, dtype))
+                same(flat.view(size, count).float(), everyone(size, count, dtype).float())
+        in_place = torch.zeros(size, 4)
+        in_place[rank] = own(rank, 4)
+        dist.all_gather_into_tensor(in_place.view(-1), in_place[rank])
+        same(in_place, everyone(size, 4))
+        work = dist.all_gather_into_tensor(flat, own(rank, count, dtype), async_op=True)
+        work.wait()
+        outputs = [torch.empty(3, 5) for _ in range(size)]
+        work = dist.all_gather(outputs, own(rank, 15).view(3, 5), async_op=True)
+        while not work.is_completed():
+            time.sleep(0.001)
+        same(torch.stack(outputs).view(size, 15), everyone(size, 15))
+        with dist.distributed_c10d._coalescing_manager():
+            one, two = torch.empty(size * 2), torch.empty(size * 3)
+            dist.all_gather_into_tensor(one, own(rank, 2))
+            dist.all_gather_into_tensor(two, own(rank, 3))
+        same(one.view(size, 2), everyone(size, 2))
+        same(two.view(size, 3), everyone(size, 3))
+        unequal = [torch.empty(2 + (r == 1)) for r in range(size)]
+        error = caught(ValueError, lambda: dist.all_gather(unequal, own(rank, 2)))
+        assert "[2, 3" in str(error), error
+
+
+def reduce_scatter() -> None:
+    with group() as (rank, size):
+        for count in SIZES:
+            mine = torch.cat([own(rank + block, count) for block in range(size)])
+            before = mine.clone()
+            expected = sum(own(r + rank, count) for r in range(size))
+            output = torch.empty(count)
+            dist.reduce_scatter_tensor(output, mine)
+            same(output, expected)
+            same(mine, before)
+            output = torch.empty(count)
+            dist.reduce_scatter(output, list(mine.chunk(size)) if count else [torch.empty(0)] * size)
+            same(output, expected)
+            work = dist.reduce_scatter_tensor(output, mine, op=dist.ReduceOp.MAX, async_op=True)
+            work.wait()
+            same(output, torch.stack([own(r + rank, count) for r in range(size)]).amax(0))
+        with dist.distributed_c10d._coalescing_manager():
+            one, two = torch.empty(2), torch.empty(3)
+            dist.reduce_scatter_tensor(one, own(rank, 2 * size))
+            dist.reduce_scatter_tensor(two, own(rank, 3 * size))
+        same(one, everyone(size, 2 * size).sum(0).view(size, 2)[rank])
+        same(two, everyone(size, 3 * size).sum(0).view(size, 3)[rank])
+
+
+def result_waits_for_its_caller() -> None:
+    """A completed work keeps what it has not handed over yet, whatever happens before ``wait``."""
+    with group() as (rank, size):
+        output = torch.empty(1000)
+        work = dist.reduce_scatter_tensor(output, own(rank, 1000 * size), async_op=True)
+        while not all(part.done() for part in work._parts):
+            time.sleep(0.001)
+        dist.barrier()
+        litter = [torch.full((1000 * size,), -1.0) for _ in range(100)]
+        work.wait()
+        same(output, everyone(size, 1000 * size).sum(0).view(size, 1000)[rank])
+        assert len(litter) == 100
+
+
+def all_to_all() -> None:
+    with group() as (rank, size):
+        mine = torch.cat([own(rank * 10 + peer, 3) for peer in range(size)])
+        output = torch.empty_like(mine)
+        dist.all_to_all_single(output, mine)
+        same(output, torch.cat([own(peer * 10 + rank, 3) for peer in range(size)]))
+        # rank r sends r + peer rows to peer
+        inputs = [own(rank * 10 + peer, 2 * (rank + peer)).view(-1, 2) for peer in range(size)]
+        outputs = torch.empty(sum(rank + peer for peer in range(size)), 2)
+        splits = [rank + peer for peer in range(size)]
+        dist.all_to_all_single(outputs, torch.cat(inputs), splits, splits)
+        same(outputs, torch.cat([own(peer * 10 + rank, 2 * (rank + peer)).view(-1, 2) for peer in range(size)]))
+        pieces = [torch.empty(peer + rank + 1) for peer in range(size)]
+        dist.all_to_all(pieces, [own(rank * 10 + peer, peer + rank + 1) for peer in range(size)])
+        for peer, piece in enumerate(pieces):
+            same(piece, own(peer * 10 + rank, peer + rank + 1))
+
+
+def gather_and_scatter() -> None:
+    with group() as (rank, size):
+        for root in range(size):
+            outputs = [torch.empty(7) for _ in range(size)] if rank == root else None
+            dist.gather(own(rank, 7), outputs, dst=root)
+            if outputs is not None:
+                same(torch.stack(outputs), everyone(size, 7))
+            inputs = [own(peer + root, 5) for peer in range(size)] if rank == root else None
+            output = torch.empty(5)
+            dist.scatter(output, inputs, src=root)
+            same(output, own(rank + root, 5))
+
+
+def objects() -> None:
+    with group() as (rank, size):
+        found: list[Any] = [None] * size
+        dist.all_gather_object(found, {"rank": rank, "text": "x" * (10 * rank)})
+        assert found == [{"rank": r, "text": "x" * (10 * r)} for r in range(size)], found
+        told = [("from", rank), rank]
+        dist.broadcast_object_list(told, src=size - 1)
+        assert told == [("from", size - 1), size - 1], told
+        gathered: list[Any] | None = [None] * size if rank == 0 else None
+        dist.gather_object(rank * 11, gathered, dst=0)
+        assert rank or gathered == [r * 11 for r in range(size)], gathered
+        part: list[Any] = [None]
+        dist.scatter_object_list(part, [f"to {r}" for r in range(size)] if rank == 0 else None, src=0)
+        assert part == [f"to {rank}"], part
+
+
+def messages() -> None:
+    with group() as (rank, size):
+        after, before = (rank + 1) % size, (rank - 1) % size
+        got = torch.empty(9)
+        requests = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, own(rank, 9), after), dist.P2POp(dist.irecv, got, before)]
+        )
+        for request in requests:
+            request.wait()
+        same(got, own(before, 9))
+        if rank == 0:
+            sends = [dist.isend(own(tag, 4), 1, tag=tag) for tag in (3, 4)]
+            dist.send(own(9, 100_000), 1)
+            for send in sends:
+                send.wait()
+        elif rank == 1:
+            large, four, three = torch.empty(100_000), torch.empty(4), torch.empty(4)
+            assert dist.recv(large, 0) == 0
+            dist.recv(four, 0, tag=4)
+            dist.recv(three, 0, tag=3)
+            same(large, own(9, 100_000))
+            same(four, own(4, 4))
+            same(three, own(3, 4))
+
+
+def receive_from_any() -> None:
+    with group() as (rank, size):
+        got = torch.empty(6)
+        if size > 2:
+            error = caught(NotImplementedError, lambda: dist.recv(got))
+            assert "name the source" in str(error), error
+        elif rank == 0:
+            for index in range(2):
+                assert dist.recv(got, tag=2) == 1
+                same(got, own(index, 6))
+        else:
+            for index in range(2):
+                dist.send(own(index, 6), 0, tag=2)
+
+
+def groups() -> None:
+    with group() as (rank, size):
+        pairs = [dist.new_group([0, size - 1]), dist.new_group([1, 2] if size > 2 else [1])]
+        for ranks, some in zip(([0, size - 1], [1, 2] if size > 2 else [1]), pairs, strict=True):
+            if rank in ranks:
+                x = own(rank, 12)
+                y = own(rank + 1, 12)
+                work = dist.all_reduce(x, group=some, async_op=True)
+                dist.all_reduce(y)
+                work.wait()
+                same(x, sum(own(r, 12) for r in ranks))
+                dist.broadcast(x, ranks[-1], group=some)
+            else:
+                y = own(rank + 1, 12)
+                dist.all_reduce(y)
+            same(y, sum(own(r + 1, 12) for r in range(size)))
+        for _ in range(3):
+            again = dist.new_group(list(range(size)), use_local_synchronization=True)
+            x = own(rank, 3)
+            dist.all_reduce(x, group=again)
+            same(x, everyone(size, 3).sum(0))
+            dist.destroy_process_group(again)
+        dist.barrier()
+    with group():  # once more after destroy_process_group
+        dist.barrier()
+
+
+def beside_gloo() -> None:
+    with group("gloo") as (rank, size):
+        ours = dist.new_group(backend="multiring")
+        x = own(rank, 12)
+        dist.all_reduce(x, group=ours)
+        same(x, everyone(size, 12).sum(0))
+
+
+WORKERS = [
+    all_reduce,
+    all_reduce_asynchronously,
+    all_reduce_any_layout,
+    sparse_all_reduce,
+    broadcast_and_reduce,
+    all_gather,
+    reduce_scatter,
+    result_waits_for_its_caller,
+    all_to_all,
+    gather_and_scatter,
+    objects,
+    messages,
+    receive_from_any,
+    groups,
+    beside_gloo,
+]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("worker", WORKERS, ids=lambda worker: worker.__name__)
+def test_collectives(worker: Callable[[], None], world_size: int) -> None:
+    values(worker, world_size=world_size)

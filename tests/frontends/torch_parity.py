@@ -1,0 +1,121 @@
+"""Run torch's own distributed tests over any backend with real processes, one line of JSON per test.
+
+    python tests/frontends/torch_parity.py --backend multiring [test_name ...]
+
+The tests are those of ``torch.testing._internal.distributed.distributed_test``. Many of them choose what to do by the
+name of the backend, so they are told that it is Gloo: what runs is what Gloo runs, over another default group.
+Each test gets a fresh pair of processes, forked from one that has done nothing but import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import warnings
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+WORLD_SIZE = 2
+os.environ.update(BACKEND="gloo", WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1")
+warnings.simplefilter("ignore")  # torch's tests try deprecated spellings on purpose
+
+import torch.testing._internal.distributed.distributed_test as suite  # noqa: E402
+from torch.testing._internal.common_distributed import (  # noqa: E402
+    TEST_SKIPS,
+    cleanup_temp_dir,
+    initialize_temp_directories,
+)
+
+from multiring._torch_entry import register  # noqa: E402
+
+register()  # installing does this; the tests run from a source tree as well
+
+ERROR = 10  # MultiProcessTestCase.TEST_ERROR_EXIT_CODE
+SKIPS = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
+CRASHES_ON_PURPOSE = ("test_ddp_has_finalized",)  # torch's own list of tests whose exit code says nothing
+
+
+ABOUT_THE_NAME = ("test_Backend_enum_class", "test_get_backend")
+
+
+class Suite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
+    """The tests as torch's own runner assembles them."""
+
+    def run_test(self, test_name: str, parent_pipe: Connection) -> None:
+        """Run a test within the default group, which exists by now."""
+        if test_name not in ABOUT_THE_NAME:
+            suite.BACKEND = "gloo"
+        super().run_test(test_name, parent_pipe)
+
+
+def names() -> list[str]:
+    return sorted(name for name in dir(Suite) if name.startswith("test_"))
+
+
+def child(rank: int, name: str, file_name: str, pipe: Connection, output: Path) -> None:
+    with output.open("w") as sink:
+        os.dup2(sink.fileno(), 1)
+        os.dup2(sink.fileno(), 2)
+    Suite._run(rank, name, file_name, pipe)
+
+
+def run(name: str, limit: float) -> dict[str, Any]:
+    """Run one test with fresh processes and say how it ended."""
+    initialize_temp_directories()
+    fork = multiprocessing.get_context("fork")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [fork.Pipe() for _ in range(WORLD_SIZE)]  # torch's runner expects one; the logs hold what it says there
+        logs = [Path(folder, f"{rank}.log") for rank in range(WORLD_SIZE)]
+        arguments = [(rank, name, f"{folder}/store", pipes[rank][1], logs[rank]) for rank in range(WORLD_SIZE)]
+        processes = [fork.Process(target=child, args=of_rank) for of_rank in arguments]
+        for process in processes:
+            process.start()
+        outcome, detail = wait(name, processes, started + limit)
+        if outcome in ("failed", "timeout"):
+            detail += "".join(f"\n--- rank {rank}\n{log.read_text()[-3000:]}" for rank, log in enumerate(logs))
+    cleanup_temp_dir()
+    return {"name": name, "outcome": outcome, "detail": detail, "seconds": round(time.monotonic() - started, 2)}
+
+
+def wait(name: str, processes: list[ForkProcess], deadline: float) -> tuple[str, str]:
+    """The outcome of a test and why; no process is left."""
+    try:
+        while any(process.is_alive() for process in processes):
+            if any(process.exitcode == ERROR for process in processes):
+                break
+            if time.monotonic() > deadline:
+                return "timeout", ""
+            time.sleep(0.02)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    codes = [process.exitcode for process in processes]
+    if codes[0] in SKIPS:
+        return "skipped", SKIPS[codes[0]]
+    if ERROR in codes or (codes[0] != 0 and name not in CRASHES_ON_PURPOSE):
+        return "failed", f"exit codes {codes}"
+    return "passed", ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", required=True)
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds a test may take")
+    parser.add_argument("tests", nargs="*")
+    args = parser.parse_args()
+    suite.BACKEND = args.backend
+    for name in args.tests or names():
+        print(json.dumps(run(name, args.limit)), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
