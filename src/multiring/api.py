@@ -66,6 +66,8 @@ def is_initialized() -> bool:
 
 def _communicator(group: Communicator | None) -> Communicator:
     if group is not None:
+        if not isinstance(group, Communicator):
+            raise TypeError(f"group={group!r}: a communicator is needed, such as new_group returns")
         return group
     if _default is None:
         where = " in this process, which was forked from one that is" if _inherited else ""

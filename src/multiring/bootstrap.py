@@ -240,7 +240,10 @@ def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
             f"{launcher} gives MASTER_ADDR={host} and MASTER_PORT={port}: set both (the host of rank 0, a free port "
             "there) for all ranks, or start by `multiring run`"
         )
-    return host, _number(environ, "MASTER_PORT")
+    number = _number(environ, "MASTER_PORT")
+    if not 0 < number < 1 << 16:
+        raise ValueError(f"MASTER_PORT={number}: a port is 1 to 65535")
+    return host, number
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

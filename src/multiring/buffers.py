@@ -46,7 +46,7 @@ def all_of(x: Any, found: _native.Description) -> Piece:
 
 def source(x: Any) -> _native.Description:
     """Describe a buffer that is read; TypeError or ValueError with the remedy if it cannot be."""
-    found = _native.describe(x)
+    found = _describe(x)
     if not found.contiguous or found.device != "cpu":
         raise _refusal(found)
     return found
@@ -59,10 +59,21 @@ def target(x: Any) -> _native.Description:
             f"{type(x).__module__}.{type(x).__qualname__} is immutable, and the result is written in place: hand over "
             "numpy.array(x), and convert it back"
         )
-    found = _native.describe(x)
+    found = _describe(x)
     if not found.contiguous or not found.writable or found.device != "cpu":
         raise _refusal(found)
     return found
+
+
+def _describe(x: Any) -> _native.Description:
+    try:
+        return _native.describe(x)
+    except RuntimeError:  # the tensor does not hand itself over, and knows why
+        try:
+            x.__dlpack__()
+        except Exception as reason:
+            raise TypeError(f"{type(x).__module__}.{type(x).__qualname__} cannot be read: {reason}") from reason
+        raise
 
 
 def _refusal(found: _native.Description) -> Exception:

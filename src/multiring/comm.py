@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import pickle
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +45,12 @@ _ALL_TO_ALL, _BARRIER = COLLECTIVES["all_to_all"], COLLECTIVES["barrier"]
 _GROUP_TAG, _GATHER_TAG, _SCATTER_TAG, _UNEVEN_TAG = -101, -102, -103, -104
 
 
+def _limit(timeout: float) -> float:
+    if isinstance(timeout, Real) and timeout >= 0:
+        return float(timeout)
+    raise ValueError(f"timeout={timeout!r}: a time limit is in seconds, 0 or more")
+
+
 class Communicator:
     """Ranks 0 to ``size`` - 1, which call the same collectives in the same order.
 
@@ -67,7 +75,7 @@ class Communicator:
         self.members = tuple(range(world.topology.world_size) if members is None else members)
         self.rank = self.members.index(world.rank)
         self.size = len(self.members)
-        self.timeout = world.settings.timeout if timeout is None else timeout
+        self.timeout = world.settings.timeout if timeout is None else _limit(timeout)
         self._engine = world.engine
         self._number = number
         self._engine.communicator(number, list(self.members))
@@ -269,8 +277,10 @@ class Communicator:
         ResourceError if the arena (MULTIRING_ARENA_BYTES) is full.
         """
         kind = np.dtype(dtype)
-        extents = (shape,) if isinstance(shape, int) else tuple(shape)
-        nbytes = int(np.prod(extents, dtype=np.int64)) * kind.itemsize
+        extents = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
+        if min(extents, default=0) < 0:
+            raise ValueError(f"shape={shape}: extents are 0 or more")
+        nbytes = math.prod(extents) * kind.itemsize
         shaped: np.ndarray[Any, Any] = self._engine.empty(nbytes).view(kind).reshape(extents)
         return shaped
 
@@ -278,6 +288,8 @@ class Communicator:
         """The plan for a buffer of ``nbytes`` (of all blocks together); printed, it explains itself."""
         if collective not in PLANNED:
             raise ValueError(f"collective={collective!r}: known are {', '.join(PLANNED)}")
+        if operator.index(nbytes) < 0:
+            raise ValueError(f"nbytes={nbytes}: a buffer has 0 bytes or more")
         return self._plans.choose(collective, nbytes, self._rank("root", root))
 
     def stats(self) -> dict[str, Any]:
@@ -318,7 +330,7 @@ class Communicator:
         return result
 
     def _seconds(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else timeout
+        return self.timeout if timeout is None else _limit(timeout)
 
     def _send(self, piece: Piece, dst: int, tag: int, timeout: float | None) -> _native.Work:
         owner, pointer, count, dtype = piece
@@ -372,7 +384,9 @@ class Communicator:
             works = [self._recv(piece, leader, _GROUP_TAG, None)]
         Work(works).wait()
         if said[1:].tolist() != members:
-            message = f"rank {self.world.rank} makes a group of {members}, rank {members[0]} one of {said[1:].tolist()}"
+            message = (
+                f"rank {self.world.rank} makes a group of {members}, rank {min(members)} one of {said[1:].tolist()}"
+            )
             self._engine.fail("Mismatch", self.world.rank, message)
             raise Mismatch(message, rank=self.world.rank)
         return int(said[0])
@@ -381,7 +395,10 @@ class Communicator:
         return [rank for rank in range(self.size) if rank != self.rank]
 
     def _rank(self, name: str, rank: int) -> int:
-        rank = operator.index(rank)
+        try:
+            rank = operator.index(rank)
+        except TypeError:
+            raise TypeError(f"{name}={rank!r}: a rank is a whole number") from None
         if not 0 <= rank < self.size:
             raise ValueError(f"{name}={rank}: ranks of this communicator are 0 to {self.size - 1}")
         return rank

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 PREFIX = "MULTIRING_"
@@ -141,13 +141,13 @@ def read(table: type[_T], environ: Mapping[str, str] | None = None, **options: A
         origin = row.name
         if text is None:
             text, origin = environ.get(name), name
-        if not isinstance(text, str):
-            values[row.name] = row.default if text is None else text
-        elif text == "" and row.default is not MISSING:
+        if text is None or text == "":
             values[row.name] = row.default
+        elif isinstance(text, range):
+            values[row.name] = text
         else:
             try:
-                values[row.name] = row.metadata["parse"](text)
+                values[row.name] = row.metadata["parse"](str(text))
             except ValueError as error:
                 raise ValueError(f"{origin}={text!r}: expected {error}") from None
     if options:

@@ -134,7 +134,14 @@ def _join(
 
 
 def _topology_text(settings: env.Settings) -> str:
-    return Path(settings.topology).read_text() if settings.topology else ""
+    if not settings.topology:
+        return ""
+    path = Path(settings.topology)
+    try:
+        topology_file.load(path)  # what is wrong in it is said of the file, before it is handed to all
+        return path.read_text()
+    except OSError as error:
+        raise RendezvousError(f"MULTIRING_TOPOLOGY={path}: {error.strerror}") from error
 
 
 def _topology(text: str, hosts: Sequence[str]) -> Topology:

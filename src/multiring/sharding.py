@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ def shard(
     ``uneven`` says what becomes of a length that ``size`` does not divide: "keep" gives some ranks one index more,
     "pad" repeats the first of the shuffle, "drop" leaves out its last.
     """
-    if length < 0:
+    if operator.index(length) < 0:
         raise ValueError(f"length={length}: a data set has 0 samples or more")
     # The legacy generator: its stream is frozen, so ranks with different releases of NumPy shuffle alike.
     order: np.ndarray[Any, np.dtype[np.int64]] = np.random.RandomState([seed, epoch]).permutation(length)

@@ -67,6 +67,7 @@ def test_place(environ: dict[str, str], launcher: str, rank: int, size: int) -> 
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_ADDR=a and MASTER_PORT=None: set both"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE='': expected a whole number"),
         (SLURM | {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID='': expected a whole number"),
+        (by_hand(0, 2) | {"MASTER_PORT": "99999"}, "MASTER_PORT=99999: a port is 1 to 65535"),
     ],
 )
 def test_contradictions_name_the_values(environ: dict[str, str], message: str) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,13 @@ class Immutable:
         return np.zeros(3)
 
 
+class Unwilling:
+    """Like a parameter of torch, which is handed over only when detached."""
+
+    def __dlpack__(self, **_: object) -> object:
+        raise BufferError("x requires a gradient")
+
+
 def read_only() -> np.ndarray[Any, Any]:
     x = np.zeros(3)
     x.flags.writeable = False
@@ -96,7 +104,20 @@ def read_only() -> np.ndarray[Any, Any]:
         (lambda: mr.all_reduce(np.zeros(3), "mean"), ValueError, "op='mean': known are sum, avg"),
         (lambda: mr.all_reduce(np.zeros(3), "band"), ValueError, "band is not defined for float64"),
         (lambda: mr.broadcast(np.zeros(3), root=1), ValueError, "root=1: ranks of this communicator are 0 to 0"),
-        (lambda: mr.broadcast(np.zeros(3), root="a"), TypeError, "str"),
+        (lambda: mr.broadcast(np.zeros(3), root="a"), TypeError, "root='a': a rank is a whole number"),
+        (lambda: mr.all_reduce(np.zeros(3), timeout=-1), ValueError, "timeout=-1: a time limit is in seconds"),
+        (lambda: mr.all_reduce(np.zeros(3), timeout=float("nan")), ValueError, "timeout=nan"),
+        (lambda: mr.barrier(timeout="5"), ValueError, "timeout='5'"),
+        (lambda: mr.new_group([0], timeout=-2), ValueError, "timeout=-2"),
+        (lambda: mr.all_reduce(np.zeros(3), group=[0]), TypeError, r"group=\[0\]: a communicator is needed"),
+        (lambda: mr.all_reduce(Unwilling()), TypeError, r"Unwilling cannot be read: x requires a gradient"),
+        (lambda: mr.all_reduce(np.zeros(3, "datetime64[s]")), TypeError, "datetime64|cannot be read"),
+        (lambda: mr.empty(-1), ValueError, "shape=-1: extents are 0 or more"),
+        (lambda: mr.empty((1 << 30, 1 << 30)), mr.ResourceError, "MULTIRING_ARENA_BYTES"),
+        (lambda: mr.empty(3.5), TypeError, "float"),
+        (lambda: mr.plan(-1), ValueError, "nbytes=-1: a buffer has 0 bytes or more"),
+        (lambda: mr.plan("100MB"), TypeError, "str"),
+        (lambda: mr.shard(4.5), TypeError, "float"),
         (lambda: mr.send(np.zeros(3), dst=0), ValueError, "dst=0 is this rank itself"),
         (lambda: mr.recv(np.zeros(3), src=-1), ValueError, "src=-1: ranks"),
         (lambda: mr.all_gather(np.zeros(3), out=np.zeros(4)), ValueError, "out is 4 x float64, but 3 x float64 arrive"),
@@ -122,6 +143,18 @@ def test_arena() -> None:
     with pytest.raises(mr.ResourceError, match="MULTIRING_ARENA_BYTES"):
         mr.empty(1 << 40, "int8")
     assert mr.empty(0).size == 0
+    assert mr.empty(np.int64(3)).shape == (3,)
+    assert mr.empty([2, np.int64(3)]).shape == (2, 3)
+
+
+def test_topology_file_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(mr.RendezvousError, match=f"MULTIRING_TOPOLOGY={tmp_path}/none: No such file"):
+        mr.init(topology=f"{tmp_path}/none")
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("hosts")
+    with pytest.raises(ValueError, match=f"{wrong}: "):
+        mr.init(topology=wrong)
+    assert not mr.is_initialized()
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 6, 100])

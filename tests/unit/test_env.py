@@ -36,6 +36,18 @@ def test_options_win_over_the_environment() -> None:
     assert (settings.streams, settings.timeout, settings.ports) == (4, 5.0, range(29400, 29401))
 
 
+@pytest.mark.parametrize(("name", "value"), [("timeout", -5), ("timeout", True), ("streams", 0), ("arena_bytes", -1)])
+def test_options_are_held_to_the_same_values_as_text(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value!r}: expected "):
+        env.read(env.Settings, {}, **{name: value})
+
+
+def test_options_of_their_own_types() -> None:
+    settings = env.read(env.Settings, {}, ports=range(29400, 29403), arena_bytes=1 << 20, topology=SETTINGS)
+    assert (settings.ports, settings.arena_bytes, settings.topology) == (range(29400, 29403), 1 << 20, str(SETTINGS))
+    assert env.read(env.Settings, {}, ports=29400).ports == range(29400, 29401)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
