@@ -185,7 +185,7 @@ def disagree(what: str) -> Any:
 def disagree_on_a_group() -> Any:
     """Rank 1 makes a group of other ranks than rank 0."""
     mr.init()
-    return error_of(mr.new_group, [0, 1] if mr.rank() == 1 else [1, 0])
+    return error_of(mr.new_group, [1, 0] if mr.rank() == 1 else [0, 1])
 
 
 def interleaved() -> None:
