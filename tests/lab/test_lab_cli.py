@@ -45,7 +45,8 @@ def file(tmp_path: Path) -> Iterator[Path]:
 
 def multiring_lab(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "multiring", "lab", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    wide = {**os.environ, "COLUMNS": "120"}
+    return subprocess.run(command, env=wide, capture_output=True, text=True, timeout=60)
 
 
 def start_run(file: Path, *words: str) -> subprocess.Popen[str]:
@@ -99,6 +100,18 @@ class TestWithRoot:
         multiring_lab("up", str(file), "--cores", "1")
         ran = multiring_lab("run", "--lab", file.stem, "--on", "c", "sh", "-c", "hostname; nproc")
         assert ran.stdout == "c\n1\n"
+
+    def test_ours_beside_a_peer(self, file: Path) -> None:
+        pytest.importorskip("torch")
+        multiring_lab("up", str(file))
+        options = ["--peers", "gloo", "--api", "numpy", "--sizes", "4KB", "--launches", "1", "--seconds", "0.1"]
+        done = multiring_lab("peers", "--lab", file.stem, *options)
+        assert done.returncode == 0, done.stderr
+        title, *table, bound = done.stdout.splitlines()
+        assert title.startswith(f"all_reduce on lab {file.stem}, float32")
+        assert "gloo / ours" in table[1]
+        assert [row[:16] for row in table if "private" in row] == ["│ 4 KB │ private"]
+        assert bound == "4 KB: the links allow no less than 164 us"
 
     def test_an_interrupted_run_leaves_no_process(self, file: Path, sleeper: str) -> None:
         multiring_lab("up", str(file))

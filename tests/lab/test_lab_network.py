@@ -79,10 +79,10 @@ def test_commands_of_one_host() -> None:
             "ip",
             [
                 "link add name switch0 type bridge mcast_snooping 0",
-                "link set switch0 up addrgenmode none",
+                "link set switch0 up",
                 "link add name port0 type veth peer name port0in",
                 "link set port0in netns /net/a name eth0",
-                "link set port0 master switch0 up addrgenmode none",
+                "link set port0 master switch0 up",
             ],
         ),
         (FABRIC, "tc", ["qdisc add dev port0 root tbf rate 1000000bps burst 70000 limit 400000"]),
@@ -91,7 +91,7 @@ def test_commands_of_one_host() -> None:
             "ip",
             [
                 "link set lo up",
-                "link set eth0 up addrgenmode none",
+                "link set eth0 up",
                 "address add 10.77.0.1/24 dev eth0 noprefixroute",
                 "route add 10.77.0.0/24 dev eth0 src 10.77.0.1 congctl reno",
             ],

@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -89,25 +90,47 @@ def run(
 
 def compare(
     name: Name = "",
+    wanted: Annotated[
+        str, typer.Option("--peers", help=f"Which: {', '.join(peers.PEERS)}.", show_default="those installed")
+    ] = "",
     sizes: Annotated[str, typer.Option(help="Sizes of the buffer.")] = "4KB,256KB,8MB",
+    api: Annotated[
+        Api | None, typer.Option(help="What multiring is called through. [default: torch beside Gloo, else numpy]")
+    ] = None,
     launches: Annotated[int, typer.Option(min=1, help="How often each is launched, in turns.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure each size in a launch.")] = 2.0,
 ) -> None:
-    """Measure all-reduces on a lab, ours beside those of the peers that are installed (Gloo, Open MPI)."""
+    """Measure all-reduces on a lab, ours beside those of the peers."""
     with _one_line_errors("peers"):
+        nbytes_of_each = _parse_sizes(sizes)
+        named = _choose_peers(wanted)
         cluster = lab.find(name)
-        found = peers.installed()
-        options = ["--sizes", sizes, "--api", Api.torch.value, "--seconds", str(seconds)]
-        figures = alternate(
-            ["multiring", *found], launches, lambda library, program: peers.start(cluster, library, program), options
-        )
+        api = api or (Api.torch if "gloo" in named else Api.numpy)
+        options = ["--sizes", sizes, "--api", api.value, "--seconds", str(seconds)]
+        figures = alternate(["multiring", *named], launches, partial(peers.start, cluster), options)
         topology = cluster.topology
         rows = report.summarise(figures.pop("multiring"), figures, topology.world_size)
-        title = f"all_reduce on lab {cluster.name}, float32, median of {launches} launches"
+        title = f"all_reduce on lab {cluster.name}, float32, through {api.value}, median of {launches} launches"
         Console().print(report.table(rows, title))
-        for nbytes in parse_sizes(sizes):
-            bound = duration(cut_bound(topology, "all_reduce", nbytes))
-            typer.echo(f"{size(nbytes)}: the links allow no less than {bound}")
+        for nbytes in nbytes_of_each:
+            bound = cut_bound(topology, "all_reduce", nbytes)
+            typer.echo(f"{size(nbytes)}: the links allow no less than {duration(bound)}")
+
+
+def _parse_sizes(text: str) -> list[int]:
+    try:
+        return parse_sizes(text)
+    except ValueError as error:
+        raise ValueError(f"--sizes {text}: expected {error}") from None
+
+
+def _choose_peers(wanted: str) -> list[str]:
+    installed = peers.installed()
+    named = wanted.split(",") if wanted else installed
+    for peer in named:
+        if peer not in installed:
+            raise LabError(f"--peers {wanted}: {peer!r} is not here; installed: {', '.join(installed) or 'none'}")
+    return named
 
 
 def status(name: Name = "") -> None:

@@ -23,10 +23,14 @@ from multiring.lab.forwarder import forward, open_tap
 NAMESPACES = {"mount": "mnt", "uts": "uts", "ipc": "ipc", "net": "net"}
 """nsenter's name for each kind of namespace that a host has of its own, and the kernel's."""
 
+IPV6_DEFAULTS = Path("/proc/sys/net/ipv6/conf/default/addr_gen_mode")
+"""Where 1 keeps new interfaces from giving themselves addresses; missing on a machine without IPv6."""
+
 # A host has its own name, interfaces, shared memory and list of hosts. Of /sys only the interfaces are its own. ARP
 # answers for an address only on the card that has it, since all cards of a host may hang from one switch.
-_MAKE_HOST = """
+_MAKE_HOST = f"""
 echo "$1" > /proc/sys/kernel/hostname
+[ ! -e {IPV6_DEFAULTS} ] || echo 1 > {IPV6_DEFAULTS}
 echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t sysfs sysfs /mnt
@@ -48,6 +52,8 @@ def main(directory: Path) -> None:
 
 def _hold(wanted: dict[str, Any], hosts_file: Path) -> bool:
     """Make the hosts and forwarders and wait for ever, or until the input ends without a ``detach``: then True."""
+    if IPV6_DEFAULTS.exists():
+        IPV6_DEFAULTS.write_text("1")
     namespaces = {host: _hold_host(host, hosts_file) for host in wanted["hosts"]}
     forwarders = _fork_forwarders(wanted["delays"])
     with contextlib.suppress(BrokenPipeError):  # whoever wanted the lab is gone, so the input ends too

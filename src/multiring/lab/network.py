@@ -165,7 +165,7 @@ def tap_names(cable: Cable) -> tuple[str, str]:
 def _switch_lines(network: Network) -> Iterator[str]:
     for switch in network.switches:
         yield f"link add name {switch} type bridge mcast_snooping 0"
-        yield f"link set {switch} up addrgenmode none"
+        yield f"link set {switch} up"
 
 
 def _cable_lines(network: Network, namespaces: dict[str, str]) -> Iterator[str]:
@@ -176,13 +176,13 @@ def _cable_lines(network: Network, namespaces: dict[str, str]) -> Iterator[str]:
         if cable.inner.host:
             yield f"link set {inner} netns {namespaces[cable.inner.host]} name {cable.inner.interface}"
         else:
-            yield f"link set {inner} master {cable.inner.switch} up addrgenmode none"
-        yield f"link set {outer} master {cable.outer.switch} up addrgenmode none"
+            yield f"link set {inner} master {cable.inner.switch} up"
+        yield f"link set {outer} master {cable.outer.switch} up"
 
 
 def _card_lines(ports: list[Port]) -> Iterator[str]:
     for port in ports:
-        yield f"link set {port.interface} up addrgenmode none"
+        yield f"link set {port.interface} up"
         yield f"address add {port.address}/24 dev {port.interface} noprefixroute"
 
 

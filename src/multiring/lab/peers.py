@@ -47,7 +47,8 @@ def _options(cluster: Cluster) -> list[str]:
     """Open MPI cannot find out by itself what its networks are, nor that its ranks outnumber the cores."""
     networks = ",".join(address.rpartition(".")[0] + ".0/24" for address in cluster.hosts[0].addresses)
     hosts = ",".join(f"{host.name}:{host.ranks}" for host in cluster.hosts)
-    options = [["--allow-run-as-root"], ["-H", hosts], ["--bind-to", "none"], ["-x", "PYTHONPATH"]]
+    options = [["--allow-run-as-root"], ["-H", hosts], ["--bind-to", "none"]]
+    options += [["-x", "PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
     options += [["--prtemca", "plm_ssh_agent", str(cluster.ssh)], ["--prtemca", "prte_if_include", networks]]
     options += [["--mca", "btl_tcp_if_include", networks], ["--mca", "mpi_yield_when_idle", "1"]]
     return [word for words in options for word in words]
