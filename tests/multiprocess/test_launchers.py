@@ -65,10 +65,13 @@ def test_slurm() -> None:
     check([start([sys.executable, PROGRAM], **here, SLURM_PROCID=str(rank)) for rank in range(2)], 2)
 
 
-@pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed")
+MPIRUN = shutil.which("mpirun", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+
+
+@pytest.mark.skipif(not MPIRUN, reason="mpirun is not installed")
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_mpirun(by_hand: bool) -> None:
-    words = ["mpirun", "-n", "2"]
+    words = [str(MPIRUN), "-n", "2"]
     more = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     more["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     if by_hand:
