@@ -22,7 +22,7 @@ demo: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo  ## train on two ranks and c
 test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test wheel  ## the whole suite
 	$(BIN)/python -m pytest $(TESTS)
 
-check: $(VENV)/.package $(VENV)/.torch $(VENV)/.check  ## format, lint and types, then the whole suite
+check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.check  ## format, lint and types, then the whole suite
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
