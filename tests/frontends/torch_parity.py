@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
@@ -56,7 +57,8 @@ class Suite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
 
 
 def names() -> list[str]:
-    return sorted(name for name in dir(Suite) if name.startswith("test_"))
+    """All tests but those that say by their name that they need a GPU."""
+    return sorted(name for name in dir(Suite) if name.startswith("test_") and not re.search("cuda|gpu|nccl", name))
 
 
 def child(rank: int, name: str, file_name: str, pipe: Connection, output: Path) -> None:
