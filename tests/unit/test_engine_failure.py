@@ -66,7 +66,7 @@ def test_a_collective_that_somebody_does_not_enter_times_out_and_names_him():
             assert error.rank == 2
             assert error.host == "h2"
             assert str(error).startswith(
-                "all_reduce number 0 of communicator 0 waits for rank 2 (host h2), and its time of 0.3 s is up"
+                "all_reduce number 0 of communicator 0 waits for rank 2 (host h2), and its timeout of 0.3 s is up"
             )
         # What the others sent before they gave up is here: this call may complete, the next one cannot.
         assert isinstance(
