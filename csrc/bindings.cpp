@@ -4,14 +4,21 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <span>
 
+#include "c_api.hpp"
 #include "describe.hpp"
 #include "engine.hpp"
+#include "native_calls.hpp"
 #include "reduce.hpp"
+#include "xla.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,12 +26,25 @@ using namespace nb::literals;
 namespace multiring {
 namespace {
 
+// Text that a peer may have sent: what is not UTF-8 in it is replaced.
+nb::object decoded(const std::string& text) {
+    return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
 nb::object make_error(const Failure& failure) {
-    static constexpr const char* classes[] = {"MultiringError", "PeerLost", "CollectiveTimeout", "Mismatch",
-                                              "ResourceError"};
-    const nb::object type = nb::module_::import_("multiring.errors").attr(classes[static_cast<int>(failure.kind)]);
-    return type(failure.message, "rank"_a = failure.rank, "host"_a = failure.host, "collective"_a = failure.collective,
-                "number"_a = failure.number);
+    const nb::object type = nb::module_::import_("multiring.errors").attr(class_name(failure.kind));
+    return type(decoded(failure.message), "rank"_a = failure.rank, "host"_a = failure.host,
+                "collective"_a = failure.collective, "number"_a = failure.number, "seconds"_a = failure.seconds);
+}
+
+// An interpreter that is already ending has chosen its exit code: what runs after it can still choose another.
+void exit_with_failure() {
+    const auto end = [](int code, void*) {
+        if (code != 0) return;
+        std::fflush(nullptr);
+        _exit(EXIT_FAILURE);
+    };
+    if (on_exit(end, nullptr) != 0) throw std::bad_alloc();
 }
 
 ErrorKind error_kind(const std::string& name) {
@@ -36,9 +56,15 @@ ErrorKind error_kind(const std::string& name) {
     throw std::invalid_argument("'" + name + "' is not an error class of multiring");
 }
 
-void check_signals() {
-    const nb::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+// What a caller does now and then while it waits: see to signals, and log what there is to tell.
+Engine::CheckSignals attending(Engine& engine) {
+    return [&engine] {
+        const nb::gil_scoped_acquire gil;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        if (!engine.has_reports()) return;
+        const nb::object log = nb::module_::import_("logging").attr("getLogger")("multiring");
+        for (const std::string& line : engine.take_reports()) log.attr("warning")("%s", line);
+    };
 }
 
 void drop_owners(Engine& engine) {
@@ -108,7 +134,7 @@ WorkHandle start(nb::handle self, std::uint32_t schedule, int collective, std::u
 
 template <Collective collective>
 WorkHandle start_point(nb::handle self, std::uint32_t communicator, int other, std::int64_t tag, std::uintptr_t pointer,
-                       std::size_t count, int dtype, double timeout, nb::object owner) {
+                       std::size_t count, int dtype, double timeout, nb::object owner, int part_of) {
     Engine& engine = nb::cast<Engine&>(self);
     drop_owners(engine);
     Call call{};
@@ -118,6 +144,7 @@ WorkHandle start_point(nb::handle self, std::uint32_t communicator, int other, s
     call.dtype = code<Dtype>(dtype, dtype_names, "dtype");
     call.timeout = timeout;
     call.tag = static_cast<std::uint64_t>(tag);
+    call.part_of = code<Collective>(part_of, collective_names, "collective");
     auto work = engine.start_point(communicator, other, call, owner.ptr());
     owner.release();  // given back through take_owners
     return {nb::borrow(self), &engine, std::move(work)};
@@ -160,16 +187,37 @@ nb::tuple names(const std::array<std::string_view, n>& from) {
     return nb::tuple(list);
 }
 
+nb::tuple sizes() {
+    nb::list list;
+    for (const auto size : dtype_sizes) list.append(size);
+    return nb::tuple(list);
+}
+
 using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Peers = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& table, const Peers& peers, int blocks,
-                      std::size_t segment_bytes, std::uint64_t plan_id) {
+                      std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan_id) {
     if (table.shape(1) != Schedule::columns)
         throw std::invalid_argument("instructions have " + std::to_string(table.shape(1)) + " columns, not " +
                                     std::to_string(Schedule::columns));
     return engine.install(communicator, {table.data(), table.size()}, {peers.data(), peers.size()}, blocks,
-                          segment_bytes, plan_id);
+                          segment_bytes, window, plan_id);
+}
+
+// Python chooses plans: the GIL is taken for it, and an error of it becomes one that native callers understand.
+ChoosePlan choose_plan_by(nb::object function) {
+    struct WithGil {
+        void operator()(nb::object* object) const {
+            const nb::gil_scoped_acquire gil;
+            delete object;
+        }
+    };
+    const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)), WithGil{});
+    return [shared](Collective collective, std::size_t bytes, std::uint32_t root) {
+        const nb::gil_scoped_acquire gil;
+        return nb::cast<std::uint32_t>((*shared)(static_cast<int>(collective), bytes, root));
+    };
 }
 
 void bind_describe(nb::module_& m) {
@@ -186,7 +234,7 @@ void bind_describe(nb::module_& m) {
             for (const auto extent : d.shape) shape.append(extent);
             return nb::tuple(shape);
         });
-    m.def("describe", [](nb::handle x) { return describe(x); }, "x"_a);
+    m.def("describe", [](nb::handle x) { return describe(x); }, "x"_a.none());
 }
 
 void bind_work(nb::module_& m) {
@@ -197,11 +245,12 @@ void bind_work(nb::module_& m) {
             [](const WorkHandle& h, std::optional<double> timeout) {
                 {
                     const nb::gil_scoped_release nogil;
-                    h.engine->wait(h.work, timeout, check_signals);
+                    h.engine->wait(h.work, timeout, attending(*h.engine));
                 }
                 drop_owners(*h.engine);
             },
             "timeout"_a = nb::none())
+        .def_prop_ro("other", [](const WorkHandle& h) { return h.work->done.is_set() ? h.work->other : any_source; })
         .def("error", [](const WorkHandle& h) -> nb::object {
             if (!h.work->done.is_set() || !h.work->failure) return nb::none();
             return make_error(*h.work->failure);
@@ -211,16 +260,17 @@ void bind_work(nb::module_& m) {
 void bind_engine(nb::module_& m) {
     nb::class_<Engine>(m, "Engine")
         .def(nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
-                         std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc) {
-                 auto* engine =
-                     new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
-                                 hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds, inproc});
+                         std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc,
+                         double heartbeat_timeout, double late_seconds) {
+                 auto* engine = new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
+                                            hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds,
+                                            inproc, heartbeat_timeout, late_seconds});
                  return std::shared_ptr<Engine>(engine, [](Engine* e) {
                      if (!e->is_disowned()) delete e;
                  });
              }),
              "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
-             "spin_seconds"_a = nb::none(), "inproc"_a = false)
+             "spin_seconds"_a = nb::none(), "inproc"_a = false, "heartbeat_timeout"_a = 30.0, "late_seconds"_a = 30.0)
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)
         .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a)
@@ -231,7 +281,7 @@ void bind_engine(nb::module_& m) {
         .def("communicator", &Engine::add_communicator, "id"_a, "members"_a)
         .def("forget", &Engine::forget, "id"_a)
         .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "blocks"_a, "segment_bytes"_a,
-             "plan_id"_a)
+             "window"_a, "plan_id"_a)
         .def(
             "run",
             [](Engine& engine, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
@@ -239,15 +289,15 @@ void bind_engine(nb::module_& m) {
                 drop_owners(engine);
                 const nb::gil_scoped_release nogil;
                 engine.run(make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout),
-                           check_signals);
+                           attending(engine));
             },
             "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a, "timeout"_a)
         .def("start", &start, "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
              "timeout"_a, "owner"_a = nb::none())
         .def("send", &start_point<Collective::send>, "communicator"_a, "dst"_a, "tag"_a, "pointer"_a, "count"_a,
-             "dtype"_a, "timeout"_a, "owner"_a = nb::none())
+             "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send))
         .def("recv", &start_point<Collective::recv>, "communicator"_a, "src"_a, "tag"_a, "pointer"_a, "count"_a,
-             "dtype"_a, "timeout"_a, "owner"_a = nb::none())
+             "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send))
         .def("empty", &empty, "nbytes"_a)
         .def(
             "fail",
@@ -262,13 +312,35 @@ void bind_engine(nb::module_& m) {
              })
         .def("statistics", &statistics)
         .def(
+            "publish",
+            [](std::shared_ptr<Engine> engine, std::uint32_t communicator, int rank, int size, double timeout,
+               nb::object choose_plan) {
+                publish(communicator, std::make_shared<Published>(std::move(engine), rank, size, timeout,
+                                                                  choose_plan_by(std::move(choose_plan))));
+            },
+            "communicator"_a, "rank"_a, "size"_a, "timeout"_a, "choose_plan"_a)
+        .def(
+            "withdraw", [](const Engine& engine, std::uint32_t communicator) { withdraw(engine, communicator); },
+            "communicator"_a)
+        .def(
+            "installed_record",
+            [](Engine& engine, std::uint32_t handle) {
+                const Record& record = engine.installed(handle).record;
+                return std::tuple(record.operations.load(), record.bytes.load(),
+                                  1e-9 * static_cast<double>(record.nanoseconds.load()));
+            },
+            "handle"_a)
+        .def(
             "shutdown",
             [](Engine& engine, double timeout) {
+                withdraw(engine);
+                std::optional<Failure> mismatch;
                 {
                     const nb::gil_scoped_release nogil;
-                    engine.shutdown(timeout);
+                    mismatch = engine.shutdown(timeout);
                 }
                 drop_owners(engine);
+                if (mismatch) throw EngineError(*mismatch);
             },
             "timeout"_a = 5.0);
 }
@@ -289,7 +361,9 @@ NB_MODULE(_native, m) {
         }
     });
     m.attr("DTYPES") = names(dtype_names);
+    m.attr("ITEMSIZES") = sizes();
     m.attr("OPS") = names(op_names);
+    m.attr("ANY_SOURCE") = any_source;
     m.attr("COLLECTIVES") = names(collective_names);
     m.def(
         "cut",
@@ -300,6 +374,19 @@ NB_MODULE(_native, m) {
         },
         "numerator"_a, "denominator"_a, "count"_a, "itemsize"_a);
     m.def("features", &features);
+    m.def("exit_with_failure", &exit_with_failure);
+    const auto table = [](std::uintptr_t address) -> CFunctions& { return *reinterpret_cast<CFunctions*>(address); };
+    m.def(
+        "fill_c", [=](std::uintptr_t to, int rank, int world_size) { fill_c_functions(table(to), rank, world_size); },
+        "table"_a, "rank"_a, "world_size"_a);
+    m.def("clear_c", [=](std::uintptr_t to) { clear_c_functions(table(to)); }, "table"_a);
+    m.def(
+        "answer_c",
+        [=](std::uintptr_t to, const std::string& error_class, const std::string& message) {
+            tell_c_error(table(to), error_class, message);
+        },
+        "table"_a, "error_class"_a, "message"_a);
+    m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&xla::run_collective)); });
     bind_describe(m);
     bind_work(m);
     bind_engine(m);

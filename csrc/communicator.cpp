@@ -10,16 +10,19 @@ namespace multiring {
 
 std::string describe(const Call& call) {
     const Communicator& communicator = *call.installed->communicator;
-    std::string text = std::string(name(call.collective)) + " number " + std::to_string(call.number);
-    if (call.is_point())
-        text += (call.collective == Collective::send ? " to rank " : " from rank ") +
-                std::to_string(communicator.members[call.other]) + " with tag " +
-                std::to_string(static_cast<std::int64_t>(call.tag));
+    std::string text(call.called());
+    if (call.number != no_number) text += " number " + std::to_string(call.number);
+    if (call.is_point()) {
+        text += call.collective == Collective::send ? " to " : " from ";
+        text += call.other == any_member ? "any rank" : "rank " + std::to_string(communicator.members[call.other]);
+        if (call.part_of == Collective::send) text += " with tag " + std::to_string(call.tag);
+    }
     return text + " of communicator " + std::to_string(communicator.id);
 }
 
 Communicator::Communicator(std::uint32_t id, std::vector<int> members_given, int self, Machine& machine)
     : id(id), members(std::move(members_given)), self(self), machine_(machine) {
+    unmatched.communicator = this;
     for (std::size_t i = 0; i < members.size(); ++i) member_of_[members[i]] = static_cast<int>(i);
     for (std::uint64_t i = 0; i < lane_count; ++i) {
         lanes_[i] = std::make_unique<Lane>(machine);
@@ -39,6 +42,13 @@ void Communicator::give_number(Call& call) {
 }
 
 Lane* Communicator::try_begin(const Call& call) {
+    if (call.is_point()) {
+        const auto served = served_.find(call.ticket);
+        if (served == served_.end()) return nullptr;
+        Lane* lane = served->second;
+        served_.erase(served);
+        return lane;
+    }
     Lane& lane = *lanes_[call.number % lane_count];
     if (lane.is_active() || next_in_lane_[call.number % lane_count] != call.number) return nullptr;
     lane.begin(call);
@@ -51,17 +61,62 @@ Lane* Communicator::try_begin(const Call& call) {
     return &lane;
 }
 
-Lane& Communicator::begin_point(Call& call) {
+Lane* Communicator::begin_point(Call& call) {
+    if (call.collective == Collective::recv && (call.other == any_member || queued_.count(call.tag) != 0)) {
+        call.installed = &unmatched;
+        call.number = no_number;
+        call.ticket = next_ticket_++;
+        queued_[call.tag].push_back(call);
+        serve(call.tag);
+        return try_begin(call);
+    }
+    return &start_point(call);
+}
+
+Lane& Communicator::start_point(Call call) {
+    auto& installed = point_schedules[{call.collective, call.other}];
+    if (!installed) installed = machine_.make_point_schedule(*this, call.collective, call.other);
+    call.installed = installed.get();
     Lane& lane = free_point_lane();
     call.number = next_point_[tagged(call)]++;
     lane.begin(call);
     const Point point{tagged(call), call.number};
     points_[point] = &lane;
     if (const auto parked = parked_points_.find(point); parked != parked_points_.end()) {
-        for (const Delivery& delivery : parked->second) lane.accept(delivery);
+        for (const Delivery& delivery : parked->second.deliveries) lane.accept(delivery);
         parked_points_.erase(parked);
     }
     return lane;
+}
+
+// Begin those of the queued receives whose turn it is.
+void Communicator::serve(std::uint64_t tag) {
+    const auto found = queued_.find(tag);
+    if (found == queued_.end()) return;
+    auto& queue = found->second;
+    while (!queue.empty()) {
+        Call call = queue.front();
+        if (call.other == any_member) call.other = first_sender(tag);
+        if (call.other == any_member) return;
+        queue.pop_front();
+        served_[call.ticket] = &start_point(call);
+    }
+    queued_.erase(found);
+}
+
+// Whose message arrived first, of those that are next from their senders; any_member if there is none.
+std::uint32_t Communicator::first_sender(std::uint64_t tag) const {
+    std::uint32_t sender = any_member;
+    std::uint64_t arrived = ~std::uint64_t{0};
+    for (const auto& [point, parked] : parked_points_) {
+        const auto& [tagged, number] = point;
+        if (!tagged.receives || tagged.tag != tag || parked.arrived >= arrived) continue;
+        const auto next = next_point_.find(tagged);
+        if (number != (next == next_point_.end() ? 0 : next->second)) continue;
+        sender = tagged.member;
+        arrived = parked.arrived;
+    }
+    return sender;
 }
 
 Lane& Communicator::free_point_lane() {
@@ -93,30 +148,40 @@ void Communicator::deliver(const Delivery& delivery) {
         lane.accept(delivery);
     } else if (frame.number >= next_in_lane_[frame.number % lane_count]) {
         parked_.push_back(delivery);
+    } else if (lane.call().number == frame.number && lane.signature() != frame.signature()) {
+        machine_.mismatch(delivery, &lane.signature());
     } else if (frame.type == FrameType::data) {
-        machine_.mismatch(delivery, lane.call().number == frame.number ? lane.signature().describe()
-                                                                       : "something else, which has completed");
-    }  // else a grant of something that was sent on credit
+        machine_.mismatch(delivery, nullptr);
+    }  // else a grant of something that was sent on credit, or what is waited for is on its way
 }
 
 void Communicator::deliver_point(const Delivery& delivery) {
     const Frame& frame = delivery.frame;
-    const bool receives = frame.type != FrameType::grant;
-    const Tagged tagged{receives, static_cast<std::uint32_t>(member_of(delivery.from->peer)), frame.plan};
+    const Tagged tagged{frame.is_to_receiver(), static_cast<std::uint32_t>(member_of(delivery.from->peer)), frame.plan};
     const Point point{tagged, frame.number};
     if (const auto found = points_.find(point); found != points_.end()) {
         found->second->accept(delivery);
         return;
     }
     const auto next = next_point_.find(tagged);
-    if (next == next_point_.end() || frame.number >= next->second)
-        parked_points_[point].push_back(delivery);
-    else if (frame.type == FrameType::data)
+    if (next == next_point_.end() || frame.number >= next->second) {
+        const auto [parked, is_new] = parked_points_.try_emplace(point, Parked{parked_so_far_, {}});
+        if (is_new) ++parked_so_far_;
+        parked->second.deliveries.push_back(delivery);
+        if (!tagged.receives || queued_.count(frame.plan) == 0) return;
+        try {
+            serve(frame.plan);
+        } catch (const EngineError& error) {
+            machine_.surroundings.fail(error.failure);
+        }
+        machine_.surroundings.wake_progress();
+    } else if (frame.type == FrameType::data) {
         machine_.garbage(delivery.from->peer, "a message that was received already");
+    }
 }
 
 bool Communicator::is_busy() const {
-    return completed_ != next_number_ || !points_.empty();
+    return completed_ != next_number_ || !points_.empty() || !queued_.empty();
 }
 
 bool Communicator::is_read_from() const {

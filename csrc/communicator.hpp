@@ -9,15 +9,21 @@
 //
 // A message may come before its operation was called here: it is parked. All members here take the mutex, unless they
 // say otherwise.
+//
+// A receive from any member gets the message of its tag that arrived first, of those that are next from their senders.
+// Receives of the same tag called after it wait for it: it is not known yet whose message is whose.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -38,6 +44,11 @@ struct Delivery {
     Payload payload;
 };
 
+// What a schedule has done here so far.
+struct Record {
+    std::atomic<std::uint64_t> operations{0}, bytes{0}, nanoseconds{0};  // from the start of each to its end
+};
+
 // A schedule with the links that it uses.
 struct Installed {
     Communicator* communicator = nullptr;
@@ -50,6 +61,7 @@ struct Installed {
     std::vector<Link*> shared_links;           // those that share memory
     std::vector<Link*> granted_sources;        // those that send to us when they have our grant
     bool any_shared = false, any_direct = false;
+    Record record;
 };
 
 struct Call {
@@ -63,12 +75,20 @@ struct Call {
     double timeout = 0;       // seconds
     std::uint32_t other = 0;  // send, recv: the member at the other end
     std::uint64_t tag = 0;
+    Collective part_of = Collective::send;  // send, recv: the collective that the message belongs to, if it is another
     std::uint64_t number = 0;
+    std::uint64_t ticket = 0;  // recv: of one that waits for its turn
     Clock::time_point deadline{};
 
     bool is_point() const { return collective == Collective::send || collective == Collective::recv; }
+    std::string_view called() const {  // by the user
+        return name(is_point() && part_of != Collective::send ? part_of : collective);
+    }
 };
 std::string describe(const Call& call);  // "all_reduce number 7 of communicator 0"
+
+inline constexpr std::uint32_t any_member = ~std::uint32_t{0};  // the `other` of a receive from whoever sends first
+inline constexpr std::uint64_t no_number = ~std::uint64_t{0};   // of a receive that waits for its turn
 
 class Communicator {
   public:
@@ -80,8 +100,8 @@ class Communicator {
     int member_of(int world_rank) const;  // -1 if it is none; needs no mutex
 
     void give_number(Call& call);       // collectives
-    Lane* try_begin(const Call& call);  // nullptr while its lane is taken
-    Lane& begin_point(Call& call);      // send, recv: numbers it too
+    Lane* try_begin(const Call& call);  // nullptr while its lane is taken or it is not its turn
+    Lane* begin_point(Call& call);      // send, recv: numbers it too; nullptr if it has to wait for its turn
     void end(Lane& lane);
     void deliver(const Delivery& delivery);
     bool is_busy() const;       // something was called and has not ended
@@ -91,6 +111,7 @@ class Communicator {
     const std::vector<int> members;  // world ranks
     const int self;                  // our index among them
     std::mutex mutex;
+    Installed unmatched;  // of receives that wait for their turn
     // The schedule of a send to, or receive from, each member; made by the machine when first needed.
     std::map<std::pair<Collective, std::uint32_t>, std::unique_ptr<Installed>> point_schedules;
 
@@ -104,8 +125,15 @@ class Communicator {
     using Point = std::pair<Tagged, std::uint64_t>;  // and the number among them
 
     static Tagged tagged(const Call& call) { return {call.collective == Collective::recv, call.other, call.tag}; }
+    struct Parked {
+        std::uint64_t arrived;  // which came first
+        std::vector<Delivery> deliveries;
+    };
+    Lane& start_point(Call call);
     Lane& free_point_lane();
     void deliver_point(const Delivery& delivery);
+    void serve(std::uint64_t tag);
+    std::uint32_t first_sender(std::uint64_t tag) const;
 
     Machine& machine_;
     std::unordered_map<int, int> member_of_;
@@ -119,7 +147,12 @@ class Communicator {
     std::vector<std::unique_ptr<Lane>> point_lanes_;
     std::map<Tagged, std::uint64_t> next_point_;
     std::map<Point, Lane*> points_;  // in flight
-    std::map<Point, std::vector<Delivery>> parked_points_;
+    std::map<Point, Parked> parked_points_;
+    std::uint64_t parked_so_far_ = 0;
+    // By tag: a receive from any member, and those called after it, which may not take its message.
+    std::map<std::uint64_t, std::deque<Call>> queued_;
+    std::uint64_t next_ticket_ = 0;
+    std::map<std::uint64_t, Lane*> served_;  // by ticket, until `try_begin`
 };
 
 }  // namespace multiring

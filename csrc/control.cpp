@@ -16,13 +16,14 @@
 namespace multiring {
 namespace {
 
-constexpr std::uint32_t longest_text = 1 << 16;
+constexpr std::uint32_t longest_payload = 1 << 16;
 constexpr int patience_ms = 1000;  // for a peer's full socket buffer: a notice must not be lost to a moment's pause
 
-std::vector<std::byte> encode(const Frame& frame, const std::string& text) {
-    std::vector<std::byte> bytes(sizeof frame + text.size());
+std::vector<std::byte> encode(Frame frame, std::span<const std::byte> payload) {
+    frame.bytes = static_cast<std::uint32_t>(payload.size());
+    std::vector<std::byte> bytes(sizeof frame + payload.size());
     std::memcpy(bytes.data(), &frame, sizeof frame);
-    std::memcpy(bytes.data() + sizeof frame, text.data(), text.size());
+    if (!payload.empty()) std::memcpy(bytes.data() + sizeof frame, payload.data(), payload.size());
     return bytes;
 }
 
@@ -41,10 +42,10 @@ void Control::close_all() noexcept {
         if (connection.socket >= 0) close(std::exchange(connection.socket, -1));
 }
 
-void Control::attach(int peer, int socket) {
+void Control::attach(int peer, int socket, bool is_edge) {
     fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
     const std::lock_guard lock(mutex_);
-    connections_.push_back({peer, socket, {}, false});
+    connections_.push_back({peer, socket, is_edge, {}, {}, false});
     epoll_event event{};
     event.events = EPOLLIN | EPOLLRDHUP;
     event.data.u64 = static_cast<std::uint64_t>(peer);
@@ -53,8 +54,16 @@ void Control::attach(int peer, int socket) {
             system_message("cannot watch the control connection of rank " + std::to_string(peer), errno));
 }
 
+std::vector<int> Control::edges() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<int> edges;
+    for (const Connection& connection : connections_)
+        if (connection.is_edge && connection.socket >= 0) edges.push_back(connection.peer);
+    return edges;
+}
+
 void Control::read(int peer) {
-    std::vector<Notice> notices;
+    Received received;
     std::string reason = "closed its connection";
     bool left = false, lost = false;
     {
@@ -63,12 +72,13 @@ void Control::read(int peer) {
                                         [&](const Connection& c) { return c.peer == peer && c.socket >= 0; });
         if (found == connections_.end()) return;
         receive(*found, reason);
-        while (take_message(*found, notices)) {
+        while (take_message(*found, received)) {
         }
         left = found->farewell;
         lost = found->socket < 0 && !left;
     }
-    for (const Notice& notice : notices) events_.notice(notice);
+    for (const auto& statuses : received.beats) events_.beat(peer, statuses);
+    for (const Notice& notice : received.notices) events_.notice(notice);
     if (left) events_.farewell(peer);
     if (lost) events_.lost(peer, reason);
 }
@@ -89,24 +99,32 @@ void Control::receive(Connection& connection, std::string& reason) {
     }
 }
 
-bool Control::take_message(Connection& connection, std::vector<Notice>& notices) {
+bool Control::take_message(Connection& connection, Received& into) {
     Frame frame;
     auto& received = connection.received;
     if (received.size() < sizeof frame) return false;
     std::memcpy(static_cast<void*>(&frame), received.data(), sizeof frame);
-    const bool known = frame.type == FrameType::notice || frame.type == FrameType::farewell;
-    if (!known || frame.generation != generation_ || frame.bytes > longest_text) {
+    const bool known =
+        frame.type == FrameType::beat || frame.type == FrameType::notice || frame.type == FrameType::farewell;
+    const bool is_kind = frame.type != FrameType::notice || frame.token <= static_cast<std::uint32_t>(last_kind);
+    if (!known || !is_kind || frame.generation != generation_ || frame.bytes > longest_payload) {
         received.clear();
         if (connection.socket >= 0) drop(connection);  // not our protocol: as good as lost
         return false;
     }
     if (received.size() < sizeof frame + frame.bytes) return false;
-    const std::string text(reinterpret_cast<const char*>(received.data()) + sizeof frame, frame.bytes);
-    received.erase(received.begin(), received.begin() + static_cast<std::ptrdiff_t>(sizeof frame + frame.bytes));
-    if (frame.type == FrameType::farewell)
+    const auto payload_begin = received.begin() + sizeof frame;
+    const auto payload_end = payload_begin + static_cast<std::ptrdiff_t>(frame.bytes);
+    if (frame.type == FrameType::farewell) {
         connection.farewell = true;
-    else
-        notices.push_back({connection.peer, static_cast<ErrorKind>(frame.token), static_cast<int>(frame.root), text});
+    } else if (frame.type == FrameType::beat) {
+        into.beats.emplace_back(payload_begin, payload_end);
+    } else {
+        const std::string text(reinterpret_cast<const char*>(received.data()) + sizeof frame, frame.bytes);
+        into.notices.push_back({connection.peer, static_cast<ErrorKind>(frame.token), static_cast<int>(frame.root),
+                                text, 1e-3 * static_cast<double>(frame.count)});
+    }
+    received.erase(received.begin(), payload_end);
     return true;
 }
 
@@ -121,9 +139,9 @@ void Control::send(const Notice& notice) {
     frame.generation = generation_;
     frame.token = static_cast<std::uint32_t>(notice.kind);
     frame.root = static_cast<std::uint32_t>(notice.rank);
-    const std::string text = notice.text.substr(0, longest_text);
-    frame.bytes = static_cast<std::uint32_t>(text.size());
-    const auto bytes = encode(frame, text);
+    frame.count = static_cast<std::uint64_t>(1e3 * notice.seconds);
+    const std::string text = notice.text.substr(0, longest_payload);
+    const auto bytes = encode(frame, std::as_bytes(std::span(text)));
     const std::lock_guard lock(mutex_);
     for (Connection& connection : connections_)
         if (connection.peer != notice.from) send_to(connection, bytes);
@@ -133,17 +151,39 @@ void Control::send_farewell() {
     Frame frame;
     frame.type = FrameType::farewell;
     frame.generation = generation_;
-    const auto bytes = encode(frame, "");
+    const auto bytes = encode(frame, {});
     const std::lock_guard lock(mutex_);
     for (Connection& connection : connections_) send_to(connection, bytes);
 }
 
+void Control::send_beat(int edge, std::span<const std::byte> statuses) {
+    const std::lock_guard lock(mutex_);
+    for (Connection& connection : connections_) {
+        if (connection.peer != edge || !connection.is_edge || connection.socket < 0) continue;
+        if (!connection.unsent.empty() && !send_some(connection)) return;
+        Frame frame;
+        frame.type = FrameType::beat;
+        frame.generation = generation_;
+        connection.unsent = encode(frame, statuses);
+        send_some(connection);
+    }
+}
+
+// True if nothing is left to send.
+bool Control::send_some(Connection& connection) {
+    auto& unsent = connection.unsent;
+    const ssize_t n = ::send(connection.socket, unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) unsent.erase(unsent.begin(), unsent.begin() + n);
+    return unsent.empty();
+}
+
 void Control::send_to(Connection& connection, const std::vector<std::byte>& bytes) {
-    std::size_t sent = 0;
-    while (connection.socket >= 0 && sent < bytes.size()) {
-        const ssize_t n = ::send(connection.socket, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    auto& unsent = connection.unsent;  // the rest of a beat goes first
+    unsent.insert(unsent.end(), bytes.begin(), bytes.end());
+    while (connection.socket >= 0 && !unsent.empty()) {
+        const ssize_t n = ::send(connection.socket, unsent.data(), unsent.size(), MSG_NOSIGNAL);
         if (n >= 0) {
-            sent += static_cast<std::size_t>(n);
+            unsent.erase(unsent.begin(), unsent.begin() + n);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             pollfd writable{connection.socket, POLLOUT, 0};
             if (poll(&writable, 1, patience_ms) == 0) return;  // it does not read: it will see the socket close

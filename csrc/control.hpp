@@ -2,13 +2,15 @@
 //
 // There is one stream socket to each rank of this host and one to some ranks of other hosts. A connection that closes
 // without a farewell means that its rank is lost. A notice (a first failure, with its culprit and reason) is passed on
-// to every other connection, so that it reaches all ranks.
+// to every other connection, so that it reaches all ranks. A rank of another host also sends beats, and what it knows
+// of the ranks behind it (liveness.hpp).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,7 @@ struct Notice {
     ErrorKind kind{};
     int rank = -1;  // the culprit
     std::string text;
+    double seconds = 0;     // that the culprit was waited for
     bool farewell = false;  // no failure: `rank` leaves on purpose
 };
 
@@ -30,15 +33,20 @@ class Control {
         std::function<void(const Notice&)> notice;
         std::function<void(int rank)> farewell;
         std::function<void(int rank, const std::string& reason)> lost;
+        std::function<void(int edge, std::span<const std::byte> statuses)> beat;
     };
     Control(int epoll, std::uint16_t generation, Events events);
     ~Control();
 
-    void attach(int peer, int socket);  // takes ownership
+    // Takes ownership. An edge is a connection to another host: beats go over it.
+    void attach(int peer, int socket, bool is_edge);
+    std::vector<int> edges() const;
     // Read what has come on the socket of this peer (from epoll).
     void read(int peer);
     void send(const Notice& notice);
     void send_farewell();
+    // Never blocks: a beat is left out while the peer has not taken in what was sent before.
+    void send_beat(int edge, std::span<const std::byte> statuses);
     void close_all() noexcept;
     void lock_for_fork() { mutex_.lock(); }
     void unlock_after_fork() { mutex_.unlock(); }
@@ -48,18 +56,25 @@ class Control {
     struct Connection {
         int peer;
         int socket;
+        bool is_edge;
         std::vector<std::byte> received;
-        bool farewell = false;  // the peer has said that it leaves
+        std::vector<std::byte> unsent;  // of a beat
+        bool farewell = false;          // the peer has said that it leaves
     };
     void send_to(Connection& connection, const std::vector<std::byte>& bytes);
+    bool send_some(Connection& connection);
     void receive(Connection& connection, std::string& reason);
-    bool take_message(Connection& connection, std::vector<Notice>& notices);  // false if it is not complete
+    struct Received {
+        std::vector<Notice> notices;
+        std::vector<std::vector<std::byte>> beats;
+    };
+    bool take_message(Connection& connection, Received& into);  // false if it is not complete
     void drop(Connection& connection);
 
     const int epoll_;
     const std::uint16_t generation_;
     const Events events_;
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     std::vector<Connection> connections_;
 };
 

@@ -11,24 +11,54 @@ namespace multiring {
 namespace nb = nanobind;
 namespace {
 
-[[noreturn]] void refuse_dtype(const std::string& found) {
-    std::string known;
-    for (const auto name : dtype_names) known += (known.empty() ? "" : ", ") + std::string(name);
-    throw nb::type_error(("elements of type " + found + " are not supported; convert them to one of " + known).c_str());
+std::string name_of_type(nb::handle x) {
+    const nb::handle type = x.type();
+    const auto module = nb::cast<std::string>(nb::handle(type.attr("__module__").ptr()));
+    const auto name = nb::cast<std::string>(nb::handle(type.attr("__qualname__").ptr()));
+    return module == "builtins" ? name : module + "." + name;
 }
 
-Dtype integer_dtype(Py_ssize_t size, const std::string& format) {
+std::optional<Dtype> dtype_named(std::string_view wanted) {
+    for (std::size_t code = 0; code < dtype_names.size(); ++code)
+        if (dtype_names[code] == wanted) return static_cast<Dtype>(code);
+    return {};
+}
+
+// The type is named as the object itself does, `otherwise` where it does not.
+[[noreturn]] void refuse_dtype(nb::handle x, const std::string& otherwise) {
+    std::string found = otherwise, known;
+    if (nb::hasattr(x, "dtype")) {
+        const nb::object dtype = x.attr("dtype");
+        found = nb::cast<std::string>(nb::str(nb::handle(dtype)));
+    }
+    for (const auto name : dtype_names) known += (known.empty() ? "" : ", ") + std::string(name);
+    throw nb::type_error(("elements of type " + found + " (in a " + name_of_type(x) +
+                          ") are not supported; convert them to one of " + known)
+                             .c_str());
+}
+
+Dtype integer_dtype(nb::handle x, Py_ssize_t size, const std::string& format) {
     switch (size) {
         case 1: return Dtype::int8;
         case 2: return Dtype::int16;
         case 4: return Dtype::int32;
         case 8: return Dtype::int64;
-        default: refuse_dtype(format);
+        default: refuse_dtype(x, format);
+    }
+}
+
+Dtype unsigned_dtype(nb::handle x, Py_ssize_t size, const std::string& format) {
+    switch (size) {
+        case 1: return Dtype::uint8;
+        case 2: return Dtype::uint16;
+        case 4: return Dtype::uint32;
+        case 8: return Dtype::uint64;
+        default: refuse_dtype(x, format);
     }
 }
 
 // struct-module format codes, as the buffer protocol gives them.
-Dtype buffer_dtype(const Py_buffer& view) {
+Dtype buffer_dtype(nb::handle x, const Py_buffer& view) {
     const std::string format = view.format == nullptr ? "B" : view.format;
     std::string_view code = format;
     if (!code.empty() && (code[0] == '@' || code[0] == '=' || code[0] == '<')) code.remove_prefix(1);
@@ -39,9 +69,10 @@ Dtype buffer_dtype(const Py_buffer& view) {
     if (code == "?") return Dtype::boolean;
     if (code == "Zf") return Dtype::complex64;
     if (code == "Zd") return Dtype::complex128;
+    if (code == "H" || code == "I" || code == "L" || code == "Q") return unsigned_dtype(x, view.itemsize, format);
     if (code == "b" || code == "h" || code == "i" || code == "l" || code == "q")
-        return integer_dtype(view.itemsize, format);
-    refuse_dtype("'" + format + "'");
+        return integer_dtype(x, view.itemsize, format);
+    refuse_dtype(x, "'" + format + "'");
 }
 
 std::optional<Description> describe_buffer(nb::handle x) {
@@ -56,7 +87,7 @@ std::optional<Description> describe_buffer(nb::handle x) {
         ~Release() { PyBuffer_Release(view); }
     } release{&view};
     Description d;
-    d.dtype = buffer_dtype(view);
+    d.dtype = buffer_dtype(x, view);
     d.pointer = reinterpret_cast<std::uintptr_t>(view.buf);
     d.count = static_cast<std::size_t>(view.len / view.itemsize);
     d.shape.assign(view.shape, view.shape + view.ndim);
@@ -65,34 +96,35 @@ std::optional<Description> describe_buffer(nb::handle x) {
     return d;
 }
 
-// NumPy arrays of the bfloat16 that ml_dtypes defines.
-std::optional<Description> describe_bfloat16_array(nb::handle x) {
+// NumPy arrays of the bfloat16 and float8 types that ml_dtypes defines.
+std::optional<Description> describe_narrow_array(nb::handle x) {
     if (!nb::hasattr(x, "__array_interface__") || !nb::hasattr(x, "dtype")) return {};
-    const auto name = nb::cast<std::string>(nb::str(x.attr("dtype")));
-    if (name != "bfloat16") refuse_dtype(name);
-    const nb::object interface = x.attr("__array_interface__");
-    const nb::tuple data = nb::cast<nb::tuple>(interface["data"]);
+    const nb::object type = x.attr("dtype");
+    const std::optional<Dtype> dtype = dtype_named(nb::cast<std::string>(nb::str(nb::handle(type))));
+    if (!dtype) refuse_dtype(x, "");
+    const nb::dict interface(x.attr("__array_interface__"));
+    const nb::tuple data(interface["data"]), shape(interface["shape"]);
     Description d;
-    d.dtype = Dtype::bfloat16;
-    d.pointer = nb::cast<std::uintptr_t>(data[0]);
-    d.writable = !nb::cast<bool>(data[1]);
-    for (const nb::handle extent : nb::cast<nb::tuple>(interface["shape"])) {
+    d.dtype = *dtype;
+    d.pointer = nb::cast<std::uintptr_t>(nb::object(data[0]));
+    d.writable = !nb::cast<bool>(nb::object(data[1]));
+    for (const nb::handle extent : shape) {
         d.shape.push_back(nb::cast<std::int64_t>(extent));
         d.count *= static_cast<std::size_t>(d.shape.back());
     }
-    d.contiguous = nb::cast<bool>(x.attr("flags")["C_CONTIGUOUS"]);
+    d.contiguous = nb::cast<bool>(nb::object(x.attr("flags")["C_CONTIGUOUS"]));
     return d;
 }
 
-Dtype dlpack_dtype(const nb::dlpack::dtype& type) {
+Dtype dlpack_dtype(nb::handle x, const nb::dlpack::dtype& type) {
     const int bytes = type.bits / 8;
     if (type.lanes == 1) {
         switch (static_cast<nb::dlpack::dtype_code>(type.code)) {
             case nb::dlpack::dtype_code::Int:
-                if (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8) return integer_dtype(bytes, "");
+                if (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8) return integer_dtype(x, bytes, "");
                 break;
             case nb::dlpack::dtype_code::UInt:
-                if (bytes == 1) return Dtype::uint8;
+                if (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8) return unsigned_dtype(x, bytes, "");
                 break;
             case nb::dlpack::dtype_code::Float:
                 if (bytes == 2) return Dtype::float16;
@@ -109,10 +141,14 @@ Dtype dlpack_dtype(const nb::dlpack::dtype& type) {
             case nb::dlpack::dtype_code::Bool:
                 if (bytes == 1) return Dtype::boolean;
                 break;
+            case nb::dlpack::dtype_code::Float8_E4M3FN: return Dtype::float8_e4m3fn;
+            case nb::dlpack::dtype_code::Float8_E4M3FNUZ: return Dtype::float8_e4m3fnuz;
+            case nb::dlpack::dtype_code::Float8_E5M2: return Dtype::float8_e5m2;
+            case nb::dlpack::dtype_code::Float8_E5M2FNUZ: return Dtype::float8_e5m2fnuz;
             default: break;
         }
     }
-    refuse_dtype("DLPack code " + std::to_string(type.code) + ", " + std::to_string(type.bits) + " bits");
+    refuse_dtype(x, "DLPack code " + std::to_string(type.code) + ", " + std::to_string(type.bits) + " bits");
 }
 
 std::string device_name(int type, int id) {
@@ -124,10 +160,22 @@ std::string device_name(int type, int id) {
     }
 }
 
+// Why an object does not hand its memory over, in its own words if it has any.
+[[noreturn]] void refuse_dlpack(nb::handle x) {
+    std::string reason = "its __dlpack__ returns no capsule that can be read";
+    try {
+        x.attr("__dlpack__")();
+    } catch (nb::python_error& error) {
+        reason = nb::cast<std::string>(nb::str(error.value()));
+    }
+    throw nb::type_error((name_of_type(x) + " cannot be read: " + reason).c_str());
+}
+
 Description describe_dlpack(nb::handle x) {
-    const auto array = nb::cast<nb::ndarray<nb::ro>>(x, false);
+    nb::ndarray<nb::ro> array;
+    if (!nb::try_cast(x, array, false)) refuse_dlpack(x);
     Description d;
-    d.dtype = dlpack_dtype(array.dtype());
+    d.dtype = dlpack_dtype(x, array.dtype());
     d.pointer = reinterpret_cast<std::uintptr_t>(array.data());
     d.count = array.size();
     d.device = device_name(array.device_type(), array.device_id());
@@ -145,10 +193,10 @@ Description describe_dlpack(nb::handle x) {
 
 Description describe(nb::handle x) {
     if (auto d = describe_buffer(x)) return *d;
-    if (auto d = describe_bfloat16_array(x)) return *d;
+    if (auto d = describe_narrow_array(x)) return *d;
     if (nb::hasattr(x, "__dlpack__")) return describe_dlpack(x);
     throw nb::type_error(("a NumPy array, a buffer or a DLPack tensor is needed, not " +
-                          nb::cast<std::string>(nb::str(nb::handle(x.type()))))
+                          (x.is_none() ? std::string("None") : name_of_type(x)))
                              .c_str());
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <stdexcept>
+#include <utility>
 
 #include "fork.hpp"
 
@@ -18,12 +19,16 @@ constexpr auto signal_interval = std::chrono::milliseconds(100);
 constexpr double default_spin = 100e-6, longest_spin = 0.1;  // a spinning caller sees no signals
 constexpr double forever = 1e8;                              // seconds
 constexpr auto notice_grace = std::chrono::milliseconds(100);
+constexpr auto unread_grace = std::chrono::milliseconds(500);   // at shutdown, for peers that have not read all yet
 constexpr auto yielding_budget = std::chrono::milliseconds(1);  // of giving the core away before sleeping
 
 }  // namespace
 
 Engine::Engine(EngineOptions options)
-    : options_(std::move(options)), departed_(static_cast<std::size_t>(options_.world_size)) {
+    : options_(std::move(options)),
+      departed_(static_cast<std::size_t>(options_.world_size)),
+      liveness_(options_.rank, options_.world_size, options_.heartbeat_timeout),
+      named_(static_cast<std::size_t>(options_.world_size)) {
     const auto& o = options_;
     if (o.world_size < 1 || o.rank < 0 || o.rank >= o.world_size)
         throw std::invalid_argument("rank " + std::to_string(o.rank) + " of a world of " +
@@ -48,9 +53,17 @@ Engine::Engine(EngineOptions options)
     epoll_ctl(epoll_, EPOLL_CTL_ADD, doorbell_, &event);
     Control::Events events;
     events.notice = [this](const Notice& notice) { leave_notice(notice); };
-    events.farewell = [this](int rank) { leave_notice({rank, ErrorKind::error, rank, "", true}); };
+    events.farewell = [this](int rank) {
+        // What it sent over other connections may still be on its way: these have a farewell of their own.
+        const Link* link = machine_->link(rank);
+        if (link == nullptr || link->shares_memory()) leave_notice({rank, ErrorKind::error, rank, "", 0, true});
+    };
     events.lost = [this](int rank, const std::string& reason) {
         this->fail({ErrorKind::peer_lost, rank, host(rank), "", -1, rank_name(rank) + " " + reason});
+    };
+    events.beat = [this](int edge, std::span<const std::byte> statuses) {
+        liveness_.heard(edge);
+        liveness_.take(edge, statuses);
     };
     control_ = std::make_unique<Control>(epoll_, o.generation, std::move(events));
     letterbox_ = std::make_shared<Letterbox>();
@@ -61,10 +74,7 @@ Engine::Engine(EngineOptions options)
 }
 
 Engine::~Engine() {
-    unregister_for_fork(*this);
     shutdown(0);
-    machine_.reset();
-    for (const int fd : {doorbell_, epoll_, data_epoll_}) close(fd);
 }
 
 std::string Engine::rank_name(int rank) const {
@@ -89,17 +99,27 @@ void close_on_exec(std::initializer_list<int> fds) {
 
 // ---- attaching ----------------------------------------------------------------------------------------------------
 
+namespace {
+
+[[noreturn]] void throw_shut_down() {
+    throw EngineError({ErrorKind::error, -1, "", "", -1,
+                       "this communicator was shut down: call multiring.init() again and use the one it returns"});
+}
+
+}  // namespace
+
 void Engine::check_owned() const {
     if (is_disowned())
-        throw std::runtime_error("this process was forked from rank " + std::to_string(options_.rank) +
-                                 ": the engine is its parent's; initialise multiring in the process that uses it");
+        throw EngineError({ErrorKind::error, options_.rank, host(options_.rank), "", -1,
+                           "this process was forked from rank " + std::to_string(options_.rank) +
+                               ", to which the communicator belongs: call it there"});
 }
 
 void Engine::check_can_start(const Call& call) const {
     if (failed_.load(std::memory_order_acquire) && !closed_.load(std::memory_order_acquire) && !is_disowned()) {
-        Failure failure = *this->failure();
+        Failure failure = raised();
         if (failure.collective.empty()) {
-            failure.collective = name(call.collective);
+            failure.collective = call.called();
             failure.message += "; this " + failure.collective + " was not started";
         }
         throw EngineError(std::move(failure));
@@ -109,8 +129,8 @@ void Engine::check_can_start(const Call& call) const {
 
 void Engine::check_usable() const {
     check_owned();
-    if (closed_.load(std::memory_order_acquire)) throw std::runtime_error("the engine is shut down");
-    if (failed_.load(std::memory_order_acquire)) throw EngineError(*failure());
+    if (closed_.load(std::memory_order_acquire)) throw_shut_down();
+    if (failed_.load(std::memory_order_acquire)) throw EngineError(raised());
 }
 
 void Engine::check_peer(int peer) const {
@@ -143,7 +163,7 @@ void Engine::attach_local(int peer, int memory_fd, int doorbell_fd, int socket_f
     close(memory_fd);  // the mapping stays
     close_on_exec({doorbell_fd, socket_fd});
     add_link(std::make_unique<LocalLink>(peer, options_.rank, *machine_, arena_, std::move(theirs), doorbell_fd));
-    control_->attach(peer, socket_fd);
+    control_->attach(peer, socket_fd, false);
 }
 
 void Engine::attach_in_process(int peer, Engine& other) {
@@ -168,7 +188,7 @@ void Engine::attach_tcp(int peer, std::vector<int> sockets) {
     if (sockets.empty()) throw std::invalid_argument("no sockets given for rank " + std::to_string(peer));
     for (const int socket : sockets) close_on_exec({socket});
     TcpLink::Events events;
-    events.farewell = [this](int rank) { leave_notice({rank, ErrorKind::error, rank, "", true}); };
+    events.farewell = [this](int rank) { leave_notice({rank, ErrorKind::error, rank, "", 0, true}); };
     events.lost = [this](int rank, const std::string& reason) { suspect(rank, rank_name(rank) + " " + reason); };
     auto link = std::make_unique<TcpLink>(peer, std::move(sockets), options_.generation, *machine_, pool_, data_epoll_,
                                           epoll_, key_of(Watched::hangup, peer), std::move(events));
@@ -183,11 +203,13 @@ void Engine::attach_control(int peer, int socket_fd) {
     check_usable();
     check_peer(peer);
     close_on_exec({socket_fd});
-    control_->attach(peer, socket_fd);
+    arena_->make_heard();
+    control_->attach(peer, socket_fd, true);
 }
 
 bool Engine::attached(int peer) const {
     check_owned();
+    if (closed_.load(std::memory_order_acquire)) throw_shut_down();
     check_peer(peer);
     return machine_->link(peer) != nullptr;
 }
@@ -219,9 +241,10 @@ void Engine::forget(std::uint32_t id) {
 
 std::uint32_t Engine::install(std::uint32_t communicator, std::span<const std::int64_t> table,
                               std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
-                              std::uint64_t plan) {
-    check_usable();
-    return machine_->install(communicator, table, peers, blocks, segment_bytes, plan);
+                              std::uint32_t window, std::uint64_t plan) {
+    check_owned();  // a failed engine refuses the call that this schedule is for, and says which
+    if (closed_.load(std::memory_order_acquire)) throw_shut_down();
+    return machine_->install(communicator, table, peers, blocks, segment_bytes, window, plan);
 }
 
 Installed& Engine::installed(std::uint32_t handle) {
@@ -230,14 +253,23 @@ Installed& Engine::installed(std::uint32_t handle) {
 
 // ---- operations ---------------------------------------------------------------------------------------------------
 
-// A caller inside the engine: counted, because shutdown waits for callers, and timed.
+// A caller inside the engine: counted, because shutdown waits for callers.
+class Engine::Inside {
+  public:
+    explicit Inside(Engine& engine) : engine_(engine) { engine_.callers_.fetch_add(1); }
+    ~Inside() { engine_.callers_.fetch_sub(1); }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+  private:
+    Engine& engine_;
+};
+
+// One that is timed too.
 class Engine::Timed {
   public:
-    explicit Timed(Engine& engine) : engine_(engine), start_(Clock::now()) { engine_.callers_.fetch_add(1); }
-    ~Timed() {
-        engine_.in_calls_.fetch_add(nanoseconds(Clock::now() - start_), std::memory_order_relaxed);
-        engine_.callers_.fetch_sub(1);
-    }
+    explicit Timed(Engine& engine) : inside_(engine), engine_(engine), start_(Clock::now()) {}
+    ~Timed() { engine_.in_calls_.fetch_add(nanoseconds(Clock::now() - start_), std::memory_order_relaxed); }
     void waited(Clock::duration time) { engine_.waiting_.fetch_add(nanoseconds(time), std::memory_order_relaxed); }
     void waited_since(Clock::time_point start) { waited(Clock::now() - start); }
 
@@ -245,13 +277,14 @@ class Engine::Timed {
     static std::int64_t nanoseconds(Clock::duration time) {
         return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
     }
+    Inside inside_;
     Engine& engine_;
     Clock::time_point start_;
 };
 
 void Engine::run(Call call, const CheckSignals& check_signals) {
-    check_can_start(call);
     Timed timed(*this);
+    check_can_start(call);
     machine_->enter(call);
     Lane* lane = machine_->try_begin(call);
     Spinner spinner(patience());
@@ -266,6 +299,7 @@ void Engine::run(Call call, const CheckSignals& check_signals) {
     auto work = std::make_shared<Work>();
     work->call = call;
     work->lane = lane;
+    work->waiters = 1;
     if (lane != nullptr) lane->driven_by_progress.store(true, std::memory_order_release);
     hand_over(work);
     const auto start = Clock::now();
@@ -308,24 +342,28 @@ bool Engine::drain_sockets() {
     return count > 0;
 }
 
-std::shared_ptr<Work> Engine::start(Call call, void* owner) {
+std::shared_ptr<Work> Engine::start(Call call, void* owner,
+                                    std::function<void(const std::optional<Failure>&)> on_done) {
+    const Inside inside(*this);
     check_can_start(call);
     machine_->enter(call);
     auto work = std::make_shared<Work>();
     work->call = call;
     work->owner = owner;
+    work->on_done = std::move(on_done);
     hand_over(work);
     return work;
 }
 
 std::shared_ptr<Work> Engine::start_point(std::uint32_t communicator, int other, Call call, void* owner) {
+    const Inside inside(*this);
     check_can_start(call);
-    Lane& lane = machine_->begin_point(communicator, other, call);
+    Lane* lane = machine_->begin_point(communicator, other, call);
     auto work = std::make_shared<Work>();
-    work->call = call;
-    work->lane = &lane;
+    work->call = lane != nullptr ? lane->call() : call;
+    work->lane = lane;
     work->owner = owner;
-    lane.driven_by_progress.store(true, std::memory_order_release);
+    if (lane != nullptr) lane->driven_by_progress.store(true, std::memory_order_release);
     hand_over(work);
     return work;
 }
@@ -333,7 +371,7 @@ std::shared_ptr<Work> Engine::start_point(std::uint32_t communicator, int other,
 void Engine::hand_over(std::shared_ptr<Work> work) {
     {
         const std::lock_guard lock(mutex_);
-        if (closed_.load(std::memory_order_relaxed)) throw std::runtime_error("the engine is shut down");
+        if (closed_.load(std::memory_order_relaxed)) throw_shut_down();
         new_works_.push_back(std::move(work));
         inbox_.store(true, std::memory_order_release);
     }
@@ -354,26 +392,50 @@ void Engine::wait_until_done(Work& work, const CheckSignals& check_signals) {
     }
 }
 
+namespace {
+
+class Waits {  // a caller, for a work
+  public:
+    explicit Waits(Work& work) : work_(work) { work_.waiters.fetch_add(1, std::memory_order_relaxed); }
+    ~Waits() { work_.waiters.fetch_sub(1, std::memory_order_relaxed); }
+    Waits(const Waits&) = delete;
+    Waits& operator=(const Waits&) = delete;
+
+  private:
+    Work& work_;
+};
+
+}  // namespace
+
 void Engine::wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals) {
     check_owned();
     Timed timed(*this);
     const auto start = Clock::now();
     const auto deadline = Clock::now() + seconds(timeout.value_or(forever));
+    const Waits waits(*work);
     while (!work->done.wait_for(std::min<Clock::duration>(signal_interval, deadline - Clock::now()))) {
         check_signals();
         if (Clock::now() < deadline) continue;
-        const std::vector<int> ranks = ask(work);
+        std::optional<Failure> late = ask(work);
         if (work->done.is_set()) break;
-        Failure late = timeout_of(work->call, ranks);
-        late.message += ", after " + readable(*timeout) + " s of wait(); the work goes on";
-        throw EngineError(std::move(late));
+        if (!late)
+            late = {ErrorKind::timeout,
+                    -1,
+                    "",
+                    std::string(work->call.called()),
+                    static_cast<std::int64_t>(work->call.number),
+                    multiring::describe(work->call),
+                    age_of(work->call)};
+        late->kind = ErrorKind::timeout;
+        late->message += ", after " + readable(*timeout) + " s of wait(); the work goes on";
+        throw EngineError(std::move(*late));
     }
     timed.waited_since(start);
     if (work->failure) throw EngineError(*work->failure);
 }
 
-// The ranks that a work waits for, now.
-std::vector<int> Engine::ask(const std::shared_ptr<Work>& work) {
+// What a work waits for, now; nothing if the progress thread does not answer.
+std::optional<Failure> Engine::ask(const std::shared_ptr<Work>& work) {
     const auto question = std::make_shared<Question>();
     question->work = work;
     {
@@ -382,17 +444,19 @@ std::vector<int> Engine::ask(const std::shared_ptr<Work>& work) {
         inbox_.store(true, std::memory_order_release);
     }
     wake_progress();
-    return question->answered.wait_for(signal_interval) ? question->ranks : std::vector<int>{};
+    if (!question->answered.wait_for(signal_interval)) return {};
+    return question->answer;
 }
 
 // ---- failure ------------------------------------------------------------------------------------------------------
 
 void Engine::fail(Failure failure) {
-    const Notice notice{-1, failure.kind, failure.rank, failure.message};
+    const Notice notice{-1, failure.kind, failure.rank, failure.message, failure.seconds};
     std::vector<std::shared_ptr<Letterbox>> in_process;
     {
         const std::lock_guard lock(mutex_);
-        if (failure_ || closed_.load(std::memory_order_relaxed)) return;
+        // Who leaves still learns, and tells, that what it did was not what others did.
+        if (failure_ || (closed_.load(std::memory_order_relaxed) && failure.kind != ErrorKind::mismatch)) return;
         failure_ = std::move(failure);
         in_process = in_process_peers_;
         failed_.store(true, std::memory_order_release);
@@ -408,6 +472,7 @@ void Engine::fail(Failure failure) {
 void Engine::fail_from_python(Failure failure) {
     check_owned();
     failure.host = host(failure.rank);
+    raised_.store(true, std::memory_order_relaxed);  // the caller raises it itself
     fail(std::move(failure));
 }
 
@@ -436,49 +501,87 @@ std::optional<Failure> Engine::failure() const {
     return failure_;
 }
 
+Failure Engine::raised() const {
+    raised_.store(true, std::memory_order_relaxed);
+    return *failure();
+}
+
 // The engine's failure as this call sees it.
 Failure Engine::failure_of(const Call& call) const {
-    Failure failure = *this->failure();
+    Failure failure = raised();
+    if (failure.seconds == 0) failure.seconds = age_of(call);
     if (failure.collective.empty()) {
-        failure.collective = name(call.collective);
+        failure.collective = call.called();
         failure.number = static_cast<std::int64_t>(call.number);
-        failure.message += "; in flight here: " + describe(call);
+        failure.message += "; in flight here: " + multiring::describe(call);
     }
     return failure;
 }
 
-Failure Engine::timeout_of(const Call& call, const std::vector<int>& ranks) const {
-    Failure late{ErrorKind::timeout, -1, "", std::string(name(call.collective)), static_cast<std::int64_t>(call.number),
-                 describe(call)};
-    if (ranks.empty()) return late;
-    late.rank = ranks.front();
-    late.host = host(late.rank);
-    late.message += " waits for ";
-    for (std::size_t i = 0; i < ranks.size(); ++i) late.message += (i == 0 ? "" : ", ") + rank_name(ranks[i]);
-    return late;
+// A rank that has left on purpose is lost for those that still need it; any of several senders is needed only when
+// the others have left too.
+void Engine::fail_if_departed(const Work& work) {
+    if (!someone_departed_.load(std::memory_order_acquire)) return;
+    const auto has_departed = [this](int rank) {
+        const std::lock_guard lock(mutex_);
+        return rank != options_.rank && departed_[static_cast<std::size_t>(rank)];
+    };
+    std::vector<int> departed;
+    if (work.lane != nullptr) {
+        departed = work.lane->waited_for();
+        std::erase_if(departed, [&](int rank) { return !has_departed(rank); });
+    } else if (work.call.is_point()) {
+        const Communicator& of = *work.call.installed->communicator;
+        departed = of.members;
+        std::erase_if(departed, [&](int rank) { return !has_departed(rank); });
+        if (departed.size() + 1 < of.members.size()) return;
+    }
+    if (departed.empty()) return;
+    const int rank = departed.front();
+    const Call& call = work.lane != nullptr ? work.lane->call() : work.call;
+    fail({ErrorKind::peer_lost, rank, host(rank), std::string(call.called()), static_cast<std::int64_t>(call.number),
+          rank_name(rank) + " has shut down, and " + multiring::describe(call) + " waits for it"});
 }
 
-// A rank that has left on purpose is lost for those that still need it.
-void Engine::fail_if_departed(const Lane& lane) {
-    if (!someone_departed_.load(std::memory_order_acquire)) return;
-    for (const int rank : lane.waited_for()) {
-        bool departed;
-        {
-            const std::lock_guard lock(mutex_);
-            departed = departed_[static_cast<std::size_t>(rank)];
+// Whether what we sent may lie unread with a rank that has not left.
+bool Engine::is_unread() const {
+    bool local_peers = false;
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& link : machine_->attached()) {
+            if (link->may_be_unread()) return true;
+            local_peers |= link->shares_memory() && !departed_[static_cast<std::size_t>(link->peer)];
         }
-        if (departed)
-            fail({ErrorKind::peer_lost, rank, host(rank), std::string(name(lane.call().collective)),
-                  static_cast<std::int64_t>(lane.call().number),
-                  rank_name(rank) + " has shut down, and " + describe(lane.call()) + " waits for it"});
+    }
+    return local_peers && machine_->is_read_from();
+}
+
+// What peers sent for a call that has completed here is of another call of theirs. Both sides hear of it if they leave
+// within a moment of each other, else the one that leaves last.
+void Engine::linger(Clock::time_point until) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // of two that leave at once, one sees what the other posted
+    while (!failed_.load()) {
+        const bool last = !is_unread() || Clock::now() >= until;
+        for (const auto& link : machine_->attached()) link->drain();
+        if (last) return;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
 }
 
-void Engine::shutdown(double timeout) {
-    if (is_disowned()) return;
+// What is shared with others goes now, though somebody may keep the engine.
+void Engine::release_descriptors() {
+    unregister_for_fork(*this);
+    control_->close_all();
+    machine_->disown();
+    for (int* fd : {&doorbell_, &epoll_, &data_epoll_}) close(std::exchange(*fd, -1));
+    arena_->retire();
+}
+
+std::optional<Failure> Engine::shutdown(double timeout) {
+    if (is_disowned()) return {};
     {
         const std::lock_guard lock(mutex_);
-        if (closed_.exchange(true)) return;
+        if (closed_.exchange(true)) return {};
     }
     // What is still held back may be what a peer waits for.
     const auto deadline = Clock::now() + seconds(timeout);
@@ -500,8 +603,11 @@ void Engine::shutdown(double timeout) {
     for (const auto& letterbox : in_process) {
         const std::lock_guard lock(letterbox->mutex);
         if (letterbox->engine != nullptr)
-            letterbox->engine->leave_notice({options_.rank, ErrorKind::error, options_.rank, "", true});
+            letterbox->engine->leave_notice({options_.rank, ErrorKind::error, options_.rank, "", 0, true});
     }
+    linger(Clock::now() + std::min<Clock::duration>(unread_grace, seconds(timeout)));
+    std::optional<Failure> unheard = failure();
+    if (unheard && (raised_.load() || unheard->kind != ErrorKind::mismatch)) unheard.reset();
     {
         const std::lock_guard lock(letterbox_->mutex);
         letterbox_->engine = nullptr;
@@ -515,7 +621,8 @@ void Engine::shutdown(double timeout) {
     wake_progress();
     thread_.join();
     while (callers_.load() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    control_->close_all();
+    release_descriptors();
+    return unheard;
 }
 
 void Engine::lock_for_fork() {

@@ -15,7 +15,9 @@
 #include <thread>
 #include <vector>
 
+#include "blame.hpp"
 #include "control.hpp"
+#include "liveness.hpp"
 #include "machine.hpp"
 #include "mailbox.hpp"
 #include "pool.hpp"
@@ -31,14 +33,19 @@ struct Work {
     Call call{};
     Lane* lane = nullptr;  // once it has begun
     Event done;
-    std::optional<Failure> failure;  // valid once done
-    void* owner = nullptr;           // kept alive until done: a Python object, given back through Engine::take_owners
+    std::optional<Failure> failure;                              // valid once done
+    int other = any_source;                                      // of a message that is done: the rank at its other end
+    bool told = false;                                           // those that it waits for what it is
+    std::atomic<int> waiters{0};                                 // callers that do nothing else until it is done
+    double next_report = 0;                                      // age in seconds at which to tell whom it waits for
+    std::function<void(const std::optional<Failure>&)> on_done;  // called by the progress thread; must be short
+    void* owner = nullptr;  // kept alive until done: a Python object, given back through Engine::take_owners
 };
 
 // What a work waits for, asked of the progress thread, which alone may look.
 struct Question {
     std::shared_ptr<Work> work;
-    std::vector<int> ranks;  // the answer
+    Failure answer;
     Event answered;
 };
 
@@ -62,6 +69,8 @@ struct EngineOptions {
     std::size_t arena_bytes = 0;
     std::optional<double> spin_seconds;
     bool in_process = false;
+    double heartbeat_timeout = 30;  // seconds of silence after which a rank is lost
+    double late_seconds = 30;       // that a call waits before a line says for whom
 };
 
 class Engine final : public Surroundings {
@@ -83,14 +92,17 @@ class Engine final : public Surroundings {
     void forget(std::uint32_t id);
     std::uint32_t install(std::uint32_t communicator, std::span<const std::int64_t> table,
                           std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
-                          std::uint64_t plan);
+                          std::uint32_t window, std::uint64_t plan);
     Installed& installed(std::uint32_t handle);
 
-    // `check_signals` is called ten times a second while nothing happens; what it throws fails the engine.
+    // `check_signals` is called ten times a second while nothing happens; what it throws fails the engine. It should
+    // also log what `take_reports` returns.
     using CheckSignals = std::function<void()>;
     void run(Call call, const CheckSignals& check_signals);
-    std::shared_ptr<Work> start(Call call, void* owner);
-    // A message to or from a rank; `call` says which collective (send, recv), buffer, tag and timeout.
+    std::shared_ptr<Work> start(Call call, void* owner,
+                                std::function<void(const std::optional<Failure>&)> on_done = {});
+    // A message to or from a rank, or from any_source; `call` says which collective (send, recv), buffer, tag and
+    // timeout.
     std::shared_ptr<Work> start_point(std::uint32_t communicator, int other, Call call, void* owner);
     void wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals);
 
@@ -98,7 +110,10 @@ class Engine final : public Surroundings {
     void fail_from_python(Failure failure);
     std::optional<Failure> failure() const;
     void leave_notice(Notice notice);  // from another engine of this process
-    void shutdown(double timeout);
+    // A mismatch that nobody has heard of yet: a call that has completed here was another one elsewhere.
+    std::optional<Failure> shutdown(double timeout);
+    std::vector<std::string> take_reports();  // lines for the log: who is silent, who is late
+    bool has_reports() const { return has_reports_.load(std::memory_order_relaxed); }
     std::vector<void*> take_owners();  // of works that are done
     bool has_owners() const { return has_owners_.load(std::memory_order_relaxed); }
 
@@ -126,21 +141,25 @@ class Engine final : public Surroundings {
     void check_can_start(const Call& call) const;
     void check_peer(int peer) const;
     void add_link(std::unique_ptr<LocalLink> link);
+    void linger(Clock::time_point until);
+    bool is_unread() const;
+    void release_descriptors();
     bool drain_sockets();
     void choose_patience();
     Patience patience() const {
         return {spins_.load(std::memory_order_relaxed), patience_.load(std::memory_order_relaxed)};
     }
     void suspect(int rank, const std::string& reason);
+    Failure raised() const;  // the failure, which somebody hears of now
     Failure failure_of(const Call& call) const;
-    Failure timeout_of(const Call& call, const std::vector<int>& ranks) const;
-    std::vector<int> ask(const std::shared_ptr<Work>& work);
+    std::optional<Failure> ask(const std::shared_ptr<Work>& work);
     void hand_over(std::shared_ptr<Work> work);
     void wait_until_done(Work& work, const CheckSignals& check_signals);
     enum class Outcome { finished, out_of_patience, failed };
     Outcome drive(Lane& lane, Spinner& spinner);
+    class Inside;
     class Timed;
-    void fail_if_departed(const Lane& lane);
+    void fail_if_departed(const Work& work);
 
     // progress.cpp: the progress thread
     void progress();
@@ -155,6 +174,18 @@ class Engine final : public Surroundings {
     void check_deadlines();
     void check_suspicions();
     int sleep_at_most_ms();
+
+    // alive.cpp: the progress thread's watch over the other ranks
+    void beat();
+    void publish_status();
+    void check_silence();
+    void report_lateness();
+    void report(std::string line);
+    static double age_of(const Call& call);  // seconds
+    Waiting waiting_of(const Work& work) const;
+    Blame blame_of(const Work& work) const;
+    std::string describe(const Blame& blame) const;
+    Failure timeout_of(const Work& work, const std::string& limit) const;
 
     const EngineOptions options_;
     const std::string no_host_;
@@ -178,11 +209,13 @@ class Engine final : public Surroundings {
     std::vector<std::pair<Clock::time_point, Notice>> suspicions_;  // true unless there is another failure by then
     std::vector<std::shared_ptr<Question>> questions_;
     std::vector<void*> owners_;
+    std::vector<std::string> reports_;
 
     std::atomic<bool> spins_{false};
     std::atomic<Clock::duration> patience_{};
     std::atomic<bool> disowned_{false};
     std::atomic<bool> failed_{false};
+    mutable std::atomic<bool> raised_{false};  // the failure, to a caller
     std::atomic<bool> closed_{false};
     std::atomic<bool> stopping_{false};
     std::atomic<bool> asleep_{false};
@@ -190,13 +223,18 @@ class Engine final : public Surroundings {
     std::atomic<bool> someone_departed_{false};
     std::atomic<bool> has_sockets_{false};
     std::atomic<bool> has_owners_{false};
-    std::atomic<int> callers_{0};                         // threads inside run or wait
+    std::atomic<bool> has_reports_{false};
+    std::atomic<int> callers_{0};                         // threads inside a call
     std::atomic<std::int64_t> in_calls_{0}, waiting_{0};  // nanoseconds, by all callers
 
     // the progress thread's own
     std::vector<std::shared_ptr<Work>> works_;
     Clock::time_point last_poll_{};
     bool watches_data_ = false;
+    Liveness liveness_;
+    Clock::time_point next_beat_{}, next_publishing_{}, last_call_{Clock::now()};
+    std::uint64_t beats_ = 0, looks_ = 0, own_calls_ = 0;
+    std::vector<bool> named_;  // by rank: reported as silent
     std::thread thread_;
 };
 

@@ -1,12 +1,14 @@
 #include "errors.hpp"
 
+#include <cerrno>
 #include <cstdio>
 #include <system_error>
 
 namespace multiring {
 
 std::string system_message(const std::string& what, int error) {
-    return what + ": " + std::generic_category().message(error);
+    const char* remedy = error == EMFILE || error == ENFILE ? " (raise ulimit -n)" : "";
+    return what + ": " + std::generic_category().message(error) + remedy;
 }
 
 std::string readable(double number) {

@@ -1,5 +1,5 @@
 // Errors that a user can recover from. They reach Python as the classes of multiring.errors; a wrong argument is
-// std::invalid_argument (ValueError) and misuse of the engine std::runtime_error.
+// std::invalid_argument (ValueError).
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,13 @@
 namespace multiring {
 
 enum class ErrorKind : std::uint8_t { error, peer_lost, timeout, mismatch, resource };
+inline constexpr ErrorKind last_kind = ErrorKind::resource;
+// Its class in multiring.errors.
+inline const char* class_name(ErrorKind kind) {
+    static constexpr const char* classes[] = {"MultiringError", "PeerLost", "CollectiveTimeout", "Mismatch",
+                                              "ResourceError"};
+    return classes[static_cast<int>(kind)];
+}
 
 struct Failure {
     ErrorKind kind = ErrorKind::error;
@@ -18,6 +25,7 @@ struct Failure {
     std::string collective;
     std::int64_t number = -1;
     std::string message;
+    double seconds = 0;  // that the culprit was waited for
 };
 
 class EngineError : public std::runtime_error {
@@ -26,7 +34,7 @@ class EngineError : public std::runtime_error {
     Failure failure;
 };
 
-// "what: the system's words for errno"
+// "what: the system's words for errno", with the remedy where descriptors are short
 std::string system_message(const std::string& what, int error);
 
 // A number as people write it: 0.3, 600.

@@ -8,7 +8,11 @@
 //   release   tokens whose payloads have been read (shared memory)
 //   grant     the receiver of this call takes its segments below `segment`
 //   ask       the sender of this call wants a grant
+//   waits     the sender of this waits for the receiver in this call (`place` 1: to be sent something); only its
+//   signature
+//             matters
 //   credit    `count` bytes of eager credit come back (TCP)
+//   beat      the sender lives, on control connections; with a payload, statuses of ranks
 //   notice    a failure, on control connections; farewell: the sender leaves on purpose
 #pragma once
 
@@ -19,9 +23,10 @@
 
 namespace multiring {
 
-enum class FrameType : std::uint8_t { data = 1, release, grant, ask, credit, notice, farewell };
+enum class FrameType : std::uint8_t { data = 1, release, grant, ask, waits, credit, beat, notice, farewell };
 
-// What all members of a communicator must agree on when they make the same call.
+// What all members of a communicator must agree on when they make the same call. A message between two of them is
+// signed as a send by both, with the tag in the plan's place and, in the root's, the collective that it is part of.
 struct Signature {
     std::uint64_t count = 0;  // elements per block
     std::uint64_t plan = 0;   // plan id
@@ -32,7 +37,10 @@ struct Signature {
     std::uint16_t generation = 0;
 
     bool operator==(const Signature&) const = default;
-    std::string describe() const;
+    bool is_message() const { return collective == Collective::send; }
+    std::uint64_t tag() const { return plan; }
+    Collective part_of() const { return is_message() ? static_cast<Collective>(root) : collective; }
+    std::string describe(bool receives) const;  // in the user's words; `receives` says which end of a message
 };
 
 struct Frame {
@@ -53,6 +61,8 @@ struct Frame {
     std::uint32_t bytes = 0;
     std::uint32_t token = 0;
 
+    // Of a message between two ranks: whether it goes to the one that receives it.
+    bool is_to_receiver() const { return type == FrameType::waits ? place == 0 : type != FrameType::grant; }
     Signature signature() const { return {count, plan, root, collective, dtype, op, generation}; }
     void sign(const Signature& s) {
         count = s.count;

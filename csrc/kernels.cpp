@@ -144,6 +144,87 @@ struct Float16 {
     }
 };
 
+// The 8-bit formats: a sign, exponent bits, mantissa bits. `fn` has no infinities and one NaN, all bits set; `fnuz` has
+// no negative zero either, whose bits are its NaN; e5m2 is like float16. Rounding is torch's: what is too large becomes
+// infinity, the largest number (fn) or NaN (fnuz).
+enum class Special { infinities, fn, fnuz };
+
+template <int mantissa_bits, int bias, Special special>
+struct Float8 {
+    using Stored = std::uint8_t;
+    using Accumulator = float;
+    static constexpr bool is_plain = false;
+
+    static void load(float* __restrict out, const Stored* __restrict in, std::size_t n) {
+        for (std::size_t i = 0; i < n; ++i) std::memcpy(&out[i], &table.bits[in[i]], 4);
+    }
+    static void store(Stored* __restrict out, const float* __restrict in, std::size_t n) {
+        for (std::size_t i = 0; i < n; ++i) out[i] = narrow(in[i]);
+    }
+
+  private:
+    static constexpr std::uint32_t hidden = 1u << mantissa_bits;
+    static constexpr std::uint32_t nan = special == Special::fnuz ? 0x80 : 0x7f;
+    static constexpr std::uint32_t infinity = 0x7c;  // e5m2
+    static constexpr std::uint32_t too_large = special == Special::infinities ? infinity
+                                               : special == Special::fn       ? 0x7e
+                                                                              : nan;  // and all codes above
+
+    // The float32 of every code, as bits.
+    struct Table {
+        std::uint32_t bits[256];
+        constexpr Table() : bits{} {
+            for (std::uint32_t code = 0; code < 256; ++code) bits[code] = widen(code);
+        }
+    };
+    static constexpr std::uint32_t widen(std::uint32_t code) {
+        const std::uint32_t sign = (code & 0x80) << 24, magnitude = code & 0x7f;
+        constexpr std::uint32_t quiet_nan = 0x7fc00000, infinite = 0x7f800000;
+        if (special == Special::fnuz && code == nan) return quiet_nan;
+        if (special == Special::fn && magnitude == nan) return sign | quiet_nan;
+        if (special == Special::infinities && magnitude > infinity) return sign | quiet_nan;
+        if (special == Special::infinities && magnitude == infinity) return sign | infinite;
+        if (magnitude == 0) return sign;
+        std::uint32_t exponent = magnitude >> mantissa_bits, mantissa = magnitude & (hidden - 1);
+        if (exponent == 0) {  // subnormal
+            for (exponent = 1; mantissa < hidden; mantissa <<= 1) --exponent;
+            mantissa -= hidden;
+        }
+        return sign | (exponent + 127 - bias) << 23 | mantissa << (23 - mantissa_bits);
+    }
+    static Stored narrow(float value) {
+        constexpr int dropped = 23 - mantissa_bits;
+        constexpr std::uint32_t smallest_normal = (128u - bias) << 23;
+        // A float with this exponent has the smallest subnormal number as its last place: let the adder round.
+        constexpr std::uint32_t rounder = (127u + 24 - bias - mantissa_bits) << 23;
+        std::uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        const std::uint32_t sign = (bits >> 24) & 0x80;
+        bits &= 0x7fffffff;
+        float magnitude, at;
+        std::memcpy(&magnitude, &bits, 4);
+        std::memcpy(&at, &rounder, 4);
+        magnitude += at;
+        std::uint32_t subnormal;
+        std::memcpy(&subnormal, &magnitude, 4);
+        subnormal -= rounder;
+        const std::uint32_t odd = (bits >> dropped) & 1;
+        const std::uint32_t normal = (bits - ((127u - bias) << 23) + ((1u << (dropped - 1)) - 1) + odd) >> dropped;
+        std::uint32_t code = bits < smallest_normal ? subnormal : normal;
+        if (bits >= smallest_normal && code > too_large) code = too_large;
+        if (bits > 0x7f800000) code = nan;
+        if (special == Special::fnuz && code == 0) return 0;
+        return static_cast<Stored>(sign | code);
+    }
+
+    static constexpr Table table{};
+};
+
+using Float8E4m3fn = Float8<3, 7, Special::fn>;
+using Float8E5m2 = Float8<2, 15, Special::infinities>;
+using Float8E4m3fnuz = Float8<3, 8, Special::fnuz>;
+using Float8E5m2fnuz = Float8<2, 16, Special::fnuz>;
+
 // ---- operations ---------------------------------------------------------------------------------------------------
 
 template <class T>
@@ -346,7 +427,16 @@ const Kernels MULTIRING_KERNELS{
          reduce_bool<Or>, reduce_bool<Xor>},
         {reduce_complex<float>, reduce_complex<float>, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr},
         {reduce_complex<double>, reduce_complex<double>, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr},
+        MULTIRING_INTEGERS(std::uint16_t),
+        MULTIRING_INTEGERS(std::uint32_t),
+        MULTIRING_INTEGERS(std::uint64_t),
+        MULTIRING_FLOATS(Float8E4m3fn),
+        MULTIRING_FLOATS(Float8E5m2),
+        MULTIRING_FLOATS(Float8E4m3fnuz),
+        MULTIRING_FLOATS(Float8E5m2fnuz),
     },
+    {Bfloat16::store, Float16::store},
+    {Bfloat16::load, Float16::load},
     copy_past_caches,
 };
 

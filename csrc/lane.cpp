@@ -8,10 +8,7 @@ namespace multiring {
 namespace {
 
 constexpr std::uint32_t most_unread = 1 << 16;  // a token has 16 bits for the lane and 16 for the message
-// Of the buffer, in flight in a lane: what stays in the cache, and what keeps a network busy.
-constexpr std::size_t window_bytes = std::size_t{1} << 20, network_window_bytes = std::size_t{4} << 20;
 constexpr std::size_t most_eager_bytes = std::size_t{64} << 10;  // a larger operation waits for grants
-constexpr std::size_t fewest_rows = 2, most_rows = 32;
 // A small arena buffer is copied all the same: that is quicker than to wait until peers have read it.
 constexpr std::size_t fewest_bytes_in_place = std::size_t{32} << 10;
 constexpr std::size_t streaming_bytes = std::size_t{4} << 20;  // buffers that do not stay in the cache anyway
@@ -28,9 +25,12 @@ Lane::~Lane() {
 void Lane::begin(const Call& call) {
     call_ = call;
     schedule_ = call.installed->schedule;
-    // Both ends of a message sign it as a send, with the tag in the plan's place.
     signature_ = {call.count, schedule_->plan, call.root, call.collective, call.dtype, call.op, machine_.generation};
-    if (call.is_point()) signature_.collective = Collective::send, signature_.plan = call.tag;
+    if (call.is_point()) {
+        signature_.collective = Collective::send;
+        signature_.plan = call.tag;
+        signature_.root = static_cast<std::uint32_t>(call.part_of);
+    }
     itemsize_ = itemsize(call.dtype);
     slice_ = schedule_->slice_elements(itemsize_);
     segment_count_ = static_cast<std::uint32_t>(std::max<std::size_t>(1, (call.count + slice_ - 1) / slice_));
@@ -38,11 +38,10 @@ void Lane::begin(const Call& call) {
     last_layout_ = schedule_->layout(last_slice, itemsize_);
     full_layout_ = segment_count_ == 1 ? last_layout_ : schedule_->layout(slice_, itemsize_);
     reduction_ = find_reduction(call.dtype, call.op);
+    narrows_ = schedule_->narrows && call.dtype == Dtype::float32 && (call.op == Op::sum || call.op == Op::avg);
 
     const std::size_t bytes = static_cast<std::size_t>(schedule_->blocks) * call.count * itemsize_;
-    const std::size_t segment_bytes = static_cast<std::size_t>(schedule_->blocks) * slice_ * itemsize_;
-    const std::size_t window = call.installed->any_direct ? network_window_bytes : window_bytes;
-    std::size_t rows = std::clamp(window / segment_bytes, fewest_rows, most_rows);
+    std::size_t rows = schedule_->window;
     if (schedule_->departure_count != 0)
         rows = std::clamp<std::size_t>(most_unread / schedule_->departure_count, 1, rows);
     rows_in_use_ = static_cast<std::uint32_t>(std::min<std::size_t>(rows, segment_count_));
@@ -59,7 +58,12 @@ void Lane::begin(const Call& call) {
     base_ = next_ = 0;
     limit_.store(2 * rows_in_use_, std::memory_order_relaxed);
     prepared_ = false;
-    opened_ = call.collective != Collective::send || call.installed->any_direct;
+    const bool is_empty = call.count == 0;  // a message without bytes is a frame that asks
+    if (call.collective == Collective::send)
+        opened_ = is_empty || call.installed->any_direct;
+    else
+        opened_ = !(is_empty && call.collective == Collective::recv);
+    heard_.store(false, std::memory_order_relaxed);
     eager_ = false;
     if (call.installed->any_direct || call.is_point()) {
         const std::size_t links = call.installed->links.size();
@@ -73,9 +77,17 @@ void Lane::begin(const Call& call) {
         bulk_ = bytes > most_eager_bytes;
     }
     active_ = true;
+    began_ = Clock::now();
 }
 
 void Lane::end() {
+    if (finished()) {
+        Record& record = call_.installed->record;
+        const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - began_);
+        record.operations.fetch_add(1, std::memory_order_relaxed);
+        record.bytes.fetch_add(schedule_->blocks * call_.count * itemsize_, std::memory_order_relaxed);
+        record.nanoseconds.fetch_add(static_cast<std::uint64_t>(took.count()), std::memory_order_relaxed);
+    }
     active_ = false;
     driven_by_progress.store(false, std::memory_order_relaxed);
     machine_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
@@ -90,7 +102,8 @@ bool Lane::prepare() {
         unread_capacity_ = departures;
     }
     const std::size_t staging = rows_in_use_ * full_layout_->staging_bytes;
-    if (call_.installed->any_shared && (!in_arena_ || schedule_->exchanges) && staging > staging_bytes_) {
+    const bool stages = narrows_ || (call_.installed->any_shared && (!in_arena_ || schedule_->exchanges));
+    if (stages && staging > staging_bytes_) {
         if (staging_ != nullptr) machine_.arena->release(staging_);
         staging_bytes_ = 0;
         staging_ = static_cast<std::byte*>(machine_.arena->allocate(staging));
@@ -103,6 +116,7 @@ bool Lane::advance() {
     bool progressed = false;
     if (!call_.installed->granted_sources.empty()) announce_window();
     if (!held_.empty()) progressed |= post_held();
+    if (call_.count == 0 && call_.collective == Collective::send) ask(0);
     if (!opened_ && !open()) return progressed;
     if (!prepared_) {
         if (!prepare()) return false;
@@ -160,11 +174,16 @@ bool Lane::step(std::uint32_t segment) {
 
 bool Lane::is_leaving(const Row& row, const Instruction& in) const {
     if (in.kind != Instruction::Kind::send) return false;
-    if (is_staged(in) && !call_.installed->send_is_direct[in.send_index]) return false;
+    const bool staged = is_staged(in);
+    if (is_narrow(in) || (staged && !call_.installed->send_is_direct[in.send_index])) return false;
+    Link* const* links = call_.installed->message_links.data() + in.first_message;
     const auto its = messages(in);
-    return std::any_of(its.begin(), its.end(), [&](const Message& message) {
-        return unread(row.segment, message).load(std::memory_order_acquire);
-    });
+    for (std::size_t i = 0; i < its.size(); ++i) {
+        // Who shares memory reads the copy. Waiting for that too, two who exchange would wait for each other.
+        if (staged && links[i]->shares_memory()) continue;
+        if (unread(row.segment, its[i]).load(std::memory_order_acquire)) return true;
+    }
+    return false;
 }
 
 // Whether every span that was sent from where it lies is the caller's again.
@@ -185,19 +204,22 @@ bool Lane::ready(const Row& row, const Instruction& in) const {
 
 void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
     const std::byte* data = address(row, in, extent);
-    const std::size_t bytes = extent.count * itemsize_;
+    const std::size_t bytes = message_bytes(in, extent);
     Frame frame = frame_of(FrameType::data);
     frame.segment = row.segment;
     frame.bytes = static_cast<std::uint32_t>(bytes);
-    if (call_.installed->send_is_shared[in.send_index]) {
-        const std::byte* read_at = data;
-        if (is_staged(in)) {
-            std::byte* staged = staging_ + (row.segment % rows_in_use_) * full_layout_->staging_bytes + extent.staging;
+    const bool is_shared = call_.installed->send_is_shared[in.send_index];
+    const std::byte* read_at = data;
+    if (is_staged(in)) {
+        std::byte* staged = staging_ + (row.segment % rows_in_use_) * full_layout_->staging_bytes + extent.staging;
+        if (is_narrow(in))
+            narrow(in.wire, staged, reinterpret_cast<const float*>(data), extent.count);
+        else
             copy(staged, data, bytes);
-            read_at = staged;
-        }
-        frame.place = machine_.arena->place(read_at);
+        read_at = staged;
     }
+    if (is_shared) frame.place = machine_.arena->place(read_at);
+    if (is_narrow(in)) data = read_at;
     outstanding_.fetch_add(in.message_count, std::memory_order_relaxed);
     Link* const* links = call_.installed->message_links.data() + in.first_message;
     const auto its = messages(in);
@@ -229,7 +251,7 @@ Frame Lane::frame_of(FrameType type) const {
 bool Lane::post(Held& message) {
     const bool granted = message.frame.segment < granted_[message.peer].load(std::memory_order_acquire);
     if (!granted && (bulk_ || !message.to->take_credit(message.frame.bytes))) {
-        if (!bulk_) ask(message.peer);
+        if (!bulk_ || call_.is_point()) ask(message.peer);
         return false;
     }
     message.frame.place = granted ? 0 : 1;
@@ -247,13 +269,14 @@ void Lane::ask(std::uint32_t peer) {
 
 // A send within the host fills its staging only when the receiver has a use for it, or at most the eager credit.
 bool Lane::open() {
+    if (call_.collective == Collective::recv) return opened_ = heard_.load(std::memory_order_acquire);
     Link* link = call_.installed->links.front();
     const std::size_t bytes = call_.count * itemsize_;
     if (granted_[0].load(std::memory_order_acquire) != 0)
         opened_ = true;
     else if (!bulk_)
         opened_ = eager_ = link->take_credit(bytes);
-    if (!opened_ && !bulk_) ask(0);
+    if (!opened_) ask(0);
     return opened_;
 }
 
@@ -277,15 +300,15 @@ void Lane::announce_window() {
 
 void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) {
     std::byte* destination = address(row, in, extent);
-    const std::size_t bytes = extent.count * itemsize_;
+    const std::size_t bytes = message_bytes(in, extent);
     const bool streaming = streaming_ && !in.sent_on;
     const auto arrival_of = [&](std::uint32_t i) -> Arrival& {
         return arrival(row.segment, schedule_->messages[in.first_message + i].index);
     };
     if (in.kind == Instruction::Kind::store) {
         const std::byte* data = arrival_of(0).data.load(std::memory_order_relaxed);
-        if (data == destination) {
-            // the link put it there
+        if (is_narrow(in)) {
+            widen(in.wire, reinterpret_cast<float*>(destination), data, extent.count);
         } else if (streaming) {
             copy_streaming(destination, data, bytes);
         } else {
@@ -298,9 +321,7 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
             sources_.push_back(arrival_of(i).data.load(std::memory_order_relaxed));
         }
         if (in.has_own && in.own_place == in.message_count) sources_.push_back(destination);
-        const double divisor =
-            in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->communicator->members.size()) : 1.0;
-        reduction_(destination, sources_.data(), static_cast<int>(sources_.size()), extent.count, divisor, streaming);
+        reduce(in, destination, extent.count, streaming);
     }
     for (std::uint32_t i = 0; i < in.message_count; ++i) {
         Arrival& read = arrival_of(i);
@@ -309,6 +330,48 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
         read.from->give_back(payload, bytes);
     }
     gave_back_ = true;
+}
+
+// Sum `sources_`.
+void Lane::reduce(const Instruction& in, void* destination, std::size_t count, bool streaming) {
+    const double divisor =
+        in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->communicator->members.size()) : 1.0;
+    if (narrows_ && (is_narrow(in) || in.rounded != Wire::same))
+        reduce_narrow(in, static_cast<float*>(destination), count, divisor);
+    else
+        reduction_(destination, sources_.data(), static_cast<int>(sources_.size()), count, divisor, streaming);
+}
+
+// Every contribution is rounded once, this rank's too, so that whoever sums them gets the same; the sum is float32, and
+// is rounded where later messages that carry it are narrow.
+void Lane::reduce_narrow(const Instruction& in, float* destination, std::size_t count, double divisor) {
+    constexpr std::size_t piece = 1024;
+    const std::size_t places = sources_.size();
+    widened_.resize(places * piece);
+    std::uint16_t narrowed[piece];
+    pieces_.resize(places);
+    for (std::size_t first = 0; first < count; first += piece) {
+        const std::size_t n = std::min(piece, count - first);
+        float* here = destination + first;
+        for (std::size_t i = 0; i < places; ++i) {
+            float* wide = widened_.data() + i * piece;
+            if (!is_narrow(in)) {
+                pieces_[i] = static_cast<const float*>(sources_[i]) + first;
+                continue;
+            }
+            pieces_[i] = wide;
+            if (sources_[i] == destination) {
+                narrow(in.wire, narrowed, here, n);
+                widen(in.wire, wide, narrowed, n);
+            } else {
+                widen(in.wire, wide, static_cast<const std::uint16_t*>(sources_[i]) + first, n);
+            }
+        }
+        reduction_(here, pieces_.data(), static_cast<int>(places), n, divisor, false);
+        if (in.rounded == Wire::same) continue;
+        narrow(in.rounded, narrowed, here, n);
+        widen(in.rounded, here, narrowed, n);
+    }
 }
 
 bool Lane::flush() {
@@ -320,12 +383,16 @@ bool Lane::flush() {
 void Lane::accept(const Delivery& delivery) {
     const Frame& frame = delivery.frame;
     if (frame.signature() != signature_) {
-        machine_.mismatch(delivery, signature_.describe());
+        machine_.mismatch(delivery, &signature_);
         return;
     }
+    if (frame.type == FrameType::waits) return;  // we agree
     if (frame.type == FrameType::data) {
         accept_data(delivery);
+    } else if (frame.type == FrameType::ask && call_.count == 0) {
+        heard_.store(true, std::memory_order_release);
     } else if (frame.type == FrameType::ask) {
+        if (bulk_) return;  // it is granted as it goes on
         Frame grant = frame_of(FrameType::grant);
         grant.segment = segment_count_;
         delivery.from->post(grant, nullptr);
@@ -352,13 +419,18 @@ void Lane::accept_data(const Delivery& delivery) {
     const int member = call_.installed->communicator->member_of(delivery.from->peer);
     const std::uint32_t index = schedule_->arrival_of(static_cast<std::uint32_t>(member), frame.ordinal);
     if (frame.segment >= segment_count_ || index == Schedule::no_arrival ||
-        layout(frame.segment).arrival_bytes[index] != frame.bytes || delivery.payload.data == nullptr) {
+        arrival_bytes(frame.segment, index) != frame.bytes || delivery.payload.data == nullptr) {
         machine_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
                                                   std::to_string(frame.segment) + ", " + std::to_string(frame.bytes) +
                                                   " bytes, is not in the schedule of " + describe(call_));
         return;
     }
     Arrival& slot = arrival(frame.segment, index);
+    if (slot.data.load(std::memory_order_relaxed) != nullptr) {
+        machine_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
+                                                  std::to_string(frame.segment) + " of " + describe(call_) + " twice");
+        return;
+    }
     slot.from = delivery.from;
     slot.token = delivery.payload.token;
     slot.data.store(delivery.payload.data, std::memory_order_release);
@@ -400,6 +472,17 @@ std::vector<int> Lane::waited_for() const {
     std::sort(ranks.begin(), ranks.end());
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
     return ranks;
+}
+
+void Lane::tell_waiting() const {
+    Frame frame = frame_of(FrameType::waits);
+    frame.place = call_.collective == Collective::recv ? 1 : 0;
+    const std::vector<int> ranks = waited_for();
+    for (Link* link : call_.installed->links) {
+        if (!std::binary_search(ranks.begin(), ranks.end(), link->peer)) continue;
+        link->post(frame, nullptr);
+        link->notify();
+    }
 }
 
 }  // namespace multiring

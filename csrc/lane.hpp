@@ -6,11 +6,12 @@
 // A lane is driven by one thread at a time (`advance`); what arrives is delivered to it (`accept`) by whichever thread
 // drains the link.
 //
-// All ranks derive the same W from the signature, so a peer is never more than 2 W segments ahead of the row that waits
+// W is the plan's and so the same on all ranks, so a peer is never more than 2 W segments ahead of the row that waits
 // for it (it starts segment s when its messages of segment s - W have been read), except for messages that only some
 // segments have; these few are kept as `early`.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -45,6 +46,12 @@ class Lane {
 
     // The ranks that hold it up, ascending.
     std::vector<int> waited_for() const;
+    // Let them know in which call, so that one that has made another says so.
+    void tell_waiting() const;
+    std::size_t bytes_left() const {  // of the buffer, in segments that are not done
+        const std::size_t done = std::min(call_.count, base_ * slice_);
+        return static_cast<std::size_t>(schedule_->blocks) * (call_.count - done) * itemsize_;
+    }
 
     const Signature& signature() const { return signature_; }  // of the current or last operation
     bool released(std::uint32_t index);                        // false if nothing of that index is outstanding
@@ -109,8 +116,19 @@ class Lane {
     // exchange the same bytes would otherwise both wait for the other to have read before they overwrite. (What a later
     // phase overwrites has been read by then: the new bytes are made of the old ones.)
     bool is_staged(const Instruction& in) const {
-        return call_.installed->send_is_shared[in.send_index] && (!in_arena_ || in.exchanged);
+        return is_narrow(in) || (call_.installed->send_is_shared[in.send_index] && (!in_arena_ || in.exchanged));
     }
+    // Whether the messages are narrower than the elements.
+    bool is_narrow(const Instruction& in) const { return narrows_ && in.wire != Wire::same; }
+    std::size_t message_bytes(const Instruction& in, const Extent& extent) const {
+        return extent.count * (is_narrow(in) ? narrow_bytes : itemsize_);
+    }
+    std::size_t arrival_bytes(std::uint32_t segment, std::uint32_t index) const {
+        const std::size_t bytes = layout(segment).arrival_bytes[index];
+        return narrows_ && schedule_->arrival_wires[index] != Wire::same ? bytes / itemsize_ * narrow_bytes : bytes;
+    }
+    void reduce(const Instruction& in, void* destination, std::size_t count, bool streaming);
+    void reduce_narrow(const Instruction& in, float* destination, std::size_t count, double divisor);
     // Whether the send's bytes are read where the caller keeps them, and still are.
     bool is_leaving(const Row& row, const Instruction& in) const;
 
@@ -127,17 +145,22 @@ class Lane {
     std::size_t itemsize_ = 1, slice_ = 0;
     std::uint32_t segment_count_ = 0, rows_in_use_ = 1;
     bool in_arena_ = false, streaming_ = false, prepared_ = false, gave_back_ = false;
+    bool narrows_ = false;  // the schedule's wires hold: float32 is summed
+    Clock::time_point began_{};
     std::uint32_t base_ = 0, next_ = 0;  // segments in flight: [base_, next_)
     std::atomic<std::uint32_t> limit_{0};
     std::atomic<bool> has_early_{false};
     std::vector<Delivery> early_;
     std::vector<const void*> sources_;
+    std::vector<float> widened_;       // a piece of each source,
+    std::vector<const void*> pieces_;  // and where it is
 
     // flow control, where peers do not share memory
-    bool bulk_ = false;            // segments wait for grants; otherwise messages use the eager credit
-    bool opened_ = false;          // a send within the host: its staging may be filled
-    bool eager_ = false;           // and it used the eager credit
-    std::uint32_t announced_ = 0;  // segments that we have granted to those that send to us
+    bool bulk_ = false;    // segments wait for grants; otherwise messages use the eager credit
+    bool opened_ = false;  // a send within the host: its staging may be filled; an empty receive: it was sent
+    std::atomic<bool> heard_{false};                         // an empty receive: the sender's frame is here
+    bool eager_ = false;                                     // and it used the eager credit
+    std::uint32_t announced_ = 0;                            // segments that we have granted to those that send to us
     std::unique_ptr<std::atomic<std::uint32_t>[]> granted_;  // by link: segments that it takes
     std::size_t granted_capacity_ = 0;
     std::vector<bool> asked_;  // by link

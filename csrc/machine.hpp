@@ -20,6 +20,8 @@
 
 namespace multiring {
 
+inline constexpr int any_source = -1;  // receive from whoever sends first
+
 // What the machine needs of the engine around it.
 class Surroundings {
   public:
@@ -48,21 +50,36 @@ class Machine final : public Receiver {
     void forget(std::uint32_t id);
     std::uint32_t install(std::uint32_t communicator, std::span<const std::int64_t> table,
                           std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
-                          std::uint64_t plan);
+                          std::uint32_t window, std::uint64_t plan);
     Installed& installed(std::uint32_t handle);
 
     // Check a collective and number it; it starts with `try_begin`.
     void enter(Call& call);
     // The call's lane, once it is free for it.
     Lane* try_begin(const Call& call);
-    // Check a send or receive, number it and begin it.
-    Lane& begin_point(std::uint32_t communicator, int other, Call& call);
+    // Check a send or receive, number it and begin it; nullptr for a receive that has to wait for its turn.
+    Lane* begin_point(std::uint32_t communicator, int other, Call& call);
     void end(Lane& lane);
+    std::unique_ptr<Installed> make_point_schedule(Communicator& communicator, Collective collective,
+                                                   std::uint32_t other) const;
+    struct LastCall {
+        Collective collective;
+        std::uint32_t communicator;
+        std::uint64_t number;
+    };
+    LastCall last_call() const {  // for people: its parts may be of two calls at once
+        const std::uint64_t what = last_what_.load(std::memory_order_relaxed);
+        return {static_cast<Collective>(what >> 32), static_cast<std::uint32_t>(what),
+                last_number_.load(std::memory_order_relaxed)};
+    }
 
     void deliver(Link& from, const Frame& frame, Payload payload) override;
     void released(int peer, std::uint32_t token) override;
-    void mismatch(const Delivery& delivery, const std::string& ours);
+    // The frame is of another call than ours of that number (nullptr: not known any more).
+    void mismatch(const Delivery& delivery, const Signature* ours);
     void garbage(int peer, const std::string& what) override;
+    // Whether ranks of this host have not read all that this one sent them.
+    bool is_read_from() const;
     std::uint32_t register_lane(Lane& lane);
     void unregister_lane(std::uint32_t id);
     // After this returns no caller's memory is read any more.
@@ -80,12 +97,13 @@ class Machine final : public Receiver {
 
   private:
     void resolve(Installed& installed) const;
-    std::unique_ptr<Installed> make_point_schedule(Communicator& communicator, Collective collective,
-                                                   std::uint32_t other) const;
     void sweep_forgotten();
     std::shared_ptr<Communicator> find(std::uint32_t id) const;  // throws if there is none
 
+    void note(const Call& call);
+
     const int world_size_;
+    std::atomic<std::uint64_t> last_what_{0}, last_number_{0};
     std::mutex lanes_mutex_;
     std::unique_ptr<std::atomic<Lane*>[]> lanes_;  // by id
     std::vector<std::uint32_t> free_lane_ids_;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "errors.hpp"
 
@@ -29,8 +30,8 @@ LocalLink::~LocalLink() {
 }
 
 void LocalLink::disown() noexcept {
-    close(doorbell_);
-    theirs_->unmap_after_fork();
+    if (doorbell_ >= 0) close(std::exchange(doorbell_, -1));
+    theirs_->unmap();
 }
 
 // The peer may attach us later than we attach it: until then it has no mailbox for us.
@@ -80,7 +81,7 @@ void LocalLink::post(const Frame& frame, const std::byte*) {
     // What we have read goes first: the data may be the answer that allows the peer to overwrite it.
     put_releases();
     put(frame);
-    ++messages_sent_;
+    messages_sent_ += frame.bytes != 0;
     bytes_sent_ += frame.bytes;
 }
 
@@ -130,7 +131,7 @@ bool LocalLink::drain() {
             for (int i = 0; i < releases.token_count && i < tokens_per_frame; ++i)
                 receiver_.released(peer, releases.tokens[i]);
         } else {
-            messages_received_.fetch_add(1, std::memory_order_relaxed);
+            messages_received_.fetch_add(frame.bytes != 0, std::memory_order_relaxed);
             bytes_received_.fetch_add(frame.bytes, std::memory_order_relaxed);
             receiver_.deliver(*this, frame, {theirs_->at(frame.place, frame.bytes), frame.token});
         }

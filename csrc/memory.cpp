@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "errors.hpp"
 
@@ -17,7 +18,7 @@ namespace multiring {
 namespace {
 
 constexpr std::uint64_t magic = 0x676e697269746c75;  // "ultiring"
-constexpr std::uint32_t layout = 1;
+constexpr std::uint32_t layout = 2;
 constexpr std::size_t smallest_arena = std::size_t{16} << 20;
 constexpr std::size_t kept_idle = std::size_t{64} << 20;  // freed memory that stays ours for the next allocation
 constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -39,8 +40,14 @@ std::size_t within_file_size_limit(std::size_t bytes) {
 Arena::Arena(std::size_t bytes, bool in_process, int rank, int world_size, std::uint32_t generation) {
     const std::size_t directory_bytes = sizeof(std::uint32_t) * static_cast<std::size_t>(world_size);
     const std::size_t fixed = round_up(sizeof(Header), cache_line) + round_up(directory_bytes, cache_line);
-    std::size_t wanted = round_up(std::max(bytes == 0 ? physical_memory() : bytes, fixed + page), page);
-    wanted = within_file_size_limit(wanted);
+    const std::size_t memory = physical_memory();
+    std::size_t wanted = round_up(std::max(std::min(bytes == 0 ? memory : bytes, memory), fixed + page), page);
+    if (wanted < bytes) remedy_ = "the machine has no more";
+    if (!in_process && within_file_size_limit(wanted) < wanted) {
+        wanted = within_file_size_limit(wanted);
+        remedy_ = "a limit of file sizes (ulimit -f) cuts it: raise that";
+    }
+    const std::size_t asked = wanted;
     // Address space may be limited (ulimit -v): take what there is.
     const int flags = in_process ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED | MAP_NORESERVE;
     if (!in_process) {
@@ -52,6 +59,7 @@ Arena::Arena(std::size_t bytes, bool in_process, int rank, int world_size, std::
         void* mapped = sized ? mmap(nullptr, wanted, PROT_READ | PROT_WRITE, flags, fd_, 0) : MAP_FAILED;
         if (mapped != MAP_FAILED) {
             base_ = static_cast<std::byte*>(mapped);
+            if (wanted < asked) remedy_ = "a limit of the address space (ulimit -v) cuts it: raise that";
             break;
         }
         if (wanted <= smallest_arena) {
@@ -90,6 +98,15 @@ Arena::Arena(std::size_t bytes, bool in_process, int rank, int world_size, std::
 Arena::~Arena() {
     munmap(base_, size_);
     if (fd_ >= 0) close(fd_);
+}
+
+void Arena::make_heard() {
+    if (!heard_.empty()) return;
+    const std::size_t count = header().world_size;
+    auto* slots = static_cast<StatusSlot*>(allocate(count * sizeof(StatusSlot)));
+    std::uninitialized_value_construct_n(slots, count);
+    heard_ = {slots, count};
+    __atomic_store_n(&header().heard, place(slots), __ATOMIC_RELEASE);
 }
 
 void Arena::commit(std::size_t place, std::size_t bytes) {
@@ -162,7 +179,7 @@ void* Arena::allocate(std::size_t bytes) {
     if (range == free_.end())
         throw_resource_error("out of shared memory: " + std::to_string(bytes) + " bytes wanted, the arena has " +
                              std::to_string(size_) + " bytes of which " + std::to_string(committed_ - idle_) +
-                             " are in use: raise MULTIRING_ARENA_BYTES");
+                             " are in use: " + remedy_);
     const auto [place, found] = *range;
     if (found.committed)
         idle_ -= wanted;
@@ -175,7 +192,7 @@ void* Arena::allocate(std::size_t bytes) {
 }
 
 void Arena::release(void* pointer) {
-    if (disowned_) return;
+    if (retired_) return;
     const std::lock_guard lock(mutex_);
     const auto taken = taken_.find(place(pointer));
     const std::size_t bytes = taken->second;
@@ -195,13 +212,22 @@ std::size_t Arena::committed_bytes() const {
     return committed_;
 }
 
-void Arena::make_private_after_fork() noexcept {
-    disowned_ = true;
-    if (fd_ < 0) return;  // anonymous memory is private already
+bool Arena::make_private() noexcept {
+    if (fd_ < 0) return true;  // anonymous memory is private already
     void* copy = mmap(base_, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd_, 0);
-    if (copy == MAP_FAILED) munmap(base_, size_);  // rather a fault in the child than a write into the rank's memory
-    close(fd_);
-    fd_ = -1;
+    if (copy == MAP_FAILED) return false;
+    close(std::exchange(fd_, -1));
+    return true;
+}
+
+void Arena::retire() noexcept {
+    const std::lock_guard lock(mutex_);
+    retired_ = fd_ >= 0 && make_private();
+}
+
+void Arena::make_private_after_fork() noexcept {
+    retired_ = true;
+    if (!make_private()) munmap(base_, size_);  // rather a fault in the child than a write into the rank's memory
 }
 
 PeerArena::PeerArena(int fd, int peer, int world_size, std::uint32_t generation) {
@@ -214,7 +240,10 @@ PeerArena::PeerArena(int fd, int peer, int world_size, std::uint32_t generation)
     size_ = static_cast<std::size_t>(status.st_size);
     void* mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (mapped == MAP_FAILED)
-        throw_resource_error(system_message("cannot map the shared memory of rank " + std::to_string(peer), errno));
+        throw_resource_error(system_message("cannot map the " + std::to_string(size_) +
+                                                " bytes of shared memory of rank " + std::to_string(peer) +
+                                                " (lower MULTIRING_ARENA_BYTES, or raise ulimit -v)",
+                                            errno));
     madvise(mapped, size_, MADV_DONTDUMP);
     base_ = static_cast<const std::byte*>(mapped);
     const Header& theirs = header();
@@ -239,7 +268,7 @@ PeerArena::~PeerArena() {
     if (!in_process_ && base_ != nullptr) munmap(const_cast<std::byte*>(base_), size_);
 }
 
-void PeerArena::unmap_after_fork() noexcept {
+void PeerArena::unmap() noexcept {
     if (in_process_ || base_ == nullptr) return;
     munmap(const_cast<std::byte*>(base_), size_);
     base_ = nullptr;

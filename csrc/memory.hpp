@@ -12,6 +12,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <string>
+
+#include "status.hpp"
 
 namespace multiring {
 
@@ -32,6 +36,8 @@ struct Header {
     std::uint64_t mailboxes;  // place of the directory: per world rank, the place of its mailbox / 64, 0 if none
     alignas(cache_line) std::uint32_t sleeping;  // 1: write my doorbell when you post
     alignas(cache_line) cpu_set_t cores;         // that this rank may run on
+    alignas(cache_line) StatusSlot status;       // that it lives, and what it waits for
+    std::uint64_t heard;  // place of a status for each world rank, told by other hosts; 0 if this rank hears none
 };
 
 class Arena {
@@ -48,6 +54,10 @@ class Arena {
     Header& header() const { return *reinterpret_cast<Header*>(base_); }
     std::uint32_t* mailbox_directory() const { return reinterpret_cast<std::uint32_t*>(base_ + header().mailboxes); }
 
+    // Where to publish what other hosts tell of their ranks; made when first needed.
+    std::span<StatusSlot> heard() { return heard_; }
+    void make_heard();
+
     // Whether [pointer, pointer + bytes) lies in the arena: then peers can read it where it is.
     bool contains(const void* pointer, std::size_t bytes) const {
         const auto* p = static_cast<const std::byte*>(pointer);
@@ -63,7 +73,8 @@ class Arena {
     std::size_t allocated_bytes() const;
     std::size_t committed_bytes() const;
 
-    // In a forked child: keep the contents, share nothing.
+    // Keep the contents, share nothing: at shutdown, and in a forked child.
+    void retire() noexcept;
     void make_private_after_fork() noexcept;
 
   private:
@@ -73,20 +84,23 @@ class Arena {
     };
     using FreeList = std::map<std::size_t, Free>;
 
+    bool make_private() noexcept;
     void commit(std::size_t place, std::size_t bytes);
     bool decommit(FreeList::iterator range);
     void decommit_all();
     FreeList::iterator insert_free(std::size_t place, Free range);
 
     int fd_ = -1;
-    bool disowned_ = false;  // by a forked child: its locks may be held by nobody
+    bool retired_ = false;  // nothing is given back any more; a forked child's locks may be held by nobody
     std::byte* base_ = nullptr;
     std::size_t size_ = 0;
     mutable std::mutex mutex_;
     FreeList free_;                             // by place; neighbours of the same state are merged
     std::map<std::size_t, std::size_t> taken_;  // place -> bytes
     std::size_t committed_ = 0;
-    std::size_t idle_ = 0;  // bytes of free_ that are committed
+    std::string remedy_ = "raise MULTIRING_ARENA_BYTES";  // where it is too small
+    std::size_t idle_ = 0;                                // bytes of free_ that are committed
+    std::span<StatusSlot> heard_;
 };
 
 // A peer's arena, mapped read-only; in process simply the other arena.
@@ -99,11 +113,17 @@ class PeerArena {
     PeerArena& operator=(const PeerArena&) = delete;
 
     const Header& header() const { return *reinterpret_cast<const Header*>(base_); }
+    // By world rank; nullptr if the peer publishes none.
+    const StatusSlot* heard() const {
+        const std::uint64_t place = __atomic_load_n(&header().heard, __ATOMIC_ACQUIRE);
+        return place == 0 ? nullptr
+                          : reinterpret_cast<const StatusSlot*>(at(place, header().world_size * sizeof(StatusSlot)));
+    }
     // Memory that the peer announced; nullptr if it lies outside the arena.
     const std::byte* at(std::uint64_t place, std::size_t bytes) const {
         return place <= size_ && bytes <= size_ - place ? base_ + place : nullptr;
     }
-    void unmap_after_fork() noexcept;
+    void unmap() noexcept;
 
   private:
     std::shared_ptr<Arena> in_process_;

@@ -11,7 +11,13 @@ namespace multiring {
 namespace {
 
 constexpr auto connection_interval = std::chrono::milliseconds(1);  // between looks at the connections while busy
+constexpr auto telling_delay = std::chrono::milliseconds(100);      // of a wait that is long enough to ask why
 constexpr int longest_sleep_ms = 100, sleep_while_held_back_ms = 1;
+
+int milliseconds_until(Clock::time_point time, int at_most) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(time - Clock::now());
+    return static_cast<int>(std::clamp<long>(left.count() + 1, 0, at_most));
+}
 
 }  // namespace
 
@@ -30,12 +36,14 @@ void Engine::progress() {
         bool active = advance_works();
         active |= drain_links();
         if (failed_.load(std::memory_order_acquire)) fail_works();
+        beat();
         if (Clock::now() - last_poll_ > connection_interval) poll_connections(0);
         if (active) {
             spinner.restart();
             continue;
         }
         if (!works_.empty() && spinner.wait()) continue;
+        publish_status();
         check_suspicions();
         check_deadlines();
         sleep();
@@ -63,12 +71,11 @@ void Engine::take_inbox() {
             }
     }
     for (const auto& question : questions) {
-        if (question->work->lane != nullptr && !question->work->done.is_set())
-            question->ranks = question->work->lane->waited_for();
+        if (!question->work->done.is_set()) question->answer = timeout_of(*question->work, "");
         question->answered.set();
     }
     for (const Notice& notice : notices)
-        if (!notice.farewell) fail({notice.kind, notice.rank, host(notice.rank), "", -1, notice.text});
+        if (!notice.farewell) fail({notice.kind, notice.rank, host(notice.rank), "", -1, notice.text, notice.seconds});
 }
 
 bool Engine::advance_works() {
@@ -106,7 +113,11 @@ bool Engine::drain_links() {
 }
 
 void Engine::finish(Work& work, std::optional<Failure> failure) {
-    if (work.lane != nullptr) machine_->end(*work.lane);
+    if (work.lane != nullptr) {
+        const Call& call = work.lane->call();
+        if (call.is_point()) work.other = call.installed->communicator->members[call.other];
+        machine_->end(*work.lane);
+    }
     work.failure = std::move(failure);
     {
         const std::lock_guard lock(mutex_);
@@ -116,6 +127,7 @@ void Engine::finish(Work& work, std::optional<Failure> failure) {
         }
     }
     work.done.set();
+    if (work.on_done) work.on_done(work.failure);
 }
 
 void Engine::fail_works() {
@@ -128,12 +140,14 @@ void Engine::check_deadlines() {
     const auto now = Clock::now();
     for (const auto& work : works_) {
         if (now >= work->call.deadline) {
-            Failure late =
-                timeout_of(work->call, work->lane != nullptr ? work->lane->waited_for() : std::vector<int>{});
-            late.message += ", and its timeout of " + readable(work->call.timeout) + " s is up";
-            fail(std::move(late));
-        } else if (work->lane != nullptr) {
-            fail_if_departed(*work->lane);
+            fail(timeout_of(*work, ", and its timeout of " + readable(work->call.timeout) + " s is up"));
+        } else {
+            fail_if_departed(*work);
+            if (work->lane != nullptr && !work->told &&
+                now >= work->call.deadline - seconds(work->call.timeout) + telling_delay) {
+                work->told = true;
+                work->lane->tell_waiting();
+            }
         }
     }
     if (failed_.load(std::memory_order_acquire)) fail_works();
@@ -160,14 +174,13 @@ int Engine::sleep_at_most_ms() {
     if (held_back) return sleep_while_held_back_ms;
     {
         const std::lock_guard lock(mutex_);
-        if (works_.empty() && suspicions_.empty()) return -1;
+        if (works_.empty() && suspicions_.empty()) return milliseconds_until(next_beat_, 1000);
     }
-    long at_most = longest_sleep_ms;
+    int at_most = milliseconds_until(next_beat_, longest_sleep_ms);
     for (const auto& work : works_) {
-        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(work->call.deadline - Clock::now());
-        at_most = std::clamp<long>(left.count() + 1, 0, at_most);
+        at_most = milliseconds_until(work->call.deadline, at_most);
     }
-    return static_cast<int>(at_most);
+    return at_most;
 }
 
 void Engine::sleep() {

@@ -65,6 +65,15 @@ Reduction find_reduction(Dtype dtype, Op op) {
     return choice.kernels->reductions[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
 }
 
+void narrow(Wire wire, void* destination, const float* source, std::size_t count) {
+    choice.kernels->narrow[static_cast<std::size_t>(wire) - 1](static_cast<std::uint16_t*>(destination), source, count);
+}
+
+void widen(Wire wire, float* destination, const void* source, std::size_t count) {
+    choice.kernels->widen[static_cast<std::size_t>(wire) - 1](destination, static_cast<const std::uint16_t*>(source),
+                                                              count);
+}
+
 void copy(void* destination, const void* source, std::size_t bytes) {
     std::memcpy(destination, source, bytes);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 #include "types.hpp"
@@ -10,14 +11,21 @@
 namespace multiring {
 
 // destination[i] = finish(sources[0][i] op sources[1][i] op ...), summed from left to right. The destination may be one
-// of the sources, whichever its place. float16 and bfloat16 accumulate in float32 and are rounded once; integers wrap;
-// NaN propagates through min and max; bool is logical. `divisor` > 1 divides the result (avg). A streaming destination
-// is written past the caches.
+// of the sources, whichever its place. float16, bfloat16 and float8 accumulate in float32 and are rounded once;
+// integers wrap; NaN propagates through min and max; bool is logical. `divisor` > 1 divides the result (avg). A
+// streaming destination is written past the caches.
 using Reduction = void (*)(void* destination, const void* const* sources, int source_count, std::size_t count,
                            double divisor, bool streaming);
 
 // The reduction for a type and operation, nullptr where it has no meaning (avg or prod of ..., bits of floats).
 Reduction find_reduction(Dtype dtype, Op op);
+
+// Formats in which float32 may travel. Narrowing rounds to nearest, ties to even; what float16 cannot hold becomes
+// infinity.
+enum class Wire : std::uint8_t { same, bfloat16, float16 };
+inline constexpr std::size_t narrow_bytes = 2;  // of an element
+void narrow(Wire wire, void* destination, const float* source, std::size_t count);
+void widen(Wire wire, float* destination, const void* source, std::size_t count);
 
 void copy(void* destination, const void* source, std::size_t bytes);
 // Copy past the caches: for destinations that nobody reads soon.

@@ -32,6 +32,12 @@ Fraction fraction(std::int64_t numerator, std::int64_t denominator, std::size_t 
     return {static_cast<std::uint64_t>(numerator), static_cast<std::uint64_t>(denominator)};
 }
 
+Wire wire_of(std::int64_t code, std::size_t row) {
+    if (code < 0 || code > static_cast<std::int64_t>(Wire::float16))
+        refuse(row, "unknown wire " + std::to_string(code));
+    return static_cast<Wire>(code);
+}
+
 }  // namespace
 
 std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize) {
@@ -41,10 +47,11 @@ std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize) {
 }
 
 Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int32_t> peer_table, int member,
-                   int members, int blocks, std::size_t segment_bytes, std::uint64_t plan)
-    : blocks(blocks), segment_bytes(std::min(segment_bytes, largest_segment)), plan(plan) {
+                   int members, int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan)
+    : blocks(blocks), segment_bytes(std::min(segment_bytes, largest_segment)), window(window), plan(plan) {
     if (blocks < 1) throw std::invalid_argument("blocks is " + std::to_string(blocks) + ", must be at least 1");
     if (segment_bytes < 1) throw std::invalid_argument("segment_bytes is 0, must be at least 1");
+    if (window < 1) throw std::invalid_argument("window is 0, must be at least 1");
     std::vector<std::uint32_t> sent(static_cast<std::size_t>(members)), awaited(static_cast<std::size_t>(members));
     const std::size_t rows = table.size() / columns;
     for (std::size_t row = 0; row < rows; ++row) {
@@ -64,6 +71,9 @@ Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int
         in.hi = fraction(field[7], field[8], row);
         if (less(in.hi, in.lo)) refuse(row, "the span ends before it starts");
         in.final = field[9] != 0;
+        in.wire = wire_of(field[10], row);
+        in.rounded = wire_of(field[11], row);
+        narrows |= in.wire != Wire::same || in.rounded != Wire::same;
         in.first_message = static_cast<std::uint32_t>(messages.size());
         if (in.kind == Instruction::Kind::send) in.send_index = send_count++;
         if (in.kind == Instruction::Kind::store && peer_count != 1)
@@ -85,6 +95,7 @@ Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int
             if (ordinal > 0xffff) refuse(row, "more than 65536 messages to one peer in a segment");
             messages.push_back({static_cast<std::uint32_t>(peer), static_cast<std::uint16_t>(ordinal++),
                                 in.kind == Instruction::Kind::send ? departure_count++ : arrival_count++});
+            if (in.kind != Instruction::Kind::send) arrival_wires.push_back(in.wire);
         }
         in.message_count = static_cast<std::uint32_t>(messages.size()) - in.first_message;
         instructions.push_back(in);

@@ -16,6 +16,8 @@
 #include <span>
 #include <vector>
 
+#include "reduce.hpp"
+
 namespace multiring {
 
 struct Fraction {
@@ -29,6 +31,8 @@ struct Instruction {
     enum class Kind : std::uint8_t { send, reduce, store };
     Kind kind;
     bool final;    // reduce: completes the span, avg divides here
+    Wire wire;     // float32 that is summed: the format of its messages
+    Wire rounded;  // and, of a reduce, what its result is rounded to
     bool sent_on;  // reduce, store: a later send takes some of it, so it should stay in the cache
     int phase;
     std::uint32_t block;
@@ -63,13 +67,15 @@ struct Layout {
 
 class Schedule {
   public:
-    // A row of `table` is (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den, final).
-    static constexpr std::size_t columns = 10;
+    // A row of `table` is (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den, final, wire,
+    // rounded).
+    static constexpr std::size_t columns = 12;
     Schedule(std::span<const std::int64_t> table, std::span<const std::int32_t> peers, int member, int members,
-             int blocks, std::size_t segment_bytes, std::uint64_t plan);
+             int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan);
 
     const int blocks;
     const std::size_t segment_bytes;  // of one block's slice
+    const std::uint32_t window;       // segments in flight at most
     const std::uint64_t plan;
 
     std::vector<Instruction> instructions;
@@ -77,6 +83,8 @@ class Schedule {
     std::vector<std::uint32_t> blockers;  // indices of instructions that send
     std::uint32_t send_count = 0, arrival_count = 0, departure_count = 0;
     bool exchanges = false;            // some send is exchanged
+    bool narrows = false;              // some message or result is narrower than float32
+    std::vector<Wire> arrival_wires;   // by arrival
     std::vector<std::uint32_t> peers;  // members that we exchange messages with, ascending
 
     // Elements of a block in every segment but the last.

@@ -28,7 +28,7 @@ constexpr std::uint32_t eager_token = 1;  // of a payload that used the credit
 TcpLink::Stream::Stream(int socket) : socket(socket), buffer(std::make_unique<std::byte[]>(buffer_bytes)) {}
 
 TcpLink::Stream::~Stream() {
-    close(socket);
+    if (socket >= 0) close(socket);
 }
 
 TcpLink::TcpLink(int peer, std::vector<int> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
@@ -62,7 +62,8 @@ TcpLink::~TcpLink() {
 }
 
 void TcpLink::disown() noexcept {
-    for (const auto& stream : streams_) close(stream->socket);
+    for (const auto& stream : streams_)
+        if (stream->socket >= 0) close(std::exchange(stream->socket, -1));
 }
 
 // ---- sending ------------------------------------------------------------------------------------------------------
@@ -71,6 +72,7 @@ void TcpLink::post(const Frame& frame, const std::byte* payload) {
     if (frame.bytes != 0) {
         messages_sent_.fetch_add(1, std::memory_order_relaxed);
         bytes_sent_.fetch_add(frame.bytes, std::memory_order_relaxed);
+        unanswered_.store(true, std::memory_order_relaxed);
     }
     enqueue(stream_of(frame), frame, payload, frame.token);
 }
@@ -256,12 +258,15 @@ void TcpLink::take_frame(Stream& stream, const Frame& frame) {
             stream.received = 0;
             return;
         case FrameType::grant:
-        case FrameType::ask: receiver_.deliver(*this, frame, {}); return;
+        case FrameType::ask:
+        case FrameType::waits: receiver_.deliver(*this, frame, {}); return;
         case FrameType::credit: return_credits(frame.count); return;
         case FrameType::farewell:
             stream.farewell = true;
-            if (std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->farewell; }))
+            if (std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->farewell; })) {
+                unanswered_.store(false, std::memory_order_relaxed);
                 events_.farewell(peer);
+            }
             return;
         default:
             receiver_.garbage(peer, "a frame of type " + std::to_string(static_cast<int>(frame.type)));
@@ -272,6 +277,7 @@ void TcpLink::take_frame(Stream& stream, const Frame& frame) {
 void TcpLink::finish_payload(Stream& stream) {
     messages_received_.fetch_add(1, std::memory_order_relaxed);
     bytes_received_.fetch_add(stream.frame.bytes, std::memory_order_relaxed);
+    unanswered_.store(false, std::memory_order_relaxed);
     const std::byte* payload = std::exchange(stream.payload, nullptr);
     receiver_.deliver(*this, stream.frame, {payload, static_cast<std::uint32_t>(stream.frame.place)});
 }
@@ -280,6 +286,7 @@ void TcpLink::lose(Stream& stream, const std::string& reason) {
     if (std::exchange(stream.closed, true)) return;
     epoll_ctl(data_epoll_, EPOLL_CTL_DEL, stream.socket, nullptr);
     epoll_ctl(hangup_epoll_, EPOLL_CTL_DEL, stream.socket, nullptr);
+    unanswered_.store(false, std::memory_order_relaxed);
     if (!stream.farewell) events_.lost(peer, reason);
 }
 

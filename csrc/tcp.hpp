@@ -47,6 +47,7 @@ class TcpLink final : public Link {
     bool flush() override;
     void abandon() override;
     void disown() noexcept override;
+    bool may_be_unread() const override { return unanswered_.load(std::memory_order_relaxed); }
     Traffic traffic() const override;
 
     void send_farewell();
@@ -62,7 +63,7 @@ class TcpLink final : public Link {
         explicit Stream(int socket);
         ~Stream();
 
-        const int socket;
+        int socket;  // -1 once disowned
         // sending
         std::mutex send_mutex;
         std::deque<Outgoing> queue;
@@ -96,7 +97,8 @@ class TcpLink final : public Link {
     const Events events_;
     std::vector<std::unique_ptr<Stream>> streams_;
     std::atomic<bool> abandoned_{false};
-    std::atomic<std::uint64_t> owed_{0};  // credit to be returned to the peer
+    std::atomic<bool> unanswered_{false};  // nothing came since we sent something
+    std::atomic<std::uint64_t> owed_{0};   // credit to be returned to the peer
     std::atomic<std::uint64_t> messages_sent_{0}, bytes_sent_{0}, messages_received_{0}, bytes_received_{0};
 };
 

@@ -20,12 +20,20 @@ enum class Dtype : std::uint8_t {
     int64,
     boolean,
     complex64,
-    complex128
+    complex128,
+    uint16,
+    uint32,
+    uint64,
+    float8_e4m3fn,
+    float8_e5m2,
+    float8_e4m3fnuz,
+    float8_e5m2fnuz
 };
-inline constexpr std::array<std::string_view, 12> dtype_names{"float32", "float64", "float16",   "bfloat16",
-                                                              "int8",    "uint8",   "int16",     "int32",
-                                                              "int64",   "bool",    "complex64", "complex128"};
-inline constexpr std::array<std::size_t, 12> dtype_sizes{4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16};
+inline constexpr std::array<std::string_view, 19> dtype_names{
+    "float32", "float64",       "float16",     "bfloat16",        "int8",           "uint8",  "int16",
+    "int32",   "int64",         "bool",        "complex64",       "complex128",     "uint16", "uint32",
+    "uint64",  "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"};
+inline constexpr std::array<std::size_t, 19> dtype_sizes{4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16, 2, 4, 8, 1, 1, 1, 1};
 
 enum class Op : std::uint8_t { sum, avg, min, max, prod, band, bor, bxor };
 inline constexpr std::array<std::string_view, 8> op_names{"sum", "avg", "min", "max", "prod", "band", "bor", "bxor"};
@@ -39,10 +47,14 @@ enum class Collective : std::uint8_t {
     all_to_all,
     barrier,
     send,
-    recv
+    recv,
+    gather,  // this and what follows is made of messages, each signed as part of it
+    scatter,
+    new_group
 };
-inline constexpr std::array<std::string_view, 9> collective_names{
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier", "send", "recv"};
+inline constexpr std::array<std::string_view, 12> collective_names{
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",  "all_to_all",
+    "barrier",    "send",           "recv",       "gather",    "scatter", "new_group"};
 
 inline std::size_t itemsize(Dtype dtype) {
     return dtype_sizes[static_cast<std::size_t>(dtype)];

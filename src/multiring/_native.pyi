@@ -10,13 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 DTYPES: tuple[str, ...]
-"""float32 float64 float16 bfloat16 int8 uint8 int16 int32 int64 bool complex64 complex128; position = code."""
+"""float32 float64 float16 bfloat16 int8 uint8 int16 int32 int64 bool complex64 complex128 uint16 uint32 uint64, and
+float8 as e4m3fn e5m2 e4m3fnuz e5m2fnuz; position = code."""
+
+ITEMSIZES: tuple[int, ...]
+"""Bytes of an element, by code of its type."""
 
 OPS: tuple[str, ...]
 """sum avg min max prod band bor bxor; position = code."""
 
 COLLECTIVES: tuple[str, ...]
 """all_reduce reduce_scatter all_gather broadcast reduce all_to_all barrier send recv; position = code."""
+
+ANY_SOURCE: int
+"""As ``src`` of `Engine.recv`: whoever sends first."""
 
 class Description:
     """What a caller's buffer is: NumPy array, buffer object or DLPack tensor."""
@@ -36,8 +43,23 @@ def describe(x: Any) -> Description:
 def cut(numerator: int, denominator: int, count: int, itemsize: int) -> int:
     """The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md)."""
 
+def fill_c(table: int, rank: int, world_size: int) -> None:
+    """Hand the functions of ``multiring.h`` to the table of libmultiring.so at that address (csrc/c_api.hpp)."""
+
+def clear_c(table: int) -> None:
+    """Take them back."""
+
+def answer_c(table: int, error_class: str, message: str) -> None:
+    """Tell it why joining or leaving failed."""
+
+def xla_handler() -> Any:
+    """A capsule with the handler that XLA calls for collectives (csrc/xla.hpp)."""
+
 def features() -> dict[str, str]:
     """Instruction set chosen for reductions, compiler, ABI: for ``doctor``."""
+
+def exit_with_failure() -> None:
+    """Make the exit code of this process 1, should it end with 0; for a process whose interpreter is ending."""
 
 class Work:
     """Handle of an operation in flight; keeps ``owner`` alive until it is done."""
@@ -45,6 +67,10 @@ class Work:
     def done(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> None:
         """Block, GIL released, signals seen; raise the operation's error, or CollectiveTimeout when the time is up."""
+
+    @property
+    def other(self) -> int:
+        """The rank at the other end of a message that is done; ANY_SOURCE before, and for collectives."""
 
     def error(self) -> BaseException | None: ...
 
@@ -59,10 +85,13 @@ class Engine:
         arena_bytes: int = 0,
         spin_seconds: float | None = None,
         inproc: bool = False,
+        heartbeat_timeout: float = 30.0,
+        late_seconds: float = 30.0,
     ) -> None:
         """``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 100e-6, or 0 (yield) when
         the ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the
-        machine's memory; pages are taken as they are needed."""
+        machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout`` seconds
+        is lost; a call that waits for ``late_seconds`` logs for whom."""
 
     @property
     def memory_fd(self) -> int: ...
@@ -92,13 +121,14 @@ class Engine:
         peers: NDArray[np.int32],
         blocks: int,
         segment_bytes: int,
+        window: int,
         plan_id: int,
     ) -> int:
         """Install a schedule and return its handle.
 
-        ``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den, final)
-        per instruction, kind being 0 send, 1 reduce, 2 store; ``peers[first_peer:first_peer + peer_count]`` are its
-        peers. ValueError for a malformed table.
+        ``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den, final,
+        wire, rounded) per instruction, kind being 0 send, 1 reduce, 2 store, wire and rounded 0 as it is, 1 bfloat16, 2
+        float16; ``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a malformed table.
         """
 
     def run(
@@ -130,7 +160,10 @@ class Engine:
         dtype: int,
         timeout: float,
         owner: object = None,
-    ) -> Work: ...
+        part_of: int = ...,
+    ) -> Work:
+        """Start sending a message; ``part_of`` is the code of the collective that it belongs to, send by default."""
+
     def recv(
         self,
         communicator: int,
@@ -141,7 +174,10 @@ class Engine:
         dtype: int,
         timeout: float,
         owner: object = None,
-    ) -> Work: ...
+        part_of: int = ...,
+    ) -> Work:
+        """Start receiving one; ``src`` may be ANY_SOURCE."""
+
     def empty(self, nbytes: int) -> Any:
         """A uint8 array of ``nbytes`` in the arena, 64-byte aligned, freed with its last reference."""
 
@@ -149,6 +185,15 @@ class Engine:
         """Fail everything pending and tell the other ranks; ``kind`` is the name of an error class."""
 
     def failure(self) -> BaseException | None: ...
+    def publish(self, communicator: int, rank: int, size: int, timeout: float, choose_plan: Any) -> None:
+        """Let native code call a communicator by its number.
+
+        ``choose_plan(collective, nbytes, root)`` returns the handle of an installed schedule.
+        """
+
+    def withdraw(self, communicator: int) -> None:
+        """End that; `shutdown` does it for all."""
+
     def statistics(self) -> dict[str, Any]:
         """Counters since the engine was made.
 
@@ -157,5 +202,11 @@ class Engine:
         ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received`` and ``connections``.
         """
 
+    def installed_record(self, handle: int) -> tuple[int, int, float]:
+        """What an installed schedule has done here: operations, bytes of their buffers, seconds from start to end."""
+
     def shutdown(self, timeout: float = 5.0) -> None:
-        """Say farewell, join the progress thread, close everything; pending operations fail. May be called twice."""
+        """Say farewell, join the progress thread, close everything; pending operations fail. May be called twice.
+
+        Mismatch, when all is closed, if a call that completed here turns out to be another one elsewhere.
+        """

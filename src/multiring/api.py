@@ -6,21 +6,23 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from multiring import env, planner, sharding
+from multiring import env, planner, sharding, weights
 from multiring.comm import Communicator
-from multiring.errors import MultiringError
+from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
 
 _T = TypeVar("_T", bound=Callable[..., Any])
+_M = TypeVar("_M", float, Mapping[str, float])
 
 _default: Communicator | None = None
 _inherited: Communicator | None = (
     None  # of the parent of a forked process: kept, so that nothing of it is released here
 )
+_marks: list[str | None] = []  # of the parent's launcher
 _lock = threading.Lock()
 
 
@@ -36,6 +38,7 @@ def init(**options: Any) -> Communicator:
     settings = env.read(env.Settings, **options)
     with _lock:
         if _default is None:
+            _refuse_to_impersonate()
             adopt(Communicator(rendezvous.join(bootstrap.place(), settings)))
         elif options and settings != _default.world.settings:
             raise ValueError(f"multiring is initialised with other settings than {options}: call shutdown() first")
@@ -46,22 +49,46 @@ def adopt(communicator: Communicator) -> None:
     """Make ``communicator`` the default one, to be shut down when the process exits."""
     global _default
     _default = communicator
+    _blame(None, communicator.rank)
     atexit.unregister(_exit)
     atexit.register(_exit)
 
 
 def shutdown() -> None:
-    """Leave the job: pending works fail, everything is released, and `init` may be called again."""
+    """Leave the job: pending works fail, everything is released, and `init` may be called again.
+
+    Mismatch, when all is released, if a call that completed here turns out to be another one elsewhere.
+    """
     global _default
     with _lock:
         if _default is not None:
-            _default.world.close()
-            _default = None
+            leaving, _default = _default, None
+            _blame(leaving.world.engine.failure(), leaving.rank)
+            leaving.world.close()
+
+
+def _blame(failure: BaseException | None, own: int) -> None:
+    """Let the launcher tell a rank that fails because of another one from that one."""
+    from multiring import bootstrap
+
+    blamed = failure.rank if isinstance(failure, (PeerLost, CollectiveTimeout)) else -1
+    bootstrap.blame(None if blamed in (-1, own) else blamed)
 
 
 def is_initialized() -> bool:
     """Whether there is a default communicator."""
     return _default is not None
+
+
+def _refuse_to_impersonate() -> None:
+    """A forked process that has the environment of its parent would join as the same rank."""
+    if _inherited is not None and _inherited.size > 1 and _marks == [os.environ.get(name) for name in env.RANKS]:
+        raise MultiringError(
+            f"this process was forked from rank {_inherited.rank} of {_inherited.size}, whose environment says that it "
+            "is that rank: leave collectives to the rank itself; a process that is to be a rank of a job of its own is "
+            "started by `multiring run`, or has its own MULTIRING_RANK, MULTIRING_WORLD_SIZE and MULTIRING_STORE set "
+            "before init()"
+        )
 
 
 def _communicator(group: Communicator | None) -> Communicator:
@@ -76,18 +103,30 @@ def _communicator(group: Communicator | None) -> Communicator:
 
 
 def _exit() -> None:
-    """Say farewell at exit; to the others an uncaught exception is the loss of this rank, with its reason."""
+    """Say farewell at exit; to the others an uncaught exception is the loss of this rank, with its reason.
+
+    What leaving finds out cannot be raised any more: it is printed, and the process ends with a code that is not 0.
+    """
+    if _default is None:
+        return
     error = getattr(sys, "last_value", None)
-    if _default is not None and _default.size > 1 and error is not None:
-        rank, host = _default.world.rank, _default.world.topology.hosts[_default.world.rank]
+    rank, host = _default.world.rank, _default.world.topology.hosts[_default.world.rank]
+    if _default.size > 1 and error is not None:
         reason = f"rank {rank} (host {host}) ended with {type(error).__name__}: {error}"
         _default.world.engine.fail("PeerLost", rank, reason)
-    shutdown()
+    try:
+        shutdown()
+    except MultiringError as late:
+        print(f"multiring: rank {rank} (host {host}): {type(late).__name__}: {late}", file=sys.stderr, flush=True)
+        from multiring import _native
+
+        _native.exit_with_failure()
 
 
 def _leave_in_child() -> None:
-    global _default, _inherited, _lock
+    global _default, _inherited, _lock, _marks
     _default, _inherited, _lock = None, _default or _inherited, threading.Lock()
+    _marks = [os.environ.get(name) for name in env.RANKS]
 
 
 os.register_at_fork(after_in_child=_leave_in_child)
@@ -215,7 +254,7 @@ def send(
 @_method
 def recv(
     x: Any,
-    src: int,
+    src: int | None = None,
     tag: int = 0,
     *,
     group: Communicator | None = None,
@@ -283,6 +322,11 @@ def stats(*, group: Communicator | None = None) -> dict[str, Any]:
     return _communicator(group).stats()
 
 
+@_method
+def report(path: str | os.PathLike[str], title: str = "", *, group: Communicator | None = None) -> None:
+    _communicator(group).report(path, title)
+
+
 def shard(
     length: int,
     epoch: int = 0,
@@ -298,6 +342,15 @@ def shard(
     """
     members = _communicator(group)
     return sharding.shard(length, members.rank, members.size, epoch, seed, uneven)
+
+
+def average(metrics: _M, weight: float = 1.0, *, group: Communicator | None = None) -> _M:
+    """The mean over all ranks of a number, or of each number of a dictionary with the same keys on all ranks.
+
+    ``weight`` is for how much this rank counts: the number of samples that the metrics were taken on. A rank of weight
+    0 only listens. ValueError, on all ranks, if all weights are 0.
+    """
+    return weights.average(_communicator(group), metrics, weight)
 
 
 # The import of the module `plan` has put it where the function of that name belongs.

@@ -16,11 +16,15 @@ from datetime import timedelta
 from typing import Any
 
 from multiring import env
-from multiring.errors import RendezvousError
+from multiring.errors import RendezvousError, ResourceError
+from multiring.net import listen
 from multiring.store import Client, Server, Store, TorchStore
 
 SLURM_PORTS = range(20000, 30000)
 """Where rank 0 of a Slurm step serves the store if MULTIRING_PORTS does not say; the step's number picks one."""
+
+BLAME = "multiring-blame"
+"""The name of the memory behind MULTIRING_BLAME_FD."""
 
 DRAIN_SECONDS = 10.0
 MIN_SECRET = 16
@@ -50,7 +54,10 @@ class Place:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"{self.launcher} says rank {self.rank} of {self.world_size}: ranks count from 0")
+            raise ValueError(
+                f"the environment of {self.launcher} says rank {self.rank} in a world of {self.world_size}: ranks are "
+                f"0 to {self.world_size - 1}, so correct the rank or the size"
+            )
 
 
 def place(environ: Mapping[str, str] | None = None) -> Place:
@@ -61,7 +68,18 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
         found = launcher(environ, launch)
         if found:
             return found
+    _refuse_half(environ)
     return Place(0, 1, "no launcher", _alone)
+
+
+def _refuse_half(environ: Mapping[str, str]) -> None:
+    """RANK or a WORLD_SIZE above 1 alone: whoever set it did not mean a world of one."""
+    rank, size = environ.get("RANK"), environ.get("WORLD_SIZE")
+    if (rank is None) != (size is None) and size != "1":
+        raise ValueError(
+            f"RANK={rank} and WORLD_SIZE={size}: set both, and MASTER_ADDR and MASTER_PORT, or neither (this process "
+            "is then alone), or start by `multiring run`, which does"
+        )
 
 
 def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
@@ -75,12 +93,17 @@ def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> Place | No
     return _at_launchers_store("multiring run", launch.rank, launch.world_size, launch)
 
 
+def torch_restart(environ: Mapping[str, str]) -> int:
+    """How often torchrun has started the ranks again; its store still holds what they wrote before."""
+    return _number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0
+
+
 def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
     if not {"RANK", "WORLD_SIZE"} <= environ.keys():
         return None
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     run = environ.get("TORCHELASTIC_RUN_ID", "")
-    restart = _number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0
+    restart = torch_restart(environ)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         address = _master(environ, "torchrun")
         return Place(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run, restart=restart)
@@ -111,7 +134,7 @@ def _mpi(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
             f"mpirun started rank {rank} of {size}, but nothing says where the ranks meet: install mpi4py, or pass "
             "on MASTER_ADDR (the host of rank 0) and MASTER_PORT (a free port there) to all ranks"
         )
-    return Place(rank, size, "mpirun", lambda settings: _at_mpi(rank, launch, settings), launch.job)
+    return Place(rank, size, "mpirun", lambda settings: _at_mpi(rank, size, launch, settings), launch.job)
 
 
 def _slurm(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
@@ -130,7 +153,9 @@ def _slurm(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
     def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
         ports = settings.ports or SLURM_PORTS
         address = host, ports[(16 * job + step) % len(ports)]
-        return _served_by_rank_zero(rank, address, f"slurm {job}.{step}", launch, settings)
+        origin = f"port {address[1]}, which the number of the Slurm step chose from MULTIRING_PORTS,"
+        remedy = "set other MULTIRING_PORTS for all ranks"
+        return _served_by_rank_zero(rank, address, f"slurm {job}.{step}", launch, settings, origin, remedy)
 
     return Place(rank, size, "srun", meet, f"slurm {job}.{step}")
 
@@ -159,7 +184,12 @@ def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str
         return Place(rank, size, launcher, _alone)
     address = _master(environ, launcher)
     job = env.join_address(*address)
-    return Place(rank, size, launcher, lambda settings: _served_by_rank_zero(rank, address, job, launch, settings), job)
+
+    def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
+        remedy = "choose another for all ranks (or two processes have rank 0)"
+        return _served_by_rank_zero(rank, address, job, launch, settings, f"MASTER_PORT={address[1]}", remedy)
+
+    return Place(rank, size, launcher, meet, job)
 
 
 @contextlib.contextmanager
@@ -187,14 +217,28 @@ def _server(server: Server, settings: env.Settings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _served_by_rank_zero(
-    rank: int, address: tuple[str, int], job: str, launch: env.Launch, settings: env.Settings
+    rank: int,
+    address: tuple[str, int],
+    job: str,
+    launch: env.Launch,
+    settings: env.Settings,
+    origin: str,
+    remedy: str,
 ) -> Iterator[Meeting]:
-    """Without a given secret one is derived from the job's name: that keeps out strays and scanners only."""
+    """Without a given secret one is derived from the job's name: that keeps out strays and scanners only.
+
+    ``origin`` and ``remedy`` say where the port is from, and what helps if it cannot be had.
+    """
     secret = given_secret(launch) or hashlib.sha256(f"multiring {job}".encode()).digest()
     with contextlib.ExitStack() as stack:
         if rank == 0:
             port = address[1]
-            stack.enter_context(_server(Server(secret, job=job, ports=range(port, port + 1)), settings))
+            try:
+                server = Server(secret, job=job, ports=range(port, port + 1))
+            except listen.NoFreePort as error:
+                why = "not allowed to this user" if error.forbidden else "occupied"
+                raise ResourceError(f"{origin} is {why} on this host: {remedy}") from error
+            stack.enter_context(_server(server, settings))
             address = "localhost", port
         yield stack.enter_context(_client([address], secret, job, settings))
 
@@ -212,8 +256,14 @@ def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.
 
 
 @contextlib.contextmanager
-def _at_mpi(rank: int, launch: env.Launch, settings: env.Settings) -> Iterator[Meeting]:
+def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) -> Iterator[Meeting]:
     world = _mpi_world()
+    if world.Get_size() != size:
+        library = importlib.import_module("mpi4py.MPI").Get_library_version().partition("\n")[0].strip(" \0")
+        raise RendezvousError(
+            f"mpirun started rank {rank} of {size}, but the MPI library that mpi4py has loaded ({library}) knows of "
+            f"{world.Get_size()}: use the mpirun of that library, or let mpi4py load the other by MPI4PY_LIBMPI=PATH"
+        )
     with contextlib.ExitStack() as stack:
         told: tuple[tuple[str, ...], bytes] | None = None
         if rank == 0:
@@ -270,6 +320,20 @@ def given_secret(launch: env.Launch) -> bytes | None:
     if len(secret) < MIN_SECRET:
         raise RendezvousError(f"{origin} yields {len(secret)} bytes: a secret has {MIN_SECRET} or more")
     return secret
+
+
+def blame(rank: int | None) -> None:
+    """Tell the launcher, if it asked, because of which other rank this one fails; None takes it back."""
+    descriptor = env.read(env.Launch).blame_fd
+    if descriptor is None:
+        return
+    try:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        return  # it was not inherited: this is not the process that was started, and its exit is not the rank's
+    if name.startswith(f"/memfd:{BLAME}"):  # else the number stands for something of the user's by now
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"" if rank is None else b"%d" % rank, 0)
 
 
 def _read_descriptor(descriptor: int, origin: str) -> bytes:

@@ -12,16 +12,14 @@ from multiring import _native
 DTYPES = {name: code for code, name in enumerate(_native.DTYPES)}
 OPS = {name: code for code, name in enumerate(_native.OPS)}
 COLLECTIVES = {name: code for code, name in enumerate(_native.COLLECTIVES)}
-ITEMSIZES = dict(zip(_native.DTYPES, (4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16), strict=True))
-PLANNED = tuple(name for name in COLLECTIVES if name not in ("send", "recv"))
+ITEMSIZES = dict(zip(_native.DTYPES, _native.ITEMSIZES, strict=True))
+PLANNED = tuple(name for name in COLLECTIVES if name not in ("send", "recv", "gather", "scatter", "new_group"))
 
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
-_COMPLEX = ("complex64", "complex128")
 OPS_OF = {
     name: ("sum", "avg", "min", "max", "prod")
-    if name in _FLOATS
+    if "float" in name
     else ("sum", "avg")
-    if name in _COMPLEX
+    if "complex" in name
     else tuple(op for op in OPS if op != "avg")
     for name in DTYPES
 }
@@ -46,7 +44,7 @@ def all_of(x: Any, found: _native.Description) -> Piece:
 
 def source(x: Any) -> _native.Description:
     """Describe a buffer that is read; TypeError or ValueError with the remedy if it cannot be."""
-    found = _describe(x)
+    found = _native.describe(x)
     if not found.contiguous or found.device != "cpu":
         raise _refusal(found)
     return found
@@ -59,21 +57,10 @@ def target(x: Any) -> _native.Description:
             f"{type(x).__module__}.{type(x).__qualname__} is immutable, and the result is written in place: hand over "
             "numpy.array(x), and convert it back"
         )
-    found = _describe(x)
+    found = _native.describe(x)
     if not found.contiguous or not found.writable or found.device != "cpu":
         raise _refusal(found)
     return found
-
-
-def _describe(x: Any) -> _native.Description:
-    try:
-        return _native.describe(x)
-    except RuntimeError:  # the tensor does not hand itself over, and knows why
-        try:
-            x.__dlpack__()
-        except Exception as reason:
-            raise TypeError(f"{type(x).__module__}.{type(x).__qualname__} cannot be read: {reason}") from reason
-        raise
 
 
 def _refusal(found: _native.Description) -> Exception:

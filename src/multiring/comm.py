@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from multiring import _native, planner
+from multiring import _native, page, planner
 from multiring.buffers import (
     COLLECTIVES,
     DTYPES,
@@ -41,14 +44,24 @@ _ALL_REDUCE, _BROADCAST, _REDUCE = COLLECTIVES["all_reduce"], COLLECTIVES["broad
 _ALL_GATHER, _REDUCE_SCATTER = COLLECTIVES["all_gather"], COLLECTIVES["reduce_scatter"]
 _ALL_TO_ALL, _BARRIER = COLLECTIVES["all_to_all"], COLLECTIVES["barrier"]
 
-# Tags of our own messages: a caller's are not negative.
-_GROUP_TAG, _GATHER_TAG, _SCATTER_TAG, _UNEVEN_TAG = -101, -102, -103, -104
+# Tags of the messages of which collectives that are no plans are made: a caller's are not negative.
+_TAGS = {"new_group": -1, "gather": -2, "scatter": -3, "all_to_all": -4}
 
 
 def _limit(timeout: float) -> float:
     if isinstance(timeout, Real) and timeout >= 0:
         return float(timeout)
     raise ValueError(f"timeout={timeout!r}: a time limit is in seconds, 0 or more")
+
+
+def _tag(tag: int) -> int:
+    try:
+        tag = operator.index(tag)
+    except TypeError:
+        raise TypeError(f"tag={tag!r}: a tag is a whole number") from None
+    if not 0 <= tag < 1 << 63:
+        raise ValueError(f"tag={tag}: a tag is 0 to 2**63 - 1; negative ones are multiring's own")
+    return tag
 
 
 class Communicator:
@@ -151,10 +164,11 @@ class Communicator:
         copy(address, whole.pointer, scratch.nbytes)
         blocks = Piece(scratch, address, count, whole.dtype)
 
-        def finish() -> None:  # keeps scratch alive: the engine lets go of it before
+        def finish() -> Any:  # keeps scratch alive: the engine lets go of it before
             copy(mine.pointer, scratch.ctypes.data + self.rank * nbytes, nbytes)
+            return out
 
-        return self._call(_REDUCE_SCATTER, blocks, op, 0, async_op, timeout, result=out, finish=finish)
+        return self._call(_REDUCE_SCATTER, blocks, op, 0, async_op, timeout, finish=finish)
 
     def all_to_all(
         self,
@@ -190,15 +204,30 @@ class Communicator:
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Send ``x`` to rank ``dst``, which receives it by `recv` with the same ``tag``; in order within a tag.
 
-        Negative tags are multiring's own.
+        A tag is 0 or more.
         """
         x = all_of(x, source(x))
-        return _finished(Work([self._send(x, self._other("dst", dst), tag, timeout)]), async_op)
+        return _finished(Work([self._send(x, self._other("dst", dst), _tag(tag), "send", timeout)]), async_op)
 
-    def recv(self, x: Any, src: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Receive from rank ``src`` into ``x``, which has the type and count that are sent."""
-        x = all_of(x, target(x))
-        return _finished(Work([self._recv(x, self._other("src", src), tag, timeout)]), async_op)
+    def recv(
+        self, x: Any, src: int | None = None, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Receive into ``x``, which has the type and count that are sent, and return the rank that sent it.
+
+        ``src`` None: from whichever rank's message with this ``tag`` arrived first. Receives of the same tag that are
+        called after it wait for it.
+        """
+        piece = all_of(x, target(x))
+        part = self._recv(piece, None if src is None else self._other("src", src), _tag(tag), "send", timeout)
+        return _finished(Work([part], finish=lambda: self.members.index(part.other)), async_op)
+
+    def send_part(self, collective: str, x: Any, dst: int, timeout: float | None = None) -> Work:
+        """Send ``x`` as a message of a gather, scatter or all_to_all that is made of messages; not waited for."""
+        return Work([self._part_to(collective, self._other("dst", dst), all_of(x, source(x)), timeout)])
+
+    def recv_part(self, collective: str, x: Any, src: int, timeout: float | None = None) -> Work:
+        """Receive such a message into ``x``; not waited for."""
+        return Work([self._part_from(collective, self._other("src", src), all_of(x, target(x)), timeout)])
 
     def gather(
         self, x: Any, root: int = 0, *, out: Any = None, async_op: bool = False, timeout: float | None = None
@@ -207,7 +236,7 @@ class Communicator:
         root = self._rank("root", root)
         mine = source(x)
         if self.rank != root:
-            return _finished(Work([self._send(all_of(x, mine), root, _GATHER_TAG, timeout)]), async_op)
+            return _finished(Work([self._part_to("gather", root, all_of(x, mine), timeout)]), async_op)
         if out is None:
             out = like(x, mine, (self.size, *mine.shape))
         whole = target(out)
@@ -215,7 +244,7 @@ class Communicator:
         nbytes = mine.count * mine.itemsize
         copy(whole.pointer + root * nbytes, mine.pointer, nbytes)
         blocks = {peer: Piece(out, whole.pointer + peer * nbytes, mine.count, mine.dtype) for peer in self._others()}
-        parts = [self._recv(block, peer, _GATHER_TAG, timeout) for peer, block in blocks.items()]
+        parts = [self._part_from("gather", peer, block, timeout) for peer, block in blocks.items()]
         return _finished(Work(parts, out), async_op)
 
     def scatter(
@@ -225,7 +254,7 @@ class Communicator:
         root = self._rank("root", root)
         mine = target(x)
         if self.rank != root:
-            return _finished(Work([self._recv(all_of(x, mine), root, _SCATTER_TAG, timeout)]), async_op)
+            return _finished(Work([self._part_from("scatter", root, all_of(x, mine), timeout)]), async_op)
         if blocks is None:
             raise ValueError(f"scatter: rank {root} is the root and has to give blocks")
         whole = source(blocks)
@@ -234,7 +263,7 @@ class Communicator:
         copy(mine.pointer, whole.pointer + root * nbytes, nbytes)
         peers = self._others()
         pieces = [Piece(blocks, whole.pointer + peer * nbytes, mine.count, mine.dtype) for peer in peers]
-        parts = [self._send(piece, peer, _SCATTER_TAG, timeout) for peer, piece in zip(peers, pieces, strict=True)]
+        parts = [self._part_to("scatter", peer, piece, timeout) for peer, piece in zip(peers, pieces, strict=True)]
         return _finished(Work(parts), async_op)
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
@@ -290,15 +319,37 @@ class Communicator:
             raise ValueError(f"collective={collective!r}: known are {', '.join(PLANNED)}")
         if operator.index(nbytes) < 0:
             raise ValueError(f"nbytes={nbytes}: a buffer has 0 bytes or more")
-        return self._plans.choose(collective, nbytes, self._rank("root", root))
+        choice = self._plans.choose(collective, nbytes, self._rank("root", root))
+        measured = self._plans.measured().get(choice.plan.id)
+        return replace(choice, measured=measured) if measured and measured.calls else choice
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this process's engine, and the ids of this communicator's plans."""
-        return {**self._engine.statistics(), "plans": self._plans.used()}
+        """Counters of this process's engine, and by id what this communicator's plans have done so far."""
+        plans = {plan: asdict(measured) for plan, measured in self._plans.measured().items()}
+        return {**self._engine.statistics(), "plans": plans}
+
+    def publish(self) -> int:
+        """Let native code, such as XLA's, call this communicator by the number returned, until it is closed."""
+        self._engine.publish(self._number, self.rank, self.size, self.timeout, self._plans.handle)
+        return self._number
+
+    def report(self, path: str | os.PathLike[str], title: str = "") -> None:
+        """Write a page about this job so far: topology, plans, predicted and measured times, who waits for whom.
+
+        All ranks call it; rank 0 writes the file, HTML that needs no network. OSError if it cannot.
+        """
+        counted = self._engine.statistics()
+        mine = self.rank, self.hosts[self.rank], counted["seconds_in_calls"], counted["seconds_waiting"]
+        used = self._plans.used()
+        ranks = [page.Rank(*each) for each in self.all_gather_object(mine)]
+        if self.rank == 0:
+            topology = self.world.topology.restrict(self.members)
+            Path(path).write_text(page.of_job(title or f"A job of {self.size} ranks", topology, used, ranks))
 
     def close(self) -> None:
         """Give up a group. ValueError while collectives of it are in flight."""
         self._engine.forget(self._number)
+        self._engine.withdraw(self._number)
         self.world.groups.discard(self._number)
 
     def _call(
@@ -311,11 +362,11 @@ class Communicator:
         timeout: float | None,
         *,
         result: Any = None,
-        finish: Callable[[], None] | None = None,
+        finish: Callable[[], Any] | None = None,
     ) -> Any:
         """Run or start a plan; where the buffer is blocks, ``piece`` is the first of them."""
         _, pointer, count, dtype = piece
-        if op not in OPS:
+        if not isinstance(op, str) or op not in OPS:
             raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
         if op not in OPS_OF[dtype] and collective in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER):
             raise ValueError(f"{op} is not defined for {dtype}: it has {', '.join(OPS_OF[dtype])}")
@@ -325,24 +376,31 @@ class Communicator:
         if async_op:
             return Work([self._engine.start(*how, piece)], result, finish)
         self._engine.run(*how)
-        if finish is not None:
-            finish()
-        return result
+        return result if finish is None else finish()
 
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else _limit(timeout)
 
-    def _send(self, piece: Piece, dst: int, tag: int, timeout: float | None) -> _native.Work:
-        owner, pointer, count, dtype = piece
-        peer = self.members[dst]
-        self.world.connect({peer})
-        return self._engine.send(self._number, peer, tag, pointer, count, DTYPES[dtype], self._seconds(timeout), owner)
+    def _send(self, piece: Piece, dst: int, tag: int, part_of: str, timeout: float | None) -> _native.Work:
+        return self._engine.send(self._number, *self._message(piece, dst, tag, part_of, timeout))
 
-    def _recv(self, piece: Piece, src: int, tag: int, timeout: float | None) -> _native.Work:
+    def _recv(self, piece: Piece, src: int | None, tag: int, part_of: str, timeout: float | None) -> _native.Work:
+        return self._engine.recv(self._number, *self._message(piece, src, tag, part_of, timeout))
+
+    def _message(
+        self, piece: Piece, rank: int | None, tag: int, part_of: str, timeout: float | None
+    ) -> tuple[int, int, int, int, int, float, Any, int]:
+        """What the engine wants to know of a message; ``part_of`` is the collective it belongs to, or send."""
         owner, pointer, count, dtype = piece
-        peer = self.members[src]
-        self.world.connect({peer})
-        return self._engine.recv(self._number, peer, tag, pointer, count, DTYPES[dtype], self._seconds(timeout), owner)
+        peer = _native.ANY_SOURCE if rank is None else self.members[rank]
+        self.world.connect({peer} if rank is not None else {*self.members} - {self.world.rank})
+        return peer, tag, pointer, count, DTYPES[dtype], self._seconds(timeout), owner, COLLECTIVES[part_of]
+
+    def _part_to(self, collective: str, rank: int, piece: Piece, timeout: float | None) -> _native.Work:
+        return self._send(piece, rank, _TAGS[collective], collective, timeout)
+
+    def _part_from(self, collective: str, rank: int, piece: Piece, timeout: float | None) -> _native.Work:
+        return self._recv(piece, rank, _TAGS[collective], collective, timeout)
 
     def _uneven_all_to_all(self, x: Any, splits: Sequence[int], out: Any, async_op: bool, timeout: float | None) -> Any:
         whole = source(x)
@@ -362,9 +420,9 @@ class Communicator:
         parts = []
         for peer in self._others():
             incoming_piece = Piece(out, received.pointer + starts_in[peer] * size, incoming[peer] * row, whole.dtype)
-            parts.append(self._recv(incoming_piece, peer, _UNEVEN_TAG, timeout))
+            parts.append(self._part_from("all_to_all", peer, incoming_piece, timeout))
             outgoing_piece = Piece(x, whole.pointer + starts_out[peer] * size, splits[peer] * row, whole.dtype)
-            parts.append(self._send(outgoing_piece, peer, _UNEVEN_TAG, timeout))
+            parts.append(self._part_to("all_to_all", peer, outgoing_piece, timeout))
         return _finished(Work(parts, out), async_op)
 
     def _agree_on_number(self, ranks: list[int], members: list[int]) -> int:
@@ -379,9 +437,9 @@ class Communicator:
             said[0] = next(free, -1)
             if said[0] < 0:
                 raise ResourceError(f"{GROUPS - 1} groups whose lowest rank is {leader} exist: close some")
-            works = [self._send(piece, rank, _GROUP_TAG, None) for rank in others]
+            works = [self._part_to("new_group", rank, piece, None) for rank in others]
         else:
-            works = [self._recv(piece, leader, _GROUP_TAG, None)]
+            works = [self._part_from("new_group", leader, piece, None)]
         Work(works).wait()
         if said[1:].tolist() != members:
             message = (

@@ -32,16 +32,24 @@ SPLIT, LEAD, ALL = "split", "lead", "all"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a plan does in one dimension: its mode, its method, and whether shares follow the bandwidths."""
+    """What a plan does in one dimension: its mode, its method, whether shares follow the bandwidths, its wire."""
 
     dimension: Dimension
     mode: str
     method: str
     weighted: bool = False
+    wire: str = ""
 
     def __str__(self) -> str:
         size = f":{self.dimension.size}" if self.dimension.size else ""
-        return f"{self.dimension.level}{size} {self.mode} {self.method}{' weighted' if self.weighted else ''}"
+        words = [
+            f"{self.dimension.level}{size}",
+            self.mode,
+            self.method,
+            "weighted" if self.weighted else "",
+            self.wire,
+        ]
+        return " ".join(filter(None, words))
 
 
 _OUT = {
@@ -68,8 +76,22 @@ def phase_kinds(collective: str, stages: Sequence[Stage]) -> list[tuple[int, str
     ]
 
 
-def compose(topology: Topology, collective: str, stages: Sequence[Stage], segment_bytes: int, root: int = 0) -> Plan:
-    """The plan of a collective that runs through ``stages``, innermost first."""
+def phase_wire(kind: str, stage: Stage, stages: Sequence[Stage]) -> str:
+    """The format in which a phase of a stage sends: what is spread between hosts has been rounded to that of any."""
+    if kind in ("all_gather", "broadcast") and stage.dimension.levels != ("rank",):
+        return max(other.wire for other in stages)
+    return stage.wire
+
+
+def compose(
+    topology: Topology,
+    collective: str,
+    stages: Sequence[Stage],
+    segment_bytes: int,
+    root: int = 0,
+    window: int = Plan.window,
+) -> Plan:
+    """The plan of a collective that runs through ``stages``, innermost first, ``window`` segments at a time."""
     rooted = collective in ("broadcast", "reduce")
     arranged = layout(topology, [stage.dimension for stage in stages], root if rooted else None)
     if collective == "all_to_all":
@@ -87,8 +109,9 @@ def compose(topology: Topology, collective: str, stages: Sequence[Stage], segmen
         ]
         if tiles:
             stage = stages[depth - 1]
-            phases.append(Phase(kind, stage.dimension.level, stage.method, Tiling(tiles)))
-    return Plan(collective, topology.world_size, tuple(phases), segment_bytes, root)
+            wire = phase_wire(kind, stage, stages)
+            phases.append(Phase(kind, stage.dimension.level, stage.method, Tiling(tiles), wire))
+    return Plan(collective, topology.world_size, tuple(phases), segment_bytes, root, window)
 
 
 _Pattern = tuple[Ring, ...]

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
-from .compose import Stage, phase_kinds
+from .compose import Stage, phase_kinds, phase_wire
 from .layout import Layout
 from .loads import Key, LinkMap, Loads
-from .plan import BLOCKED
+from .plan import BLOCKED, REDUCING
 from .topology import Link
 from .traffic import messages, serial
 
@@ -35,16 +36,28 @@ SEGMENT_BYTES = (64 << 10, 128 << 10, 256 << 10, 512 << 10)
 """Segments that are considered: smaller ones are mostly overhead, larger ones leave the cache and do not overlap (1 MB
 took half as long again as these on two ranks of one host)."""
 
-SEGMENT_TIE = 1.01
+SEGMENT_TIE = 1.02
 """Of segments predicted within this factor of the best the largest are taken: the fewest messages."""
 
 SMALLEST_SLICE_BYTES = 4 << 10
 """The least that a segment takes of a block."""
 
-WINDOW_BYTES, FEWEST_SEGMENTS, MOST_SEGMENTS = 1 << 20, 2, 32
-"""What the native engine keeps in flight of one call."""
+LOCAL_WINDOW_BYTES = 1 << 20
+"""In flight of one call within a host: what stays in the cache."""
 
-_REDUCING = ("reduce_scatter", "reduce", "all_reduce")
+WIRE_WINDOW_BYTES = 4 << 20
+"""In flight of one call between hosts at most, unless latencies ask for more: 64 MB over cards of 5 Gbit/s took 208 ms
+with 1 MB, 154 with 2 and 131 with 4 or 8, and eight calls at once may each need it for their staging."""
+
+HELD_UP_SECONDS = 20e-3
+"""How long the busiest link should have work left when a host is late. Longer windows delay the first segments, which
+queue behind the later ones: at 200 Mbit/s 8 MB took 382 ms with 4 MB (160 ms) in flight, 364 with 1 MB or 3/4."""
+
+FEWEST_SEGMENTS, MOST_SEGMENTS = 2, 32
+"""In flight of one call, however large or small they are."""
+
+NARROW_PART = 1 / 2
+"""Of float32 that a narrow wire sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +95,12 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long a call takes, in how many segments, and why."""
+    """How long a call takes, in how many segments, ``window`` of them in flight, and why."""
 
     seconds: float
     segment_bytes: int
     segments: int
+    window: int
     phases: tuple[PhaseTime, ...]
     links: tuple[LinkLoad, ...]
 
@@ -98,7 +112,8 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """What a phase adds: seconds for every segment, and seconds for every byte of it."""
+    """What a phase adds: seconds for every segment, and for every byte of it; its loads; what it reduces of them, which
+    is as wide as it is summed."""
 
     kind: str
     stage: Stage
@@ -108,9 +123,48 @@ class _Phase:
     core: float
     per_byte: float
     loads: Loads
+    reduced: Loads
 
     def seconds(self, nbytes: float) -> float:
         return self.latency + self.per_byte * nbytes
+
+    @property
+    def is_local(self) -> bool:
+        return self.stage.dimension.levels == ("rank",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """How segments follow one another: seconds and seconds a byte that one takes through all phases, and those that it
+    keeps the busiest link and the busiest rank."""
+
+    latency: float
+    per_byte: float
+    link_per_byte: float
+    core: float
+    core_per_byte: float
+    window_bytes: int
+
+    def first(self, size: float) -> float:
+        return self.latency + self.per_byte * size
+
+    def busy(self, size: float) -> float:
+        return max(self.link_per_byte * size, self.core + self.core_per_byte * size)
+
+    def window(self, size: float) -> int:
+        """How many segments of a size should be in flight: enough to fill the phases twice and to keep the busiest link
+        busy while a host is late, within reason."""
+        first, busy = self.first(size), self.busy(size)
+        if not busy:
+            return FEWEST_SEGMENTS
+        most = max(self.window_bytes / size, first / busy)
+        return ceil(min(max(min((2 * first + HELD_UP_SECONDS) / busy, most), FEWEST_SEGMENTS), MOST_SEGMENTS))
+
+    def seconds(self, nbytes: int, segments: int) -> float:
+        """Of a call in so many segments."""
+        size = nbytes / segments
+        first = self.first(size)
+        return first + (segments - 1) * max(self.busy(size), first / self.window(size))
 
 
 class CostModel:
@@ -128,32 +182,32 @@ class CostModel:
         kinds = phase_kinds(self._collective, stages)
         phases = [phase for phase in (self._phase(depth, kind, stages) for depth, kind in kinds) if phase is not None]
         loads = _sum(phase.loads for phase in phases)
-        reduced = _sum(phase.loads for phase in phases if phase.kind in _REDUCING)
-        link_seconds = max((self._link_seconds(key, load) for key, load in loads.items()), default=0.0)
-        core_seconds = self._reduce_seconds(reduced)
-        core = sum(phase.core for phase in phases)
-
-        def seconds(segments: int) -> float:
-            size = nbytes / segments
-            first = sum(phase.seconds(size) for phase in phases)
-            in_flight = min(max(WINDOW_BYTES / max(size, 1), FEWEST_SEGMENTS), MOST_SEGMENTS)
-            return first + (segments - 1) * max(link_seconds * size, core + core_seconds * size, first / in_flight)
-
+        reduced = _sum(phase.reduced for phase in phases)
+        pace = _Pace(
+            sum(phase.latency for phase in phases),
+            sum(phase.per_byte for phase in phases),
+            max((self._link_seconds(key, load) for key, load in loads.items()), default=0.0),
+            sum(phase.core for phase in phases),
+            self._reduce_seconds(reduced),
+            LOCAL_WINDOW_BYTES if all(phase.is_local for phase in phases) else WIRE_WINDOW_BYTES,
+        )
         slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in SEGMENT_BYTES]
         counts = [max(1, -(-nbytes // (self._blocks * size))) for size in slices]
-        limit = SEGMENT_TIE * min(map(seconds, counts))
-        best = max(i for i, count in enumerate(counts) if seconds(count) <= limit)
+        limit = SEGMENT_TIE * min(pace.seconds(nbytes, count) for count in counts)
+        best = max(i for i, count in enumerate(counts) if pace.seconds(nbytes, count) <= limit)
         return Prediction(
-            seconds(counts[best]),
+            pace.seconds(nbytes, counts[best]),
             slices[best],
             counts[best],
+            pace.window(slices[best] * self._blocks),
             tuple(_phase_time(phase, nbytes) for phase in phases),
             tuple(self._link_load(key, load, nbytes) for key, load in loads.items()),
         )
 
     def _phase(self, depth: int, kind: str, stages: Sequence[Stage]) -> _Phase | None:
         inner = tuple((stage.mode, stage.weighted) for stage in stages[:depth])
-        key = (depth, kind, stages[depth - 1].method, inner)
+        stage = stages[depth - 1]
+        key = (depth, kind, stage.method, phase_wire(kind, stage, stages), inner)
         if key not in self._phases:
             self._phases[key] = self._computed(depth, kind, stages) if self._map.shapes(depth) else None
         return self._phases[key]
@@ -161,6 +215,7 @@ class CostModel:
     def _computed(self, depth: int, kind: str, stages: Sequence[Stage]) -> _Phase:
         stage = stages[depth - 1]
         one = LOCAL_MESSAGE_SECONDS if stage.dimension.levels == ("rank",) else WIRE_MESSAGE_SECONDS
+        part = NARROW_PART if phase_wire(kind, stage, stages) else 1.0
         steps, latency, core, per_byte = 0, 0.0, 0.0, 0.0
         for shape in self._map.shapes(depth):
             counts = messages(kind, stage.method, len(shape.children), scattered=self._blocks > 1)
@@ -170,13 +225,14 @@ class CostModel:
             alpha = max(link.latency for link in shape.crossed)
             latency = max(latency, len(counts) * alpha + (carried - len(counts)) * one)
             core = max(core, carried * one)
-            per_byte = max(per_byte, hops / min(min(link.up, link.down) for link in shape.crossed))
-        loads = self._map.loads(depth, kind, stages)
+            per_byte = max(per_byte, part * hops / min(min(link.up, link.down) for link in shape.crossed))
+        whole = self._map.loads(depth, kind, stages)
+        loads = {key: (part * out, part * in_) for key, (out, in_) in whole.items()}
+        reduced = whole if kind in REDUCING else {}
         per_byte = max([per_byte, *(self._link_seconds(key, load) for key, load in loads.items())])
-        if kind in _REDUCING:
-            per_byte += self._reduce_seconds(loads)
+        per_byte += self._reduce_seconds(reduced)
         members = max(len(shape.children) for shape in self._map.shapes(depth))
-        return _Phase(kind, stage, members, steps, latency, core, per_byte, loads)
+        return _Phase(kind, stage, members, steps, latency, core, per_byte, loads, reduced)
 
     def _link_seconds(self, key: Key, load: tuple[float, float]) -> float:
         link = self._map.links[key].link

@@ -20,6 +20,13 @@ _warned: set[str] = set()
 _T = TypeVar("_T")
 
 
+RANKS = (
+    *("MULTIRING_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"),
+    *("MULTIRING_STORE", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""Variables by which launchers say which rank of which job a process is."""
+
+
 def _natural(text: str) -> int:
     if not text.isdecimal():
         raise ValueError("a whole number")
@@ -42,12 +49,28 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _heartbeat(text: str) -> float:
+    value = _seconds(text)
+    if value < 1:
+        raise ValueError("1 second or more, such as 30")
+    return value
+
+
 def parse_size(text: str) -> int:
     """Bytes in ``text``: a number with K, M or G (powers of 1024, "MB" and "MiB" alike); ValueError otherwise."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", text.strip().upper())
     if not match:
         raise ValueError("a size, such as 65536, 256K or 1.5GB")
     return int(float(match[1]) * 1024 ** " KMG".index(match[2] or " "))
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text.lower()
+
+    return parse
 
 
 def _ports(text: str) -> range:
@@ -63,6 +86,8 @@ def _addresses(text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(","))
     if not all(re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):\d{1,5}", part) for part in found):
         raise ValueError("host:port[,host:port...], an IPv6 address in brackets")
+    if not all(1 <= split_address(part)[1] <= 65535 for part in found):
+        raise ValueError("host:port[,host:port...], a port being 1 to 65535")
     return found
 
 
@@ -75,6 +100,28 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """The reverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_wire(text: str) -> dict[str, str] | str:
+    """By level the format in which float32 travels; "auto" and nothing stay what they are."""
+    if text in ("", "auto"):
+        return text
+    found = [part.strip().partition("=") for part in text.split(",")]
+    if not all(level and format for level, _, format in found):
+        raise ValueError("level=format[,level=format...], such as rack=bfloat16, or auto")
+    return {level: format for level, _, format in sorted(found)}
+
+
+def _wire(text: str) -> str:
+    """The same wire is the same text."""
+    found = parse_wire(text)
+    return found if isinstance(found, str) else ",".join(f"{level}={format}" for level, format in found.items())
+
+
+def _plan_id(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{12}", text):
+        raise ValueError("the id of a plan, 12 hexadecimal digits")
+    return text
 
 
 def _knob(default: Any, parse: Callable[[str], Any], form: str, about: str, *, agree: bool = False) -> Any:
@@ -95,7 +142,33 @@ class Settings:
     ports: range | None = _knob(None, _ports, "range", "ports to listen on, such as 29400-29499; any free one if unset")
     streams: int = _knob(1, _positive, "count", "TCP connections between two ranks on different hosts", agree=True)
     topology: str = _knob("", str, "path", "topology file; read by rank 0, who hands it to all")
+    probe: str = _knob(
+        "on",
+        _one_of("on", "off", "refresh"),
+        "on, off, refresh",
+        "whether several hosts measure the links between them when no topology is given; refresh: anew",
+    )
+    wire: str = _knob(
+        "",
+        _wire,
+        "level=format,...",
+        "format in which float32 is summed between the places of a level: bfloat16 or float16; auto: where it pays",
+        agree=True,
+    )
+    plan: str = _knob(
+        "",
+        _plan_id,
+        "id",
+        "the plan to use, by the id that `multiring plan` shows, for the calls of which it is a candidate",
+        agree=True,
+    )
     timeout: float = _knob(600.0, _seconds, "seconds", "a collective that takes longer raises CollectiveTimeout")
+    heartbeat_timeout: float = _knob(
+        30.0, _heartbeat, "seconds", "a rank of which nothing is heard for so long is lost", agree=True
+    )
+    late_warning: float = _knob(
+        30.0, _seconds, "seconds", "a call that waits so long logs for whom, and again at doubling intervals"
+    )
     init_timeout: float = _knob(120.0, _seconds, "seconds", "time for all ranks to arrive and to find each other")
     arena_bytes: int = _knob(1 << 28, parse_size, "size", "shared memory of a rank: staging and multiring.empty")
     spin_seconds: float | None = _knob(
@@ -116,6 +189,13 @@ class Launch:
     )
     secret_file: str = _knob("", str, "path", "file with the job's secret, 16 bytes or more")
     secret_fd: int | None = _knob(None, _natural, "descriptor", "inherited descriptor that yields the job's secret")
+    blame_fd: int | None = _knob(
+        None,
+        _natural,
+        "descriptor",
+        "inherited descriptor for the rank whose loss failed this one, which the launcher reads",
+    )
+    python: str = _knob("", str, "path", "the Python that a program linked to libmultiring.so loads; python3 if unset")
     job: str = _knob("", str, "name", "identity of the job, part of every handshake", agree=True)
     generation: int = _knob(0, _natural, "count", "counts the membership changes of the job", agree=True)
     restart: int = _knob(0, _natural, "count", "counts the restarts of the job", agree=True)
@@ -141,6 +221,8 @@ def read(table: type[_T], environ: Mapping[str, str] | None = None, **options: A
         origin = row.name
         if text is None:
             text, origin = environ.get(name), name
+        if isinstance(text, Mapping):
+            text = ",".join(f"{key}={value}" for key, value in text.items())
         if text is None or text == "":
             values[row.name] = row.default
         elif isinstance(text, range):
@@ -183,7 +265,13 @@ def warn_unknown(environ: Mapping[str, str] | None = None) -> None:
 
 def _short(row: Field[Any]) -> str:
     default: Any = row.default
-    return f"{default >> 20}M" if row.metadata["parse"] is parse_size else f"{default:g}"
+    return (
+        f"{default >> 20}M"
+        if row.metadata["parse"] is parse_size
+        else f"{default}"
+        if isinstance(default, str)
+        else f"{default:g}"
+    )
 
 
 def markdown(table: type) -> str:

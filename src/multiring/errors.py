@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class MultiringError(RuntimeError):
-    """Base of all recoverable errors; ``rank`` is the culprit where one is known, else -1."""
+    """Base of all recoverable errors; ``rank`` is the culprit where one is known, else -1.
 
-    def __init__(self, message: str, *, rank: int = -1, host: str = "", collective: str = "", number: int = -1):
+    ``seconds`` is how long it had been silent or waited for.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        host: str = "",
+        collective: str = "",
+        number: int = -1,
+        seconds: float = 0.0,
+    ):
         super().__init__(message)
         self.rank = rank
         self.host = host
         self.collective = collective
         self.number = number
+        self.seconds = seconds
 
 
 class PeerLost(MultiringError):
@@ -19,7 +34,7 @@ class PeerLost(MultiringError):
 
 
 class CollectiveTimeout(MultiringError):
-    """A collective did not complete in time; ``rank`` is the first rank that was waited for."""
+    """A collective did not complete in time; ``rank`` is the rank that was waited for in the end."""
 
 
 class Mismatch(MultiringError):
@@ -32,3 +47,9 @@ class RendezvousError(MultiringError):
 
 class ResourceError(MultiringError):
     """Out of shared memory, descriptors or ports."""
+
+
+def system_message(error: BaseException) -> str:
+    """The words of an error, with the remedy where descriptors are short."""
+    is_short = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    return f"{error} (raise ulimit -n)" if is_short else str(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from .units import duration, rate, size
@@ -29,14 +29,22 @@ class Table:
 def summary(choice: Choice) -> str:
     """What is planned, how long it takes, and how near that is to the limit."""
     plan, prediction = choice.plan, choice.chosen.prediction
+    segments = f"{prediction.segments} segments, at most {plan.window} in flight"
     lines = [
-        f"plan {plan.id}: {plan.collective} of {size(choice.nbytes)} over {plan.world_size} ranks",
-        f"predicted  {duration(prediction.seconds)}, in {prediction.segments} segments",
+        f"plan {plan.id}: {plan.collective} of {size(choice.nbytes)} over {plan.world_size} ranks"
+        " (for sizes up to twice that)",
+        f"predicted  {duration(prediction.seconds)}, in {segments}",
     ]
     if choice.bound:
         reached = choice.bound / prediction.seconds
         lines.append(
-            f"cut bound  {duration(choice.bound)}, which no plan can beat; this one reaches {reached:.0%} of it"
+            f"cut bound  {duration(choice.bound)}, the least at these rates; this plan reaches {reached:.0%} of it"
+        )
+    if measured := choice.measured:
+        mean = measured.seconds / measured.calls
+        lines.append(
+            f"measured   {duration(mean)}, mean of {measured.calls} calls here"
+            f" of {size(measured.nbytes // measured.calls)}, waiting included"
         )
     return "\n".join(lines)
 
@@ -51,7 +59,7 @@ def tables(choice: Choice) -> list[Table]:
         Table("links", ("link of", "alike", "sends", "receives", "rate", "busy"), tuple(map(_link_row, busiest))),
     ]
     if choice.rejected:
-        found.append(Table("rejected", ("stages", "predicted", "longer by"), tuple(_rejected_rows(choice))))
+        found.append(Table("rejected", ("plan", "stages", "predicted", "longer by"), tuple(_rejected_rows(choice))))
     return found
 
 
@@ -70,13 +78,16 @@ def record(choice: Choice) -> dict[str, Any]:
         "nbytes": choice.nbytes,
         "predicted_seconds": prediction.seconds,
         "bound_seconds": choice.bound,
+        "measured": asdict(choice.measured) if choice.measured else None,
         "segments": prediction.segments,
         "segment_bytes": prediction.segment_bytes,
+        "window": prediction.window,
         "phases": [
             {
                 "kind": phase.kind,
                 "level": phase.level,
                 "method": phase.method,
+                "wire": phase.wire or None,
                 "rings": len(phase.rings),
                 "members": time.members,
                 "shares": phase.rings[0].shares,
@@ -99,7 +110,11 @@ def record(choice: Choice) -> dict[str, Any]:
             for load in prediction.links
         ],
         "rejected": [
-            {"stages": _stages(candidate), "predicted_seconds": candidate.prediction.seconds}
+            {
+                "plan": choice.plan_of(candidate).id,
+                "stages": _stages(candidate),
+                "predicted_seconds": candidate.prediction.seconds,
+            }
             for candidate in choice.rejected
         ],
     }
@@ -109,7 +124,8 @@ def _phase_row(phase: Phase, time: PhaseTime) -> tuple[str, ...]:
     shares = phase.rings[0].shares
     shown = "equal" if shares is None else ":".join(map(str, shares))
     rings = f"{len(phase.rings)} of {time.members}"
-    return phase.kind, phase.level, phase.method, rings, shown, str(time.steps), duration(time.seconds)
+    method = f"{phase.method} {phase.wire}".strip()
+    return phase.kind, phase.level, method, rings, shown, str(time.steps), duration(time.seconds)
 
 
 def _link_row(load: LinkLoad) -> tuple[str, ...]:
@@ -123,13 +139,19 @@ def _rejected_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
     for candidate in choice.rejected[:SHOWN]:
         seconds = candidate.prediction.seconds
         longer = round(seconds / best - 1, 3) if best else 0.0
-        yield _stages(candidate), duration(seconds), f"{longer + 0.0:.1%}"
+        yield (
+            choice.plan_of(candidate).id,
+            _stages(candidate),
+            duration(seconds),
+            f"{longer + 0.0:.1%}" if longer >= 0 else "a tie, riskier",
+        )
     if len(choice.rejected) > SHOWN:
-        yield f"and {len(choice.rejected) - SHOWN} more", "", ""
+        yield f"and {len(choice.rejected) - SHOWN} more", "", "", ""
 
 
 def _stages(candidate: Candidate) -> str:
-    return ", ".join(map(str, candidate.stages))
+    levels = {phase.level for phase in candidate.prediction.phases}  # others have nobody to exchange with
+    return ", ".join(str(stage) for stage in candidate.stages if stage.dimension.level in levels)
 
 
 def _lines(table: Table) -> Iterator[str]:

@@ -21,10 +21,14 @@ METHODS_OF = {
 """The methods of each kind of phase; a ring of ``all_reduce`` is a reduce_scatter and an all_gather phase."""
 
 KINDS = tuple(METHODS_OF)
+REDUCING = ("reduce_scatter", "all_reduce", "reduce")
 METHODS = ("ring", "direct", "halving", "tree")
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
 BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
 """The collectives whose buffer is ``world_size`` blocks; block r is the span [r/n, (r+1)/n)."""
+
+WIRES = ("bfloat16", "float16")
+"""Formats, half as wide, in which phases may send float32 that is summed."""
 
 SHARE_UNITS = 64
 """Shares that follow from measured bandwidths are rounded to this many parts."""
@@ -162,12 +166,16 @@ def _index(rings: Sequence[Ring]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class Phase:
-    """Rings that run side by side: one kind of collective, one level, one method."""
+    """Rings that run side by side: one kind of collective, one level, one method, one format on the wire.
+
+    ``wire`` is that of the buffer, or for sums of float32 one of ``WIRES``.
+    """
 
     kind: str
     level: str
     method: str
     rings: Sequence[Ring]
+    wire: str = ""
 
     def rings_of(self, rank: int) -> tuple[Ring, ...]:
         """The rings that hold ``rank``, in the order of ``rings``."""
@@ -184,7 +192,8 @@ class Phase:
 class Plan:
     """The phases of one collective, in order.
 
-    ``segment_bytes`` is the size of a segment; where the buffer is blocks, of its slice of each block. ValueError
+    ``segment_bytes`` is the size of a segment; where the buffer is blocks, of its slice of each block. At most
+    ``window`` segments are in flight. ValueError
     for what no schedule can be made of, naming phase, ring and rank; whether the plan computes what its collective
     promises is for ``interpret.prove``.
     """
@@ -194,6 +203,7 @@ class Plan:
     phases: tuple[Phase, ...]
     segment_bytes: int
     root: int = 0
+    window: int = 16
 
     def __post_init__(self) -> None:
         if self.collective not in COLLECTIVES:
@@ -202,8 +212,15 @@ class Plan:
             raise ValueError(f"world_size is {self.world_size}; a world has at least one rank")
         if self.segment_bytes < 64:
             raise ValueError(f"segment_bytes is {self.segment_bytes}; a segment has at least 64 bytes")
+        if self.window < 1:
+            raise ValueError(f"window is {self.window}; at least one segment is in flight")
         if not 0 <= self.root < self.world_size:
             raise ValueError(f"root is {self.root}; the world has ranks 0 to {self.world_size - 1}")
+        wires = {phase.wire for phase in self.phases if phase.wire}
+        if len(wires) > 1:
+            raise ValueError(f"phases send {' and '.join(sorted(wires))}: the sum can be rounded to one of them only")
+        if wires and self.collective != "all_reduce":
+            raise ValueError(f"{self.collective} sends what it is given, not {wires.pop()}: only all_reduce is narrow")
         for number, phase in enumerate(self.phases):
             try:
                 _check_phase(phase, self.world_size)
@@ -214,6 +231,11 @@ class Plan:
     def blocks(self) -> int:
         """Number of blocks of the buffer: 1 where the buffer is the caller's."""
         return self.world_size if self.collective in BLOCKED else 1
+
+    @property
+    def wire(self) -> str:
+        """The format in which some phases send, if it is not the buffer's; the sum is rounded to it once."""
+        return max((phase.wire for phase in self.phases), default="")
 
     @cached_property
     def number(self) -> int:
@@ -228,10 +250,10 @@ class Plan:
     @cached_property
     def _digest(self) -> str:
         content = hashlib.sha256()
-        head = (self.collective, self.world_size, self.segment_bytes, self.root)
+        head = (self.collective, self.world_size, self.segment_bytes, self.root, self.window)
         content.update(repr(head).encode())
         for phase in self.phases:
-            content.update(repr((phase.kind, phase.level, phase.method)).encode())
+            content.update(repr((phase.kind, phase.level, phase.method, phase.wire)).encode())
             for pattern, units in phase.tiles():
                 for ring in pattern:
                     spans = " ".join(map(str, ring.spans))
@@ -245,6 +267,10 @@ def _check_phase(phase: Phase, world_size: int) -> None:
         raise ValueError(f"unknown kind {phase.kind!r}; known are {', '.join(KINDS)}")
     if phase.method not in METHODS_OF[phase.kind]:
         raise ValueError(f"{phase.kind} has no method {phase.method!r}; it has {', '.join(METHODS_OF[phase.kind])}")
+    if phase.wire not in ("", *WIRES):
+        raise ValueError(f"unknown wire {phase.wire!r}; known are {', '.join(WIRES)}")
+    if phase.wire and phase.kind in REDUCING and phase.method != "direct":
+        raise ValueError(f"wire {phase.wire} needs method direct, not {phase.method}: partial sums would be rounded")
     for pattern, units in phase.tiles():
         for unit in units or ():
             _check_ranks(unit, world_size)

@@ -7,18 +7,27 @@ every machine: no clocks, and ties have an order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .bound import cut_bound
 from .compose import LEAD, Stage, compose
-from .cost import CostModel, Prediction
-from .explain import text
+from .cost import NARROW_PART, CostModel, Prediction
+from .explain import summary, text
 from .layout import Layout, arranged, canonical, rooted
-from .plan import COLLECTIVES, Plan
+from .plan import COLLECTIVES, WIRES, Plan
 from .space import Options, grids, options
-from .topology import Topology
+from .topology import Link, Place, Topology
+
+AUTO = "auto"
+"""The wire that is as wide as the buffer, or bfloat16 in the outer levels where that is worth it."""
+
+WORTH_NARROWING = 0.9
+"""Of the predicted time: bits are given up for no less."""
+
+Wire = Mapping[str, str] | str
+"""By level the format in which float32 travels between its places, ``AUTO``, or empty: as it is."""
 
 TIE = 1.02
 """Predictions within this factor of the cheapest are ties: the model is not finer, and noise must not choose."""
@@ -38,11 +47,23 @@ class Candidate:
         return ", ".join(f"{p.kind} {p.level} {p.members} {p.method}" for p in phases) or "nothing to do"
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the calls of a plan took on this rank, from start to end, waiting for other ranks included.
+
+    ``nbytes`` and ``seconds`` are sums over ``calls``.
+    """
+
+    calls: int
+    nbytes: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Choice:
     """The plan chosen; the candidates that were not, cheapest first; the bound that no plan can beat, in seconds.
 
-    Printed, it explains itself.
+    ``measured`` is what it took so far, where it has been used. Printed, it explains itself.
     """
 
     plan: Plan
@@ -50,25 +71,100 @@ class Choice:
     rejected: tuple[Candidate, ...]
     bound: float
     nbytes: int
+    topology: Topology
+    measured: Measured | None = None
+
+    def plan_of(self, candidate: Candidate) -> Plan:
+        """The plan that a candidate stands for."""
+        return _composed(self.topology, self.plan.collective, candidate, self.plan.root)
 
     def __str__(self) -> str:
         return text(self)
 
+    def __repr__(self) -> str:
+        return f"<{summary(self).splitlines()[0]}; print it to see why>"
 
-def plan(topology: Topology, collective: str, nbytes: int, root: int = 0) -> Plan:
+
+def _composed(topology: Topology, collective: str, candidate: Candidate, root: int) -> Plan:
+    prediction = candidate.prediction
+    return compose(topology, collective, candidate.stages, prediction.segment_bytes, root, prediction.window)
+
+
+def size_class(nbytes: int) -> int:
+    """The size that a job plans for: the power of two at or below ``nbytes``, so that buffers share their plans."""
+    return 1 << max(nbytes.bit_length() - 1, 0)
+
+
+def plan(topology: Topology, collective: str, nbytes: int, root: int = 0, wire: Wire = "") -> Plan:
     """The plan for a buffer of ``nbytes``, all blocks together."""
-    return choose(topology, collective, nbytes, root).plan
+    return choose(topology, collective, nbytes, root, wire).plan
 
 
-def choose(topology: Topology, collective: str, nbytes: int, root: int = 0) -> Choice:
-    """Choose the plan for a buffer of ``nbytes``, all blocks together."""
-    ranked = candidates(topology, collective, nbytes, root)
-    best = ranked[0]
-    chosen = compose(topology, collective, best.stages, best.prediction.segment_bytes, root)
-    return Choice(chosen, best, tuple(ranked[1:]), cut_bound(topology, collective, nbytes, root), nbytes)
+def choose(
+    topology: Topology, collective: str, nbytes: int, root: int = 0, wire: Wire = "", forced: str = ""
+) -> Choice:
+    """Choose the plan for a buffer of ``nbytes``, all blocks together.
+
+    ``wire`` concerns all_reduce alone. The bound is that of what is sent. A candidate whose plan has the id ``forced``
+    is chosen whatever it is predicted to take; without one, the choice is as usual.
+    """
+    check_wire(wire, topology)
+    by_level = dict(wire) if isinstance(wire, Mapping) else {}
+    ranked = candidates(topology, collective, nbytes, root, by_level)
+    if wire == AUTO and collective == "all_reduce":
+        enough = WORTH_NARROWING * ranked[0].prediction.seconds
+        for first in range(len(topology.levels) - 1, 0, -1):
+            narrow = dict.fromkeys(topology.levels[first:], WIRES[0])
+            others = candidates(topology, collective, nbytes, root, narrow)
+            if others[0].prediction.seconds <= min(enough, ranked[0].prediction.seconds):
+                by_level, ranked = narrow, others
+    wanted = (c for c in ranked if _composed(topology, collective, c, root).id == forced) if forced else iter(())
+    best = next(wanted, ranked[0])
+    chosen = _composed(topology, collective, best, root)
+    bound = cut_bound(_as_if_wider(topology, chosen, by_level), collective, nbytes, root)
+    return Choice(chosen, best, tuple(c for c in ranked if c is not best), bound, nbytes, topology)
 
 
-def candidates(topology: Topology, collective: str, nbytes: int, root: int = 0) -> list[Candidate]:
+def check_wire(wire: Wire, topology: Topology) -> None:
+    """ValueError unless it names levels between hosts of the topology, and one format."""
+    if not isinstance(wire, Mapping):
+        if wire not in ("", AUTO):
+            raise ValueError(f"wire={wire!r}: expected formats by level, such as {{'rack': 'bfloat16'}}, or {AUTO!r}")
+        return
+    levels = topology.levels[1:]
+    for level, format in wire.items():
+        if level not in levels:
+            raise ValueError(f"wire for level {level!r}: the topology has {', '.join(levels)}")
+        if format not in WIRES:
+            raise ValueError(f"wire {format!r} for level {level}: known are {', '.join(WIRES)}")
+    if len(set(wire.values())) > 1:
+        raise ValueError(f"wire {dict(wire)}: the sum can be rounded to one format only")
+
+
+def _as_if_wider(topology: Topology, plan: Plan, wire: Mapping[str, str]) -> Topology:
+    """To send less is for the bound as if links carried more. What crosses a narrow level is narrow on the links within
+    as well, so no less can be said of these."""
+    if not plan.wire:
+        return topology
+    outermost = max(topology.levels.index(level) for level in wire)
+
+    def widened(places: Sequence[Place], levels: Sequence[str]) -> tuple[Place, ...]:
+        factor = 1 / NARROW_PART if len(levels) <= outermost + 1 else 1.0
+        return tuple(
+            replace(
+                place,
+                link=Link(factor * place.link.up, factor * place.link.down, place.link.latency),
+                places=widened(place.places, levels[:-1]) if place.places else (),
+            )
+            for place in places
+        )
+
+    return Topology(topology.levels, widened(topology.places, topology.levels))
+
+
+def candidates(
+    topology: Topology, collective: str, nbytes: int, root: int = 0, wire: Mapping[str, str] | None = None
+) -> list[Candidate]:
     """All plans that are considered, cheapest first."""
     if collective not in COLLECTIVES:
         raise ValueError(f"unknown collective {collective!r}; known are {', '.join(COLLECTIVES)}")
@@ -77,13 +173,14 @@ def candidates(topology: Topology, collective: str, nbytes: int, root: int = 0) 
     if not 0 <= root < topology.world_size:
         raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
     seen = rooted(topology, root) if collective in ("broadcast", "reduce") else topology
-    found = [best for model, choice in _choices(seen, collective) for best in _best(model, choice, nbytes)]
+    narrow = tuple(sorted((wire or {}).items())) if collective == "all_reduce" else ()
+    found = [best for model, choice in _choices(seen, collective, narrow) for best in _best(model, choice, nbytes)]
     limit = TIE * min(candidate.prediction.seconds for candidate in found)
     return sorted(found, key=lambda candidate: _preference(candidate.prediction, limit))
 
 
 @lru_cache(maxsize=8)
-def _choices(topology: Topology, collective: str) -> list[tuple[CostModel, Options]]:
+def _choices(topology: Topology, collective: str, wire: tuple[tuple[str, str], ...]) -> list[tuple[CostModel, Options]]:
     """What there is to choose from, whatever the size, and the models to predict it with."""
     order = tuple(rank for place in topology.places for rank in place.ranks())
     tree = canonical(topology)
@@ -91,7 +188,7 @@ def _choices(topology: Topology, collective: str) -> list[tuple[CostModel, Optio
     for grid in grids(tree, topology.levels, collective):
         arrangement = Layout(grid, order, arranged(tree, topology.levels, grid))
         models = {led: CostModel(arrangement, collective, led) for led in (False, True)}
-        for choice in options(grid, arrangement.shape, collective):
+        for choice in options(grid, arrangement.shape, collective, dict(wire)):
             found.append((models[any(stages[0].mode == LEAD for stages in choice)], choice))
     return found
 

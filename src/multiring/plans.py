@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from multiring import _native, planner
+from multiring.env import parse_wire
 from multiring.interpret import prove
 from multiring.plan import Plan
+from multiring.planner import Measured
 from multiring.schedule import schedule
+from multiring.units import size as size_in_words
 
 if TYPE_CHECKING:
     from multiring.rendezvous import World
+
+
+_log = logging.getLogger("multiring")
 
 
 class Plans:
@@ -33,19 +41,49 @@ class Plans:
         handle = self._handles.get(key)
         if handle is None:
             with self._lock:
-                handle = self._handles[key] = self._install(self._choose(collective, nbytes, root).plan)
+                choice = self._choose(collective, nbytes, root)
+                self._warn_unless_forced(choice)
+                handle = self._handles[key] = self._install(choice.plan)
         return handle
 
     def choose(self, collective: str, nbytes: int, root: int = 0) -> planner.Choice:
-        """The plan that a buffer of ``nbytes`` gets: that of the power of two at or below it."""
-        return planner.choose(self._topology, collective, 1 << max(nbytes.bit_length() - 1, 0), root)
+        """The plan that a buffer of ``nbytes`` gets: that of its size class."""
+        settings, size = self._world.settings, planner.size_class(nbytes)
+        return planner.choose(self._topology, collective, size, root, parse_wire(settings.wire), settings.plan)
 
     def _choose(self, collective: int, nbytes: int, root: int) -> planner.Choice:
         return self.choose(_native.COLLECTIVES[collective], nbytes, root)
 
-    def used(self) -> list[str]:
-        """The ids of the plans that have been used."""
-        return list(self._installed)
+    def _warn_unless_forced(self, choice: planner.Choice) -> None:
+        forced, plan = self._world.settings.plan, choice.plan
+        if forced and plan.id != forced and plan.collective != "barrier" and self._rank == 0:
+            _log.warning(
+                "MULTIRING_PLAN=%s is none of the %d candidates for %s of %s over %d ranks, which uses plan %s",
+                forced,
+                1 + len(choice.rejected),
+                plan.collective,
+                size_in_words(choice.nbytes),
+                plan.world_size,
+                plan.id,
+            )
+
+    def measured(self) -> dict[str, Measured]:
+        """By id of the plans that have been installed: what their calls took."""
+        records = {plan: self._world.engine.installed_record(handle) for plan, handle in self._installed.items()}
+        return {plan: Measured(*record) for plan, record in records.items()}
+
+    def used(self) -> list[planner.Choice]:
+        """The plans that calls were made by, each for the largest size class it served, with what they took."""
+        largest: dict[int, tuple[int, int, int]] = {}
+        for key, handle in self._handles.items():
+            largest[handle] = max(largest.get(handle, key), key)
+        found = []
+        for handle, (collective, bits, root) in largest.items():
+            measured = Measured(*self._world.engine.installed_record(handle))
+            if measured.calls:
+                choice = self._choose(collective, (1 << bits) - 1, root)
+                found.append(replace(choice, measured=measured))
+        return found
 
     def _install(self, plan: Plan) -> int:
         if plan.id not in self._installed:
@@ -56,6 +94,6 @@ class Plans:
             needed = {self._members[peer] for step in mine.instructions for peer in step.peers}
             self._world.connect(needed - {self._world.rank})
             self._installed[plan.id] = self._world.engine.install(
-                self._communicator, instructions, peers, mine.blocks, mine.segment_bytes, plan.number
+                self._communicator, instructions, peers, mine.blocks, mine.segment_bytes, plan.window, plan.number
             )
         return self._installed[plan.id]

@@ -4,13 +4,15 @@ Three rounds through the store, which is not used afterwards:
 
 ``arrive``   every rank publishes its host, its sockets, and the settings that must agree
 ``prove``    ranks that claim one host have attached each other over unix sockets, or are taken for different hosts
-``connect``  the lowest ranks of the hosts have made the edges of the control tree
+``connect``  the lowest ranks of the hosts have made the edges of the control tree, and if nobody knows how fast the
+             hosts are linked, they have measured it
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import secrets
 import socket
 import time
@@ -22,12 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import multiring
-from multiring import env, topology_file
+from multiring import env, probe, topology_file
 from multiring.bootstrap import Place
 from multiring.errors import RendezvousError
 from multiring.exchange import Exchange, Record, spans
 from multiring.net import auth, interfaces, listen, local
 from multiring.net.links import Links
+from multiring.planner import check_wire
 from multiring.topology import Topology
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 CONTROL_FANOUT = 4
 """Children of a host in the control tree: depth 5 at 1,024 hosts."""
 
+_log = logging.getLogger("multiring")
 _joins: Counter[str] = Counter()  # init after shutdown must not read what the last one wrote
 
 
@@ -51,6 +55,8 @@ class World:
     engine: Engine
     links: Links | None
     settings: env.Settings
+    known: bool = False
+    """Whether a file or a measurement says how the hosts are linked; else the links in the topology are as usual."""
     groups: set[int] = field(default_factory=set)
     """The numbers of the communicators that exist."""
 
@@ -96,6 +102,7 @@ def _join(
         for sock in listening:
             undo.enter_context(sock)
         text = _topology_text(settings) if place.rank == 0 else ""
+    cards = interfaces.admitted(settings.interface, loopback=True)
     introduction = {
         "version": multiring.__version__,
         "agreed": {"the number of ranks": str(place.world_size), **env.agreed(settings)},
@@ -103,6 +110,8 @@ def _join(
         "machine": local.machine(),
         "unix": unix_name,
         "addresses": addresses,
+        "cards": [name for name, _ in cards],
+        "hardware": sorted({interfaces.hardware(name) for name, ip in cards if not ip.is_loopback}),
     }
     shared = {"secret": "" if secret else secrets.token_hex(32), "topology": text}
     records, shared = exchange.round("arrive", introduction, partial(_agree, shared=shared))
@@ -115,22 +124,29 @@ def _join(
         claimed = _claimed(records, place.rank)
         attached = local.attach(engine, unix, claimed, secret, hello, exchange.deadline)
         unix.close()
-    _, proof = exchange.round("prove", {"attached": attached}, partial(_prove, hosts=[r["host"] for r in records]))
+    judge = partial(_prove, introductions=records, text=shared["topology"], settings=settings)
+    _, proof = exchange.round("prove", {"attached": attached}, judge)
     hosts: list[str] = proof["hosts"]
 
     links = None
+    text = proof["topology"]
     with exchange.reporting("connect"):
-        topology = _topology(shared["topology"], hosts)
+        _topology(text, hosts)
         if len(set(hosts)) > 1:
             links = _links(hello, secret, listening, records, hosts, engine, settings)
             undo.callback(links.close)
             remaining = max(exchange.deadline - time.monotonic(), 0.0)
             links.ensure(auth.CONTROL, control_edges(hosts, place.rank), remaining, engine.failure)
+            if proof["measure"] and place.rank in _leaders(hosts):
+                text = probe.measured(links, _party(records, hosts, place.rank), exchange.deadline)
         else:
             for sock in listening:
                 sock.close()
-    exchange.round("connect", {})
-    return World(place.rank, topology, engine, links, settings)
+    _, told = exchange.round("connect", {}, lambda _: {"topology": text})
+    text = told["topology"]
+    topology = _topology(text, hosts)
+    _check_wire(settings, topology)
+    return World(place.rank, topology, engine, links, settings, known=bool(text))
 
 
 def _topology_text(settings: env.Settings) -> str:
@@ -149,6 +165,13 @@ def _topology(text: str, hosts: Sequence[str]) -> Topology:
     return topology_file.parse(text).assign(hosts) if text else Topology.of_hosts(hosts)
 
 
+def _check_wire(settings: env.Settings, topology: Topology) -> None:
+    try:
+        check_wire(env.parse_wire(settings.wire), topology)
+    except ValueError as error:
+        raise RendezvousError(f"MULTIRING_WIRE: {error}") from None
+
+
 def _engine(place: Place, hosts: list[str], settings: env.Settings) -> Engine:
     from multiring._native import Engine
 
@@ -159,6 +182,8 @@ def _engine(place: Place, hosts: list[str], settings: env.Settings) -> Engine:
         hosts=hosts,
         arena_bytes=settings.arena_bytes,
         spin_seconds=settings.spin_seconds,
+        heartbeat_timeout=settings.heartbeat_timeout,
+        late_seconds=settings.late_warning,
         inproc=place.world_size == 1,  # private memory: there is nobody to share it with
     )
 
@@ -203,7 +228,28 @@ def _claimed(records: list[Record], rank: int) -> dict[int, str]:
     }
 
 
-def _prove(records: list[Record], hosts: list[str]) -> Record:
+def _prove(records: list[Record], introductions: list[Record], text: str, settings: env.Settings) -> Record:
+    """Who shares a host; and what is known of the links between the hosts, or that they are to be measured."""
+    hosts = _proven(records, [introduction["host"] for introduction in introductions])
+    leaders = [introductions[rank] for rank in _leaders(hosts)]
+    if text or len(leaders) == 1 or settings.probe == "off":
+        return {"hosts": hosts, "topology": text, "measure": False}
+    if len(leaders) > probe.MOST_HOSTS:
+        _log.warning(
+            "%d hosts are more than the %d between which links are measured: they are taken for equal; give a topology "
+            "file by MULTIRING_TOPOLOGY",
+            len(leaders),
+            probe.MOST_HOSTS,
+        )
+        return {"hosts": hosts, "topology": "", "measure": False}
+    if settings.probe == "refresh":
+        return {"hosts": hosts, "topology": "", "measure": True}
+    elsewhere = len({leader["machine"] for leader in leaders}) > 1  # else there is no network between them
+    text = probe.kept(_identity(introductions, hosts)) if elsewhere else ""
+    return {"hosts": hosts, "topology": text, "measure": elsewhere and not text}
+
+
+def _proven(records: list[Record], hosts: list[str]) -> list[str]:
     """The host of each rank by who attached whom; the second of two hosts that have one name is told apart."""
     groups = [sorted({rank, *record["attached"]}) for rank, record in enumerate(records)]
     names: dict[int, str] = {}
@@ -217,12 +263,46 @@ def _prove(records: list[Record], hosts: list[str]) -> Record:
                 )
         if group[0] == rank:
             names[rank] = f"{hosts[rank]}#{rank}" if hosts[rank] in names.values() else hosts[rank]
-    return {"hosts": [names[group[0]] for group in groups]}
+    return [names[group[0]] for group in groups]
+
+
+def _leaders(hosts: Sequence[str]) -> list[int]:
+    """The lowest rank of each host."""
+    return [hosts.index(host) for host in dict.fromkeys(hosts)]
+
+
+def _identity(records: Sequence[Record], hosts: Sequence[str]) -> list[list[str]]:
+    """What tells this set of hosts from others: their names, addresses and cards."""
+    return [
+        [hosts[rank], *records[rank]["hardware"], *sorted(host for host, _ in records[rank]["addresses"])]
+        for rank in _leaders(hosts)
+    ]
+
+
+def _party(records: list[Record], hosts: Sequence[str], rank: int) -> probe.Party:
+    """Those who measure, as this rank sees them."""
+    leaders = _leaders(hosts)
+    found = tuple(
+        probe.Host(hosts[each], tuple(r for r, host in enumerate(hosts) if host == hosts[each])) for each in leaders
+    )
+    ways = tuple(_ways(records[each], records[rank], each == rank) for each in leaders)
+    return probe.Party(found, leaders.index(rank), ways, _identity(records, hosts))
+
+
+def _ways(record: Record, mine: Record, own: bool) -> list[list[tuple[str, int]]]:
+    """The addresses of another rank (or of this one as others see it) by card; on the same machine there are none."""
+    if record["machine"] == mine["machine"] and not own:
+        return [_reachable(record, mine)]
+    cards: dict[str, list[tuple[str, int]]] = {}
+    for (host, port), card in zip(record["addresses"], record["cards"], strict=True):
+        if not ipaddress.ip_address(host).is_loopback:
+            cards.setdefault(card, []).append((host, port))
+    return list(cards.values())
 
 
 def control_edges(hosts: Sequence[str], rank: int) -> list[int]:
     """The ranks to which ``rank`` keeps a control connection: the tree over the lowest ranks of the hosts."""
-    leaders = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    leaders = _leaders(hosts)
     if rank not in leaders:
         return []
     position = leaders.index(rank)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from .methods import Reduce, steps
-from .plan import Phase, Plan, Ring, Span, joined
+from .plan import REDUCING, WIRES, Phase, Plan, Ring, Span, joined
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SEND, REDUCE, STORE = "send", "reduce", "store"
 _CODES = {SEND: 0, REDUCE: 1, STORE: 2}
-_REDUCING = ("reduce_scatter", "all_reduce", "reduce")
+_WIRE_CODES = {wire: code for code, wire in enumerate(("", *WIRES))}
 _CACHE_LINE = 64
 
 
@@ -35,7 +35,8 @@ def cut(fraction: Fraction, count: int, itemsize: int) -> int:
 class Instruction:
     """Send a span to ``peers``, reduce it over ``peers``, or store it from the one peer.
 
-    ``lo`` and ``hi`` are fractions of ``block``. ``final`` marks the reduction that completes the span.
+    ``lo`` and ``hi`` are fractions of ``block``. ``final`` marks the reduction that completes the span. The messages
+    are in the format ``wire``, and the sum is ``rounded`` to one; empty is the buffer's own.
     """
 
     kind: str
@@ -45,6 +46,8 @@ class Instruction:
     lo: Fraction
     hi: Fraction
     final: bool = False
+    wire: str = ""
+    rounded: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Schedule:
     instructions: tuple[Instruction, ...]
 
     def table(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The arrays that ``Engine.install`` takes: instructions [n, 10] and their peers.
+        """The arrays that ``Engine.install`` takes: instructions [n, 12] and their peers.
 
         ValueError when a fraction does not fit 64 bits.
         """
@@ -75,25 +78,27 @@ class Schedule:
                     "use fewer different numbers of ranks per host"
                 )
             lo, hi = step.lo.as_integer_ratio(), step.hi.as_integer_ratio()
-            rows.append((_CODES[step.kind], step.phase, len(peers), len(step.peers), step.block, *lo, *hi, step.final))
+            wires = _WIRE_CODES[step.wire], _WIRE_CODES[step.rounded]
+            row = _CODES[step.kind], step.phase, len(peers), len(step.peers), step.block, *lo, *hi, step.final, *wires
+            rows.append(row)
             peers += step.peers
-        return np.array(rows, dtype=np.int64).reshape(-1, 10), np.array(peers, dtype=np.int32)
+        return np.array(rows, dtype=np.int64).reshape(-1, 12), np.array(peers, dtype=np.int32)
 
 
 def schedule(plan: Plan, rank: int) -> Schedule:
     """Expand a plan for one rank: in each step of a phase the sends of all its rings, then the waits."""
     if not 0 <= rank < plan.world_size:
         raise ValueError(f"rank {rank} is outside the world of {plan.world_size}")
-    last_reducing = max((p for p, phase in enumerate(plan.phases) if phase.kind in _REDUCING), default=-1)
+    last_reducing = max((p for p, phase in enumerate(plan.phases) if phase.kind in REDUCING), default=-1)
     instructions: list[Instruction] = []
     for number, phase in enumerate(plan.phases):
-        instructions += _expand(phase, number, rank, plan.blocks, final=number == last_reducing)
+        instructions += _expand(phase, number, rank, plan.blocks, number == last_reducing, plan.wire)
     return Schedule(
         plan.id, plan.collective, rank, plan.world_size, plan.blocks, plan.segment_bytes, tuple(instructions)
     )
 
 
-def _expand(phase: Phase, number: int, rank: int, blocks: int, final: bool) -> Iterator[Instruction]:
+def _expand(phase: Phase, number: int, rank: int, blocks: int, final: bool, wire: str) -> Iterator[Instruction]:
     rings = phase.rings_of(rank)
     pieces = [_Pieces(ring) for ring in rings]
     programs = [steps(phase.kind, phase.method, len(ring.members), ring.members.index(rank)) for ring in rings]
@@ -107,14 +112,15 @@ def _expand(phase: Phase, number: int, rank: int, blocks: int, final: bool) -> I
             for send in now.sends:
                 peers = tuple(ring.members[i] for i in send.peers)
                 for block, lo, hi in in_blocks(piece.of(send.shares), blocks):
-                    yield Instruction(SEND, number, peers, block, lo, hi)
+                    yield Instruction(SEND, number, peers, block, lo, hi, wire=phase.wire)
         for ring, piece, now in running:
             for wait in now.waits:
                 kind = REDUCE if isinstance(wait, Reduce) else STORE
                 completes = isinstance(wait, Reduce) and wait.completes and final
+                rounded = wire if completes else ""
                 peers = tuple(ring.members[i] for i in wait.peers)
                 for block, lo, hi in in_blocks(piece.of(wait.shares), blocks):
-                    yield Instruction(kind, number, peers, block, lo, hi, completes)
+                    yield Instruction(kind, number, peers, block, lo, hi, completes, phase.wire, rounded)
 
 
 class _Pieces:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -34,8 +35,23 @@ def grids(tree: Shape, levels: tuple[str, ...], collective: str) -> list[Grid]:
     return sorted(found, key=len)
 
 
-def options(grid: Grid, shape: Shape, collective: str) -> Iterator[Options]:
-    """The choices of modes and of shares for a shape arranged in a grid, each with its methods."""
+def options(grid: Grid, shape: Shape, collective: str, wire: Mapping[str, str]) -> Iterator[Options]:
+    """The choices of modes and of shares for a shape arranged in a grid, each with its methods; between the places of a
+    level they send in its ``wire``, where it has one."""
+    wires = [{wire.get(level, "") for level in dimension.levels} for dimension in grid]
+    if all(len(formats) == 1 for formats in wires):
+        for choice in _as_wide_as_given(grid, shape, collective):
+            narrow = [_narrowed(stages, min(formats)) for stages, formats in zip(choice, wires, strict=True)]
+            if all(narrow):
+                yield narrow
+
+
+def _narrowed(stages: Sequence[Stage], wire: str) -> list[Stage]:
+    """Those that may send in a format: rounding every contribution once takes method direct."""
+    return [replace(stage, wire=wire) for stage in stages if not wire or stage.method == "direct"]
+
+
+def _as_wide_as_given(grid: Grid, shape: Shape, collective: str) -> Iterator[Options]:
     shapes = shape.by_depth
     for modes in _modes(collective, grid, shapes):
         plain = [
@@ -137,6 +153,8 @@ def _methods(collective: str, mode: str, here: Sequence[Shape], shapes: Sequence
     sizes = _sizes(here)
     if max(sizes) > LARGEST_TREE:
         return []
+    if max(sizes) <= 2:  # two members do the same by most methods
+        return ["direct", "tree"] if mode == ALL else ["direct"]
     short = max(sizes) <= LONGEST_RING
     if mode == LEAD:
         return ["direct", "tree", "ring"] if short else ["tree"]

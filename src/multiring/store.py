@@ -87,7 +87,10 @@ class Server:
                 )
                 if key_size > MAX_KEY or value_size > MAX_VALUE:
                     return
-                key = (await auth.receive_async(sock, key_size)).decode()
+                try:
+                    key = (await auth.receive_async(sock, key_size)).decode()
+                except UnicodeDecodeError:
+                    return
                 value = await auth.receive_async(sock, value_size)
                 status, result = await self._answer(operation, key, value, seconds)
                 await loop.sock_sendall(sock, _REPLY.pack(status, len(result)) + result)

@@ -184,6 +184,19 @@ def _link_text(place: Place) -> str:
     return f'{rates}, latency = "{_in_units(place.link.latency, _TIME_UNITS)}"'
 
 
+def outline(topology: Topology) -> Iterator[str]:
+    """The tree of hosts, racks and sites, a line each with its link."""
+    yield from _outline(topology.places, len(topology.levels) - 1, "")
+
+
+def _outline(places: Sequence[Place], height: int, indent: str) -> Iterator[str]:
+    for place in places:
+        ranks = f", {len(place.places)} rank{'s' * (len(place.places) > 1)}" if height == 1 else ""
+        yield f"{indent}{LEVELS[height]} {place.name}, {describe(place)}{ranks}"
+        if height > 1:
+            yield from _outline(place.places, height - 1, indent + "  ")
+
+
 def describe(place: Place) -> str:
     """The link of a place in a line, as people read it."""
     up, down = (_in_units(rate / place.cards, _RATE_UNITS) for rate in (place.link.up, place.link.down))

@@ -16,9 +16,10 @@ class Work:
     __slots__ = ("_finish", "_finishing", "_parts", "_result")
 
     def __init__(
-        self, parts: Sequence[_native.Work], result: Any = None, finish: Callable[[], None] | None = None
+        self, parts: Sequence[_native.Work], result: Any = None, finish: Callable[[], Any] | None = None
     ) -> None:
-        """``finish`` is what remains to be done when all ``parts`` are complete; `wait` runs it once."""
+        """``finish`` is what remains to be done when all ``parts`` are complete; `wait` runs it once, and its value is
+        the result."""
         self._parts = parts
         self._result = result
         self._finish = finish
@@ -39,6 +40,6 @@ class Work:
             part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         with self._finishing:
             if self._finish is not None:
-                self._finish()
+                self._result = self._finish()
                 self._finish = None
         return self._result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import multiring as mr
+from multiring import env
 
 
 def tell(text: str) -> None:
@@ -36,6 +38,12 @@ def _child(shared: Any, number: int) -> None:
     assert (shared == number).all()
     kind, _, message, _ = error_of(mr.rank)
     assert (kind, "forked" in message) == ("MultiringError", True)
+    kind, _, message, _ = error_of(mr.init)
+    assert (kind, "whose environment says that it is that rank" in message) == ("MultiringError", True)
+    for name in (*env.RANKS, "MULTIRING_WORLD_SIZE"):
+        os.environ.pop(name, None)
+    assert mr.init().size == 1  # not the parent's job any more
+    mr.shutdown()
     sys.exit(7)
 
 
@@ -182,6 +190,77 @@ def disagree(what: str) -> Any:
     return error_of(mr.all_reduce, x, "max" if odd and what == "op" else "sum")
 
 
+def disagree_last(what: str) -> Any:
+    """The last call of all is one in which nobody has to wait; what it, or else leaving, says of it."""
+    mr.init()
+    x = np.ones(5, "float32")
+    mr.all_reduce(x)
+    call, root = (mr.broadcast, mr.rank()) if what == "broadcast" else (mr.reduce, 1 - mr.rank())
+    seen = error_of(call, x, root=root)  # the other's message may be here already
+    left = error_of(mr.shutdown)
+    if seen[0] == "nothing":
+        seen = left
+    assert not mr.is_initialized()
+    mr.shutdown()
+    return seen
+
+
+def end_in_disagreement(code: int) -> None:
+    """The same without shutdown, by ``sys.exit(code)``; an exit hook that was there before runs."""
+    atexit.register(tell, "hook")
+    mr.init()
+    x = np.ones(5, "float32")
+    mr.all_reduce(x)
+    tell(f"broadcast: {error_of(mr.broadcast, x, root=mr.rank())[0]}")  # as above
+    sys.exit(code)
+
+
+def wrong_tags() -> list[str]:
+    """What a tag may not be."""
+    mr.init()
+    x = np.zeros(3)
+    seen = []
+    for call in (mr.send, mr.recv):
+        for tag in (-3, 1 << 63, "a"):
+            try:
+                call(x, 1 - mr.rank(), tag)
+            except (ValueError, TypeError) as error:
+                seen.append(f"{type(error).__name__}: {error}")
+    mr.barrier()
+    return seen
+
+
+def crossed_reduce() -> Any:
+    """Each is its own root, and waits for the other."""
+    mr.init()
+    return error_of(mr.reduce, np.ones(5, "float32"), root=mr.rank())
+
+
+def disagree_in(what: str) -> Any:
+    """Ranks give a collective that is made of messages different counts."""
+    mr.init()
+    rank = mr.rank()
+    x = np.zeros(3 + rank, "int16")
+    if what == "gather":
+        call = error_of(mr.gather, x)
+    elif what == "scatter":
+        call = error_of(mr.scatter, x, np.zeros(6, "int16") if rank == 0 else None)
+    else:
+        call = error_of(mr.all_to_all, np.zeros((2, 1 + rank)), [1, 1])
+    return call if call[0] != "nothing" else error_of(mr.barrier)
+
+
+def use_what_was_left() -> Any:
+    """Calls on what belonged to a job that was left."""
+    world = mr.init()
+    group = mr.new_group([1, 0])
+    x = np.ones(3)
+    work = mr.recv(x, 1 - mr.rank(), async_op=True)
+    mr.shutdown()
+    calls = (world.all_reduce, group.all_reduce, lambda x: group.send(x, 1 - group.rank), world.all_gather)
+    return [error_of(call, x)[::2] for call in (*calls, lambda _: work.wait(), lambda _: group.new_group([0, 1]))]
+
+
 def disagree_on_a_group() -> Any:
     """Rank 1 makes a group of other ranks than rank 0."""
     mr.init()
@@ -211,6 +290,22 @@ def interleaved() -> None:
     if failures:
         raise failures[0]
     mr.shutdown()
+
+
+def measure_plans() -> list[Any]:
+    mr.init(timeout=30)
+    before = mr.plan(4096).measured
+    for _ in range(3):
+        mr.all_reduce(np.ones(1024, np.float32))
+    mr.all_reduce(np.ones(1500, np.float32), async_op=True).wait()
+    choice = mr.plan(4096)
+    measured = choice.measured
+    assert before is None
+    assert measured is not None
+    assert mr.stats()["plans"][choice.plan.id]["calls"] == measured.calls
+    assert "mean of 4 calls here" in str(choice)
+    mr.shutdown()
+    return [measured.calls, measured.nbytes, 0 < measured.seconds < 30]
 
 
 def arrive(late_rank: int, seconds: float) -> None:

@@ -158,6 +158,19 @@ def messages() -> None:
     mr.recv(y, left)
     work.wait()
     check(y, values(left, 1 << 20, "float32"), "large message")
+    for count in (0, 5, 50_000):
+        works = [
+            mr.send(values(rank, count, "float32"), peer, 8, async_op=True) for peer in range(size) if peer != rank
+        ]
+        sources = []
+        for _ in works:
+            x = np.empty(count, np.float32)
+            sources.append(mr.recv(x, tag=8))
+            check(x, values(sources[-1], count, "float32"), "from any rank", count)
+        assert sorted(sources) == [peer for peer in range(size) if peer != rank], sources
+        for work in works:
+            work.wait()
+        mr.barrier()
 
 
 def objects() -> None:
@@ -291,3 +304,31 @@ def _used() -> list[int]:
     with open("/proc/self/statm") as statm:
         pages = int(statm.read().split()[1])
     return [pages * resource.getpagesize() // 1024, len(os.listdir("/proc/self/fd"))]
+
+
+def narrow() -> list[float]:
+    """What 1 + 1/512 of every rank comes to: as float32, and where it travels in half of that."""
+    mr.init()
+    try:
+        exact = np.full(100_003, 1 + 1 / 512, np.float64)
+        x = exact.astype(np.float32)
+        mr.all_reduce(exact)
+        mr.all_reduce(x)
+        assert (x == x[0]).all()
+        return [float(exact[0]), float(x[0])]
+    finally:
+        mr.shutdown()
+
+
+def forced(plan: str) -> list[Any]:
+    """The plans that two sizes use, and the sum of the larger."""
+    mr.init(plan=plan)
+    try:
+        x = np.arange(1 << 18, dtype=np.float32) % 509 + mr.rank()
+        mr.all_reduce(x)
+        n = mr.world_size()
+        assert (x == np.arange(1 << 18) % 509 * n + n * (n - 1) // 2).all()
+        used = [plan for plan, did in mr.stats()["plans"].items() if did["calls"]]
+        return [mr.plan(1 << 20).plan.id, mr.plan(64).plan.id, used]
+    finally:
+        mr.shutdown()

@@ -1,6 +1,8 @@
-"""A program for ranks that are started by a launcher that is not ours."""
+"""A program for ranks that another launcher starts; given "torch", it starts torch.distributed too."""
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 
@@ -8,10 +10,26 @@ import multiring as mr
 
 
 def main() -> None:
+    if sys.argv[1:] == ["torch"]:
+        torch_distributed()
     mr.init(init_timeout=40)
     x = np.array([10.0 ** mr.rank()])
     mr.all_reduce(x)
     print(f"rank {mr.rank()} of {mr.world_size()} sums to {x[0]:.0f}", flush=True)
+
+
+def torch_distributed() -> None:
+    import torch
+    import torch.distributed as dist
+
+    from multiring._torch_entry import register
+    from multiring.torch import init
+
+    register()
+    init(init_timeout=40)
+    x = torch.tensor([10.0 ** dist.get_rank()])
+    dist.all_reduce(x)
+    assert x.item() == int("1" * dist.get_world_size())
 
 
 if __name__ == "__main__":

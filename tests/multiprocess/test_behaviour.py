@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -120,11 +121,79 @@ def test_what_ranks_disagree_on_is_shown(what: str, sides: tuple[str, str], host
         assert all(side in message for side in sides), message
 
 
+@pytest.mark.parametrize("hosts", [None, "ab"])
+@pytest.mark.parametrize("what", ["broadcast", "reduce"])
+def test_a_last_call_that_was_not_the_same_is_told_on_leaving(what: str, hosts: str | None) -> None:
+    seen = jobs.run(behaviour.disagree_last, 2, what, hosts=hosts)
+    told = [message for kind, _, message, _ in seen if kind == "Mismatch"]
+    assert told, seen
+    for message in told:
+        assert f"called {what}(count=5, dtype=float32, " in message
+        assert "root=0, plan=" in message
+        assert "root=1, plan=" in message
+
+
+@pytest.mark.parametrize(("code", "ends_with"), [(0, 1), (3, 3)])
+def test_a_mismatch_that_the_exit_finds_is_printed_and_fails_the_process(code: int, ends_with: int) -> None:
+    outcomes = jobs.start(behaviour.end_in_disagreement, 2, code).wait(30)
+    found = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome.error]
+    assert found or any("broadcast: Mismatch" in outcome.output for outcome in outcomes), outcomes
+    for rank, outcome in found:
+        assert outcome.code == ends_with, outcome
+        assert outcome.output == "broadcast: nothing\nhook\n"
+        (line,) = outcome.error.splitlines()
+        assert re.match(rf"multiring: rank {rank} \(host \S+\): Mismatch: ranks disagree on call number 1 ", line)
+        assert "root=0, plan=" in line
+        assert "root=1, plan=" in line
+
+
+def test_tags_that_are_none_are_refused() -> None:
+    expected = [
+        "ValueError: tag=-3: a tag is 0 to 2**63 - 1; negative ones are multiring's own",
+        "ValueError: tag=9223372036854775808: a tag is 0 to 2**63 - 1; negative ones are multiring's own",
+        "TypeError: tag='a': a tag is a whole number",
+    ]
+    assert jobs.run(behaviour.wrong_tags, 2) == [2 * expected] * 2
+
+
+@pytest.mark.parametrize("hosts", [None, "ab"])
+def test_ranks_that_wait_for_each_other_see_why(hosts: str | None) -> None:
+    for kind, _, message, seconds in jobs.run(behaviour.crossed_reduce, 2, hosts=hosts):
+        assert kind == "Mismatch", message
+        assert seconds < 10
+
+
+@pytest.mark.parametrize(
+    ("what", "sides"),
+    [
+        ("gather", ("called gather(count=3, dtype=int16)", "called gather(count=4, dtype=int16)")),
+        ("scatter", ("called scatter(count=3, dtype=int16)", "called scatter(count=4, dtype=int16)")),
+        ("all_to_all", ("called all_to_all(count=1, dtype=float64)", "called all_to_all(count=2, dtype=float64)")),
+    ],
+)
+def test_a_mismatch_names_the_collective_that_was_called(what: str, sides: tuple[str, str]) -> None:
+    seen = jobs.run(behaviour.disagree_in, 2, what)
+    for kind, _, message, _ in seen:
+        assert kind == "Mismatch", message
+        assert all(side in message for side in sides), message
+
+
+@pytest.mark.parametrize("hosts", [None, "ab"])
+def test_what_is_left_of_a_job_says_that_it_is_over(hosts: str | None) -> None:
+    for seen in jobs.run(behaviour.use_what_was_left, 2, hosts=hosts):
+        for kind, message in seen[:4] + seen[5:]:
+            assert kind == "MultiringError", message
+            assert "was shut down: call multiring.init() again" in message
+        assert seen[4][0] in ("MultiringError", "PeerLost")  # the other may have left first
+
+
 def test_a_group_that_members_see_differently() -> None:
-    first, second = jobs.run(behaviour.disagree_on_a_group, 2)
-    assert second[0] == "Mismatch"
-    assert "rank 1 makes a group of [1, 0], rank 0 one of [0, 1]" in second[2]
-    del first  # its part was done when it had sent the number
+    first, second = jobs.start(behaviour.disagree_on_a_group, 2).wait()
+    message = "rank 1 makes a group of [1, 0], rank 0 one of [0, 1]"
+    assert (second.value[0], second.value[2]) == ("Mismatch", message)
+    assert (second.code, second.error) == (0, "")  # it was caught
+    # The part of rank 0 was done when it had sent the number: it may be gone before it hears.
+    assert first.code == (1 if message in first.error else 0)
 
 
 @pytest.mark.parametrize("hosts", TWO)
@@ -138,3 +207,9 @@ def test_who_did_not_arrive() -> None:
     for rank in (0, 2):
         assert "RendezvousError: rank 1 did not arrive (arrived: 0, 2), within 1.5 s" in outcomes[rank].error
     assert outcomes[1].code == 1
+
+
+@pytest.mark.parametrize("hosts", TWO)
+def test_a_plan_knows_what_its_calls_took(hosts: str | None) -> None:
+    outcomes = jobs.start(behaviour.measure_plans, 2, hosts=hosts).wait()
+    assert [outcome.value for outcome in outcomes] == [[4, 3 * 4096 + 6000, True]] * 2

@@ -8,6 +8,9 @@ import collectives
 import jobs
 import pytest
 
+from multiring import planner
+from multiring.topology import Topology
+
 WORLDS = [
     pytest.param(1, None, id="1"),
     pytest.param(2, None, id="2 shared"),
@@ -58,3 +61,21 @@ def test_ten_thousand_collectives_keep_memory_and_descriptors_flat(hosts: str | 
 def test_streams_and_a_range_of_ports() -> None:
     environment = {"MULTIRING_STREAMS": "3", "MULTIRING_PORTS": "28700-28799"}
     run(collectives.grid, 2, "ab", 300_000, environment=environment)
+
+
+def test_float32_travels_narrow_between_hosts_if_asked_for() -> None:
+    exact = 3 * (1 + 1 / 512)
+    assert run(collectives.narrow, 3, "aab") == [[exact, exact]] * 3
+    # bfloat16 keeps 8 bits: 2 + 1/256 of host a becomes 2, 1 + 1/512 of host b 1. float16 keeps 11, which is enough.
+    for wire, sum_ in (("bfloat16", 3.0), ("float16", exact)):
+        assert run(collectives.narrow, 3, "aab", environment={"MULTIRING_WIRE": f"host={wire}"}) == [[exact, sum_]] * 3
+
+
+def test_a_plan_is_forced_by_its_id() -> None:
+    topology = Topology.of_hosts(list("aab"))
+    usual = planner.choose(topology, "all_reduce", 1 << 20)
+    small = planner.choose(topology, "all_reduce", 64)
+    for candidate in usual.rejected[:3]:
+        wanted = usual.plan_of(candidate).id
+        used = run(collectives.forced, 3, "aab", wanted, environment={"MULTIRING_PROBE": "off"})
+        assert used == [[wanted, small.plan.id, [wanted]]] * 3

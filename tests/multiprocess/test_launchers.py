@@ -81,6 +81,49 @@ def test_mpirun(by_hand: bool) -> None:
     check([start([*words, sys.executable, PROGRAM], **more)], 2)
 
 
+MPICH = Path(sys.prefix) / "mpich" / "bin"  # where `make test` puts it
+FREELY = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+def directory_of(implementation: str) -> Path:
+    """Where an MPI has its mpirun, and a Python whose mpi4py loads it."""
+    if not importlib.util.find_spec("mpi4py"):
+        pytest.skip("mpi4py is not installed")
+    found = MPICH if implementation == "MPICH" else Path(MPIRUN or "/nowhere/mpirun").parent
+    if not (found / "mpirun").exists():
+        pytest.skip(f"{implementation} is not installed")
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("implementation", ["Open MPI", "MPICH"])
+def test_mpirun_of_both_kinds_by_multiring_run(implementation: str, world_size: int) -> None:
+    directory = directory_of(implementation)
+    words = ["-m", "multiring", "run", "--launcher", "mpirun", "-n", str(world_size), PROGRAM]
+    path = os.pathsep.join([str(directory), os.environ["PATH"]])
+    check([start([str(directory / "python"), *words], PATH=path)], world_size)
+
+
+@pytest.mark.parametrize("implementation", ["Open MPI", "MPICH"])
+def test_torch_under_mpirun(implementation: str) -> None:
+    directory = directory_of(implementation)
+    words = [str(directory / "mpirun"), "-n", "3", str(directory / "python"), PROGRAM, "torch"]
+    check([start(words, **FREELY)], 3)
+
+
+def test_an_mpirun_that_is_not_mpi4pys_is_named() -> None:
+    directory_of("Open MPI")
+    process = start([sys.executable, PROGRAM], PMI_RANK="0", PMI_SIZE="2")  # as MPICH's mpirun leaves them
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "mpirun started rank 0 of 2, but the MPI library that mpi4py has loaded (Open MPI" in said
+    assert "knows of 1: use the mpirun of that library" in said
+
+
 def test_contradictory_environment_is_one_clear_error() -> None:
     process = start([sys.executable, PROGRAM], RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     said, _ = process.communicate(timeout=60)

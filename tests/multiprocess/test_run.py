@@ -375,3 +375,15 @@ def test_cores_are_divided(launch: Launch) -> None:
     launch.environment["OMP_NUM_THREADS"] = "5"
     launch.run("-n", "2", script)
     assert [e["OMP_NUM_THREADS"] for e in environments(launch.directory, 2)] == ["5", "5"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "what"),
+    [(10, r"multiring run: cannot create an event loop"), (20, r"multiring: host \S+: cannot start rank")],
+)
+def test_too_few_descriptors_are_said_in_one_line(launch: Launch, limit: int, what: str) -> None:
+    result = launch.run("-n", "8", launch.script("pass"), prefix=("prlimit", f"--nofile={limit}"))
+    assert result.returncode != 0
+    assert re.fullmatch(what + r".*: \[Errno 24\] Too many open files \(raise ulimit -n\)\n", result.stderr), (
+        result.stderr
+    )

@@ -181,6 +181,43 @@ def test_a_failure_names_its_host(hosts: Launch) -> None:
     assert hosts.processes() == []
 
 
+@pytest.mark.parametrize("placement", [["-n", "4"], ["-H", "a:2,b:2"]], ids=["here", "hosts"])
+@pytest.mark.parametrize(
+    ("end", "how", "code"),
+    [
+        ("raise RuntimeError('the reason')", "exit code 1", 1),
+        ("sys.exit(7)", "exit code 7", 7),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"killed by signal 9 \(SIGKILL\)", 128 + signal.SIGKILL),
+    ],
+    ids=["raise", "exit", "kill"],
+)
+def test_the_rank_at_fault_is_named_though_others_may_end_before_it(
+    hosts: Launch, placement: list[str], end: str, how: str, code: int
+) -> None:
+    script = hosts.script(f"""
+        import atexit, os, signal, sys, time
+        # The last thing that it does: the others have long noticed, and most have ended.
+        if os.environ["RANK"] == "2":
+            atexit.register(time.sleep, 0.3)
+        import multiring as mr
+
+        mr.init()
+        mr.barrier()
+        if mr.rank() == 2:
+            print("rank 2 gives up", file=sys.stderr)
+            {end}
+        mr.barrier()
+    """)
+    for _ in range(3):
+        result = hosts.run(*placement, script)
+        last = result.stderr[result.stderr.rindex("multiring: rank") :]
+        assert re.match(rf"multiring: rank 2 on host \S+ failed: {how}, after \d+\.\d s; its last lines:\n", last)
+        assert "    rank 2 gives up\n" in last
+        assert "PeerLost" not in last
+        assert result.returncode == code
+    assert hosts.processes() == []
+
+
 SLEEP = """
     import os, subprocess, sys, time
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)

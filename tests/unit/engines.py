@@ -6,12 +6,13 @@ import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 
 import numpy as np
 
 from multiring import _native as native
+from multiring.errors import Mismatch
 from multiring.plan import BLOCKED, WHOLE, Phase, Plan, Ring, Span
 from multiring.schedule import schedule
 
@@ -75,7 +76,7 @@ class Rank:
         if key not in self._installed:
             table, peers = schedule(plan, self.rank if member is None else member).table()
             self._installed[key] = self.engine.install(
-                communicator, table, peers, plan.blocks, plan.segment_bytes, plan.number
+                communicator, table, peers, plan.blocks, plan.segment_bytes, plan.window, plan.number
             )
         return self._installed[key]
 
@@ -163,4 +164,5 @@ def world(size: int, hosts: list[int] | None = None, streams: int = 1, **options
         yield [Rank(engine, rank) for rank, engine in enumerate(engines)]
     finally:
         for engine in engines:
-            engine.shutdown()
+            with suppress(Mismatch):  # what a test provoked and has seen elsewhere
+                engine.shutdown()

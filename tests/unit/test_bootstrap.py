@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from multiring import bootstrap, env
-from multiring.errors import RendezvousError
+from multiring.errors import RendezvousError, ResourceError
 from multiring.net import listen
 
 SECRET = "a secret of the job"
@@ -51,6 +52,9 @@ SLURM = {
         (SLURM | by_hand(0, 2), "RANK and WORLD_SIZE", 0, 2),  # torchrun inside a Slurm step
         (SLURM | run(5, 6), "multiring run", 5, 6),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "no launcher", 0, 1),  # a batch script is one process
+        ({"WORLD_SIZE": "1"}, "no launcher", 0, 1),
+        (SLURM | {"WORLD_SIZE": "4"}, "srun", 1, 4),  # a batch script may export it for torch
+        ({"PMI_RANK": "0", "PMI_SIZE": "1", "RANK": "0"}, "mpirun", 0, 1),
     ],
 )
 def test_place(environ: dict[str, str], launcher: str, rank: int, size: int) -> None:
@@ -62,7 +66,9 @@ def test_place(environ: dict[str, str], launcher: str, rank: int, size: int) -> 
     ("environ", "message"),
     [
         ({"MULTIRING_RANK": "0"}, "MULTIRING_RANK=0 and MULTIRING_WORLD_SIZE=None: set both"),
-        (run(3, 3), "multiring run says rank 3 of 3: ranks count from 0"),
+        ({"WORLD_SIZE": "2"}, "RANK=None and WORLD_SIZE=2: set both, .* or start by `multiring run`"),
+        ({"RANK": "0"}, "RANK=0 and WORLD_SIZE=None: set both, and MASTER_ADDR and MASTER_PORT, or neither"),
+        (run(3, 3), "the environment of multiring run says rank 3 in a world of 3: ranks are 0 to 2"),
         (by_hand(0, 2) | {"RANK": "x"}, "RANK='x': expected a whole number"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_ADDR=a and MASTER_PORT=None: set both"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE='': expected a whole number"),
@@ -147,3 +153,26 @@ def test_ranks_meet_at_a_store_that_rank_zero_serves() -> None:
     for thread in ranks:
         thread.join()
     assert said == {0: b"from 1", 1: b"from 2", 2: b"from 0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            lambda port: by_hand(0, 2, MASTER_PORT=str(port)),
+            r"MASTER_PORT={port} is occupied on this host: choose another for all ranks \(or two .* rank 0\)",
+        ),
+        (
+            lambda port: SLURM | {"SLURM_PROCID": "0"},
+            "port {port}, which .* MULTIRING_PORTS, is occupied on this host: set other MULTIRING_PORTS for all ranks",
+        ),
+    ],
+    ids=["by hand", "slurm"],
+)
+def test_an_occupied_meeting_port(environ: Callable[[int], dict[str, str]], message: str) -> None:
+    taken = listen.bind("", None)
+    port = taken.getsockname()[1]
+    place = bootstrap.place(environ(port))
+    settings = env.Settings(ports=range(port, port + 1))
+    with taken, pytest.raises(ResourceError, match=f"^{message.format(port=port)}$"), place.meet(settings):
+        pass

@@ -1,52 +1,125 @@
-"""From launches to the figures that are reported, and what the command refuses."""
+"""From launches to the figures that are reported, which peers are here, and what the command refuses."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from multiring.bench import parse_sizes, report
-from multiring.bench.measure import Figure
+from multiring.bench import curves, parse_sizes, peers, report
+from multiring.bench.contestants import Task
+from multiring.bench.measure import Figure, check, size_of_buffer
 
 MB = 1 << 20
 
 
 def launches(*seconds: float, buffer: str = "private") -> list[list[Figure]]:
-    return [[Figure(MB, buffer, each)] for each in seconds]
+    return [[Figure(MB, buffer, each, 2 * each, 3 * each, 5e-4, 8e-4, 7e-4)] for each in seconds]
 
 
-def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "multiring", "bench", *options], capture_output=True, text=True)
+def bench(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "multiring", "bench", *options]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100)
 
 
 def test_our_median_stands_beside_the_best_of_a_peer() -> None:
-    (row,) = report.summarise(launches(3e-3, 1e-3, 2e-3), {"gloo": launches(9e-3, 6e-3, 7e-3)}, world_size=4)
-    assert row.seconds == 2e-3
+    ours, theirs = {"torch": launches(3e-3, 1e-3, 2e-3)}, {"gloo": launches(9e-3, 6e-3, 7e-3)}
+    (row,) = report.summarise(ours, theirs, "all_reduce", world_size=4)
+    assert (row.seconds, row.p95) == (2e-3, 4e-3)
     assert row.launches == (3e-3, 1e-3, 2e-3)
     assert row.peers == {"gloo": (9e-3, 6e-3, 7e-3)}
     assert row.ratios == {"gloo": pytest.approx(3.0)}
     assert row.algbw == pytest.approx(MB / 2e-3)
     assert row.busbw == pytest.approx(MB / 2e-3 * 1.5)
+    assert row.cpu_seconds_per_gb == pytest.approx(6e-3 / MB * 1e9)
+    assert row.peer_cpu_seconds_per_gb == {"gloo": pytest.approx(21e-3 / MB * 1e9)}
+
+
+def test_the_bound_is_a_pass_over_memory_on_one_host_and_the_links_elsewhere() -> None:
+    ours = {"numpy": launches(2e-3)}
+    (here,) = report.summarise(ours, {}, "all_reduce", 2)
+    assert (here.bound, here.fraction_of_bound, here.predicted) == (5e-4, pytest.approx(0.25), None)
+    (there,) = report.summarise(ours, {}, "all_reduce", 2, bounds={MB: 1e-3})
+    assert (there.bound, there.fraction_of_bound, there.predicted) == (1e-3, pytest.approx(0.5), 8e-4)
+
+
+def test_each_peer_stands_beside_ours_through_the_same_api() -> None:
+    ours = {"numpy": launches(1e-3), "torch": launches(2e-3)}
+    through_numpy, through_torch = report.summarise(
+        ours, {"gloo": launches(8e-3), "mpich": launches(3e-3)}, "all_reduce", 2
+    )
+    assert through_numpy.ratios == {"mpich": pytest.approx(3.0)}
+    assert through_torch.ratios == {"gloo": pytest.approx(4.0)}
 
 
 def test_arena_buffers_are_compared_with_the_private_ones_of_a_peer() -> None:
-    ours = [[*private, *arena] for private, arena in zip(launches(4e-3), launches(1e-3, buffer="arena"), strict=True)]
-    private, arena = report.summarise(ours, {"gloo": launches(8e-3)}, world_size=2)
+    both = [[*private, *arena] for private, arena in zip(launches(4e-3), launches(1e-3, buffer="arena"), strict=True)]
+    private, arena = report.summarise({"torch": both}, {"gloo": launches(8e-3)}, "all_reduce", world_size=2)
     assert (private.buffer, private.ratios["gloo"]) == ("private", pytest.approx(2.0))
     assert (arena.buffer, arena.ratios["gloo"]) == ("arena", pytest.approx(8.0))
 
 
-def test_sizes_are_those_that_were_asked_for() -> None:
+@pytest.mark.parametrize(
+    ("collective", "factor"), [("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("broadcast", 1.0)]
+)
+def test_bus_bandwidth_counts_what_a_link_carries(collective: str, factor: float) -> None:
+    assert report.bus_factor(collective, 4) == factor
+
+
+def test_sizes_are_those_that_were_asked_for_in_equal_blocks() -> None:
     assert parse_sizes("4KB,1MB") == [4096, MB]
+    assert [size_of_buffer(nbytes, 3) for nbytes in (1, 4096, 4104)] == [12, 4104, 4104]
+
+
+@pytest.mark.parametrize(
+    ("collective", "elements"), [("all_reduce", 8), ("broadcast", 8), ("all_gather", 16), ("reduce_scatter", 4)]
+)
+def test_a_wrong_result_is_named(collective: str, elements: int) -> None:
+    result = np.empty(elements, np.float32)
+    given = result if elements == 8 else np.empty(8, np.float32)
+    task = Task(lambda: result.fill(-7), given, result)
+    with pytest.raises(RuntimeError, match=f"{collective} is wrong on rank 1: element 0 of {elements} is -7.0, not"):
+        check(1, 2, collective, task)
+
+
+def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py")
+    said = {"a": "mpirun (Open MPI) 4.1.2", "b": "Intel(R) MPI Library for Linux* OS", "c": "mpirun (Open MPI) 5.0.11"}
+    for name, version in said.items():
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "lib").mkdir()
+        launcher = tmp_path / name / "bin" / "mpirun"
+        launcher.write_text(f"#!/bin/sh\necho '{version}'\n")
+        launcher.chmod(0o755)
+    (tmp_path / "b" / "lib" / "libmpi.so.12").touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", ":".join(str(tmp_path / name / "bin") for name in said))
+    peers.mpi.cache_clear()
+    try:
+        assert peers.mpi("openmpi") == peers.MPI("openmpi", str(tmp_path / "c/bin/mpirun"), "libmpi.so.40")
+        assert peers.mpi("impi") == peers.MPI(
+            "impi", str(tmp_path / "b/bin/mpirun"), str(tmp_path / "b/lib/libmpi.so.12")
+        )
+        assert peers.mpi("mpich") is None
+        assert "pip install mpich" in (peers.remedy("mpich") or "")
+    finally:
+        peers.mpi.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("options", "offending"),
-    [(["--sizes", "4KB,1XB"], "1XB"), (["--peers", "nccl"], "nccl"), (["--api", "fortran"], "fortran")],
+    [
+        (["--sizes", "4KB,1XB"], "1XB"),
+        (["--peers", "nccl"], "nccl"),
+        (["--api", "fortran"], "fortran"),
+        (["--collective", "scan"], "scan"),
+        (["--plot", "curves.txt"], "curves.txt"),
+    ],
 )
 def test_bad_option_is_named_before_anything_starts(options: list[str], offending: str) -> None:
     refused = bench(*options)
@@ -54,14 +127,58 @@ def test_bad_option_is_named_before_anything_starts(options: list[str], offendin
     assert offending in refused.stderr
 
 
-def test_two_ranks_are_measured_and_recorded(tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
-    done = bench("-n", "2", "--sizes", "4KB,512KB", "--launches", "2", "--seconds", "0.01", "--json", str(file))
+def test_a_peer_that_is_not_here_is_named_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").touch()  # what is found first is no torch
+    code = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'multiring'; from multiring.cli import main; main()"
+    refused = subprocess.run([sys.executable, "-c", code, "bench", "--peers", "gloo"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr == "multiring bench: --peers gloo: it is not here. Gloo comes with torch: pip install torch\n"
+
+
+def test_a_rank_does_not_start_ranks() -> None:
+    refused = bench(RANK="1")
+    assert refused.returncode == 2
+    assert "-m multiring.bench" in refused.stderr
+
+
+def test_two_ranks_are_measured_recorded_and_drawn(tmp_path: Path) -> None:
+    file, picture = tmp_path / "result.json", tmp_path / "curves.png"
+    options = ["--launches", "2", "--seconds", "0.01", "--json", str(file), "--plot", str(picture)]
+    done = bench("-n", "2", "--sizes", "4KB,512KB", *options)
     assert done.returncode == 0, done.stderr
     record = json.loads(file.read_text())
-    rows = [(row["nbytes"], row["buffer"], len(row["launches"])) for row in record["rows"]]
-    assert rows == [(size << 10, kind, 2) for size in (4, 512) for kind in ("private", "arena")]
+    rows = [(row["nbytes"], row["buffer"], row["api"], len(row["launches"])) for row in record["rows"]]
+    assert rows == [(size << 10, kind, "numpy", 2) for size in (4, 512) for kind in ("private", "arena")]
     assert all(seconds > 0 for row in record["rows"] for seconds in row["launches"])
     assert record["command"].startswith("multiring bench -n 2")
     assert record["cores"] >= 1
     assert "512 KB" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "broadcast"])
+def test_other_collectives(collective: str) -> None:
+    done = bench("-n", "3", "--collective", collective, "--sizes", "300KB", "--launches", "1", "--seconds", "0.01")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{collective}, 3 ranks on one host")
+
+
+def test_other_collectives_beside_gloo() -> None:
+    pytest.importorskip("torch")
+    options = ["--collective", "reduce_scatter", "--peers", "gloo", "--sizes", "4KB", "--launches", "1"]
+    done = bench("-n", "2", *options, "--seconds", "0.01")
+    assert done.returncode == 0, done.stderr
+    assert "gloo / ours" in done.stdout
+
+
+def test_beside_open_mpi() -> None:
+    if peers.remedy("openmpi"):
+        pytest.skip("no Open MPI here")
+    done = bench("-n", "2", "--peers", "openmpi", "--sizes", "4KB", "--launches", "1", "--seconds", "0.01")
+    assert done.returncode == 0, done.stderr
+    assert "openmpi / ours" in done.stdout
+
+
+def test_curves_know_their_formats(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"curves\.txt: the suffix says the format; known are"):
+        curves.check(tmp_path / "curves.txt")

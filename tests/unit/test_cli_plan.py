@@ -85,7 +85,7 @@ def test_collective_and_root_are_planned(tmp_path: Path) -> None:
 def test_table_and_printed_choice_show_the_same(tmp_path: Path) -> None:
     file = tmp_path / "topology.toml"
     file.write_text(RACKS)
-    choice = planner.choose(topology_file.load(file), "all_reduce", 8 * MB)
+    choice = planner.choose(topology_file.load(file), "all_reduce", planner.size_class(8 * MB))
     shown = run("--topology", str(file), "--size", "8MB").stdout
     for line in str(choice).splitlines():
         assert line.split() in [other.split() for other in shown.splitlines()] or line.endswith(":")

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from multiring.cli import simulate
-from multiring.cli.simulate import parse_values
+from multiring.cli.scenario import parse_values
 from multiring.recording import Gradient, Recording, save
 
 TOPOLOGY = """

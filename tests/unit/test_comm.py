@@ -86,6 +86,13 @@ class Unwilling:
         raise BufferError("x requires a gradient")
 
 
+class Nonsense:
+    """Promises what it does not keep."""
+
+    def __dlpack__(self, **_: object) -> object:
+        return 5
+
+
 def read_only() -> np.ndarray[Any, Any]:
     x = np.zeros(3)
     x.flags.writeable = False
@@ -102,6 +109,7 @@ def read_only() -> np.ndarray[Any, Any]:
         (lambda: mr.all_reduce(np.zeros((4, 4))[:, 1]), ValueError, r"shape \(4,\), float64\) is not contiguous"),
         (lambda: mr.all_reduce(np.zeros(3, "U4")), TypeError, "not supported"),
         (lambda: mr.all_reduce(np.zeros(3), "mean"), ValueError, "op='mean': known are sum, avg"),
+        (lambda: mr.all_reduce(np.zeros(3), ["sum"]), ValueError, r"op=\['sum'\]: known are sum, avg"),
         (lambda: mr.all_reduce(np.zeros(3), "band"), ValueError, "band is not defined for float64"),
         (lambda: mr.broadcast(np.zeros(3), root=1), ValueError, "root=1: ranks of this communicator are 0 to 0"),
         (lambda: mr.broadcast(np.zeros(3), root="a"), TypeError, "root='a': a rank is a whole number"),
@@ -111,7 +119,11 @@ def read_only() -> np.ndarray[Any, Any]:
         (lambda: mr.new_group([0], timeout=-2), ValueError, "timeout=-2"),
         (lambda: mr.all_reduce(np.zeros(3), group=[0]), TypeError, r"group=\[0\]: a communicator is needed"),
         (lambda: mr.all_reduce(Unwilling()), TypeError, r"Unwilling cannot be read: x requires a gradient"),
-        (lambda: mr.all_reduce(np.zeros(3, "datetime64[s]")), TypeError, "datetime64|cannot be read"),
+        (lambda: mr.all_reduce(None), TypeError, "a DLPack tensor is needed, not None"),
+        (lambda: mr.all_reduce(np.zeros(3, "S2")), TypeError, r"elements of type \|S2 \(in a numpy\.ndarray\).*int8"),
+        (lambda: mr.all_reduce(np.zeros(3, ">f4")), TypeError, "elements of type >f4 .*convert them to one of float32"),
+        (lambda: mr.all_reduce(np.zeros(3, "datetime64[s]")), TypeError, r"elements of type datetime64\[s\]"),
+        (lambda: mr.all_reduce(Nonsense()), TypeError, r"Nonsense cannot be read: its __dlpack__ returns no capsule"),
         (lambda: mr.empty(-1), ValueError, "shape=-1: extents are 0 or more"),
         (lambda: mr.empty((1 << 30, 1 << 30)), mr.ResourceError, "MULTIRING_ARENA_BYTES"),
         (lambda: mr.empty(3.5), TypeError, "float"),

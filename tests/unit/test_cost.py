@@ -6,10 +6,11 @@ from collections import defaultdict
 from fractions import Fraction
 
 import pytest
-from topologies import CORE, card, nested, unequal
+from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring.compose import compose
-from multiring.planner import Candidate, candidates
+from multiring.cost import MOST_SEGMENTS
+from multiring.planner import Candidate, candidates, choose
 from multiring.schedule import SEND, schedule
 from multiring.topology import Place, Topology
 
@@ -32,7 +33,8 @@ def sent_by_link(
     topology: Topology, candidate: Candidate, collective: str, root: int
 ) -> dict[str, list[tuple[float, float]]]:
     """By level, the bytes (up, down) of each link, counted message by message, for each byte of the buffer."""
-    plan = compose(topology, collective, candidate.stages, candidate.prediction.segment_bytes, root)
+    prediction = candidate.prediction
+    plan = compose(topology, collective, candidate.stages, prediction.segment_bytes, root, prediction.window)
     paths: dict[int, list[Place]] = {}
 
     def walk(place: Place, above: list[Place]) -> None:
@@ -83,3 +85,22 @@ def check_busiest_links(topology: Topology, collective: str, root: int) -> None:
                 predicted = max((getattr(load, direction) for load in loads), default=0) / (1 << 20)
                 slack = 0.04 if any(stage.weighted for stage in candidate.stages) else 1e-9
                 assert predicted == pytest.approx(busiest, rel=slack), (candidate.name, level, direction)
+
+
+def window_bytes(topology: Topology, nbytes: int) -> int:
+    plan = choose(topology, "all_reduce", nbytes).plan
+    return plan.segment_bytes * plan.window
+
+
+def test_the_window_is_a_time_at_the_narrowest_link():
+    slow, fast = (nested([[2, 2], [2, 2]], [card(rate), card(2 * rate), CORE]) for rate in (100, 200))
+    for topology, rate in ((slow, 100), (fast, 200)):
+        assert 0.02 < window_bytes(topology, 8 << 20) / (rate * MBIT) < 0.1
+    assert window_bytes(Topology.flat([2, 2], CORE, card(5000)), 64 << 20) == 4 << 20
+    assert window_bytes(Topology.flat([4], CORE), 64 << 20) == 1 << 20
+
+
+def test_a_long_way_takes_a_window_that_covers_it():
+    rate, latency = 1000 * MBIT, 20e-3
+    plan = choose(Topology.flat([1, 1], CORE, card(1000, latency)), "all_reduce", 256 << 20).plan
+    assert plan.window * plan.segment_bytes >= min(latency * rate, MOST_SEGMENTS * plan.segment_bytes)

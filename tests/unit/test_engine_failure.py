@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-from engines import Rank, all_reduce_plan, blocked_plan, in_threads, rooted_plan, world
+from engines import Rank, all_reduce_plan, blocked_plan, connected_sockets, in_threads, rooted_plan, world
 
 from multiring import _native as native
 from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, PeerLost, ResourceError
+
+transports = pytest.mark.parametrize("apart", [False, True], ids=["inproc", "tcp"])
 
 
 def errors_of(ranks: list[Rank], program) -> list[BaseException | None]:
@@ -116,6 +122,36 @@ def test_a_rank_that_shuts_down_is_lost_to_those_that_wait_for_it():
         assert caught.value.rank == 1
 
 
+def relay(source: int, destination: int, seconds: float) -> None:
+    """Pass on what comes, that much later."""
+    with socket.socket(fileno=source) as reading, socket.socket(fileno=destination) as writing:
+        while data := reading.recv(1 << 16):
+            time.sleep(seconds)
+            writing.sendall(data)
+
+
+def test_a_farewell_does_not_overtake_what_was_sent_before_it():
+    """The control connection is quick, the data are slow: who has sent everything and left is not lost."""
+    engines = [native.Engine(rank, 2, hosts=["h0", "h1"], inproc=True) for rank in range(2)]
+    for engine in engines:
+        engine.communicator(0, [0, 1])
+    (out,), (entrance,) = connected_sockets(1)
+    (exit_,), (in_,) = connected_sockets(1)
+    engines[0].attach_tcp(1, [out])
+    engines[1].attach_tcp(0, [in_])
+    threading.Thread(target=relay, args=(entrance, exit_, 0.5), daemon=True).start()
+    for rank, sockets in enumerate(connected_sockets(1)):
+        engines[rank].attach_control(1 - rank, sockets[0])
+
+    def program(rank: Rank) -> np.ndarray:
+        result = rank.run(rooted_plan("broadcast", 2, 0, "direct"), np.full(1000, rank.rank + 5.0), timeout=10)
+        rank.engine.shutdown()
+        return result
+
+    for result in in_threads([Rank(engine, rank) for rank, engine in enumerate(engines)], program):
+        assert (result == 5).all()
+
+
 def test_shutdown_fails_what_is_pending_and_may_be_repeated():
     with world(2) as ranks:
         plan = all_reduce_plan(2, "direct")
@@ -126,8 +162,94 @@ def test_shutdown_fails_what_is_pending_and_may_be_repeated():
         assert time.monotonic() - begin < 3
         with pytest.raises(MultiringError, match="the engine was shut down"):
             work.wait(5)
-        with pytest.raises(RuntimeError, match="the engine is shut down"):
+        with pytest.raises(MultiringError, match=r"was shut down: call multiring\.init\(\) again"):
             ranks[0].run(plan, np.zeros(10))
+        with pytest.raises(MultiringError, match="was shut down"):
+            ranks[0].start(plan, np.zeros(10))
+        with pytest.raises(MultiringError, match="was shut down"):
+            ranks[0].engine.attached(1)
+
+
+def test_shutdown_leaves_no_descriptor_behind():
+    def engine() -> native.Engine:
+        made = native.Engine(0, 1, arena_bytes=1 << 20)
+        made.communicator(0, [0])
+        return made
+
+    engine().shutdown()
+    before = os.listdir("/proc/self/fd")
+    kept = engine()
+    array = kept.empty(4096)
+    array[:] = 7
+    kept.shutdown()
+    assert os.listdir("/proc/self/fd") == before
+    assert (array == 7).all()
+    child = os.fork()
+    if child == 0:
+        array[:] = 8  # in the child's memory only
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (array == 7).all()
+
+
+@transports
+@pytest.mark.parametrize("together", [True, False], ids=["together", "one after the other"])
+@pytest.mark.parametrize("sent", ["broadcast", "reduce"])
+def test_a_last_call_that_was_not_the_same_is_found_when_leaving(sent, together, apart):
+    """Everybody only sends in it, so nobody has to wait and each call completes."""
+    sides = []
+    with world(2, [0, 1] if apart else None) as ranks:
+
+        def program(rank: Rank) -> None:
+            root = rank.rank if sent == "broadcast" else 1 - rank.rank
+            try:
+                rank.run(rooted_plan(sent, 2, root, "direct"), np.zeros(10))
+                rank.engine.shutdown()
+            except Mismatch as error:
+                sides.append(str(error))
+
+        if together:
+            in_threads(ranks, program)
+        else:
+            for rank in ranks:
+                program(rank)
+    assert len(sides) == (2 if together else 1)
+    for side in sides:
+        for rank in range(2):
+            root = rank if sent == "broadcast" else 1 - rank
+            plan = rooted_plan(sent, 2, root, "direct").id
+            op = "op=sum, " if sent == "reduce" else ""
+            assert (
+                f"rank {rank} (host h{rank}) called {sent}(count=10, dtype=float64, {op}root={root}, plan={plan})"
+                in side
+            )
+
+
+@transports
+@pytest.mark.parametrize("count", [10, 100_000])
+def test_ranks_that_wait_for_each_other_in_different_calls_see_why(count, apart):
+    """Nobody sends anything: it is not a time-out but a mismatch."""
+    with world(3, [0, 1, 2] if apart else None) as ranks:
+        errors = errors_of(ranks, lambda rank: rank.run(rooted_plan("reduce", 3, rank.rank, "direct"), np.zeros(count)))
+    for error in errors:
+        assert isinstance(error, Mismatch), error
+        assert len(set(re.findall(r"root=(\d)", str(error)))) == 2
+
+
+@transports
+def test_leaving_after_the_same_calls_is_no_mismatch(apart):
+    """The last one sends only, and its readers are late."""
+    with world(3, [0, 0, 1] if apart else None) as ranks:
+
+        def program(rank: Rank) -> np.ndarray:
+            if rank.rank:
+                time.sleep(0.1 * rank.rank)
+            result = rank.run(rooted_plan("broadcast", 3, 0, "tree"), np.full(1000, rank.rank + 5.0))
+            rank.engine.shutdown()
+            return result
+
+        for result in in_threads(ranks, program):
+            assert (result == 5).all()
 
 
 def test_a_full_arena_is_an_error():
@@ -140,16 +262,146 @@ def test_a_full_arena_is_an_error():
     engine.shutdown()
 
 
+def test_an_arena_that_a_limit_cuts_names_the_limit():
+    program = """
+import resource
+from multiring import _native as native
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 21, 1 << 21))
+try:
+    native.Engine(0, 1, arena_bytes=1 << 28).empty(1 << 22)
+except Exception as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert "the arena has 2097152 bytes" in result.stdout
+    assert "a limit of file sizes (ulimit -f) cuts it: raise that" in result.stdout
+    assert "MULTIRING_ARENA_BYTES" not in result.stdout
+
+
+def test_too_few_descriptors_name_the_limit():
+    program = """
+import os, resource
+from multiring import _native as native
+from multiring.errors import ResourceError
+from multiring.net.loop import LoopThread
+free = os.dup(0)
+os.close(free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))
+for start in (lambda: native.Engine(0, 1, inproc=True), lambda: LoopThread("test")):
+    try:
+        start()
+    except ResourceError as error:
+        print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    engine, loop = result.stdout.splitlines()
+    assert engine == "cannot create a descriptor to sleep on: Too many open files (raise ulimit -n)"
+    assert loop == "cannot create an event loop: [Errno 24] Too many open files (raise ulimit -n)"
+    assert result.stderr == ""
+
+
+def test_an_arena_is_not_larger_than_the_machine():
+    engine = native.Engine(0, 1, arena_bytes=99999 << 30)
+    with pytest.raises(ResourceError, match=r"the arena has .* in use: the machine has no more"):
+        engine.empty(99999 << 30)
+    engine.shutdown()
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ([3, 0, 0, 1, 0, 0, 1, 1, 1, 0], "unknown kind 3"),
-        ([0, 0, 0, 2, 0, 0, 1, 1, 1, 0], "its 2 peers from 0 are not in the table of 1"),
-        ([0, 0, 0, 1, 1, 0, 1, 1, 1, 0], "block 1 of 1"),
-        ([0, 0, 0, 1, 0, 2, 1, 1, 1, 0], "2/1 does not lie between 0 and 1"),
-        ([0, 0, 0, 1, 0, 1, 2, 1, 3, 0], "ends before it starts"),
+        ([3, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0], "unknown kind 3"),
+        ([0, 0, 0, 2, 0, 0, 1, 1, 1, 0, 0, 0], "its 2 peers from 0 are not in the table of 1"),
+        ([0, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0, 0], "block 1 of 1"),
+        ([0, 0, 0, 1, 0, 2, 1, 1, 1, 0, 0, 0], "2/1 does not lie between 0 and 1"),
+        ([0, 0, 0, 1, 0, 1, 2, 1, 3, 0, 0, 0], "ends before it starts"),
+        ([0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 9, 0], "unknown wire 9"),
     ],
 )
 def test_malformed_schedules_are_refused(row, message):
     with world(2) as ranks, pytest.raises(ValueError, match=re.escape(message)):
-        ranks[0].engine.install(0, np.array([row], np.int64), np.array([1], np.int32), 1, 64, 1)
+        ranks[0].engine.install(0, np.array([row], np.int64), np.array([1], np.int32), 1, 64, 1 << 20, 1)
+
+
+def test_the_culprit_is_named_and_not_its_neighbour():
+    """Each rank waits for the one before it in a ring, the first of them for one that calls nothing."""
+    with world(5) as ranks:
+        plan = all_reduce_plan(5, "ring")
+        in_threads(ranks, lambda rank: rank.run(plan, np.zeros(1000)))
+        errors = errors_of(
+            [ranks[i] for i in (0, 1, 3, 4)], lambda rank: rank.run(plan, np.zeros(1000), timeout=1 + 0.1 * rank.rank)
+        )
+    for error in errors:
+        assert isinstance(error, CollectiveTimeout)
+        assert (error.rank, error.host, error.collective, error.number) == (2, "h2", "all_reduce", 1)
+        assert error.seconds >= 0.9
+        assert "rank 2 (host h2) has not called it; its last call, all_reduce number 0 of communicator 0, was" in str(
+            error
+        )
+
+
+@pytest.mark.parametrize("hosts", [None, [0, 0, 1, 1, 2]], ids=["one host", "three hosts"])
+def test_the_culprit_is_named_across_hosts(hosts):
+    with world(5, hosts, heartbeat_timeout=10, late_seconds=1) as ranks:
+        plan = all_reduce_plan(5, "ring")
+        in_threads(ranks, lambda rank: rank.run(plan, np.zeros(1000)))
+        others = [ranks[i] for i in (0, 1, 2, 4)]
+        errors = errors_of(others, lambda rank: rank.run(plan, np.zeros(1000), timeout=2.5))
+    for error in errors:
+        assert isinstance(error, CollectiveTimeout)
+        assert error.rank == 3
+        assert "rank 3 (host h3) has not called it" in str(error)
+
+
+def test_who_is_late_is_logged_at_doubling_intervals(caplog):
+    with world(2, late_seconds=0.2) as ranks:
+        plan = all_reduce_plan(2, "direct")
+        late = threading.Timer(1.5, lambda: ranks[1].run(plan, np.ones(10)))
+        late.start()
+        with caplog.at_level("WARNING", "multiring"):
+            assert (ranks[0].run(plan, np.ones(10)) == 2).all()
+        late.join()
+    lines = [record.getMessage() for record in caplog.records]
+    assert 2 <= len(lines) <= 3
+    for line, least in zip(lines, (0.2, 0.4, 0.8), strict=False):
+        found = re.fullmatch(
+            r"all_reduce number 0 of communicator 0 has waited for ([\d.]+) s: rank 1 \(host h1\) has not called it; "
+            r"it has called nothing yet",
+            line,
+        )
+        assert found, line
+        assert float(found[1]) >= least
+
+
+def test_ranks_that_wait_for_each_other_in_different_calls_are_a_mismatch():
+    with world(2) as ranks:
+        for rank in ranks:
+            rank.engine.communicator(1, [0, 1])
+        plan = all_reduce_plan(2, "direct")
+        errors = errors_of(ranks, lambda rank: rank.run(plan, np.zeros(10), timeout=1.0, communicator=rank.rank))
+    for error in errors:
+        assert isinstance(error, Mismatch)
+        assert "ranks wait for each other in a circle: rank " in str(error)
+        for number in (0, 1):
+            assert f"all_reduce number 0 of communicator {number} for rank {1 - number}" in str(error)
+
+
+def test_threads_that_hold_the_interpreter_are_not_silent(caplog):
+    """A rank computes for long in one call, with the GIL: its progress thread beats all the same."""
+    with world(2, heartbeat_timeout=1) as ranks:
+        plan = all_reduce_plan(2, "direct")
+        work = ranks[0].start(plan, np.ones(10))
+        begin = time.monotonic()
+        while time.monotonic() - begin < 1.5:
+            sorted(range(200_000))
+        ranks[1].run(plan, np.ones(10))
+        work.wait(5)
+    assert not caplog.records
+
+
+def test_a_failure_names_the_call_that_meets_it_also_where_its_plan_is_new():
+    with world(2) as ranks:
+        ranks[0].engine.fail("PeerLost", 1, "rank 1 is gone")
+        with pytest.raises(PeerLost, match=r"rank 1 is gone; this all_reduce was not started") as caught:
+            ranks[0].run(all_reduce_plan(2, "ring"), np.zeros(10))
+    assert (caught.value.rank, caught.value.collective) == (1, "all_reduce")

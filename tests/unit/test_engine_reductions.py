@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from engines import Rank, all_reduce_plan, in_threads, world
 
-INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+from multiring import _native as native
+
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 FLOATS = ("float32", "float64", "float16")
 NUMPY = {
     "sum": np.add,
@@ -105,6 +107,56 @@ def test_bfloat16_is_summed_in_float32_and_rounded_once(n):
 
         for result in in_threads(ranks, program):
             np.testing.assert_array_equal(result, to_bfloat16(wide))
+
+
+class Narrow:
+    """What ml_dtypes makes of NumPy: an array whose type the buffer protocol cannot express."""
+
+    def __init__(self, bits: np.ndarray, dtype: str) -> None:
+        self.__array_interface__ = {**bits.__array_interface__, "typestr": f"<V{bits.itemsize}"}
+        self.dtype = dtype
+        self.flags = bits.flags
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", np.uint16), ("float8_e4m3fn", np.uint8)])
+def test_arrays_of_ml_dtypes_are_known_by_the_name_of_their_type(dtype, bits):
+    kept = np.zeros((2, 3), bits)
+    found = native.describe(Narrow(kept, dtype))
+    assert (found.dtype, found.shape, found.count, found.itemsize) == (dtype, (2, 3), 6, kept.itemsize)
+    assert found.pointer == kept.ctypes.data
+    assert found.contiguous
+    assert found.writable
+    assert not native.describe(Narrow(kept.T, dtype)).contiguous
+    with pytest.raises(TypeError, match=r"elements of type int4 \(in a .*Narrow\) are not supported"):
+        native.describe(Narrow(kept, "int4"))
+
+
+FLOAT8 = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8_is_reduced_in_float32_and_rounded_as_torch_rounds(name, op):
+    """Every number of the format with every other one."""
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, name)
+    codes = torch.arange(256, dtype=torch.uint8)
+    inputs = [codes.repeat_interleave(256), codes.repeat(256)]
+    a, b = (x.view(dtype).float() for x in inputs)
+    wide = {"sum": a + b, "avg": (a + b) / 2, "prod": a * b, "min": torch.minimum(a, b), "max": torch.maximum(a, b)}[op]
+    expected = wide.to(dtype)
+    with world(2) as ranks:
+        plan = all_reduce_plan(2, "at once", 4096)
+
+        def program(rank: Rank) -> torch.Tensor:
+            mine = inputs[rank.rank].clone()
+            rank.run(plan, mine.view(dtype), op)
+            return mine
+
+        for result in in_threads(ranks, program):
+            nan = expected.float().isnan()
+            assert torch.equal(result.view(dtype).float().isnan(), nan)
+            assert torch.equal(result[~nan], expected.view(torch.uint8)[~nan])
 
 
 def test_bool_is_logical():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,28 @@ def test_all_reduce(n, streams):
                 expected = sum(contribution(rank, count).astype(np.float64) for rank in range(n))
                 for result in results:
                     np.testing.assert_array_equal(result, expected, err_msg=f"{method} {segment_bytes} {count}")
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 40])
+def test_windows_of_any_number_of_segments(window):
+    count = 9_001
+    with world(4, [0, 0, 1, 1]) as ranks:
+        plan = replace(two_level_plan(2, 2, 1024), window=window)
+        results = in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, count)))
+        expected = sum(contribution(rank, count).astype(np.float64) for rank in range(4))
+        for result in results:
+            np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("hosts", [[0, 1, 1], [0, 0, 0, 1, 2, 2]])
+def test_exchange_with_ranks_of_this_host_and_of_others_at_once(hosts):
+    count, n = 300_007, len(hosts)
+    plan = all_reduce_plan(n, "at once", 1 << 16)
+    with world(n, hosts) as ranks:
+        results = in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, count), timeout=20.0))
+        expected = sum(contribution(rank, count).astype(np.float64) for rank in range(n))
+        for result in results:
+            np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("n", [2, 5])

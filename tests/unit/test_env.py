@@ -58,6 +58,9 @@ def test_options_of_their_own_types() -> None:
         ("MULTIRING_TIMEOUT", "-1"),
         ("MULTIRING_TIMEOUT", "inf"),
         ("MULTIRING_ARENA_BYTES", "1TB"),
+        ("MULTIRING_WIRE", "bfloat16"),
+        ("MULTIRING_WIRE", "rack="),
+        ("MULTIRING_PLAN", "ring"),
     ],
 )
 def test_bad_value_names_variable_value_and_form(name: str, value: str) -> None:
@@ -78,6 +81,15 @@ def test_plain_numbers_are_bytes(size: int) -> None:
 @pytest.mark.parametrize("address", ["a:1", "[fd00::2]:29400", "10.0.0.1:65535"])
 def test_addresses_survive_splitting(address: str) -> None:
     assert env.join_address(*env.split_address(address)) == address
+
+
+def test_a_wire_is_given_as_text_or_by_level() -> None:
+    given = env.read(env.Settings, {"MULTIRING_WIRE": "rack=float16, host=float16"})
+    assert given == env.read(env.Settings, {}, wire={"rack": "float16", "host": "float16"})
+    assert env.agreed(given)["MULTIRING_WIRE"] == "host=float16,rack=float16"
+    assert env.parse_wire(given.wire) == {"host": "float16", "rack": "float16"}
+    assert env.parse_wire(env.read(env.Settings, {}, wire="auto").wire) == "auto"
+    assert env.parse_wire(env.Settings().wire) == ""
 
 
 def test_unknown_name_warns_once_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,3 +129,9 @@ def test_what_must_agree() -> None:
 @pytest.mark.parametrize("table", [env.Settings, env.Launch])
 def test_the_docs_hold_the_table(table: type) -> None:
     assert env.markdown(table) in SETTINGS.read_text()
+
+
+@pytest.mark.parametrize("port", [0, 65536, 99999])
+def test_an_address_has_a_port_that_exists(port: int) -> None:
+    with pytest.raises(ValueError, match=rf"MULTIRING_STORE='localhost:{port}': expected .* a port being 1 to 65535"):
+        env.read(env.Launch, {"MULTIRING_STORE": f"localhost:{port}"})

@@ -58,6 +58,7 @@ def test_bad_phases():
         ({"collective": "gossip"}, "unknown collective 'gossip'"),
         ({"world_size": 0}, "world_size is 0"),
         ({"segment_bytes": 8}, "segment_bytes is 8"),
+        ({"window": 0}, "window is 0"),
         ({"root": 6}, "root is 6; the world has ranks 0 to 5"),
     ],
 )
@@ -111,6 +112,7 @@ def test_the_id_follows_the_content():
     assert one.number >> 15 == int(one.id, 16)
     others = [
         replace(one, segment_bytes=8192),
+        replace(one, window=7),
         replace(one, root=1),
         replace(one, world_size=7),
         replace(one, collective="barrier"),

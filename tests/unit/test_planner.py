@@ -23,7 +23,8 @@ ROOTED = ("broadcast", "reduce")
 
 
 def composed(topology: Topology, collective: str, candidate: Candidate, root: int = 0) -> Plan:
-    return compose(topology, collective, candidate.stages, candidate.prediction.segment_bytes, root)
+    prediction = candidate.prediction
+    return compose(topology, collective, candidate.stages, prediction.segment_bytes, root, prediction.window)
 
 
 @st.composite
@@ -226,3 +227,39 @@ def test_only_the_outermost_dimensions_can_be_all():
 def test_wrong_arguments(arguments, fault):
     with pytest.raises(ValueError, match=fault):
         choose(Topology.flat([2, 2]), *arguments)
+
+
+def test_a_choice_is_short_in_a_notebook_and_a_table_in_print() -> None:
+    choice = choose(Topology.of_hosts(["a"] * 2 + ["b"] * 2), "all_reduce", 1 << 20)
+    assert (
+        repr(choice)
+        == f"<plan {choice.plan.id}: all_reduce of 1 MB over 4 ranks (for sizes up to twice that); print it to see why>"
+    )
+    assert "rejected" in str(choice)
+
+
+def test_nothing_that_was_rejected_is_shown_as_cheaper() -> None:
+    for nbytes in (1 << 10, 1 << 20, 1 << 26):
+        for hosts in (["a"] * 4, ["a"] * 3 + ["b"] * 2, list("abcd")):
+            shown = str(choose(Topology.of_hosts(hosts), "all_reduce", nbytes))
+            assert "-0." not in shown, shown
+
+
+def test_two_ranks_are_offered_no_method_twice() -> None:
+    found = candidates(Topology.of_hosts(["a", "a"]), "all_reduce", 1 << 20)
+    methods = {tuple((stage.mode, stage.method) for stage in candidate.stages) for candidate in found}
+    assert len(methods) == len(found)
+    assert {method for stages in methods for _, method in stages} <= {"direct", "tree"}
+
+
+def test_any_candidate_can_be_forced_by_its_id():
+    topology = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
+    usual = choose(topology, "all_reduce", 1 << 20)
+    for candidate in usual.rejected:
+        forced = usual.plan_of(candidate).id
+        choice = choose(topology, "all_reduce", 1 << 20, forced=forced)
+        assert (choice.plan.id, choice.chosen) == (forced, candidate)
+        assert len(choice.rejected) == len(usual.rejected)
+        assert usual.chosen in choice.rejected
+    assert len({usual.plan.id, *(usual.plan_of(candidate).id for candidate in usual.rejected)}) > 10
+    assert choose(topology, "all_reduce", 1 << 20, forced="0" * 12).plan.id == usual.plan.id

@@ -265,6 +265,13 @@ def test_settings_that_must_agree(job: Job) -> None:
     assert len(job.errors) == 2
 
 
+def test_a_wire_for_a_level_that_is_not_there(job: Job) -> None:
+    job.join(2, lambda rank: env.Settings(host="ab"[rank], wire="rack=bfloat16", init_timeout=10))
+    for error in job.errors.values():
+        assert str(error) == "MULTIRING_WIRE: wire for level 'rack': the topology has host"
+    assert len(job.errors) == 2
+
+
 def test_a_different_number_of_ranks(job: Job) -> None:
     job.run(
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -57,8 +58,12 @@ def test_table_is_what_the_engine_takes():
     table, peers = schedule(two_hosts_of_two(), 3).table()
     assert table.dtype == np.int64
     assert peers.dtype == np.int32
-    assert table[3].tolist() == [1, 1, 4, 2, 0, 1, 2, 1, 1, 1]
+    assert table[3].tolist() == [1, 1, 4, 2, 0, 1, 2, 1, 1, 1, 0, 0]
     assert peers[4:6].tolist() == [1, 3]
+    plan = two_hosts_of_two()
+    narrow = replace(plan, phases=(plan.phases[0], replace(plan.phases[1], wire="float16"), plan.phases[2]))
+    table, _ = schedule(narrow, 3).table()
+    assert table[:, 10:].tolist() == [[0, 0], [0, 0], [2, 0], [2, 2], [0, 0], [0, 0]]
 
 
 def test_blocks_have_their_own_fractions():

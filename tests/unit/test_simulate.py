@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from multiring.bound import cut_bound
@@ -98,8 +100,9 @@ def test_segments_fill_the_link(run):
 @pytest.mark.parametrize("run", SIMULATORS)
 def test_a_window_of_one_segment_shows_its_latency(run):
     topology = Topology.flat([1] * 4, FREE, WIRE)
-    speeds = Speeds(gamma=0.0, local_overhead=0.0, wire_overhead=0.0, window_bytes=1, fewest_segments=1)
-    outcome = run(topology, [Call(flat(topology, SPLIT, "direct", S // 8), S)], speeds)
+    speeds = Speeds(gamma=0.0, local_overhead=0.0, wire_overhead=0.0)
+    plan = replace(flat(topology, SPLIT, "direct", S // 8), window=1)
+    outcome = run(topology, [Call(plan, S)], speeds)
     assert outcome.seconds == pytest.approx(8 * (2 * ALPHA + 2 * 3 / 4 * S / 8 * BETA))
 
 

@@ -100,7 +100,7 @@ def test_the_topologies_of_the_lab_are_written_and_read_back(path: Path) -> None
 def test_what_is_written_can_be_read_by_people() -> None:
     measured = Topology.of_hosts(["a", "a", "b", "c"], host_link=Link(118.2345e6, 118.2345e6, 41.27e-6))
     assert text(measured) == (
-        'links.rank = { rate = "40 Gbit/s", latency = "1 us" }\n'
+        'links.rank = { rate = "128 Gbit/s", latency = "1 us" }\n'
         'links.host = { rate = "946 Mbit/s", latency = "41.3 us" }\n'
         "\n"
         "host = [\n"

@@ -63,7 +63,11 @@ def test_wheel_carries_the_package_and_nothing_else(wheels: list[Path]) -> None:
         names = zipfile.ZipFile(wheel).namelist()
         strangers = [name for name in names if not name.startswith(("multiring/", "multiring-"))]
         assert strangers == []
-        assert sum(name.endswith(".so") for name in names) == 1
+        libraries = {name for name in names if name.endswith(".so")}
+        assert libraries - {"multiring/lib/libmultiring.so"} == {
+            next(n for n in names if "/_native." in n and ".so" in n)
+        }
+        assert {"multiring/lib/libmultiring.so", "multiring/include/multiring.h"} < set(names)
         assert "multiring/py.typed" in names
 
 

@@ -1,8 +1,19 @@
-"""How fast an all-reduce is, measured so that the figure can be trusted.
+"""How fast a collective is, measured so that the figure can be trusted.
 
 ``multiring run -n 2 -m multiring.bench`` measures one launch; ``multiring bench`` alternates launches of ours and of
 its peers. A time is always that of the slowest rank. Below `BARRIER_BYTES` calls follow each other at once, since a
 barrier before each would hide most of their cost; above, each call starts from a barrier.
+
+::
+
+    contestants.py   the libraries that are measured, each behind the same few methods
+    measure.py       one launch: figures of each size
+    replay.py        one launch: training steps of a recording
+    recorder.py      a recording of a real torch job
+    peers.py         which peers are here, and how they are started
+    launches.py      launches in turns
+    report.py        rows, tables, the dated record
+    curves.py        rows as a picture
 """
 
 from multiring.env import parse_size

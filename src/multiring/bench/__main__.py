@@ -5,30 +5,46 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, report
+from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, peers, replay, report
+from multiring.bench.contestants import COLLECTIVES, Api
 from multiring.bench.measure import measure
+from multiring.recording import load
 
 
 def main(
-    sizes: Annotated[str, typer.Option(help="Sizes of the buffer.")] = DEFAULT_SIZES,
-    api: Annotated[contestants.Api, typer.Option(help="What multiring is called through.")] = contestants.Api.numpy,
-    library: Annotated[str, typer.Option(help=f"multiring, or a peer: {', '.join(contestants.PEERS)}.")] = "multiring",
+    collective: Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")] = "all_reduce",
+    sizes: Annotated[str, typer.Option(help="Sizes of the buffer, all blocks together.")] = DEFAULT_SIZES,
+    api: Annotated[Api, typer.Option(help="What multiring is called through.")] = Api.numpy,
+    library: Annotated[str, typer.Option(help=f"multiring, or a peer: {', '.join(peers.PEERS)}.")] = "multiring",
     seconds: Annotated[float, typer.Option(help="How long to measure each size.")] = 0.5,
+    replayed: Annotated[
+        Path | None, typer.Option("--replay", metavar="FILE", help="Measure the steps of this recording instead.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="With --replay: how many.")] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here instead of a table.")] = None,
 ) -> None:
-    """Measure all-reduces over the ranks of this job."""
+    """Measure a collective, or training steps, over the ranks of this job."""
     contestant = contestants.join(library, api)
-    figures = [measure(contestant, size, kind, seconds) for size in parse_sizes(sizes) for kind in contestant.buffers]
-    if contestant.rank == 0 and json_file:
-        json_file.write_text(json.dumps([asdict(figure) for figure in figures]))
-    elif contestant.rank == 0:
-        rows = report.summarise([figures], {}, contestant.world_size)
-        Console().print(report.table(rows, f"all_reduce, {contestant.world_size} ranks, {library}"))
+    if replayed:
+        recording = load(replayed)
+        found: list[Any] = replay.replay(contestant, recording, steps)
+    else:
+        kinds = [(size, kind) for size in parse_sizes(sizes) for kind in contestant.buffers]
+        figures = [measure(contestant, collective, size, kind, seconds) for size, kind in kinds]
+        found = [asdict(figure) for figure in figures]
+    if contestant.rank == 0:
+        if json_file:
+            json_file.write_text(json.dumps(found))
+        elif replayed:
+            Console().print(replay.table(replay.rows(recording, {library: [found]}, None)))
+        else:
+            rows = report.summarise({api.value: [figures]}, {}, collective, contestant.world_size)
+            report.show(rows, f"{collective}, {contestant.world_size} ranks, {library}")
     contestant.close()
 
 

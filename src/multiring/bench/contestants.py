@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring.launch.cores import allowed_cores, cgroup_quota, divide
+
+Array = NDArray[np.float32]
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 BUFFERS = ("private", "arena")
-PEERS = ("gloo",)
 
 
 class Api(str, Enum):
-    """What multiring is called through; a peer is always called through torch."""
+    """What multiring is called through; Gloo and DeepSpeed are called through torch, MPI through mpi4py."""
 
     numpy = "numpy"
     torch = "torch"
 
 
+@dataclass(frozen=True)
+class Task:
+    """One collective, ready to be called again and again: from ``given`` to ``result``, the same array if in place."""
+
+    call: Callable[[], object]
+    given: Array
+    result: Array
+
+
+class Waitable(Protocol):
+    """A collective in flight."""
+
+    def wait(self) -> object: ...
+
+
 class Contestant(Protocol):
-    """A library that sums buffers over all ranks of the job it has joined."""
+    """A library, in a job of its ranks that it has joined. Buffers are float32."""
 
     rank: int
     world_size: int
     buffers: tuple[str, ...]
 
-    def buffer(self, count: int, kind: str) -> tuple[Any, NDArray[np.float32]]:
-        """A float32 buffer as the library takes it, and the same memory as an array."""
+    def task(self, collective: str, count: int, kind: str) -> Task:
+        """The collective on ``count`` elements, all blocks together (a multiple of the ranks), in a ``kind`` buffer."""
 
-    def all_reduce(self, buffer: Any) -> None: ...
+    def start(self, array: Array) -> Waitable:
+        """Start an all-reduce in place, beside the caller."""
+
     def maximum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """The largest over the ranks, element by element."""
 
+    def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum over the ranks, element by element."""
+
     def barrier(self) -> None: ...
+    def planned(self, collective: str, nbytes: int) -> tuple[float, float] | None:
+        """Seconds that are predicted, and the least that the links allow; None where nobody says."""
+
     def close(self) -> None: ...
 
 
@@ -49,19 +80,36 @@ class ThroughNumPy:
         self._mr = multiring
         self.rank, self.world_size = multiring.rank(), multiring.world_size()
 
-    def buffer(self, count: int, kind: str) -> tuple[Any, NDArray[np.float32]]:
-        array = self._mr.empty(count, np.float32) if kind == "arena" else np.empty(count, np.float32)
-        return array, array
+    def task(self, collective: str, count: int, kind: str) -> Task:
+        mr, new = self._mr, _maker(kind)
+        whole = new(count)
+        if collective == "all_reduce":
+            return Task(lambda: mr.all_reduce(whole), whole, whole)
+        if collective == "broadcast":
+            return Task(lambda: mr.broadcast(whole), whole, whole)
+        block = new(count // self.world_size)
+        if collective == "all_gather":
+            return Task(lambda: mr.all_gather(block, out=whole), block, whole)
+        return Task(lambda: mr.reduce_scatter(whole, out=block), whole, block)
 
-    def all_reduce(self, buffer: Any) -> None:
-        self._mr.all_reduce(buffer)
+    def start(self, array: Array) -> Waitable:
+        work: Waitable = self._mr.all_reduce(array, async_op=True)
+        return work
 
     def maximum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         self._mr.all_reduce(values, op="max")
         return values
 
+    def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        self._mr.all_reduce(values)
+        return values
+
     def barrier(self) -> None:
         self._mr.barrier()
+
+    def planned(self, collective: str, nbytes: int) -> tuple[float, float] | None:
+        choice = self._mr.plan(nbytes, collective)
+        return choice.chosen.prediction.seconds, choice.bound
 
     def close(self) -> None:
         self._mr.shutdown()
@@ -75,31 +123,72 @@ class ThroughTorch:
         import torch.distributed as dist
 
         dist.init_process_group(backend)
-        self._torch, self._dist = torch, dist
+        self._torch, self._dist, self._backend = torch, dist, backend
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.buffers: tuple[str, ...] = BUFFERS if backend == "multiring" else BUFFERS[:1]
 
-    def buffer(self, count: int, kind: str) -> tuple[Any, NDArray[np.float32]]:
-        if kind == "arena":
-            import multiring
+    def task(self, collective: str, count: int, kind: str) -> Task:
+        dist, new = self._dist, _maker(kind)
+        arrays = new(count), new(count // self.world_size)
+        whole, block = map(self._torch.from_numpy, arrays)
+        if collective == "all_reduce":
+            return Task(lambda: self.all_reduce(whole), arrays[0], arrays[0])
+        if collective == "broadcast":
+            return Task(lambda: dist.broadcast(whole, 0), arrays[0], arrays[0])
+        if collective == "all_gather":
+            return Task(lambda: dist.all_gather_into_tensor(whole, block), arrays[1], arrays[0])
+        return Task(lambda: dist.reduce_scatter_tensor(block, whole), arrays[0], arrays[1])
 
-            array = multiring.empty(count, np.float32)
-            return self._torch.from_numpy(array), array
-        tensor = self._torch.empty(count, dtype=self._torch.float32)
-        return tensor, tensor.numpy()
+    def all_reduce(self, tensor: Any) -> None:
+        """Sum a tensor in place."""
+        self._dist.all_reduce(tensor)
 
-    def all_reduce(self, buffer: Any) -> None:
-        self._dist.all_reduce(buffer)
+    def start(self, array: Array) -> Waitable:
+        work: Waitable = self._dist.all_reduce(self._torch.from_numpy(array), async_op=True)
+        return work
 
     def maximum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         self._dist.all_reduce(self._torch.from_numpy(values), self._dist.ReduceOp.MAX)
         return values
 
+    def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        self._dist.all_reduce(self._torch.from_numpy(values))
+        return values
+
     def barrier(self) -> None:
         self._dist.barrier()
 
+    def planned(self, collective: str, nbytes: int) -> tuple[float, float] | None:
+        if self._backend != "multiring":
+            return None
+        import multiring
+
+        choice = multiring.plan(nbytes, collective)
+        return choice.chosen.prediction.seconds, choice.bound
+
     def close(self) -> None:
         self._dist.destroy_process_group()
+
+
+class ThroughDeepSpeed(ThroughTorch):
+    """DeepSpeed's all-reduce in shared memory; whatever else is needed goes over Gloo."""
+
+    def __init__(self) -> None:
+        # It takes ranks for local ones if this says that they are.
+        os.environ.setdefault("LOCAL_SIZE", os.environ["LOCAL_WORLD_SIZE"])
+        from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
+
+        super().__init__("gloo")
+        # Built when it is first loaded: by one rank, while the others wait, not by all at once into one directory.
+        if self.rank == 0:
+            ShareMemCommBuilder().load(verbose=False)
+        self.barrier()
+        library = ShareMemCommBuilder().load(verbose=False)
+        library.initialize(self.world_size, self.rank)
+        self._sum = self._torch.ops.deepspeed.inference_all_reduce_
+
+    def all_reduce(self, tensor: Any) -> None:
+        self._sum(tensor)
 
 
 class ThroughMPI:
@@ -108,31 +197,79 @@ class ThroughMPI:
     buffers: tuple[str, ...] = BUFFERS[:1]
 
     def __init__(self) -> None:
+        _bind_as_multiring_run()
         from mpi4py import MPI
 
         self._mpi, self._world = MPI, MPI.COMM_WORLD
         self.rank, self.world_size = self._world.rank, self._world.size
+        self._beside = ThreadPoolExecutor(1)  # MPI makes no progress by itself: a thread calls it, as Horovod does
 
-    def buffer(self, count: int, kind: str) -> tuple[Any, NDArray[np.float32]]:
-        array = np.empty(count, np.float32)
-        return array, array
+    def task(self, collective: str, count: int, kind: str) -> Task:
+        world, whole, block = self._world, _private(count), _private(count // self.world_size)
+        if collective == "all_reduce":
+            return Task(lambda: world.Allreduce(self._mpi.IN_PLACE, whole), whole, whole)
+        if collective == "broadcast":
+            return Task(lambda: world.Bcast(whole), whole, whole)
+        if collective == "all_gather":
+            return Task(lambda: world.Allgather(block, whole), block, whole)
+        return Task(lambda: world.Reduce_scatter_block(whole, block), whole, block)
 
-    def all_reduce(self, buffer: Any) -> None:
-        self._world.Allreduce(self._mpi.IN_PLACE, buffer)
+    def start(self, array: Array) -> Waitable:
+        future = self._beside.submit(self._world.Allreduce, self._mpi.IN_PLACE, array)
+        return _Future(future.result)
 
     def maximum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         self._world.Allreduce(self._mpi.IN_PLACE, values, self._mpi.MAX)
         return values
 
+    def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        self._world.Allreduce(self._mpi.IN_PLACE, values)
+        return values
+
     def barrier(self) -> None:
         self._world.Barrier()
 
+    def planned(self, collective: str, nbytes: int) -> tuple[float, float] | None:
+        return None
+
     def close(self) -> None:
-        """MPI ends with the process."""
+        self._beside.shutdown()  # MPI itself ends with the process
+
+
+@dataclass(frozen=True)
+class _Future:
+    wait: Callable[[], object]
+
+
+def _private(count: int) -> Array:
+    return np.empty(count, np.float32)
+
+
+def _maker(kind: str) -> Callable[[int], Array]:
+    """What makes a buffer of some elements."""
+    if kind == "private":
+        return _private
+    import multiring
+
+    return lambda count: multiring.empty(count, np.float32)
+
+
+def _bind_as_multiring_run() -> None:
+    """Bind this rank to the cores that `multiring run` would give it, so that nobody gains by another binding."""
+    for rank, size in (
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ):
+        if rank in os.environ:
+            share = divide(allowed_cores(), cgroup_quota(), int(os.environ[size]), "core")[int(os.environ[rank])]
+            if share.cpus:
+                os.sched_setaffinity(0, share.cpus)
 
 
 def join(library: str, api: Api) -> Contestant:
-    """Join the job as a rank of ``library``: multiring, openmpi, or a backend of torch.distributed."""
-    if library == "openmpi":
+    """Join the job as a rank of ``library``: multiring, an MPI, deepspeed, or a backend of torch.distributed."""
+    if library in ("openmpi", "mpich", "impi"):
         return ThroughMPI()
+    if library == "deepspeed":
+        return ThroughDeepSpeed()
     return ThroughNumPy() if library == "multiring" and api is Api.numpy else ThroughTorch(library)

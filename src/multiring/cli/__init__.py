@@ -9,7 +9,7 @@ import typer
 
 import multiring
 
-COMMANDS = ("run", "plan", "simulate", "doctor", "bench", "lab")
+COMMANDS = ("run", "plan", "probe", "simulate", "doctor", "bench", "lab", "report")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,67 +1,90 @@
-"""``multiring bench``: all-reduce beside its peers, in alternated launches of one run."""
+"""``multiring bench``: collectives and training steps beside their peers, in alternated launches of one run."""
 
 from __future__ import annotations
 
-import json
-import shlex
-import subprocess
+import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from multiring.bench import DEFAULT_SIZES, parse_sizes, report
-from multiring.bench.contestants import PEERS, Api
-from multiring.bench.launches import alternate
+from multiring.bench import DEFAULT_SIZES
+from multiring.bench.peers import PEERS, start_here
+from multiring.cli.comparison import (
+    Collective,
+    Comparison,
+    Json,
+    Launches,
+    Plot,
+    Replay,
+    Replayed,
+    Samples,
+    Site,
+    Speed,
+    Steps,
+    ThroughApi,
+    choose_peers,
+    recording_of,
+)
+from multiring.cli.errors import one_line_errors
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(bench)
-
-
-def _sizes(text: str) -> str:
-    try:
-        parse_sizes(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r}: expected {error}") from None
-    return text
-
-
-def _peers(text: str) -> str:
-    for name in filter(None, text.split(",")):
-        if name not in PEERS:
-            raise typer.BadParameter(f"{name!r} is no known peer; known: {', '.join(PEERS)}")
-    return text
+    """Add the command; options after PROGRAM are its own."""
+    settings = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+    app.command(context_settings=settings)(bench)
 
 
 def bench(
-    ranks: Annotated[int, typer.Option("-n", "-np", min=2, help="Number of ranks, all on this host.")] = 2,
-    sizes: Annotated[str, typer.Option(callback=_sizes, help="Sizes of the buffer.")] = DEFAULT_SIZES,
-    api: Annotated[
-        Api | None, typer.Option(help="What multiring is called through. [default: numpy alone, torch beside peers]")
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROGRAM", help="With --record: the training script and its arguments."),
     ] = None,
-    peers: Annotated[str, typer.Option(callback=_peers, help=f"What to measure beside it: {', '.join(PEERS)}.")] = "",
-    launches: Annotated[int, typer.Option(min=1, help="How often each is launched, in turns.")] = 5,
+    ranks: Annotated[
+        int | None,
+        typer.Option("-n", "-np", min=1, help="Number of ranks, all on this host.", show_default="2; 1 with --record"),
+    ] = None,
+    collective: Collective = "all_reduce",
+    sizes: Annotated[str, typer.Option(help="Sizes of the buffer, all blocks together.")] = DEFAULT_SIZES,
+    api: ThroughApi = None,
+    peers: Annotated[str, typer.Option(help=f"What to measure beside it: {', '.join(PEERS)}.")] = "",
+    launches: Launches = 5,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure each size in a launch.")] = 0.5,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write figures and conditions here.")] = None,
+    json_file: Json = None,
+    plot: Plot = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run PROGRAM; write its gradients and backward times here.")
+    ] = None,
+    replayed: Replayed = "",
+    samples: Samples = 32,
+    speed: Speed = 32.0,
+    steps: Steps = 5,
 ) -> None:
-    """Measure all-reduces: the median of our launches beside the best launch of each peer."""
-    named = list(filter(None, peers.split(",")))
-    api = api or (Api.torch if named else Api.numpy)
-    options = ["--sizes", sizes, "--api", api.value, "--seconds", str(seconds)]
-    # The same launcher whatever the library, so that all are bound to the same cores.
-    launcher = [sys.executable, "-m", "multiring", "run", "-n", str(ranks)]
-    try:
-        figures = alternate(["multiring", *named], launches, lambda library, program: [*launcher, *program], options)
-    except subprocess.CalledProcessError as error:
-        raise typer.Exit(error.returncode) from None
-    rows = report.summarise(figures.pop("multiring"), figures, ranks)
-    title = f"all_reduce, {ranks} ranks on one host, float32, through {api.value}, median of {launches} launches"
-    Console().print(report.table(rows, title))
-    if json_file:
-        command = shlex.join(["multiring", *sys.argv[1:]])
-        record = {"command": command, **report.conditions(), "rows": [asdict(row) for row in rows]}
-        json_file.write_text(json.dumps(record, indent=1) + "\n")
+    """Measure collectives: the median of our launches beside the best launch of each peer."""
+    with one_line_errors("bench"):
+        if "RANK" in os.environ:
+            raise ValueError(
+                "this is a rank of a job already: multiring bench starts its own; "
+                "`multiring run -n 4 -m multiring.bench` measures the job that it is in"
+            )
+        if record is not None:
+            _record(record, program or [], ranks or 1)
+        if program:
+            raise ValueError(f"{program[0]!r}: a program is run with --record FILE only")
+        if ranks == 1:
+            raise ValueError("-n 1: a collective needs 2 ranks or more")
+        site = Site("on one host", ranks or 2, start_here(ranks or 2))
+        chosen = choose_peers(peers)
+        if replayed:
+            Replay(recording_of(replayed, samples, speed), api, chosen, launches, steps, json_file).run(site)
+        else:
+            Comparison(collective, sizes, api, chosen, launches, seconds, json_file, plot).run(site)
+
+
+def _record(file: Path, program: list[str], ranks: int) -> None:
+    """Become `multiring run` of the program under the recorder."""
+    if not program:
+        raise ValueError("--record FILE: which program? multiring bench --record FILE train.py")
+    command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "-m", "multiring.bench.recorder"]
+    os.execv(sys.executable, [*command, str(file), *program])

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from multiring import lab, topology_file
-from multiring.bench import parse_sizes, report
-from multiring.bench.contestants import Api
-from multiring.bench.launches import alternate
-from multiring.bound import cut_bound
+from multiring.bench.peers import ONE_HOST, PEERS, installed
+from multiring.cli.comparison import (
+    Collective,
+    Comparison,
+    Json,
+    Launches,
+    Plot,
+    Replay,
+    Replayed,
+    Samples,
+    Site,
+    Speed,
+    Steps,
+    ThroughApi,
+    choose_peers,
+    recording_of,
+)
+from multiring.cli.errors import one_line_errors
 from multiring.lab import Cluster, LabError, peers
 from multiring.topology import LEVELS, Place
-from multiring.units import duration, size
-
-USAGE_ERROR = 2
 
 Name = Annotated[str, typer.Option("--lab", metavar="NAME", help="Which lab.", show_default="the only one")]
 
@@ -39,22 +46,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="lab")
 
 
-@contextmanager
-def _one_line_errors(command: str) -> Iterator[None]:
-    try:
-        yield
-    except subprocess.CalledProcessError as error:  # it has said why
-        raise typer.Exit(error.returncode) from None
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    except (LabError, ValueError) as error:
-        reason = str(error)
-    else:
-        return
-    typer.echo(f"multiring lab {command}: {reason}", err=True)
-    raise typer.Exit(USAGE_ERROR)
-
-
 def up(
     file: Annotated[Path, typer.Argument(metavar="TOPOLOGY.toml", help="What to emulate.")],
     name: Annotated[
@@ -66,7 +57,7 @@ def up(
     congestion: Annotated[str, typer.Option(help="TCP's congestion control on the lab.")] = "cubic",
 ) -> None:
     """Make a lab. It stays until `multiring lab down`."""
-    with _one_line_errors("up"):
+    with one_line_errors("lab up", LabError):
         topology = topology_file.load(file)
         _show(lab.up(topology, name or file.stem, congestion=congestion, cores=cores, detach=True))
 
@@ -82,7 +73,7 @@ def run(
     ] = "",
 ) -> None:
     """Run a program on every rank of a lab, by `multiring run` on its first host."""
-    with _one_line_errors("run"):
+    with one_line_errors("lab run", LabError):
         cluster = lab.find(name)
         command = cluster.command(on, *words) if on else cluster.launch_command(*words)
         os.execvp(command[0], command)
@@ -90,59 +81,46 @@ def run(
 
 def compare(
     name: Name = "",
-    wanted: Annotated[
-        str, typer.Option("--peers", help=f"Which: {', '.join(peers.PEERS)}.", show_default="those installed")
-    ] = "",
-    sizes: Annotated[str, typer.Option(help="Sizes of the buffer.")] = "4KB,256KB,8MB",
-    api: Annotated[
-        Api | None, typer.Option(help="What multiring is called through. [default: torch beside Gloo, else numpy]")
-    ] = None,
-    launches: Annotated[int, typer.Option(min=1, help="How often each is launched, in turns.")] = 5,
+    wanted: Annotated[str, typer.Option("--peers", help=f"Which: {', '.join(PEERS)}.", show_default="those here")] = "",
+    collective: Collective = "all_reduce",
+    sizes: Annotated[str, typer.Option(help="Sizes of the buffer, all blocks together.")] = "4KB,256KB,8MB",
+    api: ThroughApi = None,
+    launches: Launches = 5,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure each size in a launch.")] = 2.0,
+    json_file: Json = None,
+    plot: Plot = None,
+    replayed: Replayed = "",
+    samples: Samples = 32,
+    speed: Speed = 32.0,
+    steps: Steps = 5,
 ) -> None:
-    """Measure all-reduces on a lab, ours beside those of the peers."""
-    with _one_line_errors("peers"):
-        nbytes_of_each = _parse_sizes(sizes)
-        named = _choose_peers(wanted)
+    """Measure collectives, or training steps, on a lab, ours beside those of the peers."""
+    with one_line_errors("lab peers", LabError):
+        named = choose_peers(wanted) if wanted else [peer for peer in installed() if peer not in ONE_HOST]
+        for peer in named:
+            if peer in ONE_HOST:
+                raise ValueError(f"--peers {peer}: it knows no network, and a lab has one")
+        measurement = (
+            Replay(recording_of(replayed, samples, speed), api, named, launches, steps, json_file)
+            if replayed
+            else Comparison(collective, sizes, api, named, launches, seconds, json_file, plot)
+        )
+        measurement.check()
         cluster = lab.find(name)
-        api = api or (Api.torch if "gloo" in named else Api.numpy)
-        options = ["--sizes", sizes, "--api", api.value, "--seconds", str(seconds)]
-        figures = alternate(["multiring", *named], launches, partial(peers.start, cluster), options)
         topology = cluster.topology
-        rows = report.summarise(figures.pop("multiring"), figures, topology.world_size)
-        title = f"all_reduce on lab {cluster.name}, float32, through {api.value}, median of {launches} launches"
-        Console().print(report.table(rows, title))
-        for nbytes in nbytes_of_each:
-            bound = cut_bound(topology, "all_reduce", nbytes)
-            typer.echo(f"{size(nbytes)}: the links allow no less than {duration(bound)}")
-
-
-def _parse_sizes(text: str) -> list[int]:
-    try:
-        return parse_sizes(text)
-    except ValueError as error:
-        raise ValueError(f"--sizes {text}: expected {error}") from None
-
-
-def _choose_peers(wanted: str) -> list[str]:
-    installed = peers.installed()
-    named = wanted.split(",") if wanted else installed
-    for peer in named:
-        if peer not in installed:
-            raise LabError(f"--peers {wanted}: {peer!r} is not here; installed: {', '.join(installed) or 'none'}")
-    return named
+        measurement.run(Site(f"on lab {cluster.name}", topology.world_size, partial(peers.start, cluster), topology))
 
 
 def status(name: Name = "") -> None:
     """Show the labs that are up, and what runs on them."""
-    with _one_line_errors("status"):
+    with one_line_errors("lab status", LabError):
         for each in [name] if name else lab.clusters():
             _show(lab.find(each))
 
 
 def down(name: Name = "") -> None:
     """Remove a lab and everything that runs on it."""
-    with _one_line_errors("down"):
+    with one_line_errors("lab down", LabError):
         lab.remove(name)
 
 

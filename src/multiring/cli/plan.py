@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from multiring import explain, planner, topology_file
-from multiring.env import parse_size
+from multiring.cli.errors import one_line_errors
+from multiring.env import parse_size, parse_wire
 from multiring.plan import COLLECTIVES
+from multiring.planner import size_class
 
-USAGE_ERROR = 2
+WIDTH = 120
+"""Columns where no terminal says."""
 
 
 def register(app: typer.Typer) -> None:
@@ -26,27 +30,19 @@ def plan(
     size: Annotated[str, typer.Option(help="Size of the buffer, such as 4KB or 100MB; of all blocks together.")],
     collective: Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")] = "all_reduce",
     root: Annotated[int, typer.Option(help="The root of a broadcast or reduce.")] = 0,
+    wire: Annotated[str, typer.Option(metavar="LEVEL=FORMAT", help="As MULTIRING_WIRE, such as rack=bfloat16.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show the plan for a topology and a size, without running anything."""
-    try:
-        choice = planner.choose(topology_file.load(topology), collective, _bytes(size), root)
-    except OSError as error:
-        raise _refused(f"{topology}: {error.strerror}") from None
-    except ValueError as error:
-        raise _refused(str(error)) from None
+    with one_line_errors("plan"):
+        choice = planner.choose(topology_file.load(topology), collective, size_class(_bytes(size)), root, _wire(wire))
     if as_json:
         typer.echo(json.dumps(explain.record(choice), indent=1))
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(explain.summary(choice), highlight=False)
     for table in explain.tables(choice):
         console.print(_rich(table))
-
-
-def _refused(reason: str) -> typer.Exit:
-    typer.echo(f"multiring plan: {reason}", err=True)
-    return typer.Exit(USAGE_ERROR)
 
 
 def _bytes(size: str) -> int:
@@ -54,6 +50,13 @@ def _bytes(size: str) -> int:
         return parse_size(size)
     except ValueError as error:
         raise ValueError(f"--size {size!r}: expected {error}") from None
+
+
+def _wire(text: str) -> planner.Wire:
+    try:
+        return parse_wire(text)
+    except ValueError as error:
+        raise ValueError(f"--wire {text!r}: expected {error}") from None
 
 
 def _rich(table: explain.Table) -> Table:

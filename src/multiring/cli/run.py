@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from multiring import env
+from multiring.cli.errors import USAGE_ERROR
 from multiring.errors import MultiringError
-from multiring.launch import LaunchError
+from multiring.launch import LaunchError, mpi
 from multiring.launch.cores import BINDINGS
 from multiring.launch.hosts import NAME, Host, Placement, parse_hosts, place, read_hostfile
 from multiring.launch.join import Meeting
 from multiring.launch.launcher import Job
+from multiring.launch.program import resolve
 from multiring.launch.ssh import SSH
 from multiring.launch.start import run_as_typed, run_over_ssh
 
-USAGE_ERROR = 2
+HostList = Annotated[str | None, typer.Option("-H", metavar="A:2,B:2", help="Hosts, each with its number of ranks.")]
+HostFile = Annotated[Path | None, typer.Option(help="Hosts from a file: a line 'a slots=2' or 'a:2' each.")]
+Ssh = Annotated[
+    str, typer.Option(metavar="CMD", help="What reaches a host: called as CMD host command...", show_default="ssh")
+]
+SSH_COMMAND = shlex.join(SSH)
+Python = Annotated[
+    str, typer.Option(help="Python on hosts that are reached by ssh.", show_default="the path of this one")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -39,16 +50,10 @@ def run(
     ranks: Annotated[
         int | None, typer.Option("-n", "-np", min=1, help="Number of ranks in total; all slots if hosts are given.")
     ] = None,
-    hosts: Annotated[
-        str | None, typer.Option("-H", metavar="A:2,B:2", help="Hosts, each with its number of slots.")
-    ] = None,
-    hostfile: Annotated[Path | None, typer.Option(help="Hosts from a file: a line 'a slots=2' or 'a:2' each.")] = None,
-    ssh: Annotated[
-        str, typer.Option(metavar="CMD", help="What reaches a host: called as CMD host command...", show_default="ssh")
-    ] = shlex.join(SSH),
-    python: Annotated[
-        str, typer.Option(help="Python on hosts that are reached by ssh.", show_default="the path of this one")
-    ] = sys.executable,
+    hosts: HostList = None,
+    hostfile: HostFile = None,
+    ssh: Ssh = SSH_COMMAND,
+    python: Python = sys.executable,
     host_count: Annotated[
         int | None, typer.Option("--hosts", min=1, help="Without ssh: type the command on each of so many hosts ...")
     ] = None,
@@ -57,6 +62,13 @@ def run(
     ] = None,
     rendezvous: Annotated[
         str | None, typer.Option(metavar="A:PORT", help="... and listens here for the others.")
+    ] = None,
+    topology: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The links between the hosts, which are then not measured.")
+    ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(mpi.LAUNCHERS), help="Let the site's own launcher start the ranks."),
     ] = None,
     bind: Annotated[
         str,
@@ -72,8 +84,14 @@ def run(
     """
     typed = {"--hosts": host_count, "--host-index": host_index, "--rendezvous": rendezvous}
     listed = {"-H": hosts, "--hostfile": hostfile}
+    if topology is not None:
+        os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
     try:
         _check(program, bind, typed, listed)
+        own = {"--bind": bind != BINDINGS[0], "--max-restarts": max_restarts, "--log-dir": log_dir}
+        _check_launcher(launcher, [name for name, value in {**own, **typed}.items() if value])
+        if launcher is not None:
+            _become(launcher, program, _placements(ranks, hosts, hostfile), listed=bool(hosts or hostfile))
         job = Job(tuple(program), bind, max_restarts, log_dir, verbose)
         if host_count is not None and host_index is not None and rendezvous is not None:
             code = run_as_typed(job, *_meeting(ranks, host_count, host_index, rendezvous), _note)
@@ -83,6 +101,23 @@ def run(
         typer.echo(f"multiring run: {error}", err=True)
         code = USAGE_ERROR
     raise typer.Exit(code)
+
+
+def _check_launcher(launcher: str | None, given: list[str]) -> None:
+    if launcher is None:
+        return
+    if launcher not in mpi.LAUNCHERS:
+        raise LaunchError(f"--launcher {launcher}: choose one of {', '.join(mpi.LAUNCHERS)}")
+    if given:
+        raise LaunchError(f"{' and '.join(given)} and --launcher do not go together: {launcher} starts the ranks then")
+
+
+def _become(launcher: str, program: list[str], placements: list[Placement], *, listed: bool) -> NoReturn:
+    """Turn this process into the launcher."""
+    said = mpi.version(launcher)
+    resolved = resolve(program, os.getcwd(), os.environ)
+    words = mpi.command(launcher, said, placements, resolved, listed=listed, root=os.geteuid() == 0)
+    os.execvp(words[0], words)
 
 
 def _words(ssh: str) -> list[str]:

@@ -7,11 +7,26 @@
     keeper.py     the process that the namespaces live and die with
     forwarder.py  delays the packets of a link
     cluster.py    uses and removes it
+    faults.py     cuts and slows its links
 """
 
 from __future__ import annotations
 
 from multiring.lab.build import obstacle, up
 from multiring.lab.cluster import Cluster, Host, LabError, clusters, find, remove
+from multiring.lab.faults import cut, deafen, restore, throttle
 
-__all__ = ["Cluster", "Host", "LabError", "clusters", "find", "obstacle", "remove", "up"]
+__all__ = [
+    "Cluster",
+    "Host",
+    "LabError",
+    "clusters",
+    "cut",
+    "deafen",
+    "find",
+    "obstacle",
+    "remove",
+    "restore",
+    "throttle",
+    "up",
+]

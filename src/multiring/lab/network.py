@@ -147,13 +147,13 @@ def wiring(network: Network, namespaces: dict[str, str], congestion: str) -> Ite
     yield (
         FABRIC,
         "tc",
-        [_shaping(port) for cable in network.cables for port in (cable.inner, cable.outer) if not port.host],
+        [shaping(port) for cable in network.cables for port in (cable.inner, cable.outer) if not port.host],
     )
     networks = [f"10.77.{card}.0/24" for card in range(max(len(host.addresses) for host in network.hosts))]
     for host in network.hosts:
         ports = [cable.inner for cable in network.cables if cable.inner.host == host.name]
         yield host.name, "ip", ["link set lo up", *_card_lines(ports), *_route_lines(ports, networks, congestion)]
-        yield host.name, "tc", [_shaping(port) for port in ports]
+        yield host.name, "tc", [shaping(port) for port in ports]
 
 
 def tap_names(cable: Cable) -> tuple[str, str]:
@@ -200,6 +200,8 @@ def _route_lines(ports: list[Port], networks: list[str], congestion: str) -> Ite
             yield f"route add {network} dev {port.interface} src {port.address} table {table} congctl {congestion}"
 
 
-def _shaping(port: Port) -> str:
-    burst, queue = (round(max(seconds * port.rate, least)) for seconds, least in (BURST, QUEUE))
-    return f"qdisc add dev {port.interface} root tbf rate {round(port.rate)}bps burst {burst} limit {queue}"
+def shaping(port: Port, fraction: float = 1.0) -> str:
+    """What to tell ``tc`` for a port that carries a fraction of its rate."""
+    rate = fraction * port.rate
+    burst, queue = (round(max(seconds * rate, least)) for seconds, least in (BURST, QUEUE))
+    return f"qdisc add dev {port.interface} root tbf rate {round(rate)}bps burst {burst} limit {queue}"

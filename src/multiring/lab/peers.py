@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 
+from multiring.bench.peers import MPI, Command, mpi
 from multiring.lab.cluster import Cluster
 
-PEERS = ("gloo", "openmpi")
+
+def start(cluster: Cluster, library: str, program: Sequence[str]) -> Command:
+    """What runs Python with the arguments ``program`` on every rank of a lab, as ``library`` needs it."""
+    if library in ("multiring", "gloo"):
+        return Command(cluster.launch_command(*program))
+    found = mpi(library)
+    assert found is not None
+    options = _open_mpi(cluster, found) if library == "openmpi" else _hydra(cluster)
+    words = cluster.command(cluster.hosts[0].name, found.launcher, *options, sys.executable, *program)
+    return Command(words, {**found.environment, **_NETWORK_ONLY})
 
 
-def installed() -> list[str]:
-    """The peers that can run here."""
-    found = {
-        "gloo": importlib.util.find_spec("torch") is not None,
-        "openmpi": importlib.util.find_spec("mpi4py") is not None and _mpirun() is not None,
-    }
-    return [peer for peer in PEERS if found[peer]]
+# The hosts of a lab see one another's shared memory; measured through that, an MPI would not use the network at all.
+_NETWORK_ONLY = {
+    "UCX_TLS": "tcp,self",
+    "MPIR_CVAR_NOLOCAL": "1",
+    "FI_PROVIDER": "tcp",
+    "I_MPI_FABRICS": "ofi",
+}
 
 
-def start(cluster: Cluster, library: str, program: Sequence[str]) -> list[str]:
-    """The words that run Python with the arguments ``program`` on every rank of a lab, as ``library`` needs it."""
-    if library != "openmpi":
-        return cluster.launch_command(*program)
-    mpirun = _mpirun()
-    assert mpirun is not None
-    return cluster.command(cluster.hosts[0].name, mpirun, *_options(cluster), sys.executable, *program)
+def _slots(cluster: Cluster) -> str:
+    return ",".join(f"{host.name}:{host.ranks}" for host in cluster.hosts)
 
 
-def _mpirun() -> str | None:
-    """The launcher of Open MPI 5 or newer: that beside this Python, or else the first in the path."""
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    mpirun = shutil.which("mpirun", path=path)
-    if mpirun is None:
-        return None
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
-    major = version.removeprefix("mpirun (Open MPI) ").partition(".")[0]
-    return mpirun if major.isdecimal() and int(major) >= 5 else None
+def _hydra(cluster: Cluster) -> list[str]:
+    """Of MPICH and Intel MPI."""
+    return ["-launcher", "ssh", "-launcher-exec", str(cluster.ssh), "-hosts", _slots(cluster)]
 
 
-def _options(cluster: Cluster) -> list[str]:
+def _open_mpi(cluster: Cluster, found: MPI) -> list[str]:
     """Open MPI cannot find out by itself what its networks are, nor that its ranks outnumber the cores."""
     networks = ",".join(address.rpartition(".")[0] + ".0/24" for address in cluster.hosts[0].addresses)
-    hosts = ",".join(f"{host.name}:{host.ranks}" for host in cluster.hosts)
-    options = [["--allow-run-as-root"], ["-H", hosts], ["--bind-to", "none"]]
-    options += [["-x", "PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+    options = [["--allow-run-as-root"], ["-H", _slots(cluster)], ["--bind-to", "none"]]
+    options += [["-x", name] for name in ("PYTHONPATH", *found.environment) if name in (os.environ | found.environment)]
     options += [["--prtemca", "plm_ssh_agent", str(cluster.ssh)], ["--prtemca", "prte_if_include", networks]]
     options += [["--mca", "btl_tcp_if_include", networks], ["--mca", "mpi_yield_when_idle", "1"]]
     return [word for words in options for word in words]

@@ -22,7 +22,7 @@ from typing import Any
 
 import multiring
 from multiring import env
-from multiring.errors import MultiringError
+from multiring.errors import MultiringError, system_message
 from multiring.launch import LaunchError, cores, processes
 from multiring.launch.hosts import Placement
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
@@ -199,7 +199,9 @@ class Agent:
             try:
                 await self._launch(rank, recipe, secret, Terminal(**message["terminal"]))
             except (OSError, subprocess.SubprocessError) as error:
-                raise LaunchError(f"cannot start rank {rank}, {shlex.join(self._command)}: {error}") from None
+                raise LaunchError(
+                    f"cannot start rank {rank}, {shlex.join(self._command)}: {system_message(error)}"
+                ) from None
 
     async def _launch(self, number: int, recipe: Recipe, secret: bytes, terminal: Terminal) -> None:
         feed = None
@@ -228,7 +230,7 @@ class Agent:
             code = self._ranks[number].process.poll()
             if code is not None:
                 self._running.remove(number)
-                self._send("exit", rank=number, code=code)
+                self._send("exit", rank=number, code=code, blames=self._ranks[number].blames)
 
     async def _feed(self, message: Message) -> None:
         if self._stdin is None:  # rank 0 could not be started

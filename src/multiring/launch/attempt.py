@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,11 +27,23 @@ Agents = Sequence[tuple[Placement, Connection]]
 
 @dataclass(frozen=True)
 class Failure:
-    """What ended a job first; ``rank`` is None if it was a host."""
+    """What may have ended a job; ``rank`` is None if it was a host, ``blames`` the rank because of which it failed."""
 
     what: str
     code: int
     rank: int | None = None
+    blames: int | None = None
+
+
+def culprit(failures: Sequence[Failure]) -> Failure | None:
+    """The one of which the others are consequences: it blames nobody, most others blame it, and it came first."""
+    blamed = Counter(failure.blames for failure in failures)
+    # Of equal ones, max takes the first.
+    return max(
+        failures,
+        key=lambda failure: (failure.blames is None, failure.rank is not None and blamed[failure.rank]),
+        default=None,
+    )
 
 
 class Attempt:
@@ -48,8 +61,15 @@ class Attempt:
         """Set at the first failure or interrupt, or when all have ended."""
         self._ended = asyncio.Event()
         self._interrupted = False
-        self.failure: Failure | None = None
+        self._failures: list[Failure] = []
+        self._judged = False
+        """Whether ranks that end now do so because they were told to."""
         self.agent_lost = False
+
+    @property
+    def failure(self) -> Failure | None:
+        """What ended the job."""
+        return culprit(self._failures)
 
     async def run(self) -> None:
         if self._stdin is not None:
@@ -84,6 +104,7 @@ class Attempt:
     async def _end_ranks(self) -> None:
         if await self._have_ended(GRACE_SECONDS if self._interrupted else PATIENCE_SECONDS):
             return
+        self._judged = True
         self.signal(signal.SIGTERM)
         if not await self._have_ended(GRACE_SECONDS):
             self._tell("kill")
@@ -109,8 +130,10 @@ class Attempt:
             self._take(message)
         failure = self._lose(placement, "it is lost")
         reason = await agent.why()
-        if self.failure is failure:
-            self.failure = replace(failure, what=f"host {placement.host}: {reason}")
+        self._failures = [
+            replace(failure, what=f"host {placement.host}: {reason}") if other is failure else other
+            for other in self._failures
+        ]
 
     def _take(self, message: Message) -> None:
         if message["kind"] == "output":
@@ -123,7 +146,7 @@ class Attempt:
             if code != 0:
                 seconds = time.monotonic() - self._begin
                 what = f"rank {rank} on host {self._host[rank]} failed: {describe_exit(code)}, after {seconds:.1f} s"
-                self._fail(Failure(what, shell_code(code), rank))
+                self._fail(Failure(what, shell_code(code), rank, message["blames"]))
             self._end({rank})
         else:
             raise ValueError(f"an agent sent {message}")
@@ -136,8 +159,8 @@ class Attempt:
         return failure
 
     def _fail(self, failure: Failure) -> None:
-        if self.failure is None and not self._interrupted:
-            self.failure = failure
+        if not self._judged and not self._interrupted:
+            self._failures.append(failure)
         self._over.set()
 
     def _end(self, ranks: Collection[int]) -> None:

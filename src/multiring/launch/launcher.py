@@ -54,7 +54,7 @@ class Launcher:
         self._interrupted = 0
 
     async def run(self) -> int:
-        """The exit code of the job: 0, that of the rank that failed first, or 128 + the signal that ended it."""
+        """The exit code of the job: 0, that of the rank that failed of itself, or 128 + the signal that ended it."""
         self._task = asyncio.current_task()
         self._handle_signals()
         failure = None

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +46,8 @@ class Streams:
     error: int
 
 
-def start(recipe: Recipe, streams: Streams, inherited: int) -> subprocess.Popen[bytes]:
-    """Start a rank that also has the descriptor ``inherited``; the kernel kills it when the calling thread ends."""
+def start(recipe: Recipe, streams: Streams, inherited: Collection[int]) -> subprocess.Popen[bytes]:
+    """Start a rank that also has the descriptors ``inherited``; the kernel kills it when the calling thread ends."""
     agent = os.getpid()
 
     def become_rank() -> None:
@@ -68,7 +68,7 @@ def start(recipe: Recipe, streams: Streams, inherited: int) -> subprocess.Popen[
         stdin=streams.input,
         stdout=streams.output,
         stderr=streams.error,
-        pass_fds=(inherited,),
+        pass_fds=tuple(inherited),
         preexec_fn=become_rank,
     )
 

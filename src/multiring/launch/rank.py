@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 
+from multiring import bootstrap
 from multiring.launch import processes
 from multiring.launch.processes import Recipe, Streams
 from multiring.launch.terminal import Terminal, open_pty, set_window_size
@@ -26,16 +27,24 @@ class Rank:
         self._open: dict[int, int] = {}
         """Our end of each stream that is still open, and its number (1 or 2)."""
         self._ptys: list[int] = []
-        secret_fd = _hold(secret)
+        secret_fd = _hold("multiring-secret", secret)
+        self._blame_fd = _hold(bootstrap.BLAME, b"")
         output, error = self._open_streams(terminal)
         try:
             self.process: subprocess.Popen[bytes] = processes.start(
-                replace(recipe, environment={**recipe.environment, "MULTIRING_SECRET_FD": str(secret_fd)}),
+                replace(
+                    recipe,
+                    environment={
+                        **recipe.environment,
+                        "MULTIRING_SECRET_FD": str(secret_fd),
+                        "MULTIRING_BLAME_FD": str(self._blame_fd),
+                    },
+                ),
                 Streams(stdin, output, error),
-                secret_fd,
+                (secret_fd, self._blame_fd),
             )
         except BaseException:
-            for ours in self._open:
+            for ours in (*self._open, self._blame_fd):
                 os.close(ours)
             raise
         finally:
@@ -83,6 +92,12 @@ class Rank:
         """Whether nothing more can come from it."""
         return not self._open
 
+    @property
+    def blames(self) -> int | None:
+        """The rank because of which it failed, as it said itself."""
+        text = os.pread(self._blame_fd, 20, 0)
+        return int(text) if text.isdigit() else None
+
     def resize(self, rows: int, columns: int) -> None:
         for terminal in self._ptys:
             set_window_size(terminal, rows, columns)
@@ -91,14 +106,15 @@ class Rank:
         """Read no more of its output."""
         for ours in list(self._open):
             self._close(ours)
+        os.close(self._blame_fd)
 
 
-def _hold(secret: bytes) -> int:
-    """A descriptor from which the secret can be read, and nowhere else.
+def _hold(name: str, content: bytes) -> int:
+    """A descriptor from which ``content`` can be read, and nowhere else.
 
     Every rank gets one of its own, since a shared one would share its position.
     """
-    descriptor = os.memfd_create("multiring-secret")
-    os.write(descriptor, secret)
+    descriptor = os.memfd_create(name)
+    os.write(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor

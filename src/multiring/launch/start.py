@@ -18,6 +18,7 @@ from multiring.launch.hosts import Placement, is_here, spread
 from multiring.launch.join import Meeting, accept, reach
 from multiring.launch.launcher import Job, Launcher
 from multiring.launch.ssh import SshAgent, Target
+from multiring.net.loop import check_room
 
 
 def run_over_ssh(job: Job, placements: Sequence[Placement], ssh: Sequence[str], python: str) -> int:
@@ -79,6 +80,7 @@ def _lead(job: Job, typed: Typed, meeting: Meeting, note: Callable[[str], None])
 def _run(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     processes.adopt_orphans()  # should an agent be killed
     try:
+        check_room()
         return asyncio.run(main())
     except KeyboardInterrupt:  # before the launcher took over its signals
         return 128 + signal.SIGINT

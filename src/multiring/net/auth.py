@@ -31,7 +31,7 @@ PROTOCOL = 1
 HANDSHAKE_SECONDS = 10.0
 """A connection that has not proved itself by then is closed."""
 
-STORE, DATA, CONTROL, LOCAL, LAUNCH = range(5)
+STORE, DATA, CONTROL, LOCAL, LAUNCH, PROBE = range(6)
 """Roles: what the connection is for."""
 
 _MAGIC = b"multirng"
@@ -51,7 +51,7 @@ class Hello:
     """What one side says of itself.
 
     ``peer`` is the rank it believes to speak to, -1 for any; a link of several ``streams`` opens them in one
-    ``session``, each with its own number.
+    ``session``, each with its own number. Of the links of a probe, ``stream`` is the number.
     """
 
     role: int

@@ -9,7 +9,12 @@ Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def addresses(interface: str = "", *, loopback: bool = False) -> list[str]:
-    """Addresses of the interfaces that ``interface`` (MULTIRING_INTERFACE) admits, those of the fastest first.
+    """Addresses of the interfaces that ``interface`` (MULTIRING_INTERFACE) admits, as `admitted` orders them."""
+    return [str(ip) for _, ip in admitted(interface, loopback=loopback)]
+
+
+def admitted(interface: str = "", *, loopback: bool = False) -> list[tuple[str, Ip]]:
+    """The interfaces, and addresses of each, that ``interface`` (MULTIRING_INTERFACE) admits; the fastest first.
 
     Link-local IPv6 addresses are left out, since they mean something only together with a local interface; loopback
     ones stand last, and only if ``loopback``. ValueError if nothing is admitted by a given ``interface``.
@@ -19,12 +24,11 @@ def addresses(interface: str = "", *, loopback: bool = False) -> list[str]:
         for name, ip in named_addresses()
         if not (ip.version == 6 and ip.is_link_local) and (loopback or not ip.is_loopback)
     ]
-    admitted = [(name, ip) for name, ip in usable if admits(interface, name, ip)]
-    if interface and not admitted:
+    found = [(name, ip) for name, ip in usable if admits(interface, name, ip)]
+    if interface and not found:
         have = ", ".join(f"{name} {ip}" for name, ip in usable) or "none"
         raise ValueError(f"MULTIRING_INTERFACE={interface!r} admits no address of this host; it has: {have}")
-    admitted.sort(key=lambda entry: (entry[1].is_loopback, -_speed(entry[0]), entry[1].version))
-    return [str(ip) for _, ip in admitted]
+    return sorted(found, key=lambda entry: (entry[1].is_loopback, -_speed(entry[0]), entry[1].version))
 
 
 def admits(interface: str, name: str, ip: Ip) -> bool:
@@ -54,6 +58,14 @@ def named_addresses() -> list[tuple[str, Ip]]:
         for adapter in ifaddr.get_adapters()
         for ip in adapter.ips
     ]
+
+
+def hardware(name: str) -> str:
+    """The address of a card by which its network knows it, "" if there is none."""
+    try:
+        return Path("/sys/class/net", name, "address").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _speed(name: str) -> int:

@@ -4,6 +4,8 @@ A link is wanted by both its ends, at different times perhaps, and it may be tha
 each end dials all addresses of the other as soon as it wants the link, and accepts at any time. A connection that has
 proved its rank (all streams of it) is a candidate; the lower rank takes the first and says so by one byte, and closes
 the others. An address that leads to somebody else (172.17.0.1 is on many hosts) fails the proof.
+
+Links are numbered: a probe has several between two ranks, each by other addresses.
 """
 
 from __future__ import annotations
@@ -38,10 +40,13 @@ class _Link:
 
     role: int
     peer: int
+    number: int = 0
+    addresses: Sequence[dial.Address] = ()
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     chosen: bool = False
     dialling: asyncio.Task[None] | None = None
     unreachable: dial.Unreachable | None = None
+    reached: socket.socket | None = None
     sessions: dict[int, dict[int, socket.socket]] = field(default_factory=dict)
 
 
@@ -65,12 +70,12 @@ class Links:
         self._streams = streams
         self._attach = attach
         self._describe = describe
-        self._links: dict[tuple[int, int], _Link] = {}
+        self._links: dict[tuple[int, int, int], _Link] = {}
         self._loop = LoopThread("multiring-links")
         self._listener = Listener(
             self._loop,
             listening,
-            lambda: auth.server(secret, mine, (auth.DATA, auth.CONTROL)),
+            lambda: auth.server(secret, mine, (auth.DATA, auth.CONTROL, auth.PROBE)),
             self._accept,
             f"rank {mine.rank}",
         )
@@ -81,7 +86,10 @@ class Links:
         """Wait until links to all ``peers`` stand; RendezvousError after ``timeout`` seconds, or what ``failure``
         returns in the meantime."""
         deadline = time.monotonic() + timeout
-        waiting = self._loop.start(self._want(role, sorted(peers)))
+        links = [self._link(role, peer) for peer in sorted(peers)]
+        for link in links:
+            link.addresses = self._addresses[link.peer]
+        waiting = self._loop.start(self._want(links))
         try:
             while True:
                 remaining = deadline - time.monotonic()
@@ -95,6 +103,31 @@ class Links:
         finally:
             waiting.cancel()
 
+    def reach(
+        self, wanted: Mapping[tuple[int, int], Sequence[dial.Address]], seconds: float
+    ) -> dict[tuple[int, int], socket.socket]:
+        """The connections of a probe that stand after so many seconds at most, for each (peer, number) and its
+        addresses; without any it is left to the peer to connect. The other side may not have all of them."""
+        links = {key: self._link(auth.PROBE, *key) for key in wanted}
+        for key, addresses in wanted.items():
+            links[key].addresses = addresses
+        waiting = self._loop.start(self._want(list(links.values())))
+        try:
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                waiting.result(seconds)
+        finally:
+            waiting.cancel()
+            self._loop.run(self._stop(list(links.values())))
+        found = {key: link.reached for key, link in links.items() if link.reached is not None}
+        for key in found:
+            links[key].reached = None
+        return found
+
+    async def _stop(self, links: Sequence[_Link]) -> None:
+        for link in links:
+            if link.dialling:
+                link.dialling.cancel()
+
     def close(self) -> None:
         """Stop listening and dialling; links that were attached are the engine's. May be called twice."""
         if not self._loop.closed:
@@ -103,6 +136,8 @@ class Links:
             for link in self._links.values():
                 for session in list(link.sessions):
                     self._expire(link, session)
+                if link.reached is not None:
+                    link.reached.close()
             del self._attach  # an event loop leaves cycles behind, and none shall hold the engine
 
     def _give_up(self, role: int, peers: Iterable[int], timeout: float) -> RendezvousError:
@@ -118,13 +153,12 @@ class Links:
             rank=missing[0].peer if missing else -1,
         )
 
-    def _link(self, role: int, peer: int) -> _Link:
-        return self._links.setdefault((role, peer), _Link(role, peer))
+    def _link(self, role: int, peer: int, number: int = 0) -> _Link:
+        return self._links.setdefault((role, peer, number), _Link(role, peer, number))
 
-    async def _want(self, role: int, peers: list[int]) -> None:
-        links = [self._link(role, peer) for peer in peers]
+    async def _want(self, links: Sequence[_Link]) -> None:
         for link in links:
-            if not link.attached.is_set() and link.dialling is None:
+            if link.addresses and not link.attached.is_set() and link.dialling is None:
                 link.dialling = asyncio.create_task(self._dial(link))
         for link in links:
             await link.attached.wait()
@@ -136,7 +170,7 @@ class Links:
         noticed = False
         while not link.attached.is_set():
             try:
-                await dial.race(self._addresses[link.peer], lambda address: self._attempt(link, address))
+                await dial.race(link.addresses, lambda address: self._attempt(link, address))
             except dial.Unreachable as error:
                 link.unreachable = error
             if not noticed and time.monotonic() - started > NOTICE_SECONDS:
@@ -159,7 +193,12 @@ class Links:
         try:
             for index in range(count):
                 hello = replace(
-                    self._mine, role=link.role, peer=link.peer, stream=index, streams=count, session=session
+                    self._mine,
+                    role=link.role,
+                    peer=link.peer,
+                    stream=link.number + index,
+                    streams=count,
+                    session=session,
                 )
                 sock, _ = await dial.connect(address, auth.client(self._secret, hello))
                 streams.append(sock)
@@ -170,7 +209,7 @@ class Links:
 
     async def _accept(self, sock: socket.socket, hello: auth.Hello) -> None:
         """Gather the streams of a candidate; the last one to come carries it on."""
-        link = self._link(hello.role, hello.rank)
+        link = self._link(hello.role, hello.rank, hello.stream if hello.role == auth.PROBE else 0)
         if hello.session not in link.sessions:
             link.sessions[hello.session] = {}
             asyncio.get_running_loop().call_later(auth.HANDSHAKE_SECONDS, self._expire, link, hello.session)
@@ -205,7 +244,10 @@ class Links:
                 raise
         elif await auth.receive_async(streams[0], len(CHOSEN)) != CHOSEN:
             raise auth.Refused("it answers something else than its choice")
-        self._attach(link.role, link.peer, [sock.detach() for sock in streams])
+        if link.role == auth.PROBE:
+            (link.reached,) = streams
+        else:
+            self._attach(link.role, link.peer, [sock.detach() for sock in streams])
         link.attached.set()
         if link.dialling:
             link.dialling.cancel()

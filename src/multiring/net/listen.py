@@ -22,17 +22,28 @@ UNPROVEN = 256
 _log = logging.getLogger("multiring")
 
 
+class NoFreePort(ResourceError):
+    """No port of those to choose from can be had; ``forbidden`` if the last was refused to this user."""
+
+    def __init__(self, message: str, *, forbidden: bool) -> None:
+        super().__init__(message)
+        self.forbidden = forbidden
+
+
 def bind(host: str, ports: range | None) -> socket.socket:
     """A non-blocking TCP socket that listens on ``host`` ("" for every address, IPv4 and IPv6), on the first free port
-    of ``ports`` (any if None); ResourceError if there is none."""
+    of ``ports`` (any if None); NoFreePort, which is a ResourceError, if there is none."""
+    forbidden = False
     for port in ports or (0,):
         try:
             return _bind(host, port)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise ResourceError(f"cannot listen on {host or 'any address'}: {error.strerror}") from error
+            forbidden = error.errno == errno.EACCES
     span = f"in {ports[0]}-{ports[-1]}: widen MULTIRING_PORTS" if ports else "at all: raise the system's port range"
-    raise ResourceError(f"no free port on {host or 'any address'} {span}, or end what occupies them")
+    message = f"no free port on {host or 'any address'} {span}, or end what occupies them"
+    raise NoFreePort(message, forbidden=forbidden)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import select
+import socket
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from multiring.errors import ResourceError, system_message
+
 _T = TypeVar("_T")
+
+
+def check_room() -> None:
+    """ResourceError unless an event loop can be created: one that fails half-way complains when it is collected."""
+    try:
+        one, other = socket.socketpair()
+        with one, other, select.epoll():
+            pass
+    except OSError as error:
+        raise ResourceError(f"cannot create an event loop: {system_message(error)}") from error
 
 
 class LoopThread:
     """Runs coroutines in a daemon thread until closed."""
 
     def __init__(self, name: str) -> None:
+        check_room()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..cost import (
-    FEWEST_SEGMENTS,
     LOCAL_MESSAGE_SECONDS,
-    MOST_SEGMENTS,
     SECONDS_PER_REDUCED_BYTE,
-    WINDOW_BYTES,
     WIRE_MESSAGE_SECONDS,
 )
 from ..plan import Plan
@@ -69,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Seconds a byte reduced, seconds a further message in a step, and what the native engine keeps in flight.
+    """Seconds a byte reduced, seconds a further message in a step, and the calls that are in flight at most.
 
     A rank's thread does one thing at a time. Half of a message's overhead is the sender's, half the receiver's; the
     latency of a link holds the overhead of one message.
@@ -78,14 +75,7 @@ class Speeds:
     gamma: float = SECONDS_PER_REDUCED_BYTE
     local_overhead: float = LOCAL_MESSAGE_SECONDS
     wire_overhead: float = WIRE_MESSAGE_SECONDS
-    window_bytes: int = WINDOW_BYTES
-    fewest_segments: int = FEWEST_SEGMENTS
-    most_segments: int = MOST_SEGMENTS
     lanes: int = 8
-
-    def window(self, segment_bytes: int) -> int:
-        """Segments in flight of one call; ``segment_bytes`` of all blocks together."""
-        return min(max(self.window_bytes // segment_bytes, self.fewest_segments), self.most_segments)
 
 
 def check_world(calls: Sequence[Call], world_size: int) -> None:

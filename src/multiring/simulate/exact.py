@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+from ..cost import NARROW_PART
 from ..plan import Plan
 from ..schedule import REDUCE, SEND, Schedule, cut, schedule
 from ..topology import Topology
@@ -33,7 +34,7 @@ def simulate_exactly(topology: Topology, calls: Sequence[Call], speeds: Speeds |
 
 @dataclass(frozen=True, slots=True)
 class _Send:
-    nbytes: int
+    nbytes: float
     peers: tuple[int, ...]
     seconds: float
 
@@ -128,8 +129,7 @@ class _Rank:
 
     def _fill_window(self, number: int) -> None:
         call = self._cluster.calls[number]
-        window = self._cluster.speeds.window(call.segment_bytes)
-        while self._begun[number] < min(self._first[number] + window, call.segments):
+        while self._begun[number] < min(self._first[number] + call.plan.window, call.segments):
             segment = self._begun[number]
             self._begun[number] += 1
             row = self._row(number, segment)
@@ -211,7 +211,8 @@ class _Rank:
             peers = tuple(peer for peer in instruction.peers if peer != self._rank)
             seconds = sum(self._cluster.overhead(self._rank, peer) for peer in peers) / 2
             if instruction.kind == SEND:
-                program.append(_Send(size, peers, seconds))
+                sent = size * NARROW_PART if instruction.wire else size
+                program.append(_Send(sent, peers, seconds))
                 continue
             if instruction.kind == REDUCE:
                 seconds += self._cluster.speeds.gamma * size * (len(instruction.peers) - 1)

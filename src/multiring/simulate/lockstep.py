@@ -15,6 +15,7 @@ from math import ceil
 
 import numpy as np
 
+from ..cost import FEWEST_SEGMENTS, MOST_SEGMENTS
 from ..plan import Plan
 from ..topology import Topology
 from .calls import Call, Load, Outcome, Speeds, check_world
@@ -39,13 +40,20 @@ def simulate_in_lockstep(topology: Topology, calls: Sequence[Call], speeds: Spee
 
 
 def with_fastest_segments(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds | None = None) -> Plan:
-    """The plan with the segments that are fastest for a call by itself: its own, or one of ``SEGMENT_BYTES``."""
+    """The plan with the segments that are fastest for a call by itself: its own, or one of ``SEGMENT_BYTES``, as many
+    bytes in flight."""
     if not plan.phases:
         return plan
     sizes = {plan.segment_bytes, *(size for size in SEGMENT_BYTES if size < nbytes), max(nbytes, 64)}
-    calls = [Call(replace(plan, segment_bytes=size), nbytes) for size in sorted(sizes)]
+    plans = [replace(plan, segment_bytes=size, window=_window(plan, size)) for size in sorted(sizes)]
+    calls = [Call(each, nbytes) for each in plans]
     cluster = _Cluster(topology, calls, speeds or Speeds())
     return min(calls, key=lambda call: _Lockstep(cluster, [call], TRIAL_STEPS).run().seconds).plan
+
+
+def _window(plan: Plan, segment_bytes: int) -> int:
+    in_flight = plan.window * plan.segment_bytes // segment_bytes
+    return min(max(in_flight, FEWEST_SEGMENTS), MOST_SEGMENTS)
 
 
 class _Cluster:
@@ -158,8 +166,7 @@ class _Lockstep:
 
     def _fill_window(self, number: int) -> None:
         call, flying = self._calls[number], self._flying[number]
-        window = self._speeds.window(call.segment_bytes)
-        while len(flying) < window and self._begun[number] < call.segments:
+        while len(flying) < call.plan.window and self._begun[number] < call.segments:
             row = _Row(number, call.bytes_of(self._begun[number]))
             self._begun[number] += 1
             flying.append(row)

@@ -7,13 +7,14 @@ Where a plan is the same for many ranks, so are these sums, and one link stands 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cost import NARROW_PART
 from ..methods import Reduce, steps
 from ..plan import Phase, Plan
 from .calls import Speeds
@@ -60,7 +61,8 @@ def rounds(plan: Plan, links: Links, speeds: Speeds) -> Iterator[Round]:
         begin = 0
         for end in ends:
             running = [(ring, ring.at(begin)) for ring in rings if begin < ring.ends[-1]]
-            yield _Sum(links, speeds, running).round(end - begin)
+            summed = _Sum(links, speeds, running).round(end - begin)
+            yield replace(summed, message=NARROW_PART * summed.message) if phase.wire else summed
             begin = end
 
 

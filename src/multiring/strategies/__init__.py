@@ -18,8 +18,8 @@ from ..plan import WHOLE, Phase, Plan, Ring
 from ..topology import Topology
 from .double_tree import double_tree, equal_hosts
 
-SEGMENT_BYTES = 256 << 10
-"""Unless the planner says otherwise."""
+SEGMENT_BYTES, WINDOW = 256 << 10, 4
+"""Of a segment, and segments in flight, unless the planner says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _given_rings(sizes: Sequence[int], topology: Topology, nbytes: int) -> Plan:
 
 
 def _double_tree(topology: Topology, nbytes: int) -> Plan:
-    return double_tree(topology, SEGMENT_BYTES)
+    return double_tree(topology, SEGMENT_BYTES, WINDOW)
 
 
 def _planned(topology: Topology, nbytes: int) -> Plan:
@@ -112,16 +112,16 @@ def _server(topology: Topology, nbytes: int) -> Plan:
     """A shard of the parameters on every host; all ranks send it their gradients and fetch the sums."""
     size = topology.world_size
     if size == 1:
-        return Plan("all_reduce", 1, (), SEGMENT_BYTES)
+        return Plan("all_reduce", 1, (), SEGMENT_BYTES, window=WINDOW)
     servers = {topology.hosts.index(host) for host in set(topology.hosts)}
     ring = Ring(tuple(range(size)), (WHOLE,), tuple(int(rank in servers) for rank in range(size)))
     level = "+".join(topology.levels)
     phases = (Phase("reduce_scatter", level, "direct", (ring,)), Phase("all_gather", level, "direct", (ring,)))
-    return Plan("all_reduce", size, phases, SEGMENT_BYTES)
+    return Plan("all_reduce", size, phases, SEGMENT_BYTES, window=WINDOW)
 
 
 def _composed(topology: Topology, stages: Sequence[Stage]) -> Plan:
-    return compose(topology, "all_reduce", stages, SEGMENT_BYTES)
+    return compose(topology, "all_reduce", stages, SEGMENT_BYTES, window=WINDOW)
 
 
 _ALL = (

@@ -24,7 +24,7 @@ _Edge = tuple[int, int]
 """A parent and a child."""
 
 
-def double_tree(topology: Topology, segment_bytes: int) -> Plan:
+def double_tree(topology: Topology, segment_bytes: int, window: int) -> Plan:
     """Rings reduce in the hosts; ranks with the same local index form two trees over their share of the bytes."""
     hosts = equal_hosts(topology)
     width = len(hosts[0])
@@ -38,7 +38,7 @@ def double_tree(topology: Topology, segment_bytes: int) -> Plan:
         rings = list(_rings(hosts, pieces, _edges(len(hosts), height)))
         out.append(Phase("reduce", "host", "direct", rings))
         back.append(Phase("broadcast", "host", "direct", rings))
-    return Plan("all_reduce", topology.world_size, (*out, *back[::-1]), segment_bytes)
+    return Plan("all_reduce", topology.world_size, (*out, *back[::-1]), segment_bytes, window=window)
 
 
 def equal_hosts(topology: Topology) -> list[tuple[int, ...]]:

@@ -3,8 +3,20 @@
 ``init_process_group("multiring")`` needs no import of this module.
 """
 
-from multiring.torch.hooks import comm_hook
+from multiring.api import broadcast_object
+from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
+from multiring.torch.hooks import Weighted, comm_hook
+from multiring.torch.optimizer import DistributedOptimizer
 from multiring.torch.options import Options
 from multiring.torch.start import init
 
-__all__ = ["Options", "comm_hook", "init"]
+__all__ = [
+    "DistributedOptimizer",
+    "Options",
+    "Weighted",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "comm_hook",
+    "init",
+]

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from multiring import _native
+
 _T = TypeVar("_T")
 
 _OPS: dict[Any, str] = {
@@ -21,20 +23,8 @@ _OPS: dict[Any, str] = {
     dist.ReduceOp.BXOR: "bxor",
 }
 
-_REDUCIBLE = {
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-}
+_REDUCIBLE = {getattr(torch, name) for name in _native.DTYPES if hasattr(torch, name)}
+_IN_NUMPY = {dtype for dtype in _REDUCIBLE if not str(dtype).startswith(("torch.bfloat", "torch.float8"))}
 
 
 def op_name(op: dist.ReduceOp) -> str:
@@ -64,7 +54,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach() if tensor.requires_grad else tensor
     if plain.is_contiguous():
         return plain if plain.dim() == 1 else plain.view(-1)
-    if _dense(plain):
+    if dense(plain):
         return plain.as_strided((plain.numel(),), (1,))
     raise ValueError(
         f"a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} has gaps or overlaps in memory: "
@@ -72,7 +62,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+def dense(tensor: torch.Tensor) -> bool:
     """Whether the tensor is a permutation of a contiguous one, such as in channels_last."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -97,5 +87,5 @@ def reducible(tensor: torch.Tensor) -> Any:
 
 
 def _shared(elements: torch.Tensor) -> Any:
-    """The same memory as the NumPy array that the communicator describes fastest; NumPy has no bfloat16."""
-    return elements if elements.dtype == torch.bfloat16 else elements.numpy()
+    """The same memory as the NumPy array that the communicator describes fastest, where NumPy has the format."""
+    return elements.numpy() if elements.dtype in _IN_NUMPY else elements

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from types import FrameType
 from typing import Any
@@ -61,7 +62,7 @@ def _join(settings: Any, options: Options | None) -> rendezvous.World:
         lambda _: contextlib.nullcontext(meeting),
         f"torch group {settings.group_id}",
         launch.generation,
-        launch.restart,
+        launch.restart or bootstrap.torch_restart(os.environ),
     )
     return rendezvous.join(place, env.read(env.Settings, **(options.settings if options else {})))
 

@@ -9,16 +9,39 @@ import multiring
 from multiring.comm import Communicator
 from multiring.torch.buffers import reducible
 from multiring.torch.work import OrderedWatcher, Work
+from multiring.weights import share
 
 _watcher = OrderedWatcher()
 
 
-def comm_hook(state: Communicator | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+class Weighted:
+    """State of `comm_hook` for ranks with different numbers of samples: set ``weight`` before each backward pass.
+
+    ``group`` is the communicator, None for the default one.
+    """
+
+    def __init__(self, weight: float = 1.0, group: Communicator | None = None) -> None:
+        self.weight = weight
+        self.group = group
+        self._share = 1.0
+
+    def scale(self, bucket: GradBucket) -> None:
+        """Multiply a bucket by this rank's share, which the ranks settle before the first bucket of a pass."""
+        if bucket.index() == 0:
+            self._share = share(multiring.init() if self.group is None else self.group, self.weight)
+        bucket.buffer().mul_(self._share)
+
+
+def comm_hook(state: Communicator | Weighted | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients: ``net.register_comm_hook(None, multiring.torch.comm_hook)``.
 
-    ``state`` is the communicator, None for the default one, which `multiring.init` has made.
+    ``state`` is the communicator, None for the default one, which `multiring.init` has made, or `Weighted`.
     """
     buffer = bucket.buffer()
-    part = multiring.all_reduce(reducible(buffer), "avg", group=state, async_op=True)
+    if isinstance(state, Weighted):
+        state.scale(bucket)
+        part = multiring.all_reduce(reducible(buffer), "sum", group=state.group, async_op=True)
+    else:
+        part = multiring.all_reduce(reducible(buffer), "avg", group=state, async_op=True)
     future = Work([part], [buffer], watcher=_watcher).get_future()
     return future.then(lambda done: done.value()[0])

@@ -31,11 +31,9 @@ from torch._C._distributed_c10d import (
 
 from multiring.comm import Communicator
 from multiring.torch.buffers import flat, only, op_name, raw, reducible
+from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.torch.work import OrderedWatcher, Part, Watcher, Work
-
-# Messages of collectives that are no plans; torch's own tags are not negative.
-_GATHER, _SCATTER, _ALL_TO_ALL = -1, -2, -3
 
 Finish = Callable[[], None]
 
@@ -96,6 +94,7 @@ class MultiringGroup(dist.ProcessGroup):
 
     # --- collectives ---
 
+    @recorded("all_reduce")
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         opts = opts or AllreduceOptions()
         tensor = only(tensors)
@@ -104,52 +103,63 @@ class MultiringGroup(dist.ProcessGroup):
             return self._work([], tensors)
         return self._work([self._all_reduce(tensor, opts)], tensors)
 
+    @recorded("all_reduce")
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         opts = opts or AllreduceCoalescedOptions()
         return self._work([self._all_reduce(tensor, opts) for tensor in tensors], tensors)
 
+    @recorded("broadcast")
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
         opts = opts or BroadcastOptions()
         return self._work([self._step(opts, self.communicator.broadcast, raw(only(tensors)), opts.rootRank)], tensors)
 
+    @recorded("reduce")
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         opts = opts or ReduceOptions()
         x, op = reducible(only(tensors)), op_name(opts.reduceOp)
         return self._work([self._step(opts, self.communicator.reduce, x, op, opts.rootRank)], tensors)
 
+    @recorded("all_gather", argument=1)
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = opts or AllgatherOptions()
         return self._work([self._all_gather_list(only(outputs), only(inputs), opts)], outputs)
 
+    @recorded("all_gather", argument=1)
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = opts or AllgatherOptions()
         of_input = [list(blocks) for blocks in zip(*outputs, strict=True)]
         pairs = zip(of_input, inputs, strict=True)
         return self._work([self._all_gather_list(blocks, tensor, opts) for blocks, tensor in pairs], outputs)
 
+    @recorded("all_gather", argument=1)
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         opts = opts or AllgatherOptions()
         return self._work([self._all_gather(output, input, opts)], [output])
 
+    @recorded("all_gather", argument=1)
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = opts or AllgatherOptions()
         pairs = zip(outputs, inputs, strict=True)
         return self._work([self._all_gather(output, tensor, opts) for output, tensor in pairs], outputs)
 
+    @recorded("reduce_scatter", argument=1)
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         opts = opts or ReduceScatterOptions()
         blocks = torch.cat([flat(tensor) for tensor in only(inputs)])
         return self._work([self._reduce_scatter(only(outputs), blocks, opts)], outputs)
 
+    @recorded("reduce_scatter", argument=1)
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         opts = opts or ReduceScatterOptions()
         return self._work([self._reduce_scatter(output, input, opts)], [output])
 
+    @recorded("reduce_scatter", argument=1)
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = opts or ReduceScatterOptions()
         pairs = zip(outputs, inputs, strict=True)
         return self._work([self._reduce_scatter(output, tensor, opts) for output, tensor in pairs], outputs)
 
+    @recorded("all_to_all", argument=1)
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
@@ -160,47 +170,51 @@ class MultiringGroup(dist.ProcessGroup):
         inputs = _rows(input, input_splits or _equal(input, self.size()))
         return self._work([self._exchange(outputs, inputs, opts)], [output])
 
+    @recorded("all_to_all", argument=1)
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = opts or AllToAllOptions()
         return self._work([self._exchange(outputs, inputs, opts)], outputs)
 
+    @recorded("gather", argument=1)
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = opts or GatherOptions()
         tensor = only(inputs)
         if self.rank() != opts.rootRank:
-            return self._work([Step([self._send(tensor, opts.rootRank, _GATHER, opts)])], [])
+            return self._work([Step([self._part_to("gather", tensor, opts.rootRank, opts)])], [])
         blocks = only(outputs)
         blocks[self.rank()].copy_(tensor)
-        return self._work([Step([self._recv(blocks[peer], peer, _GATHER, opts) for peer in self._others()])], outputs)
+        parts = [self._part_from("gather", blocks[peer], peer, opts) for peer in self._others()]
+        return self._work([Step(parts)], outputs)
 
+    @recorded("scatter")
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         opts = opts or ScatterOptions()
         tensor = only(outputs)
         if self.rank() != opts.rootRank:
-            return self._work([Step([self._recv(tensor, opts.rootRank, _SCATTER, opts)])], outputs)
+            return self._work([Step([self._part_from("scatter", tensor, opts.rootRank, opts)])], outputs)
         blocks = only(inputs)
         tensor.copy_(blocks[self.rank()])
-        return self._work([Step([self._send(blocks[peer], peer, _SCATTER, opts) for peer in self._others()])], outputs)
+        parts = [self._part_to("scatter", blocks[peer], peer, opts) for peer in self._others()]
+        return self._work([Step(parts)], outputs)
 
+    @recorded("barrier", argument=-1)
     def barrier(self, opts: Any = None) -> Work:
         opts = opts or BarrierOptions()
         return self._work([self._step(opts, self.communicator.barrier)], [])
 
     # --- messages ---
 
+    @recorded("send")
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
         return Work([self._send(only(tensors), dstRank, tag)], tensors, watcher=self._messages)
 
+    @recorded("recv")
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
-        return Work([self._recv(only(tensors), srcRank, tag)], tensors, watcher=self._messages, source=srcRank)
+        return Work([self._recv(only(tensors), srcRank, tag)], tensors, watcher=self._messages)
 
+    @recorded("recv")
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
-        if self.size() != 2:
-            raise NotImplementedError(
-                f"multiring receives from any source in groups of 2 ranks only, and this one has {self.size()}: "
-                "name the source, as in recv(tensor, src=0)"
-            )
-        return self.recv(tensors, 1 - self.rank(), tag)
+        return Work([self._recv(only(tensors), None, tag)], tensors, watcher=self._messages)
 
     # --- names that torch used before 2.13 ---
 
@@ -230,13 +244,19 @@ class MultiringGroup(dist.ProcessGroup):
             work.wait()
         return work
 
-    def _send(self, tensor: Tensor, peer: int, tag: int, opts: Any = None) -> Part:
-        part: Part = self.communicator.send(raw(tensor), peer, tag, async_op=True, timeout=self._seconds(opts))
+    def _send(self, tensor: Tensor, peer: int, tag: int) -> Part:
+        part: Part = self.communicator.send(raw(tensor), peer, tag, async_op=True, timeout=self._timeout)
         return part
 
-    def _recv(self, tensor: Tensor, peer: int, tag: int, opts: Any = None) -> Part:
-        part: Part = self.communicator.recv(raw(tensor), peer, tag, async_op=True, timeout=self._seconds(opts))
+    def _recv(self, tensor: Tensor, peer: int | None, tag: int) -> Part:
+        part: Part = self.communicator.recv(raw(tensor), peer, tag, async_op=True, timeout=self._timeout)
         return part
+
+    def _part_to(self, collective: str, tensor: Tensor, peer: int, opts: Any) -> Part:
+        return self.communicator.send_part(collective, raw(tensor), peer, self._seconds(opts))
+
+    def _part_from(self, collective: str, tensor: Tensor, peer: int, opts: Any) -> Part:
+        return self.communicator.recv_part(collective, raw(tensor), peer, self._seconds(opts))
 
     def _check(self, name: str, whole: Tensor, count: int, other: Tensor) -> None:
         """ValueError unless ``whole`` has ``count`` elements of the type of ``other``."""
@@ -250,7 +270,15 @@ class MultiringGroup(dist.ProcessGroup):
         return [rank for rank in range(self.size()) if rank != self.rank()]
 
     def _all_reduce(self, tensor: Tensor, opts: Any) -> Step:
-        return self._step(opts, self.communicator.all_reduce, reducible(tensor), op_name(opts.reduceOp))
+        op = op_name(opts.reduceOp)
+        if op != "avg" or tensor.is_floating_point() or tensor.is_complex():
+            return self._step(opts, self.communicator.all_reduce, reducible(tensor), op)
+        step = self._step(opts, self.communicator.all_reduce, reducible(tensor), "sum")  # as NCCL averages integers
+
+        def finish() -> None:
+            tensor.div_(self.size(), rounding_mode="trunc")
+
+        return Step(step.parts, finish)
 
     def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> Step:
         self._check("all_gather", output, self.size() * input.numel(), input)
@@ -283,8 +311,8 @@ class MultiringGroup(dist.ProcessGroup):
     def _exchange(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> Step:
         """An all-to-all of any sizes: a message to and from every other rank."""
         outputs[self.rank()].copy_(inputs[self.rank()])
-        receives = [self._recv(outputs[peer], peer, _ALL_TO_ALL, opts) for peer in self._others()]
-        return Step([*receives, *(self._send(inputs[peer], peer, _ALL_TO_ALL, opts) for peer in self._others())])
+        receives = [self._part_from("all_to_all", outputs[peer], peer, opts) for peer in self._others()]
+        return Step([*receives, *(self._part_to("all_to_all", inputs[peer], peer, opts) for peer in self._others())])
 
 
 def _rows(tensor: Tensor, counts: list[int]) -> tuple[Tensor, ...]:

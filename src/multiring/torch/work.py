@@ -18,14 +18,14 @@ class Part(Protocol):
 
     def done(self) -> bool: ...
 
-    def wait(self, timeout: float | None = None) -> None: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
 
 
 class Work(dist.Work):
     """One or more works of the communicator and what remains to be done after them.
 
     ``finish`` moves what arrived from staging into the caller's tensors. It is called once, in the thread that first
-    asks for the outcome. ``result`` is the value of the future; ``source`` the rank that a receive heard from.
+    asks for the outcome. ``result`` is the value of the future.
     """
 
     def __init__(
@@ -35,17 +35,24 @@ class Work(dist.Work):
         finish: Sequence[Callable[[], None]] = (),
         *,
         watcher: Watcher,
-        source: int = -1,
     ) -> None:
         super().__init__()
         self._parts = parts
         self._result = result
         self._finish = finish
         self._watcher = watcher
-        self._source = source
         self._lock = threading.Lock()
         self._settled = False
         self._future: torch.futures.Future[Any] | None = None
+        self._then: Callable[[], None] | None = None
+
+    def when_known(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once, in the thread that first learns how this ended."""
+        with self._lock:
+            if not self._settled:
+                self._then = then
+                return
+        then()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until done; raise what went wrong, or CollectiveTimeout when ``timeout`` (0: no limit) is up."""
@@ -53,14 +60,26 @@ class Work(dist.Work):
             return True
         seconds = timeout.total_seconds()
         deadline = time.monotonic() + seconds if seconds > 0 else None
-        for part in self._parts:
-            part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        try:
+            for part in self._parts:
+                part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except Exception:
+            if all(part.done() for part in self._parts):
+                self._tell()
+            raise
         with self._lock:
             if not self._settled:
                 for step in self._finish:
                     step()
                 self._settled = True
+        self._tell()
         return True
+
+    def _tell(self) -> None:
+        with self._lock:
+            then, self._then = self._then, None
+        if then is not None:
+            then()
 
     def is_completed(self) -> bool:
         """Whether it succeeded or failed; the tensors may be used then."""
@@ -92,9 +111,12 @@ class Work(dist.Work):
         return self._result
 
     def source_rank(self) -> int:
-        """The rank that a receive heard from."""
+        """The rank, within the group, that a receive heard from."""
         self.wait()
-        return self._source
+        source = self._parts[0].wait() if self._parts else None
+        if not isinstance(source, int):
+            raise RuntimeError("only a receive has a source rank")
+        return source
 
     _source_rank = source_rank
 
@@ -124,29 +146,47 @@ class Watcher:
 class OrderedWatcher(Watcher):
     """Completes the futures of one group's collectives in the order in which they were started.
 
-    One thread suffices: no collective waits for a later one of its group. It is started by the first future.
+    One thread at a time waits for the oldest, since no collective waits for a later one of its group. But what is
+    called when a future completes may: before a thread completes one, another is ready to take its turn.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Work, torch.futures.Future[None]] | None] = queue.SimpleQueue()
+        self._turn = threading.Lock()
         self._lock = threading.Lock()
-        self._running = False
+        self._ready = 0  # threads that have the turn or wait for it
 
     def watch(self, work: Work, completed: torch.futures.Future[None]) -> None:
         self._queue.put((work, completed))
-        with self._lock:
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name="multiring-futures", daemon=True).start()
+        self._have_one_ready()
 
     def close(self) -> None:
-        """End the thread after the futures that it has."""
+        """End the threads after the futures that they have."""
         self._queue.put(None)
 
+    def _have_one_ready(self) -> None:
+        with self._lock:
+            if self._ready:
+                return
+            self._ready = 1
+        threading.Thread(target=self._run, name="multiring-futures", daemon=True).start()
+
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            _complete(*item)
-            del item  # the tensors of a finished work are not kept until the next one
+        while True:
+            with self._turn:
+                item = self._queue.get()
+                if item is None:
+                    self._queue.put(None)  # for the others
+                    return
+                work, completed = item
+                work.exception()
+            with self._lock:
+                self._ready -= 1
+            self._have_one_ready()
+            completed.set_result(None)
+            del item, work, completed  # the tensors of a finished work are not kept until the next one
+            with self._lock:
+                self._ready += 1
 
 
 def _complete(work: Work, completed: torch.futures.Future[None]) -> None:

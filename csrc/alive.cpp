@@ -1,0 +1,224 @@
+// The progress thread's watch over the other ranks: it tells them that this one lives and what it waits for, notices
+// who falls silent, and finds out whom a waiting call waits for in the end.
+#include <algorithm>
+
+#include "engine.hpp"
+
+namespace multiring {
+namespace {
+
+constexpr auto publishing_interval = std::chrono::milliseconds(10);
+constexpr std::size_t most_beat_bytes = std::size_t{1} << 15;
+
+std::string seconds_text(double seconds) {
+    return readable(seconds < 10 ? 0.1 * static_cast<double>(static_cast<int>(10 * seconds + 0.5))
+                                 : static_cast<double>(static_cast<int>(seconds + 0.5))) +
+           " s";
+}
+
+std::string call_text(Collective collective, std::uint64_t number, std::uint32_t communicator) {
+    const std::string which = number == no_number ? "" : " number " + std::to_string(number);
+    return std::string(name(collective)) + which + " of communicator " + std::to_string(communicator);
+}
+
+}  // namespace
+
+Waiting Engine::waiting_of(const Work& work) const {
+    const Call& call = work.lane != nullptr ? work.lane->call() : work.call;
+    const Communicator& communicator = *call.installed->communicator;
+    Waiting waiting;
+    waiting.number = call.number;
+    waiting.tag = call.tag;
+    waiting.communicator = communicator.id;
+    waiting.seconds = static_cast<float>(age_of(call));
+    waiting.collective = call.collective;
+    waiting.is_blocked = work.waiters.load(std::memory_order_relaxed) > 0;
+    if (work.lane == nullptr) return waiting;
+    if (call.is_point()) waiting.other = communicator.members[call.other];
+    waiting.bytes = work.lane->bytes_left();
+    const std::vector<int> ranks = work.lane->waited_for();
+    waiting.rank_count = static_cast<std::uint8_t>(std::min(ranks.size(), Waiting::most_ranks));
+    std::copy_n(ranks.begin(), waiting.rank_count, waiting.ranks);
+    return waiting;
+}
+
+void Engine::publish_status() {
+    const auto now = Clock::now();
+    if (now < next_publishing_) return;
+    next_publishing_ = now + publishing_interval;
+    const std::uint64_t calls = machine_->operations.load(std::memory_order_relaxed);
+    if (calls != own_calls_) {
+        own_calls_ = calls;
+        last_call_ = now;
+    }
+    Status status;
+    status.rank = options_.rank;
+    status.beats = ++beats_;
+    status.has_called = calls != 0;
+    status.idle = std::chrono::duration<float>(now - last_call_).count();
+    const Machine::LastCall last = machine_->last_call();
+    status.last_communicator = last.communicator;
+    status.last_collective = last.collective;
+    status.last_number = last.number;
+    // A caller that waits for a call waits for those before it in its communicator, too.
+    std::vector<const Communicator*> blocked;
+    for (const auto& work : works_)
+        if (work->waiters.load(std::memory_order_relaxed) > 0) blocked.push_back(work->call.installed->communicator);
+    for (const auto& work : works_) {
+        if (work->lane == nullptr) continue;
+        if (status.waiting_count == Status::most_waiting) {
+            status.has_more = 1;
+            break;
+        }
+        Waiting waiting = waiting_of(*work);
+        if (!work->call.is_point())
+            waiting.is_blocked |=
+                std::find(blocked.begin(), blocked.end(), work->call.installed->communicator) != blocked.end();
+        status.waiting[status.waiting_count++] = waiting;
+    }
+    arena_->header().status.publish(status);
+    liveness_.set_own(status);
+}
+
+// Several times a second, whatever else the progress thread does.
+void Engine::beat() {
+    const auto now = Clock::now();
+    if (now < next_beat_) return;
+    next_beat_ = now + liveness_.interval();
+    publish_status();
+    std::vector<const LocalLink*> local;
+    std::vector<bool> departed;
+    {
+        const std::lock_guard lock(mutex_);
+        local = local_links_;
+        departed = departed_;
+    }
+    const std::vector<int> edges = control_->edges();
+    liveness_.look(local, edges, departed, !works_.empty());
+    const bool passes_on = ++looks_ % 2 == 0 && liveness_.is_trouble();
+    for (const int edge : edges) {
+        std::vector<std::vector<std::byte>> pieces;
+        if (passes_on) pieces = liveness_.to_pass_on(edge, most_beat_bytes);
+        if (pieces.empty()) pieces.emplace_back();
+        for (const auto& piece : pieces) control_->send_beat(edge, piece);
+    }
+    if (!edges.empty()) liveness_.publish_heard(arena_->heard());
+    if (failed_.load(std::memory_order_acquire)) return;
+    check_silence();
+    report_lateness();
+}
+
+void Engine::check_silence() {
+    const auto statuses = liveness_.statuses();
+    for (int rank = 0; rank < options_.world_size; ++rank) {
+        const double silent = statuses[static_cast<std::size_t>(rank)].silent;
+        if (liveness_.is_direct(rank) && silent >= liveness_.timeout()) {
+            fail({ErrorKind::peer_lost, rank, host(rank), "", -1,
+                  rank_name(rank) + " has not been heard of for " + seconds_text(silent) +
+                      ": its process is stopped, or its host is down or cannot be reached",
+                  silent});
+            fail_works();
+            return;
+        }
+        if (works_.empty() || liveness_.is_quiet(rank) == named_[static_cast<std::size_t>(rank)]) continue;
+        named_[static_cast<std::size_t>(rank)] = liveness_.is_quiet(rank);
+        if (liveness_.is_quiet(rank))
+            report(rank_name(rank) + " has not been heard of for " + seconds_text(silent) +
+                   ", and counts as lost after " + readable(liveness_.timeout()) + " s; " +
+                   multiring::describe(works_.front()->call) + " is in flight here");
+        else
+            report(rank_name(rank) + " is heard of again");
+    }
+}
+
+// The oldest call that a caller waits for, after a while and then at doubling intervals.
+void Engine::report_lateness() {
+    const auto found = std::find_if(works_.begin(), works_.end(),
+                                    [](const auto& work) { return work->waiters.load(std::memory_order_relaxed) > 0; });
+    if (found == works_.end()) return;
+    Work& work = **found;
+    const double age = age_of(work.call);
+    if (age < std::max(work.next_report, options_.late_seconds)) return;
+    work.next_report = 2 * std::max(work.next_report, options_.late_seconds);
+    const Blame blame = blame_of(work);
+    report(multiring::describe(work.call) + " has waited for " + seconds_text(age) + ": " +
+           (blame.ranks.empty() ? "nobody in particular" : describe(blame)));
+}
+
+void Engine::report(std::string line) {
+    const std::lock_guard lock(mutex_);
+    reports_.push_back(std::move(line));
+    has_reports_.store(true, std::memory_order_release);
+}
+
+std::vector<std::string> Engine::take_reports() {
+    const std::lock_guard lock(mutex_);
+    has_reports_.store(false, std::memory_order_relaxed);
+    return std::exchange(reports_, {});
+}
+
+Blame Engine::blame_of(const Work& work) const {
+    return find_blame(liveness_.statuses(), options_.rank, waiting_of(work), 0.5 * liveness_.quiet_seconds());
+}
+
+std::string Engine::describe(const Blame& blame) const {
+    std::string text;
+    for (const int rank : blame.ranks) {
+        const Status& status = liveness_.statuses()[static_cast<std::size_t>(rank)];
+        if (!text.empty()) text += ", ";
+        text += rank_name(rank);
+        if (blame.guilt == Guilt::silent) {
+            text += " has not been heard of for " + seconds_text(status.silent);
+        } else if (blame.guilt == Guilt::late) {
+            text += " has not called it; ";
+            text += status.has_called
+                        ? "its last call, " +
+                              call_text(status.last_collective, status.last_number, status.last_communicator) +
+                              ", was " + seconds_text(status.idle) + " ago"
+                        : "it has called nothing yet";
+        } else if (blame.guilt == Guilt::circle) {
+            text += " waits in";
+            for (int i = 0; i < status.waiting_count; ++i) {
+                const Waiting& waiting = status.waiting[i];
+                text += (i == 0 ? " " : " and ") + call_text(waiting.collective, waiting.number, waiting.communicator);
+                for (int r = 0; r < waiting.rank_count; ++r)
+                    text += (r == 0 ? " for rank " : ", ") + std::to_string(waiting.ranks[r]);
+            }
+        } else if (blame.guilt == Guilt::sent) {
+            text += " has done its part, which has not arrived";
+        } else if (blame.guilt == Guilt::here) {
+            text += " is in it and waits for nobody";
+        } else {
+            text += " is waited for";
+        }
+    }
+    return blame.guilt == Guilt::circle ? "ranks wait for each other in a circle: " + text : text;
+}
+
+// What a call that has waited too long fails with; `limit` says what is up.
+Failure Engine::timeout_of(const Work& work, const std::string& limit) const {
+    const Call& call = work.lane != nullptr ? work.lane->call() : work.call;
+    const std::vector<int> waited_for = work.lane != nullptr ? work.lane->waited_for() : std::vector<int>{};
+    const Blame blame = blame_of(work);
+    Failure late{blame.guilt == Guilt::circle ? ErrorKind::mismatch : ErrorKind::timeout,
+                 -1,
+                 "",
+                 std::string(call.called()),
+                 static_cast<std::int64_t>(call.number),
+                 multiring::describe(call),
+                 age_of(call)};
+    if (!waited_for.empty()) late.message += " waits for ";
+    for (std::size_t i = 0; i < waited_for.size(); ++i) late.message += (i == 0 ? "" : ", ") + rank_name(waited_for[i]);
+    late.message += limit;
+    if (blame.ranks.empty()) return late;
+    late.rank = blame.ranks.front();
+    late.host = host(late.rank);
+    if (blame.guilt != Guilt::unknown) late.message += ": " + describe(blame);
+    return late;
+}
+
+double Engine::age_of(const Call& call) {
+    return std::chrono::duration<double>(Clock::now() - call.deadline).count() + call.timeout;
+}
+
+}  // namespace multiring

@@ -1,0 +1,89 @@
+#include "c_api.hpp"
+
+#include <array>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "native_calls.hpp"
+
+namespace multiring {
+namespace {
+
+int code_of(ErrorKind kind) {
+    switch (kind) {
+        case ErrorKind::peer_lost: return MULTIRING_PEER_LOST;
+        case ErrorKind::timeout: return MULTIRING_TIMEOUT;
+        case ErrorKind::mismatch: return MULTIRING_MISMATCH;
+        case ErrorKind::resource: return MULTIRING_RESOURCE;
+        default: return MULTIRING_FAILED;
+    }
+}
+
+int write_error(char* error, int code, const std::string& text) {
+    std::snprintf(error, CFunctions::error_bytes, "%s", text.c_str());
+    return code;
+}
+
+template <class Enum, std::size_t n>
+Enum checked(int value, const std::array<std::string_view, n>&, const char* what) {
+    if (value >= 0 && value < static_cast<int>(n)) return static_cast<Enum>(value);
+    throw std::invalid_argument("no " + std::string(what) + " has the number " + std::to_string(value));
+}
+
+int run_collective(int collective, void* data, std::size_t count, int dtype, int op, int root, multiring_callback done,
+                   void* context, char* error) noexcept try {
+    const auto world = published(0);
+    if (root < 0) throw std::invalid_argument("root=" + std::to_string(root) + ": a rank is 0 or more");
+    if (data == nullptr && count != 0) throw std::invalid_argument("data is NULL and count is not 0");
+    const Call call = world->call(checked<Collective>(collective, collective_names, "collective"), data, count,
+                                  checked<Dtype>(dtype, dtype_names, "dtype"), checked<Op>(op, op_names, "op"),
+                                  static_cast<std::uint32_t>(root));
+    if (done == nullptr) {
+        world->engine->run(call, [] {});
+    } else {
+        world->engine->start(call, nullptr, [done, context](const std::optional<Failure>& failure) {
+            if (failure)
+                done(context, code_of(failure->kind), error_text(*failure).c_str());
+            else
+                done(context, MULTIRING_OK, "");
+        });
+    }
+    return MULTIRING_OK;
+} catch (const EngineError& failed) {
+    return write_error(error, code_of(failed.failure.kind), error_text(failed.failure));
+} catch (const std::exception& wrong) {
+    return write_error(error, MULTIRING_USAGE, wrong.what());
+}
+
+}  // namespace
+
+void fill_c_functions(CFunctions& functions, int rank, int world_size) {
+    functions.rank = rank;
+    functions.world_size = world_size;
+    functions.collective = &run_collective;
+    functions.code = MULTIRING_OK;
+}
+
+void clear_c_functions(CFunctions& functions) {
+    functions.rank = functions.world_size = -1;
+    functions.collective = nullptr;
+    functions.code = MULTIRING_OK;
+}
+
+void tell_c_error(CFunctions& functions, const std::string& class_name, const std::string& message) {
+    static constexpr std::pair<const char*, int> codes[] = {
+        {"PeerLost", MULTIRING_PEER_LOST}, {"CollectiveTimeout", MULTIRING_TIMEOUT},
+        {"Mismatch", MULTIRING_MISMATCH},  {"ResourceError", MULTIRING_RESOURCE},
+        {"ValueError", MULTIRING_USAGE},   {"TypeError", MULTIRING_USAGE}};
+    int code = MULTIRING_FAILED;
+    for (const auto& [name, its] : codes)
+        if (class_name == name) code = its;
+    functions.code = write_error(functions.error, code, class_name + ": " + message);
+}
+
+}  // namespace multiring

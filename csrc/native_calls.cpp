@@ -1,0 +1,115 @@
+#include "native_calls.hpp"
+
+#include <bit>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace multiring {
+namespace {
+
+struct Register {
+    std::mutex mutex;
+    std::map<std::uint32_t, std::shared_ptr<Published>> communicators;
+};
+
+Register& registered() {
+    static Register* const all = new Register;  // never destroyed: it holds Python objects, and Python ends before
+    return *all;
+}
+
+// avg would not be exact on integers, and complex numbers have no order.
+bool is_defined(Op op, Dtype dtype) {
+    const auto is = [&](std::string_view kind) { return name(dtype).find(kind) != std::string_view::npos; };
+    if (is("complex")) return op == Op::sum || op == Op::avg;
+    return is("float") ? op <= Op::prod : op != Op::avg;
+}
+
+}  // namespace
+
+Published::Published(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan)
+    : engine(std::move(engine)), rank(rank), size(size), timeout_(timeout), choose_plan_(std::move(choose_plan)) {}
+
+Call Published::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root) {
+    const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter;
+    if (reduces && !is_defined(op, dtype))
+        throw std::invalid_argument(std::string(name(op)) + " is not defined for " + std::string(name(dtype)));
+    if (root >= static_cast<std::uint32_t>(size))
+        throw std::invalid_argument("root=" + std::to_string(root) + ": ranks of this communicator are 0 to " +
+                                    std::to_string(size - 1));
+    const bool blocked = collective == Collective::all_gather || collective == Collective::reduce_scatter ||
+                         collective == Collective::all_to_all;
+    const std::size_t bytes = count * itemsize(dtype) * (blocked ? static_cast<std::size_t>(size) : 1);
+    const std::tuple key(collective, std::bit_width(bytes), root);
+    std::uint32_t handle;
+    {
+        // Not held while Python chooses: it needs the GIL, whose holder may be on its way here.
+        std::unique_lock lock(mutex_);
+        const auto found = handles_.find(key);
+        if (found != handles_.end()) {
+            handle = found->second;
+        } else {
+            lock.unlock();
+            handle = choose_plan_(collective, bytes, root);
+            lock.lock();
+            handles_.emplace(key, handle);
+        }
+    }
+    Call call{};
+    call.installed = &engine->installed(handle);
+    call.collective = collective;
+    call.pointer = static_cast<std::byte*>(pointer);
+    call.count = count;
+    call.dtype = dtype;
+    call.op = reduces ? op : Op::sum;
+    call.root = root;
+    call.timeout = timeout_;
+    return call;
+}
+
+void publish(std::uint32_t communicator, std::shared_ptr<Published> published) {
+    std::shared_ptr<Published> previous;  // released after the lock: that may run Python
+    {
+        const std::lock_guard lock(registered().mutex);
+        previous = std::exchange(registered().communicators[communicator], std::move(published));
+    }
+}
+
+namespace {
+
+template <class Condition>
+void withdraw_where(Condition&& condition) {
+    std::vector<std::shared_ptr<Published>> withdrawn;  // released after the lock: that may run Python
+    const std::lock_guard lock(registered().mutex);
+    std::erase_if(registered().communicators, [&](auto& entry) {
+        if (!condition(entry.first, *entry.second)) return false;
+        withdrawn.push_back(std::move(entry.second));
+        return true;
+    });
+}
+
+}  // namespace
+
+void withdraw(const Engine& engine, std::uint32_t communicator) {
+    withdraw_where(
+        [&](std::uint32_t number, const Published& p) { return number == communicator && p.engine.get() == &engine; });
+}
+
+void withdraw(const Engine& engine) {
+    withdraw_where([&](std::uint32_t, const Published& p) { return p.engine.get() == &engine; });
+}
+
+std::shared_ptr<Published> published(std::uint32_t communicator) {
+    const std::lock_guard lock(registered().mutex);
+    const auto found = registered().communicators.find(communicator);
+    if (found != registered().communicators.end()) return found->second;
+    throw std::runtime_error(communicator == 0 ? std::string("multiring is not initialised")
+                                               : "communicator " + std::to_string(communicator) + " is closed");
+}
+
+std::string error_text(const Failure& failure) {
+    return std::string(class_name(failure.kind)) + ": " + failure.message;
+}
+
+}  // namespace multiring

@@ -1,0 +1,87 @@
+// Status: what a rank tells of itself, or others tell of it: that it lives, what it last did, what it waits for.
+//
+// A rank publishes its own in its arena's header, several times a second, from the progress thread. The lowest ranks of
+// the hosts pass them on over the control connections, while somebody waits, and publish what they hear for the ranks
+// of their host.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "types.hpp"
+
+namespace multiring {
+
+// A call in flight: the wait state of the rank that made it.
+struct Waiting {
+    static constexpr std::size_t most_ranks = 16;  // enough to find a culprit; a late rank is waited for by itself
+
+    std::uint64_t number = 0, tag = 0;
+    std::uint64_t bytes = 0;  // of the buffer, not yet done
+    std::uint32_t communicator = 0;
+    std::int32_t other = -1;  // of a message: the rank at its other end
+    float seconds = 0;        // since it was called
+    Collective collective{};
+    std::uint8_t is_blocked = 0;  // a caller does nothing else until it is done
+    std::uint8_t rank_count = 0;
+    std::uint8_t unused = 0;
+    std::int32_t ranks[most_ranks] = {};  // that it waits for
+
+    bool is_point() const { return collective == Collective::send || collective == Collective::recv; }
+};
+
+struct Status {
+    static constexpr std::size_t most_waiting = 4;
+
+    std::uint64_t beats = 0;  // counts up while the rank lives; 0: nothing is known of it
+    std::uint64_t last_number = 0;
+    std::int32_t rank = -1;
+    std::uint32_t last_communicator = 0;
+    float idle = 0;    // seconds since it last called something
+    float silent = 0;  // seconds without a beat, as seen by who tells it
+    Collective last_collective{};
+    std::uint8_t has_called = 0;  // the `last_` are valid
+    std::uint8_t waiting_count = 0;
+    std::uint8_t has_more = 0;  // calls in flight than are told
+    std::uint8_t unused[4] = {};
+    Waiting waiting[most_waiting] = {};
+
+    std::size_t bytes() const { return offsetof(Status, waiting) + waiting_count * sizeof(Waiting); }
+};
+static_assert(std::is_trivially_copyable_v<Status> && sizeof(Status) % sizeof(std::uint64_t) == 0);
+
+// A status in shared memory: one writer; readers notice when it is written while they read.
+class StatusSlot {
+  public:
+    void publish(const Status& status) {
+        std::array<std::uint64_t, word_count> words;
+        std::memcpy(words.data(), &status, sizeof status);
+        const std::uint32_t turn = __atomic_load_n(&turn_, __ATOMIC_RELAXED);
+        __atomic_store_n(&turn_, turn + 1, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        for (std::size_t i = 0; i < word_count; ++i) __atomic_store_n(&words_[i], words[i], __ATOMIC_RELAXED);
+        __atomic_store_n(&turn_, turn + 2, __ATOMIC_RELEASE);
+    }
+    // False if it is being written (by a rank that was stopped meanwhile, perhaps), or was never.
+    bool read(Status& status) const {
+        std::array<std::uint64_t, word_count> words;
+        const std::uint32_t turn = __atomic_load_n(&turn_, __ATOMIC_ACQUIRE);
+        if (turn == 0 || turn % 2 == 1) return false;
+        for (std::size_t i = 0; i < word_count; ++i) words[i] = __atomic_load_n(&words_[i], __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (__atomic_load_n(&turn_, __ATOMIC_RELAXED) != turn) return false;
+        std::memcpy(static_cast<void*>(&status), words.data(), sizeof status);
+        return true;
+    }
+
+  private:
+    static constexpr std::size_t word_count = sizeof(Status) / sizeof(std::uint64_t);
+    std::uint32_t turn_ = 0;  // odd while it is written
+    std::uint32_t unused_ = 0;
+    std::uint64_t words_[word_count] = {};
+};
+
+}  // namespace multiring

@@ -1,0 +1,186 @@
+"""What `multiring bench` and `multiring lab peers` share: their options, and measuring beside peers in turns."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from multiring.bench import curves, parse_sizes, replay, report
+from multiring.bench.contestants import COLLECTIVES, Api
+from multiring.bench.launches import Entry, Start, alternate
+from multiring.bench.measure import Figure, size_of_buffer
+from multiring.bench.peers import ONLY_ALL_REDUCE, PEERS, remedy
+from multiring.bench.report import through
+from multiring.bound import cut_bound
+from multiring.models import MODELS
+from multiring.planner import plan
+from multiring.recording import Recording, load, save
+from multiring.simulate.training import simulate_step
+from multiring.topology import Topology
+from multiring.units import duration, size
+
+Collective = Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")]
+Launches = Annotated[int, typer.Option(min=1, help="How often each is launched, in turns.")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write figures and conditions here.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw time over size (needs matplotlib).")
+]
+ThroughApi = Annotated[
+    Api | None, typer.Option(help="What multiring is called through.", show_default="what each peer takes; numpy alone")
+]
+
+Replayed = Annotated[
+    str,
+    typer.Option(
+        "--replay",
+        metavar="FILE|MODEL",
+        help=f"Measure training steps instead: those of a recording, or of {', '.join(MODELS)}.",
+        show_default=False,
+    ),
+]
+Samples = Annotated[int, typer.Option(min=1, help="With --replay MODEL: samples a rank and step.")]
+Speed = Annotated[float, typer.Option(min=1e-3, help="With --replay MODEL: samples that a rank trains on in a second.")]
+Steps = Annotated[int, typer.Option(min=1, help="With --replay: steps in a launch.")]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where it is measured: on how many ranks, how they are started, the links between them (None: one host)."""
+
+    about: str
+    world_size: int
+    start: Start
+    topology: Topology | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is measured beside which peers, how often and how long, and where the figures go besides the terminal."""
+
+    collective: str
+    sizes: str
+    api: Api | None
+    peers: Sequence[str]
+    launches: int
+    seconds: float
+    json_file: Path | None
+    plot: Path | None
+
+    def check(self) -> None:
+        """ValueError for what cannot be measured."""
+        if self.collective not in COLLECTIVES:
+            raise ValueError(f"--collective {self.collective!r}: known are {', '.join(COLLECTIVES)}")
+        try:
+            parse_sizes(self.sizes)
+        except ValueError as error:
+            raise ValueError(f"--sizes {self.sizes!r}: expected {error}") from None
+        for peer in self.peers:
+            if peer in ONLY_ALL_REDUCE and self.collective != "all_reduce":
+                raise ValueError(f"--peers {peer}: it has all_reduce only, no {self.collective}")
+        if self.plot is not None:
+            curves.check(self.plot)
+
+    def run(self, site: Site) -> None:
+        """Measure, print, and write what was asked for."""
+        self.check()
+        options = ["--collective", self.collective, "--sizes", self.sizes, "--seconds", str(self.seconds)]
+        apis = _apis(self.api, self.peers)
+        written = alternate(_entries(apis, self.peers, options), self.launches, site.start)
+        figures = {name: [[Figure(**each) for each in launch] for launch in done] for name, done in written.items()}
+        ours = {api.value: figures.pop(f"multiring {api.value}") for api in apis}
+        rows = report.summarise(ours, figures, self.collective, site.world_size, self._bounds(site))
+        title = f"{self.collective}, {site.world_size} ranks {site.about}, float32"
+        report.show(rows, f"{title}, {self.launches} launches; algbw, busbw in GB/s")
+        if self.json_file:
+            self.json_file.write_text(json.dumps(report.record([asdict(row) for row in rows]), indent=1) + "\n")
+        if self.plot:
+            curves.plot(self.plot, rows, title)
+
+    def _bounds(self, site: Site) -> dict[int, float] | None:
+        if site.topology is None:
+            return None
+        sizes = [size_of_buffer(nbytes, site.world_size) for nbytes in parse_sizes(self.sizes)]
+        return {nbytes: cut_bound(site.topology, self.collective, nbytes) for nbytes in sizes}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Which training steps are measured beside which peers, and how often."""
+
+    recording: Recording
+    api: Api | None
+    peers: Sequence[str]
+    launches: int
+    steps: int
+    json_file: Path | None
+
+    def check(self) -> None:
+        """ValueError for what cannot be measured."""
+        for peer in self.peers:
+            if peer in ONLY_ALL_REDUCE:
+                raise ValueError(f"--peers {peer}: it has no asynchronous all_reduce to replay a training step with")
+
+    def run(self, site: Site) -> None:
+        """Measure, print, and write what was asked for."""
+        self.check()
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory, "recording.json")
+            save(self.recording, file)
+            options = ["--replay", str(file), "--steps", str(self.steps)]
+            entries = _entries(_apis(self.api, self.peers), self.peers, options)
+            steps = alternate(entries, self.launches, site.start)
+        rows = replay.rows(self.recording, steps, self._predicted(site))
+        computing, gradients = duration(self.recording.seconds), size(self.recording.nbytes)
+        about = f"{computing} of computation, {gradients} of gradients, on {site.world_size} ranks {site.about}"
+        console = Console()
+        console.print(f"training steps of {self.recording.name}: {about}", highlight=False)
+        console.print(replay.table(rows))
+        if self.json_file:
+            found = report.record([asdict(row) for row in rows])
+            self.json_file.write_text(
+                json.dumps({**found, "computing_seconds": self.recording.seconds}, indent=1) + "\n"
+            )
+
+    def _predicted(self, site: Site) -> float | None:
+        """Seconds of a step with our plans, by the simulator; None on one host, whose memory it does not know."""
+        topology = site.topology
+        if topology is None:
+            return None
+        return simulate_step(topology, self.recording, lambda nbytes: plan(topology, "all_reduce", nbytes)).seconds
+
+
+def recording_of(text: str, samples: int, speed: float) -> Recording:
+    """The recording in a file, or of a known model trained at a speed; ValueError if it is neither."""
+    if text in MODELS:
+        return MODELS[text].recording(samples, speed)
+    if not Path(text).exists():
+        raise ValueError(f"--replay {text}: no such file, and no known model; known are {', '.join(MODELS)}")
+    return load(Path(text))
+
+
+def _apis(api: Api | None, peers: Sequence[str]) -> list[Api]:
+    """What multiring is called through: that which is insisted on, or what each peer takes."""
+    return [api] if api else sorted({through(peer) for peer in peers} or {Api.numpy})
+
+
+def _entries(apis: Sequence[Api], peers: Sequence[str], options: Sequence[str]) -> dict[str, Entry]:
+    ours = {f"multiring {api.value}": Entry("multiring", [*options, "--api", api.value]) for api in apis}
+    return {**ours, **{peer: Entry(peer, options) for peer in peers}}
+
+
+def choose_peers(text: str) -> list[str]:
+    """The peers of a comma-separated list; ValueError for one that is unknown, or not here, with its remedy."""
+    named = list(filter(None, text.split(",")))
+    for name in named:
+        if name not in PEERS:
+            raise ValueError(f"--peers {name}: no such peer; known: {', '.join(PEERS)}")
+        if missing := remedy(name):
+            raise ValueError(f"--peers {name}: it is not here. {missing}")
+    return named

@@ -1,0 +1,147 @@
+"""What `multiring simulate` and `multiring report` share: the scenario that is asked for, and its simulation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from multiring import recording, topology_file, units
+from multiring.machines import MACHINES, machine
+from multiring.models import MODELS, model
+from multiring.recording import Recording
+from multiring.simulate import Speeds
+from multiring.simulate.compare import NAMES, Result, Training, simulate_strategy
+from multiring.simulate.spread import slowest
+
+ITEMSIZES = {"float32": 4, "float16": 2}
+SWEPT = ("hosts", "batch")
+
+Cluster = Annotated[str | None, typer.Option(help=f"A known cluster: {', '.join(MACHINES)}.")]
+Hosts = Annotated[int, typer.Option(min=1, help="Hosts of the machine.")]
+TopologyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Your own cluster, as TOML.")]
+Model = Annotated[str, typer.Option(help=f"A known model: {', '.join(MODELS)}.")]
+Batch = Annotated[int, typer.Option(min=1, help="Samples a rank and step.")]
+Speed = Annotated[
+    float | None,
+    typer.Option(min=1e-3, help="Samples a second that one rank trains on; else as the machine has it."),
+]
+Job = Annotated[Path | None, typer.Option(metavar="FILE", help="Your own model: a recording, as JSON.")]
+Strategies = Annotated[str, typer.Option(help=f"all, or some of {', '.join(NAMES)}, multiring:4x8x8; comma-separated.")]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for, at one point of a sweep."""
+
+    machine: str | None
+    topology: Path | None
+    hosts: int
+    model: str
+    job: Path | None
+    batch: int
+    speed: float | None
+    gradients: str
+    overlap: bool
+    spread: float | None
+
+    def training(self) -> Training:
+        """The training to simulate; ValueError for what is missing or does not fit."""
+        if (self.machine is None) == (self.topology is None):
+            raise ValueError("give the cluster, either by --machine and --hosts or by --topology FILE")
+        here = machine(self.machine) if self.machine else None
+        topology = here.topology(self.hosts) if here else topology_file.load(self.topology or Path())
+        speeds, spread = (here.speeds(), here.spread.value) if here else (Speeds(), 0.0)
+        if self.spread is not None:
+            spread = self.spread / 100
+        return Training(topology, self._recording(), speeds, spread, self.overlap)
+
+    def _recording(self) -> Recording:
+        if self.job is not None:
+            return recording.load(self.job)
+        trained = model(self.model)
+        if self.gradients not in ITEMSIZES:
+            raise ValueError(f"--gradients is {self.gradients!r}; it may be {' or '.join(ITEMSIZES)}")
+        if self.speed is None and self.machine is None:
+            raise ValueError("a topology file does not say how fast its ranks train: give --speed, or --job FILE")
+        speed = self.speed if self.speed is not None else machine(str(self.machine)).speed(trained)
+        return trained.recording(self.batch, speed, ITEMSIZES[self.gradients])
+
+
+@dataclass(frozen=True)
+class Point:
+    """A request, what it came to, and the results of all strategies."""
+
+    request: Request
+    training: Training
+    results: list[Result]
+
+
+def chosen(strategies: str) -> list[str]:
+    """The strategies of an option."""
+    return list(NAMES) if strategies == "all" else strategies.split(",")
+
+
+def swept(request: Request, sweep: str | None) -> list[Request]:
+    """A request for each value of a sweep."""
+    if sweep is None:
+        return [request]
+    key, _, values = sweep.partition("=")
+    if key not in SWEPT:
+        raise ValueError(f"--sweep {sweep!r}: {' or '.join(SWEPT)} can be swept, as in hosts=1..1024 or hosts=4,8,16")
+    if key == "hosts" and request.machine is None:
+        raise ValueError("hosts are swept with --machine; a topology file has its own")
+    return [Request(**{**vars(request), key: value}) for value in parse_values(values)]
+
+
+def parse_values(text: str) -> list[int]:
+    """The numbers of ``1..1024``, doubled from the first to the last, or of ``4,8,16``."""
+    if match := re.fullmatch(r"([1-9]\d*)\.\.([1-9]\d*)", text):
+        value, last = map(int, match.groups())
+        found = []
+        while value < last:
+            found.append(value)
+            value *= 2
+        if value == last or found:
+            return [*found, last]
+    elif re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        return [int(part) for part in text.split(",")]
+    raise ValueError(f"{text!r} is no range: write 1..1024 (doubled from one to the other) or 4,8,16")
+
+
+def simulated(requests: Sequence[Request], names: Sequence[str]) -> list[Point]:
+    """Each request by each strategy."""
+    points = []
+    progress = Console(stderr=True)
+    watched = len(requests) > 1 and progress.is_terminal
+    for request in track(requests, "simulating", console=progress, transient=True) if watched else requests:
+        training = request.training()
+        points.append(Point(request, training, [simulate_strategy(training, name) for name in names]))
+    return points
+
+
+def summary_of(point: Point) -> str:
+    """What is trained where, in a line."""
+    training = point.training
+    ranks = training.topology.world_size
+    hosts = len(set(training.topology.hosts))
+    late = slowest(ranks, training.spread) - 1
+    return (
+        f"{training.recording.name} on {hosts} hosts, {ranks} ranks: {units.duration(training.recording.seconds)} of "
+        f"computation, {units.size(training.recording.nbytes)} of gradients"
+        + (f"; the slowest rank needs {late:.1%} more than the mean" if late else "")
+    )
+
+
+def curves_of(points: Sequence[Point], names: Sequence[str]) -> dict[str, list[float | None]]:
+    """By strategy, the efficiency at each point."""
+    return {
+        name: [p.results[i].efficiency if p.results[i].seconds is not None else None for p in points]
+        for i, name in enumerate(names)
+    }

@@ -1,0 +1,64 @@
+"""What can happen to a link of a lab while a job runs on it.
+
+Packets are lost where a real network loses them, in the switch, so that a sender learns nothing of it: a host's own
+interface stays up. `restore` undoes everything.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+from multiring.lab.cluster import Cluster, LabError
+from multiring.lab.network import Cable, Port, design, shaping
+
+
+def cut(cluster: Cluster, place: str) -> None:
+    """Lose all that goes to or comes from a host, rack or site: LabError if there is no link of that name."""
+    for cable in _cables(cluster, place):
+        _fabric(cluster, "bridge", "link", "set", "dev", cable.outer.interface, "state", "0")
+
+
+def deafen(cluster: Cluster, place: str) -> None:
+    """Lose all that goes to a host, rack or site; what it sends still arrives."""
+    for cable in _cables(cluster, place):
+        _fabric(cluster, "tc", "qdisc", "replace", "dev", cable.outer.interface, "root", "blackhole")
+
+
+def throttle(cluster: Cluster, place: str, fraction: float) -> None:
+    """Let the link of a host, rack or site carry a fraction of its rate, both ways."""
+    for cable in _cables(cluster, place):
+        for port in (cable.inner, cable.outer):
+            _shape(cluster, port, fraction)
+
+
+def restore(cluster: Cluster, place: str) -> None:
+    """Make the link of a host, rack or site what the topology says."""
+    for cable in _cables(cluster, place):
+        _fabric(cluster, "bridge", "link", "set", "dev", cable.outer.interface, "state", "3")
+        for port in (cable.inner, cable.outer):
+            _shape(cluster, port, 1.0)
+
+
+def _cables(cluster: Cluster, place: str) -> list[Cable]:
+    cables = design(cluster.topology).cables
+    found = [cable for cable in cables if cable.place == place]
+    if not found:
+        known = ", ".join(dict.fromkeys(cable.place for cable in cables))
+        raise LabError(f"lab {cluster.name} has no link of {place!r}; it has those of {known}")
+    return found
+
+
+def _shape(cluster: Cluster, port: Port, fraction: float) -> None:
+    words = shaping(port, fraction).split()
+    words[1] = "replace"
+    if port.host:
+        cluster.run(port.host, "tc", *words)
+    else:
+        _fabric(cluster, "tc", *words)
+
+
+def _fabric(cluster: Cluster, *words: str) -> None:
+    entered = ["nsenter", f"--net=/proc/{cluster.keeper}/ns/net", "--"]
+    done = subprocess.run([*entered, *words], capture_output=True, text=True)
+    if done.returncode:
+        raise LabError(f"{' '.join(words)}: {done.stderr.strip()}")

@@ -1,0 +1,164 @@
+"""A probe in a job that is coming together: one rank of each host connects to those of all others, and they measure."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from multiring import topology_file, units
+from multiring.errors import RendezvousError
+from multiring.net.dial import Address
+from multiring.net.links import Links
+from multiring.probe import cache
+from multiring.probe.found import Host, topology
+from multiring.probe.measure import Leader, Member, Silent, follow
+from multiring.probe.rounds import survey
+from multiring.topology import Topology
+
+CONNECT_SECONDS = 3.0
+"""For the connections to all other hosts."""
+
+MORE_SECONDS = 0.5
+"""Longer than that nobody waits for the cards beyond the first: an address may lead nowhere."""
+
+MOST_CARDS = 4
+
+MOST_HOSTS = 64
+"""Beyond that, connections and rounds take longer than a job should wait for."""
+
+_log = logging.getLogger("multiring")
+
+
+@dataclass(frozen=True)
+class Party:
+    """Those who measure: the hosts in order, the rank of each that takes part, and the cards by which it is reached.
+
+    ``ways[h]`` lists the addresses of each card of host h as this rank sees them; ``identity`` tells these hosts from
+    others. The first host leads.
+    """
+
+    hosts: tuple[Host, ...]
+    mine: int
+    ways: tuple[Sequence[Sequence[Address]], ...]
+    identity: Sequence[Sequence[str]]
+
+    def rank(self, host: int) -> int:
+        """The rank that takes part for a host."""
+        return min(self.hosts[host].ranks)
+
+    def cards(self, host: int, streams: Mapping[int, set[int]]) -> int:
+        """How many cards of a host can be reached, by the streams to it."""
+        return max(sum(number <= len(self.ways[host]) for number in numbers) for numbers in streams.values())
+
+
+def measured(links: Links, party: Party, deadline: float) -> str:
+    """Measure, and keep and log what was found: as the text of a topology file on the host that leads, "" on others.
+
+    Also "" if it fails, for a job can do without.
+    """
+    started = time.monotonic()
+    try:
+        found = probe(links, party, deadline)
+        if found is None:
+            return ""
+        text = topology_file.text(found)
+        topology_file.parse(text)  # a host may have a name that no file can hold
+    except (Silent, ValueError) as error:
+        about: object = error
+        if isinstance(error, Silent):
+            about = (
+                f"{error.step}: {' and '.join(f'host {party.hosts[each].name}' for each in error.hosts)} did not answer"
+            )
+        _log.warning("the links between the hosts could not be measured (%s); the plan takes them for equal", about)
+        return ""
+    file = cache.path(party.identity)
+    try:
+        cache.keep(file, text)
+        kept = f"kept in {file}"
+    except OSError as error:
+        kept = f"not kept, {error.filename}: {error.strerror}"
+    seconds = time.monotonic() - started
+    _log.warning("measured the links of %d hosts in %.1f s: %s; %s", len(party.hosts), seconds, summary(found), kept)
+    return text
+
+
+def kept(identity: Sequence[Sequence[str]]) -> str:
+    """The text of the file that an earlier job kept for these hosts, "" if there is none.
+
+    RendezvousError if what somebody made of it cannot be used.
+    """
+    file = cache.path(identity)
+    try:
+        topology_file.load(file).assign([name for name, *_ in identity])
+        return file.read_text()
+    except OSError:
+        return ""
+    except ValueError as error:
+        raise RendezvousError(f"{error}: correct {file}, or remove it to have the links measured again") from error
+
+
+def summary(topology: Topology) -> str:
+    """A topology in a few words: how many hosts, racks and sites, and the rates of their links."""
+    words = []
+    places = topology.places
+    for level in topology.levels[:0:-1]:
+        rates = sorted({bandwidth for place in places for bandwidth in (place.link.up, place.link.down)})
+        span = " to ".join(units.rate(each) for each in dict.fromkeys((rates[0], rates[-1])))
+        words.append(f"{len(places)} {level}{'s' * (len(places) > 1)} at {span}")
+        places = tuple(inner for place in places for inner in place.places)
+    return ", ".join(words)
+
+
+def probe(links: Links, party: Party, deadline: float) -> Topology | None:
+    """Take part in measuring; the topology on the host that leads, None on others.
+
+    Silent on the host that leads if a host does not do its part; the others learn nothing of it.
+    """
+    with contextlib.ExitStack() as stack:
+        controls, streams = _connect(links, party)
+        for sock in [*controls.values(), *(each for numbered in streams.values() for each in numbered.values())]:
+            stack.enter_context(sock)
+        member = Member(party.mine, len(party.hosts), streams)
+        if party.mine != 0:
+            if 0 in controls:
+                follow(member, controls[0], deadline)
+            return None
+        missing = [host for host in range(1, len(party.hosts)) if host not in controls]
+        if missing:
+            raise Silent(missing, "connecting to the first host")
+        leader = Leader(member, controls)
+        try:
+            streams_of = leader.agree()
+            findings = leader.measure(lambda seconds: survey(len(party.hosts), seconds))
+        finally:
+            leader.end()
+        hosts = (replace(host, cards=party.cards(n, streams_of[n])) for n, host in enumerate(party.hosts))
+        return topology(findings, tuple(hosts))
+
+
+def _connect(links: Links, party: Party) -> tuple[dict[int, socket.socket], dict[int, dict[int, socket.socket]]]:
+    """The control connections, and the streams to each host, numbered from 1 as its cards or ours."""
+    others = [host for host in range(len(party.hosts)) if host != party.mine]
+    host_of = {party.rank(host): host for host in others}
+    first: dict[tuple[int, int], Sequence[Address]] = {}
+    more: dict[tuple[int, int], Sequence[Address]] = {}
+    for host in others:
+        if 0 in (host, party.mine):
+            first[party.rank(host), 0] = [address for card in party.ways[host] for address in card]
+        ways = party.ways[host][:MOST_CARDS]
+        first[party.rank(host), 1] = ways[0] if ways else ()
+        for number in range(2, max(len(ways), min(len(party.ways[party.mine]), MOST_CARDS)) + 1):
+            more[party.rank(host), number] = ways[number - 1] if number <= len(ways) else ()
+    reached = links.reach(first, CONNECT_SECONDS)
+    if more:
+        reached |= links.reach(more, MORE_SECONDS)
+    controls = {host_of[rank]: sock for (rank, number), sock in reached.items() if number == 0}
+    streams: dict[int, dict[int, socket.socket]] = {host: {} for host in others}
+    for (rank, number), sock in reached.items():
+        if number > 0:
+            streams[host_of[rank]][number] = sock
+    return controls, streams

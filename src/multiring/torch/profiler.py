@@ -1,0 +1,52 @@
+"""Events for ``torch.profiler``: ``multiring:all_reduce`` and so on, with the sizes of the tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
+
+from multiring.torch.work import Work
+
+_Method = TypeVar("_Method", bound=Callable[..., Work])
+
+
+def recorded(name: str, argument: int = 0) -> Callable[[_Method], _Method]:
+    """A method that starts a work, shown while a profiler runs as ``multiring:name``.
+
+    The event lasts from the call until the work's outcome is known; ``argument`` is the place of the tensors whose
+    sizes it has (-1: none).
+    """
+    label = f"multiring:{name}"
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def call(self: Any, *arguments: Any, **keywords: Any) -> Work:
+            if not profiler._is_profiler_enabled:
+                return method(self, *arguments, **keywords)
+            given = (*arguments, *keywords.values())
+            event = _RecordFunctionFast(label, [] if argument < 0 else list(_tensors(given[argument])), {})
+            event.__enter__()
+            try:
+                work = method(self, *arguments, **keywords)
+            except BaseException:
+                event.__exit__(None, None, None)
+                raise
+            work.when_known(lambda: event.__exit__(None, None, None))
+            return work
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _tensors(entry: Tensor | Iterable[Any]) -> Iterable[Tensor]:
+    if isinstance(entry, Tensor):
+        yield entry
+    else:
+        for part in entry:
+            yield from _tensors(part)

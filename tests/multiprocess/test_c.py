@@ -1,0 +1,91 @@
+"""``multiring.h`` and libmultiring.so, as a C program uses them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import Launch
+
+from multiring import embed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python that has multiring need not be the one called python3."""
+    monkeypatch.setenv("MULTIRING_PYTHON", sys.executable)
+
+
+def compile_c(source: Path, program: Path, *flags: str) -> None:
+    command = ["c++" if "c++" in flags else "cc", "-Wall", "-Wextra", "-Werror", *flags]
+    subprocess.run([*command, source, *embed.flags().split(), "-pthread", "-o", program], check=True)
+
+
+@pytest.fixture
+def program(launch: Launch) -> str:
+    compile_c(ROOT / "tests/multiprocess/c_program.c", launch.directory / "program")
+    return "./program"
+
+
+def test_the_example_sums(launch: Launch) -> None:
+    compile_c(ROOT / "examples/all_reduce.c", launch.directory / "all_reduce", "-std=c11", "-D_POSIX_C_SOURCE=200809L")
+    done = launch.run("-n", "3", "./all_reduce")
+    assert done.returncode == 0, done.stderr
+    for rank in range(3):
+        assert f"rank {rank} of 3: mean of element 7 is 8" in done.stdout
+
+
+def test_the_header_is_cxx_too(tmp_path: Path) -> None:
+    source = tmp_path / "program.cpp"
+    source.write_text("#include <multiring.h>\nint main() { return multiring_rank() == -1 ? 0 : 1; }\n")
+    compile_c(source, tmp_path / "program", "-x", "c++", "-xnone")
+    subprocess.run([tmp_path / "program"], check=True, timeout=60)
+
+
+def test_results_and_usage_errors(launch: Launch, program: str) -> None:
+    done = launch.run("-n", "2", program)
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "early: 6 multiring is not initialised",
+        "init: 0",
+        "null: 6 data is NULL and count is not 0",
+        "dtype: 6 no dtype has the number 99",
+        "op: 6 avg is not defined for int32",
+        "root: 6 root=2: ranks of this communicator are 0 to 1",
+        "empty: 0",
+        "max: 0 1 11 21",
+        "broadcast: 1",
+        "barrier: 0",
+        "shutdown: 0",
+        "late: 6 multiring is not initialised",
+        "rank -1 of -1",
+    ):
+        assert done.stdout.count(line) == 2, f"{line!r} in\n{done.stdout}"
+
+
+def test_a_killed_rank_is_named_to_callback_and_caller(launch: Launch, program: str) -> None:
+    done = launch.run("-n", "3", program, "kill")
+    assert done.returncode != 0
+    assert done.stdout.count("lost: 2 PeerLost: rank 2") + done.stdout.count("after: 2 PeerLost: rank 2") >= 2
+    assert done.stdout.count("after: 2 PeerLost: rank 2") == 2
+
+
+def test_a_program_alone_is_a_world_of_one_and_finds_its_python(launch: Launch, program: str) -> None:
+    def run(python: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "MULTIRING_PYTHON": python}
+        return subprocess.run(
+            [program], cwd=launch.directory, env=environment, capture_output=True, text=True, timeout=60
+        )
+
+    alone = run(sys.executable)
+    assert alone.returncode == 0, alone.stderr
+    assert "max: 0 0 10 20" in alone.stdout
+    assert "MULTIRING_PYTHON" not in alone.stderr
+    lost = run("/nowhere/python")
+    assert lost.returncode == 1
+    assert "init: 1 multiring cannot be imported by /nowhere/python: set MULTIRING_PYTHON" in lost.stdout

@@ -1,0 +1,141 @@
+"""Training steps that are recorded and replayed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from multiring import recording
+from multiring.bench import replay
+from multiring.recording import Gradient, Recording
+
+MB = 1 << 20
+STEP = Recording("three layers", 0.02, (Gradient(MB, 0.01), Gradient(MB, 0.02), Gradient(3 * MB, 0.01)))
+
+TRAINING = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+assert sys.argv[1:] == ["--steps", sys.argv[2]], sys.argv
+dist.init_process_group("gloo")
+frozen = nn.Linear(4, 8).requires_grad_(False)
+net = DistributedDataParallel(nn.Sequential(frozen, nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)))
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(int(sys.argv[2])):
+    optimizer.zero_grad()
+    net(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+with torch.no_grad():
+    net(torch.ones(3, 4))
+dist.destroy_process_group()
+"""
+
+
+@dataclass
+class Recorded:
+    """A contestant that notes what it was given; a sum takes no time, or ``seconds``."""
+
+    seconds: float = 0.0
+    started: list[int] = field(default_factory=list)
+
+    def start(self, array: np.ndarray) -> Recorded:
+        self.started.append(array.nbytes)
+        return self
+
+    def wait(self) -> None:
+        threading.Event().wait(self.seconds)
+
+    def barrier(self) -> None: ...
+
+    def maximum(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+
+def multiring(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "multiring", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+def test_a_step_computes_as_long_as_recorded_and_sends_its_buckets() -> None:
+    contestant = Recorded()
+    steps = replay.replay(contestant, STEP, steps=2)  # type: ignore[arg-type]
+    assert contestant.started == [MB, 4 * MB] * (replay.WARM_UP_STEPS + 2)
+    assert len(steps) == 2
+    assert min(steps) >= STEP.seconds
+
+
+def test_what_is_waited_for_is_exposed() -> None:
+    steps = replay.replay(Recorded(seconds=0.05), STEP, steps=1)  # type: ignore[arg-type]
+    (row,) = replay.rows(STEP, {"gloo": [steps]}, predicted=0.1)
+    assert row.exposed >= 0.09
+    assert row.efficiency == pytest.approx(0.06 / row.seconds)
+    assert row.predicted is None
+
+
+def test_only_ours_is_predicted() -> None:
+    ours, gloo = replay.rows(STEP, {"multiring numpy": [[0.08], [0.07, 0.09]], "gloo": [[0.12]]}, predicted=0.081)
+    assert (ours.seconds, ours.efficiency, ours.predicted) == (0.08, pytest.approx(0.75), 0.081)
+    assert (gloo.seconds, gloo.efficiency, gloo.predicted) == (0.12, pytest.approx(0.5), None)
+
+
+def test_a_recording_is_replayed_on_two_ranks(tmp_path: Path) -> None:
+    file, result = tmp_path / "step.json", tmp_path / "result.json"
+    recording.save(STEP, file)
+    done = multiring("bench", "--replay", str(file), "--steps", "2", "--launches", "2", "--json", str(result))
+    assert done.returncode == 0, done.stderr
+    assert "three layers" in done.stdout
+    (row,) = json.loads(result.read_text())["rows"]
+    assert row["system"] == "multiring numpy"
+    assert len(row["steps"]) == 4
+    assert row["exposed"] > 0
+
+
+def test_a_real_job_is_recorded(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program, file = tmp_path / "train.py", tmp_path / "job.json"
+    program.write_text(TRAINING)
+    done = multiring("bench", "--record", str(file), str(program), "--steps", "9")
+    assert done.returncode == 0, done.stderr
+    job = recording.load(file)
+    assert job.name == "train"
+    assert job.forward > 0
+    # Backward begins at the last layer; of the frozen one there is no gradient.
+    assert sorted(gradient.nbytes for gradient in job.gradients[:2]) == [2 * 4, 16 * 2 * 4]
+    assert sorted(gradient.nbytes for gradient in job.gradients[2:]) == [16 * 4, 8 * 16 * 4]
+    assert "4 gradients" in done.stdout
+
+
+def test_too_short_a_job_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program, file = tmp_path / "train.py", tmp_path / "job.json"
+    program.write_text(TRAINING)
+    done = multiring("bench", "--record", str(file), str(program), "--steps", "7")
+    assert done.returncode == 2
+    assert "nothing was recorded" in done.stderr
+    assert "7 training steps were seen; 8 are needed" in done.stderr
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "offending"),
+    [
+        (["--replay", "resnet5"], "resnet5"),
+        (["--record", "job.json"], "train.py"),
+        (["train.py"], "'train.py': a program is run with --record"),
+    ],
+)
+def test_what_cannot_be_replayed_or_recorded_is_named(options: list[str], offending: str) -> None:
+    refused = multiring("bench", *options)
+    assert refused.returncode == 2
+    assert offending in refused.stderr
+    assert refused.stderr.count("\n") == 1

@@ -1,0 +1,43 @@
+"""How gradients are laid out in buckets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multiring.buckets import Gradient, arrange
+
+GRADIENTS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["float32", "float16"])), max_size=30)
+
+
+def padded(gradient: Gradient) -> int:
+    return -(-gradient.elements * {"float32": 4, "float16": 2}[gradient.dtype] // 64) * 64
+
+
+@given(GRADIENTS, st.randoms(use_true_random=False), st.integers(1, 2000))
+def test_every_gradient_has_one_place(described: list[tuple[int, str]], random: object, limit: int) -> None:
+    gradients = [Gradient(*one) for one in described]
+    order = list(range(len(gradients)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    buckets = arrange(gradients, order, limit)
+    assert sorted(index for members in buckets for index in members) == sorted(order)
+    moments = [[order.index(index) for index in members] for members in buckets]
+    assert all(at == sorted(at) for at in moments)
+    assert [at[-1] for at in moments] == sorted(at[-1] for at in moments)
+    for members in buckets:
+        assert len({gradients[index].dtype for index in members}) == 1
+        assert len(members) == 1 or sum(padded(gradients[index]) for index in members) <= limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (1, [[3], [2], [1], [0]]),
+        (128, [[3], [1], [2, 0]]),  # the types alternate; 2 waits for 0, and so comes after 1
+        (1 << 20, [[3, 1], [2, 0]]),
+    ],
+)
+def test_types_keep_apart_and_the_last_gradient_decides_the_order(limit: int, expected: list[list[int]]) -> None:
+    gradients = [Gradient(16, "float32"), Gradient(20, "float16"), Gradient(3, "float32"), Gradient(64, "float16")]
+    assert arrange(gradients, [3, 2, 1, 0], limit) == expected

@@ -1,0 +1,248 @@
+"""Probing: the tree that is found of networks that are only imagined, and what becomes of hosts that do not answer."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from imagined import Network, sets_of_hosts, tightest_bound
+
+from multiring import topology_file
+from multiring.bound import cut_bound
+from multiring.errors import RendezvousError
+from multiring.probe import cache, classes, kept, measure
+from multiring.probe.found import topology
+from multiring.probe.measure import Leader, Member, Silent, follow
+from multiring.probe.rounds import ALL_ROUNDS, Flow, Round
+from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.topology_file import outline
+
+TOPOLOGIES = sorted((Path(__file__).parents[2] / "lab/topologies").glob("*.toml"))
+MBIT = 125_000.0
+
+CLASS = 0.13
+"""A measured rate becomes one of a class, 6 % away at most; noise is 4 %, and bounds follow from sums of rates."""
+
+
+def found(network: Network) -> Topology:
+    return topology(network.survey(), network.hosts)
+
+
+@pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
+def test_the_topologies_of_the_lab_are_found(path: Path) -> None:
+    built = topology_file.load(path)
+    seen = found(Network(built))
+    assert seen.hosts == built.hosts
+    for ranks in sets_of_hosts(built):
+        for collective in ("all_reduce", "all_to_all"):
+            expected = cut_bound(built.restrict(ranks), collective, 1)
+            assert cut_bound(seen.restrict(ranks), collective, 1) == pytest.approx(expected, rel=0.01)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Topology:
+    """Sites of racks of equal hosts, whose uplinks are no wider than a card."""
+    ranks, names = count(), count()
+    uplinks = st.sampled_from([100, 200, 250, 400])
+
+    def place(level: int) -> Place:
+        number = next(names)
+        if level == 1:
+            return Place(f"h{number}", Link(400 * MBIT, 400 * MBIT, 50e-6), ranks_in_host([next(ranks)]))
+        rate = draw(uplinks) * MBIT
+        link = Link(rate, rate, 50e-6)
+        inside = tuple(place(level - 1) for _ in range(draw(st.integers(1, sizes[level]))))
+        return Place(f"p{number}", link, inside)
+
+    height = draw(st.integers(1, 3))
+    sizes = {1: 9, 2: 3, 3: 2} if height < 3 else {2: 2, 3: 2}
+    outermost = draw(st.integers(2, 3 if height > 1 else sizes[1]))
+    places = tuple(place(height) for _ in range(outermost))
+    return Topology(LEVELS[: height + 1], places)
+
+
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(clusters(), st.integers(0, 1000))
+def test_the_bound_of_every_set_of_hosts_is_found(built: Topology, seed: int) -> None:
+    noise = random.Random(seed)
+    low = [1 - 0.04 * noise.random() for _ in range(1000)]
+    seen = found(Network(built, lambda number, flow: low[number]))
+    for ranks in sets_of_hosts(built):
+        expected = tightest_bound(built.restrict(ranks))
+        assert tightest_bound(seen.restrict(ranks)) == pytest.approx(expected, rel=CLASS), list(outline(seen))
+
+
+def test_unfair_flows_do_not_hide_a_shared_link() -> None:
+    """TCP shares a link as it likes: here each flow gets up to twice or half of its part, sums as they are."""
+    built = topology_file.load(TOPOLOGIES[0].parent / "twelve.toml")
+    moods = random.Random(1)
+    part: dict[tuple[int, Flow], float] = {}
+
+    def held_up(number: int, flow: Flow) -> float:
+        """Two flows that a host sends trade what they get; the first ones do, as there is an odd number of them."""
+        sender, receiver = flow
+        key = (number, (sender, min(receiver, receiver ^ 1)))
+        mood = part.setdefault(key, moods.uniform(-0.5, 0.5))
+        traded = receiver ^ 1
+        return 1.0 if traded == sender or number > ALL_ROUNDS else 1 + (mood if receiver < traded else -mood)
+
+    assert list(outline(found(Network(built, held_up))))[::5] == [
+        "rack rack1, 200 Mbit/s, 50 us",
+        "rack rack2, 200 Mbit/s, 50 us",
+        "rack rack3, 200 Mbit/s, 50 us",
+    ]
+
+
+def test_places_far_apart_are_told_apart_though_nothing_binds_between_them() -> None:
+    wide, far = Link(1e4 * MBIT, 1e4 * MBIT, 5e-3), Link(400 * MBIT, 400 * MBIT, 50e-6)
+    racks = (
+        Place(name, wide, tuple(Place(f"{name}{i}", far, ranks_in_host([2 * side + i])) for i in range(2)))
+        for side, name in enumerate("pq")
+    )
+    seen = found(Network(Topology(LEVELS[:3], tuple(racks))))
+    assert [place.link.latency for place in seen.places] == [5e-3, 5e-3]
+    assert seen.hosts == ("p0", "p1", "q0", "q1")
+
+
+def test_rates_are_those_that_links_are_sold_with() -> None:
+    sold = [0.1, 1, 2.5, 10, 25, 40, 50, 56, 100, 200, 400]
+    for gigabit in sold:
+        for measured in (0.95, 1.0, 1.05):
+            assert classes.rates([measured * gigabit * 1e9 / 8]) == [pytest.approx(gigabit * 1e9 / 8)]
+
+
+def test_values_that_are_alike_are_of_one_class() -> None:
+    assert classes.rates([49e6, 43e6, 50e6, 51e6, 12.4e6]) == [50e6, 50e6, 50e6, 50e6, 12.5e6]
+    assert classes.latencies([52e-6, 60e-6, 5.1e-3]) == pytest.approx([50e-6, 50e-6, 5e-3])
+
+
+@contextmanager
+def members(hosts: int) -> Iterator[tuple[list[Member], dict[int, socket.socket], list[socket.socket]]]:
+    """Hosts that are connected over loopback, the control connections of the first, and the others' ends of them."""
+    with ExitStack() as stack:
+
+        def connected() -> tuple[socket.socket, socket.socket]:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                one = stack.enter_context(socket.create_connection(server.getsockname()))
+                return one, stack.enter_context(server.accept()[0])
+
+        streams: list[dict[int, dict[int, socket.socket]]] = [{} for _ in range(hosts)]
+        for a in range(hosts):
+            for b in range(a):
+                one, other = connected()
+                streams[a][b], streams[b][a] = {1: one}, {1: other}
+        controls = [connected() for _ in range(hosts - 1)]
+        yield (
+            [Member(host, hosts, streams[host]) for host in range(hosts)],
+            {host: controls[host - 1][0] for host in range(1, hosts)},
+            [theirs for _, theirs in controls],
+        )
+
+
+def one_round(seconds: object) -> Iterator[Round]:
+    rates = yield Round("all", ((0, 1), (1, 2), (2, 0)), 0.02, 0.05, 1 << 18)  # type: ignore[misc]
+    return rates  # type: ignore[return-value]
+
+
+def test_what_is_measured_is_what_arrives() -> None:
+    with members(3) as (hosts, controls, theirs):
+        threads = [
+            threading.Thread(target=follow, args=(hosts[h], theirs[h - 1], time.monotonic() + 30)) for h in (1, 2)
+        ]
+        for thread in threads:
+            thread.start()
+        leader = Leader(hosts[0], controls)
+        assert leader.agree() == [{1: {1}, 2: {1}}, {0: {1}, 2: {1}}, {0: {1}, 1: {1}}]
+        rates = leader.measure(one_round)  # type: ignore[arg-type]
+        leader.end()
+        for thread in threads:
+            thread.join()
+    assert sorted(rates) == [(0, 1), (1, 2), (2, 0)]
+    assert all(1e6 < rate < 1e12 for rate in rates.values())
+
+
+def test_a_host_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "PATIENCE_SECONDS", 0.3)
+    with members(3) as (hosts, controls, theirs):
+        thread = threading.Thread(target=follow, args=(hosts[1], theirs[0], time.monotonic() + 30))
+        thread.start()
+        leader = Leader(hosts[0], controls)
+        with pytest.raises(Silent) as caught:
+            leader.measure(one_round)  # type: ignore[arg-type]
+        assert caught.value.hosts == (2,)
+        leader.end()
+        thread.join()
+
+
+def test_streams_that_only_one_end_has_are_left() -> None:
+    with members(2) as (hosts, controls, theirs):
+        one, other = socket.socketpair()
+        hosts[1].streams[0][2] = one
+        thread = threading.Thread(target=follow, args=(hosts[1], theirs[0], time.monotonic() + 30))
+        thread.start()
+        leader = Leader(hosts[0], controls)
+        assert leader.agree() == [{1: {1}}, {0: {1}}]
+        leader.end()
+        thread.join()
+        assert one.fileno() == -1
+        other.close()
+
+
+def test_hosts_that_cannot_reach_each_other_are_named() -> None:
+    with members(3) as (hosts, controls, theirs):
+        hosts[1].streams[2].clear()
+        threads = [
+            threading.Thread(target=follow, args=(hosts[h], theirs[h - 1], time.monotonic() + 30)) for h in (1, 2)
+        ]
+        for thread in threads:
+            thread.start()
+        leader = Leader(hosts[0], controls)
+        with pytest.raises(Silent) as caught:
+            leader.agree()
+        assert (caught.value.hosts, caught.value.step) == ((1, 2), "connecting to each other")
+        leader.end()
+        for thread in threads:
+            thread.join()
+
+
+HOSTS = [["a", "02:00:00:00:00:01", "10.0.0.1"], ["b", "02:00:00:00:00:02", "10.0.0.2"]]
+
+
+def test_what_was_found_is_kept_for_these_hosts_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = topology_file.text(Topology.of_hosts(["a", "b"]))
+    assert kept(HOSTS) == ""
+    cache.keep(cache.path(HOSTS), text)
+    assert cache.path(HOSTS[::-1]) == cache.path(HOSTS)
+    assert topology_file.parse(kept(HOSTS)) == topology_file.parse(text)
+    other_card = [HOSTS[0], ["b", "02:00:00:00:00:03", "10.0.0.2"]]
+    assert kept(other_card) == kept(HOSTS[:1]) == ""
+    assert sorted(tmp_path.rglob("*.*")) == [cache.path(HOSTS)]
+
+
+def test_a_file_that_was_spoilt_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache.keep(cache.path(HOSTS), 'host = [{ name = "a" }]')
+    with pytest.raises(RendezvousError, match=r"rank 1 is on host 'b'.*remove it to have .* measured again"):
+        kept(HOSTS)
+
+
+def test_only_the_latest_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cache, "KEPT", 2)
+    files = [cache.path([[name, "", ""]]) for name in "abc"]
+    for age, file in enumerate(files):
+        cache.keep(file, "")
+        os.utime(file, (age, age))
+    cache.keep(files[0], "")
+    assert sorted(file.name for file in tmp_path.rglob("*.toml")) == sorted([files[0].name, files[2].name])
