@@ -36,7 +36,8 @@ def test_importing_multiring_starts_nothing_and_imports_no_framework() -> None:
         "import sys, threading, logging, multiring\n"
         "assert threading.active_count() == 1\n"
         "assert not logging.getLogger('multiring').handlers\n"
-        "print([name for name in ('torch', 'typer', 'rich', 'asyncio') if name in sys.modules])"
+        "heavy = ('torch', 'jax', 'tensorflow', 'keras', 'typer', 'rich', 'asyncio')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
 
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -1,9 +1,10 @@
 """The code of README.md and docs/ runs, and prints what the documents say it prints.
 
 A block whose first line is ``# name`` is a file of that name in the directory where the document's blocks are run,
-beside the clone's own ``examples`` and ``lab``. A ``python`` block is a program for two ranks; in docs/lab.md for one
-process, which needs root. A ``console`` block is a session: every ``$`` line is run, and the lines below it are what
-it prints, ``...`` standing for anything. ``sh`` blocks need other machines: not run.
+beside the clone's own ``examples`` and ``lab``. A ``python`` block is a program for two ranks, skipped where a
+framework that it imports is not installed; in docs/lab.md for one process, which needs root. A ``console`` block is a
+session: every ``$`` line is run, and the lines below it are what it prints, ``...`` standing for anything. ``sh``
+blocks need other machines: not run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,12 @@ class Block:
     def name(self) -> str:
         named = re.match(r"# ([\w-]+\.\w+)$", self.text.partition("\n")[0])
         return named[1] if named else ""
+
+    @property
+    def missing(self) -> list[str]:
+        """The frameworks that it imports and that are not installed."""
+        imported = re.findall(r"^(?:import|from) (jax|optax|keras|tensorflow)\b", self.text, re.MULTILINE)
+        return [name for name in imported if find_spec(name) is None]
 
     @property
     def in_lab(self) -> bool:
@@ -89,6 +97,8 @@ def programs() -> list[Any]:
 
 @pytest.mark.parametrize("block", programs())
 def test_program_runs(block: Block, directory: Path) -> None:
+    if block.missing:
+        pytest.skip(f"not installed: {', '.join(block.missing)}")
     (directory / "block.py").write_text(block.text)
     run("python block.py" if block.in_lab else "multiring run -n 2 block.py", directory)
 

@@ -1,0 +1,36 @@
+"""The map in docs/design.md names every room of the source, and no room that is not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rooms_on_the_map() -> set[str]:
+    text = (ROOT / "docs/design.md").read_text()
+    table = text.partition("## The map")[2].partition("\n## ")[0]
+    cells = []
+    for row in re.findall(r"^\| (`.*)\|$", table, re.MULTILINE):
+        room, holds, _ = row.split(" | ")
+        cells += [room, holds] if room == "`csrc/`" else [room]
+    return {name.removeprefix("csrc/").strip("/") for cell in cells for name in re.findall(r"`([\w./]+)`", cell)} - {""}
+
+
+def test_every_module_is_on_the_map() -> None:
+    modules = {path.name for path in (ROOT / "src/multiring").glob("*.py") if not path.name.startswith("_")}
+    rooms = {path.parent.name for path in (ROOT / "src/multiring").glob("*/__init__.py")}
+    assert (modules | rooms) - rooms_on_the_map() == set()
+
+
+def test_every_source_of_the_engine_is_on_the_map() -> None:
+    sources = {path.stem for path in (ROOT / "csrc").glob("*.[ch]pp")}
+    named = {Path(name).stem for name in rooms_on_the_map()}
+    assert sources - named == set()
+
+
+def test_nothing_on_the_map_is_missing() -> None:
+    present = {path.name for path in (ROOT / "src/multiring").iterdir()} | {"csrc", "include/multiring.h"}
+    present |= {path.stem for path in (ROOT / "csrc").iterdir()} | {path.name for path in (ROOT / "csrc").iterdir()}
+    assert rooms_on_the_map() - present == set()

@@ -1,0 +1,121 @@
+"""Random faults, for as long as one likes: ``make chaos``, or
+
+    python tests/faults/chaos.py [--faults 500] [--seed N] [--no-lab]
+
+Each round starts a world of 3 to 8 ranks, a third of them across hosts of a lab, that run one kind of call (four
+out of five without a pause, so that the fault meets one in flight). Then it does something from the table of faults to
+one of them, and compares what every rank saw with what was done. It ends at the first round that differs, with what
+repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import victims
+from jobs_under_fault import World, started
+
+import faults
+from faults import FAULTS, Fault
+from multiring import lab
+from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+
+MOST_HOSTS, CARD = 4, Link(up=5e7, down=5e7, latency=0.0)
+LAB_SHARE, BUSY_SHARE = 1 / 3, 0.8
+SLOW = ("large",)
+"""Calls that a lab's links would need long for."""
+
+
+@dataclass(frozen=True)
+class Round:
+    fault: Fault
+    hosts: tuple[str, ...]
+    calls: str
+    victim: int
+    pause: float
+    delay: float
+
+    def __str__(self) -> str:
+        rhythm = f", {self.pause} s apart" if self.pause else ""
+        return f"{self.fault.name}, rank {self.victim} of {' '.join(self.hosts)}, {self.calls}{rhythm}"
+
+
+def draw(dice: random.Random, with_lab: bool) -> Round:
+    """What to do next, by the dice alone."""
+    size = dice.randint(3, 8)
+    if with_lab and dice.random() < LAB_SHARE:
+        count = dice.randint(2, min(MOST_HOSTS, size))
+        cuts = [0, *sorted(dice.sample(range(1, size), count - 1)), size]
+        hosts = tuple("abcd"[i] for i in range(count) for _ in range(cuts[i], cuts[i + 1]))
+        fault = dice.choice(FAULTS)
+        calls = dice.choice([name for name in victims.CALLS if name not in SLOW])
+    else:
+        # Hosts by name only speak TCP to each other, as across a network.
+        hosts = dice.choice([("here",) * size, tuple(dice.choice("xyz") for _ in range(size))])
+        fault = dice.choice([fault for fault in FAULTS if not fault.on_link])
+        calls = dice.choice(list(victims.CALLS))
+    pause = 0.0 if dice.random() < BUSY_SHARE else 0.1
+    return Round(fault, hosts, calls, dice.randrange(size), pause, dice.uniform(0, 1.0))
+
+
+def play(this: Round, world: World, folder: Path) -> None:
+    """AssertionError if a rank saw something else than what was done."""
+    environment = {"MULTIRING_TIMEOUT": str(this.fault.timeout), "MULTIRING_LATE_WARNING": "2"}
+    with started(world, folder, this.calls, pause=this.pause, environment=environment) as job:
+        time.sleep(this.delay)
+        struck = faults.strike(this.fault, job, this.victim)
+        faults.judge(this.fault, job, this.victim, struck)
+        pids = [process.pid for process in job.ranks]
+    left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not left, f"processes are left: {left}"
+    named = [name for name in os.listdir("/dev/shm") if "multiring" in name]
+    assert not named, f"shared memory is left: {named}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="random faults")
+    parser.add_argument("--faults", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--no-lab", action="store_true")
+    options = parser.parse_args()
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    obstacle = "as asked" if options.no_lab else lab.obstacle()
+    print(f"seed {seed}, {options.faults} faults" + (f", no lab: {obstacle}" if obstacle else ""), flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that nothing is left behind
+    dice, done, begun = random.Random(seed), Counter[str](), time.monotonic()
+    with ExitStack() as undo:
+        cluster = None
+        if not obstacle:
+            places = tuple(Place(name, CARD, ranks_in_host([i])) for i, name in enumerate("abcd"))
+            cluster = undo.enter_context(lab.up(Topology(LEVELS[:2], places), "chaos"))
+        folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+        for number in range(options.faults):
+            this = draw(dice, with_lab=cluster is not None)
+            on_lab = "a" in this.hosts
+            print(f"{number + 1}: {this}{' (lab)' if on_lab else ''}", flush=True)
+            try:
+                play(this, World(this.hosts, cluster if on_lab else None), folder / str(number))
+            except AssertionError as error:
+                sys.exit(f"{error}\nround {number + 1} of seed {seed} went wrong: {this}; its files are in {folder}")
+            shutil.rmtree(folder / str(number))
+            done[f"{this.fault.name}{' (lab)' if on_lab else ''}"] += 1
+        shutil.rmtree(folder)
+    print(f"{done.total()} faults in {time.monotonic() - begun:.0f} s, all named as they were done:")
+    for name, count in sorted(done.items()):
+        print(f"  {count:4d}  {name}")
+
+
+if __name__ == "__main__":
+    main()

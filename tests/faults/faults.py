@@ -1,0 +1,157 @@
+"""What can go wrong in a job, as a table: what is done, to whom, and what all others must see.
+
+Each row is tried in short by ``test_faults.py`` and at random by ``chaos.py``.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jobs_under_fault import Job
+
+from multiring import lab
+
+HEARTBEAT = 5.0  # MULTIRING_HEARTBEAT_TIMEOUT of these jobs
+
+Act = Callable[[Job, int], None]
+
+
+def _kill(job: Job, rank: int) -> None:
+    job.signal(rank, signal.SIGKILL)
+
+
+def _stop(job: Job, rank: int) -> None:
+    job.signal(rank, signal.SIGSTOP)
+
+
+def _continue(job: Job, rank: int) -> None:
+    job.signal(rank, signal.SIGCONT)
+
+
+def _order(what: str) -> Act:
+    return lambda job, rank: job.order(rank, what)
+
+
+def _link(change: Callable[..., None], *arguments: Any) -> Act:
+    def act(job: Job, rank: int) -> None:
+        assert job.world.cluster is not None
+        change(job.world.cluster, job.world.hosts[rank], *arguments)
+
+    return act
+
+
+def _nothing(job: Job, rank: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``act`` is done to a rank (or its host's link), and ``undo`` after ``lasts`` seconds."""
+
+    name: str
+    act: Act
+    raises: str = ""
+    """What the others raise; "" if the job goes on, with the right sums."""
+    within: float = 0.0
+    """Seconds in which they do."""
+    undo: Act = _nothing
+    lasts: float = 0.0
+    on_link: bool = False
+    """It strikes a host, which takes a lab, and any of its ranks is the culprit."""
+    named_after: float | None = None
+    """Seconds in which a line in the log of those that wait names the culprit."""
+    survives: bool = True
+    """The rank itself lives on, and raises too when the fault is over."""
+    timeout: float = 60.0
+    """MULTIRING_TIMEOUT of the job."""
+
+
+FAULTS = (
+    Fault("killed", _kill, "PeerLost", 2.0, survives=False),
+    Fault("stopped", _stop, "PeerLost", HEARTBEAT + 3, _continue, HEARTBEAT + 4, named_after=5.0),
+    Fault("stopped for a while", _stop, undo=_continue, lasts=2.0),
+    Fault("late", _order("linger"), "CollectiveTimeout", 9.0, timeout=6.0, named_after=5.0),
+    Fault("raises", _order("raise"), "PeerLost", 3.0, survives=False),
+    Fault("leaves early", _order("leave"), "PeerLost", 3.0, survives=False),
+    Fault("cut off", _link(lab.cut), "PeerLost", HEARTBEAT + 3, _link(lab.restore), HEARTBEAT + 4, True, 5.0),
+    Fault("cut off for a while", _link(lab.cut), "", 0.0, _link(lab.restore), 1.5, True),
+    Fault("hears nothing", _link(lab.deafen), "PeerLost", HEARTBEAT + 5, _link(lab.restore), HEARTBEAT + 6, True),
+    Fault("a tenth of the rate", _link(lab.throttle, 0.1), "", 0.0, _link(lab.restore), 3.0, True),
+)
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A rank that gets less than it needs, so that the job cannot start: what its log and the others' say."""
+
+    name: str
+    limit: str
+    """An option of prlimit."""
+    remedy: str
+
+
+SHORTAGES = (
+    Shortage("no descriptors", "--nofile=12", "ulimit -n"),
+    Shortage("no shared memory", "--fsize=16384", "ulimit -f"),
+)
+
+
+def strike(fault: Fault, job: Job, victim: int) -> float:
+    """Do it and undo it; the time at which it was done."""
+    struck = time.time()
+    fault.act(job, victim)
+    if fault.undo is not _nothing:
+        time.sleep(fault.lasts)
+        fault.undo(job, victim)
+    return struck
+
+
+def culprits(fault: Fault, job: Job, victim: int) -> set[int]:
+    """The ranks that it is right to name."""
+    hosts = job.world.hosts
+    return {rank for rank in range(len(hosts)) if hosts[rank] == hosts[victim]} if fault.on_link else {victim}
+
+
+def judge(fault: Fault, job: Job, victim: int, struck: float) -> None:
+    """AssertionError unless every rank saw what it should have seen."""
+    blamed = culprits(fault, job, victim)
+    others = [rank for rank in range(job.world.size) if rank not in blamed]
+    if not fault.raises:
+        time.sleep(0.5)  # some steps more
+        job.write("stop")
+        job.end(range(job.world.size))
+        for rank in range(job.world.size):
+            outcome = job.outcome(rank)
+            assert outcome["kind"] == "", f"rank {rank} raised {outcome}\n{job.log(rank)}"
+        assert len({job.outcome(rank)["steps"] for rank in range(job.world.size)}) == 1
+        return
+    for rank in others:
+        job.await_line(rank, "raised", fault.within + 10)
+    job.write("settled")
+    job.end(range(job.world.size))
+    for rank in others:
+        outcome = job.outcome(rank)
+        told = f"{fault.name} rank {victim}: rank {rank} saw {outcome}\n{job.log(rank)}"
+        assert outcome["kind"] == fault.raises, told
+        assert outcome["rank"] in blamed, told
+        assert outcome["host"] == job.world.hosts[victim], told
+        assert outcome["collective"], told
+        if "was not started" not in outcome["message"]:
+            assert outcome["number"] >= 0, told
+            assert outcome["seconds"] > 0, told
+        assert outcome["raised"] - struck < fault.within, told
+        assert outcome["leaving"] < 3, told
+        assert outcome["unchanged"], told
+    if fault.named_after is not None:
+        lines = [line for rank in others for line in job.log(rank).splitlines()]
+        names = [f"rank {rank} (host {job.world.hosts[rank]})" for rank in blamed]
+        assert any(name in line for name in names for line in lines if "raised" not in line), lines
+    if fault.survives:
+        for rank in blamed:
+            outcome = job.outcome(rank)
+            assert outcome["kind"] or fault.act is not _stop, f"{fault.name}: rank {rank} itself saw {outcome}"
+            assert outcome["unchanged"], outcome

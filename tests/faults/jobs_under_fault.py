@@ -1,0 +1,168 @@
+"""A job of victims: started on this machine or on a lab, hurt by a fault, and judged by what became of every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from multiring.lab import Cluster
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
+START_SECONDS, END_SECONDS = 60.0, 30.0
+
+STORE = """
+import sys
+from multiring.store import Server
+server = Server(open(sys.argv[1], "rb").read(), job="faults", bind=[sys.argv[2]])
+print(",".join(server.addresses), flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """Who runs where: the name of each rank's host, and the lab that has these hosts (None: this machine)."""
+
+    hosts: tuple[str, ...]
+    cluster: Cluster | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.hosts)
+
+    def command(self, host: str, *words: str) -> list[str]:
+        return self.cluster.command(host, *words) if self.cluster else list(words)
+
+    @property
+    def address(self) -> str:
+        return self.cluster.host(self.hosts[0]).addresses[0] if self.cluster else "127.0.0.1"
+
+
+@dataclass
+class Job:
+    """The processes of one job of victims, and what they leave in a folder of theirs."""
+
+    world: World
+    folder: Path
+    store: subprocess.Popen[str]
+    ranks: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def signal(self, rank: int, number: int) -> None:
+        self.ranks[rank].send_signal(number)
+
+    def order(self, rank: int, what: str) -> None:
+        """Make a rank misbehave after its next step."""
+        partial = self.folder / f"order-{rank}.part"
+        partial.write_text(what)
+        partial.rename(self.folder / f"order-{rank}")
+
+    def write(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def await_line(self, rank: int, line: str, timeout: float) -> None:
+        """Wait until a rank has written that line to its log."""
+        log = self.folder / f"{rank}.log"
+        deadline = time.monotonic() + timeout
+        while line not in log.read_text().splitlines():
+            assert time.monotonic() < deadline, f"rank {rank} has not said {line!r} in {timeout:g} s\n{self.log(rank)}"
+            assert self.ranks[rank].poll() is None or line in log.read_text(), f"rank {rank} ended\n{self.log(rank)}"
+            time.sleep(0.02)
+
+    def log(self, rank: int) -> str:
+        return (self.folder / f"{rank}.log").read_text()
+
+    def outcome(self, rank: int) -> dict[str, Any]:
+        """What became of a rank that has ended; AssertionError with its log if it left nothing."""
+        path = self.folder / f"{rank}.json"
+        assert path.exists(), f"rank {rank} ended with {self.ranks[rank].poll()}\n{self.log(rank)}"
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def end(self, ranks: Sequence[int]) -> None:
+        """Wait until these ranks have ended."""
+        deadline = time.monotonic() + END_SECONDS
+        for rank in ranks:
+            try:
+                self.ranks[rank].wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"rank {rank} does not end\n{self.log(rank)}") from None
+
+    def close(self) -> None:
+        for process in self.ranks:
+            if process.poll() is None:
+                process.kill()
+                process.send_signal(signal.SIGCONT)
+            process.wait()
+        assert self.store.stdin is not None
+        self.store.stdin.close()
+        self.store.wait()
+        if self.store.stdout is not None:
+            self.store.stdout.close()
+
+
+@contextlib.contextmanager
+def launched(
+    world: World,
+    folder: Path,
+    calls: str,
+    *,
+    pause: float = 0.0,
+    environment: dict[str, str] | None = None,
+    limits: Mapping[int, str] = MappingProxyType({}),
+) -> Iterator[Job]:
+    """Victims as processes; ``limits`` are options of prlimit, by rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    secret = folder / "secret"
+    secret.write_text(os.urandom(32).hex())
+    secret.chmod(0o600)
+    common = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    words = world.command(world.hosts[0], sys.executable, "-c", STORE, str(secret), world.address)
+    store = subprocess.Popen(words, env=common, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    job = Job(world, folder, store)
+    try:
+        assert store.stdout is not None
+        addresses = store.stdout.readline().strip()
+        for rank, host in enumerate(world.hosts):
+            settings = {
+                "MULTIRING_RANK": str(rank),
+                "MULTIRING_WORLD_SIZE": str(world.size),
+                "MULTIRING_STORE": addresses,
+                "MULTIRING_SECRET_FILE": str(secret),
+                "MULTIRING_JOB": "faults",
+                "MULTIRING_HOST": host,
+                "MULTIRING_INIT_TIMEOUT": "30",
+                "MULTIRING_TIMEOUT": "60",
+                "MULTIRING_HEARTBEAT_TIMEOUT": "5",
+                **(environment or {}),
+            }
+            limit = ["prlimit", limits[rank]] if rank in limits else []
+            program = [*limit, sys.executable, str(HERE / "victims.py"), str(folder), calls, str(pause)]
+            with (folder / f"{rank}.log").open("w") as log:
+                job.ranks.append(
+                    subprocess.Popen(
+                        world.command(host, *program), env={**common, **settings}, stdout=log, stderr=log, text=True
+                    )
+                )
+        yield job
+    finally:
+        job.close()
+
+
+@contextlib.contextmanager
+def started(world: World, folder: Path, calls: str, **options: Any) -> Iterator[Job]:
+    """Victims that are in the middle of their steps."""
+    with launched(world, folder, calls, **options) as job:
+        for rank in range(world.size):
+            job.await_line(rank, "running", START_SECONDS)
+        yield job

@@ -1,0 +1,73 @@
+"""Every row of the table of faults, on one host and on hosts of the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs_under_fault import World, launched, started
+
+import faults
+from faults import FAULTS, SHORTAGES, Fault, Shortage
+from multiring import lab
+from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+
+obstacle = lab.obstacle()
+in_lab = [pytest.mark.lab, pytest.mark.skipif(obstacle is not None, reason=str(obstacle))]
+
+CARD = Link(up=5e7, down=5e7, latency=0.0)
+
+
+@pytest.fixture(scope="module")
+def spread() -> Iterator[World]:
+    """Five ranks on three hosts of a lab."""
+    ranks = {"a": [0, 1], "b": [2, 3], "c": [4]}
+    places = tuple(Place(name, CARD, ranks_in_host(of)) for name, of in ranks.items())
+    with lab.up(Topology(LEVELS[:2], places), "faults") as cluster:
+        yield World(tuple("aabbc"), cluster)
+
+
+def hurt(fault: Fault, world: World, calls: str, victim: int, folder: Path) -> None:
+    environment = {"MULTIRING_TIMEOUT": str(fault.timeout), "MULTIRING_LATE_WARNING": "2"}
+    with started(world, folder, calls, environment=environment) as job:
+        faults.judge(fault, job, victim, faults.strike(fault, job, victim))
+
+
+def name_of(value: object) -> str:
+    return value.name.replace(" ", "-") if isinstance(value, (Fault, Shortage)) else ""
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if not fault.on_link], ids=name_of)
+def test_on_one_host(fault: Fault, tmp_path: Path) -> None:
+    hurt(fault, World(("here",) * 4), "large" if "stopped" in fault.name else "asynchronous", 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=in_lab) for fault in FAULTS if fault.name not in ("raises", "leaves early")],
+    ids=name_of,
+)
+def test_across_hosts(fault: Fault, spread: World, tmp_path: Path) -> None:
+    hurt(fault, spread, "medium", 3, tmp_path)
+
+
+@pytest.mark.parametrize("shortage", SHORTAGES, ids=name_of)
+def test_a_rank_that_lacks_something(shortage: Shortage, tmp_path: Path) -> None:
+    world = World(("here",) * 3)
+    with launched(world, tmp_path, "small", limits={1: shortage.limit}) as job:
+        job.end(range(3))
+        logs = [job.log(rank) for rank in range(3)]
+        assert [process.returncode for process in job.ranks] == [1, 1, 1], logs
+    assert shortage.remedy in logs[1]
+    assert "rank 1" in logs[0]
+    assert "rank 1" in logs[2]
+
+
+def test_two_jobs_on_one_host_do_not_touch_each_other(tmp_path: Path) -> None:
+    world, killed = World(("here",) * 3), next(fault for fault in FAULTS if fault.name == "killed")
+    with started(world, tmp_path / "one", "medium") as one, started(world, tmp_path / "two", "medium") as two:
+        faults.judge(killed, two, 1, faults.strike(killed, two, 1))
+        one.write("stop")
+        one.end(range(3))
+        assert [one.outcome(rank)["kind"] for rank in range(3)] == ["", "", ""]
