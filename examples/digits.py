@@ -13,11 +13,13 @@ and over multiring, and a check that the ranks together compute what one process
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -197,6 +199,8 @@ def report(net: nn.Module, data: Images, args: argparse.Namespace) -> int:
     seconds = time_steps(data, args)
     difference = largest_difference(data)
     if RANK == 0:
+        if args.json:
+            args.json.write_text(json.dumps({"ranks": WORLD_SIZE, "images": args.batch, "seconds": seconds}) + "\n")
         gradient = sum(p.numel() * p.element_size() for p in net.parameters())
         if args.backend == "multiring":
             import multiring
@@ -225,6 +229,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--lr", type=float, default=4e-3, help="highest learning rate of the schedule")
     parser.add_argument("--steps", type=int, default=10, help="steps in a timed round")
+    parser.add_argument("--json", type=Path, help="with several ranks: also write the seconds of a step here")
     args = parser.parse_args()
     if args.batch % WORLD_SIZE:
         parser.error(f"--batch {args.batch} cannot be divided equally between {WORLD_SIZE} ranks")

@@ -36,6 +36,12 @@ def all_reduce() -> None:
             x = own(rank, 17, dtype) * size
             dist.all_reduce(x, dist.ReduceOp.AVG)
             same(x, everyone(size, 17, torch.float64).sum(0).to(dtype))
+        for asynchronous in (False, True):
+            x = own(rank, 17, torch.int64)
+            work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=asynchronous)
+            if work is not None:
+                work.wait()
+            same(x, everyone(size, 17, torch.int64).sum(0) // size)
         x = own(rank, 17, torch.int32)
         dist.all_reduce(x, dist.ReduceOp.BOR)
         expected = torch.zeros(17, dtype=torch.int32)
@@ -48,6 +54,47 @@ def all_reduce() -> None:
         flags = torch.arange(4) == rank
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         same(flags, torch.arange(4) < size)
+
+
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+
+
+def rare_formats() -> None:
+    with group() as (rank, size):
+        for dtype in (*FLOAT8, torch.uint16, torch.uint32, torch.uint64):
+            expected = everyone(size, 1000, torch.float64).sum(0).to(dtype).float()
+            x = own(rank, 1000, dtype)
+            dist.all_reduce(x)
+            same(x.float(), expected)
+            x = own(rank, 1000, dtype)
+            dist.reduce(x, size - 1, dist.ReduceOp.MAX)
+            if rank == size - 1:
+                same(x.float(), everyone(size, 1000).amax(0))
+            mine = torch.cat([own(rank + block, 100, dtype) for block in range(size)])
+            output = torch.empty(100, dtype=dtype)
+            dist.reduce_scatter_tensor(output, mine)
+            same(output.float(), sum(own(r + rank, 100, torch.float64) for r in range(size)).to(dtype).float())
+            received = torch.empty_like(mine)
+            dist.all_to_all_single(received, mine)
+            same(received.float(), torch.cat([own(peer + rank, 100) for peer in range(size)]))
+            outputs = [torch.empty(7, dtype=dtype) for _ in range(size)] if rank == 0 else None
+            dist.gather(own(rank, 7, dtype), outputs)
+            if outputs is not None:
+                same(torch.stack(outputs).float(), everyone(size, 7))
+            if rank == 0:
+                dist.send(own(5, 9, dtype), 1)
+            elif rank == 1:
+                received = torch.empty(9, dtype=dtype)
+                dist.recv(received, 0)
+                same(received.float(), own(5, 9))
+        for dtype in FLOAT8:
+            x = own(rank, 17, dtype)
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+            same(x, (everyone(size, 17).sum(0) / size).to(dtype))
+        scales = torch.ones(4).to(torch.float8_e8m0fnu)
+        dist.broadcast(scales, 0)
+        error = caught(TypeError, lambda: dist.all_reduce(scales))
+        assert "cannot reduce torch.float8_e8m0fnu" in str(error), error
 
 
 def all_reduce_asynchronously() -> None:
@@ -256,17 +303,32 @@ def messages() -> None:
 
 def receive_from_any() -> None:
     with group() as (rank, size):
-        got = torch.empty(6)
-        if size > 2:
-            error = caught(NotImplementedError, lambda: dist.recv(got))
-            assert "name the source" in str(error), error
+        for count in (6, 100_000):
+            if rank == 0:
+                heard = [0] * size
+                for _ in range(2 * (size - 1)):
+                    got = torch.empty(count)
+                    source = dist.recv(got, tag=count)
+                    same(got, own(10 * source + heard[source], count))
+                    heard[source] += 1
+                assert heard == [0] + [2] * (size - 1), heard
+            else:
+                for index in range(2):
+                    dist.send(own(10 * rank + index, count), 0, tag=count)
+        if rank == size - 1:
+            z = torch.empty(3, dtype=torch.complex64)
+            request = dist.irecv(z)
+            request.wait()
+            assert request._source_rank() == 0
+            assert request.source_rank() == 0
+            same(z, torch.complex(own(0, 3), own(1, 3)))
         elif rank == 0:
-            for index in range(2):
-                assert dist.recv(got, tag=2) == 1
-                same(got, own(index, 6))
-        else:
-            for index in range(2):
-                dist.send(own(index, 6), 0, tag=2)
+            dist.send(torch.complex(own(0, 3), own(1, 3)), size - 1)
+        reversed_ranks = dist.new_group(list(range(size))[::-1], sort_ranks=False)
+        if rank == 0:
+            assert dist.recv(torch.empty(2), group=reversed_ranks) == size - 1
+        elif rank == size - 1:
+            dist.send(own(0, 2), 0, group=reversed_ranks)
 
 
 def groups() -> None:
@@ -306,6 +368,7 @@ def beside_gloo() -> None:
 
 WORKERS = [
     all_reduce,
+    rare_formats,
     all_reduce_asynchronously,
     all_reduce_any_layout,
     sparse_all_reduce,

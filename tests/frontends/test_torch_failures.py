@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from datetime import timedelta
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch_helpers import Net, batch, caught, group, own
-from torch_ranks import run, values
+from torch_ranks import run, the_killed_last_rank_is_named, values
 
 import multiring
 
@@ -36,11 +38,7 @@ def die_during_backward() -> str:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_rank_killed_during_backward_is_named_by_the_others(world_size: int) -> None:
-    *survivors, dead = run(die_during_backward, world_size=world_size)
-    assert dead.exitcode == -signal.SIGKILL
-    for survivor in survivors:
-        assert not survivor.error
-        assert f"rank {world_size - 1}" in survivor.value
+    the_killed_last_rank_is_named(run(die_during_backward, world_size=world_size))
 
 
 def die_while_others_wait() -> str:
@@ -62,6 +60,42 @@ def test_works_and_futures_raise_what_went_wrong() -> None:
     survivor, _ = run(die_while_others_wait)
     assert not survivor.error
     assert survivor.value.count("rank 1") == 3
+
+
+def broadcast_last_from_different_roots() -> str:
+    try:
+        with group() as (rank, _):
+            with pytest.raises(ValueError, match=r"tag=-3: a tag is 0 to"):
+                dist.send(torch.zeros(3), 1 - rank, tag=-3)
+            dist.broadcast(torch.zeros(7), src=rank)
+    except multiring.Mismatch as error:
+        return str(error)
+    return ""
+
+
+def test_a_last_call_that_was_not_the_same_is_told_on_leaving() -> None:
+    seen = values(broadcast_last_from_different_roots)
+    assert any(seen)
+    for message in filter(None, seen):
+        assert "broadcast(count=7, dtype=float32, root=0" in message
+        assert "broadcast(count=7, dtype=float32, root=1" in message
+
+
+def die_while_any_may_send() -> str:
+    with group() as (rank, size):
+        if rank == size - 1:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return str(caught(multiring.PeerLost, lambda: dist.recv(torch.empty(3))))
+
+
+def test_a_receive_from_any_rank_ends_when_one_of_them_dies() -> None:
+    *survivors, dead = run(die_while_any_may_send, world_size=3)
+    assert dead.exitcode == -signal.SIGKILL
+    for survivor in survivors:
+        assert not survivor.error
+        assert "rank 2" in survivor.value
+        assert "recv from any rank" in survivor.value
 
 
 def be_late() -> None:
@@ -161,3 +195,42 @@ def test_tensors_elsewhere_are_refused_with_the_remedy() -> None:
             dist.all_reduce(torch.empty(3, device="meta"))
     finally:
         dist.destroy_process_group()
+
+
+def stop_during_training(sharded: bool) -> str:
+    """The highest rank is stopped (as by SIGSTOP) in the middle of a backward pass, until the others have raised."""
+    os.environ["MULTIRING_HEARTBEAT_TIMEOUT"] = "2"
+    with group() as (rank, size):
+        net = Net()
+        hooked = net.layers[3]
+        if sharded:
+            for layer in net.layers[::2]:
+                fully_shard(layer)
+            trained = fully_shard(net)
+        else:
+            trained = DistributedDataParallel(net, bucket_cap_mb=0.002)
+        x, y = batch(0, rank, size)
+        F.cross_entropy(trained(x), y).backward()
+        folder = os.environ["FOLDER"]
+        if rank == size - 1:
+            watcher = f"while [ ! -e {folder}/raised ]; do sleep 0.1; done; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", watcher])
+            hooked.register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+        started = time.monotonic()
+        try:
+            F.cross_entropy(trained(x), y).backward()
+            dist.barrier()
+        except RuntimeError as error:
+            took = time.monotonic() - started
+            open(os.path.join(folder, "raised"), "w").close()
+            assert took < 8 or rank == size - 1, took
+            return str(error)
+        return ""
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP"])
+def test_a_rank_stopped_during_backward_is_named_by_all(sharded: bool) -> None:
+    for outcome in run(stop_during_training, sharded, world_size=3):
+        assert not outcome.error
+        assert "rank 2" in outcome.value
+        assert "has not been heard of for 2" in outcome.value

@@ -44,6 +44,45 @@ def ddp_hooks() -> None:
             torch.testing.assert_close(actual.grad, exact.grad.float(), rtol=0.002, atol=0.001)
 
 
+def ddp_power_sgd() -> None:
+    """A hook whose callbacks wait for collectives that they start: it trains what it trains over Gloo.
+
+    In one bucket: of several, callbacks and backward start collectives in an order that ranks need not share.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    with group() as (rank, size):
+        weights = []
+        for processes in (dist.group.WORLD, dist.new_group(backend="gloo")):
+            net = DistributedDataParallel(Net(), process_group=processes)
+            state = powerSGD_hook.PowerSGDState(processes, start_powerSGD_iter=2, min_compression_rate=0.5)
+            net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            for number in range(5):
+                x, y = batch(number, rank, size)
+                optimizer.zero_grad()
+                F.cross_entropy(net(x), y).backward()
+                optimizer.step()
+            weights.append(torch.cat([p.detach().view(-1) for p in net.parameters()]))
+        assert state.compression_stats()[1] > 0
+        torch.testing.assert_close(*weights, rtol=0, atol=1e-9)
+
+
+def callbacks_that_wait() -> None:
+    with group() as (rank, size):
+        x = torch.full((4,), rank + 1.0, dtype=torch.float64)
+        y = torch.full((4,), 10.0 * rank, dtype=torch.float64)
+        first = dist.all_reduce(x, async_op=True).get_future()
+        second = dist.all_reduce(y, async_op=True).get_future()  # behind the first, and waited for by its callback
+
+        def both(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            total = future.value()[0] + second.wait()[0]
+            return dist.all_reduce(total, async_op=True).get_future().wait()[0]
+
+        expected = size * (size * (size + 1) / 2 + 10 * size * (size - 1) / 2)
+        assert first.then(both).wait().tolist() == [expected] * 4
+
+
 def ddp_sparse_embedding() -> None:
     with group() as (rank, size):
         torch.manual_seed(0)
@@ -74,7 +113,7 @@ def ddp_uneven_inputs() -> None:
             torch.testing.assert_close(theirs, mine, rtol=0, atol=0)
 
 
-WORKERS = [ddp_options, ddp_hooks, ddp_sparse_embedding, ddp_uneven_inputs]
+WORKERS = [ddp_options, ddp_hooks, ddp_power_sgd, callbacks_that_wait, ddp_sparse_embedding, ddp_uneven_inputs]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed"])
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])  # optimizers import the last
 
 
 @dataclass
@@ -79,3 +80,12 @@ def _collect(process: Any, pipe: Connection, timeout: float) -> Outcome:
     process.join(timeout)
     outcome.exitcode = process.exitcode
     return outcome
+
+
+def the_killed_last_rank_is_named(outcomes: list[Outcome]) -> None:
+    """Check that the last rank was killed, and that what the others returned names it."""
+    *survivors, dead = outcomes
+    assert dead.exitcode == -signal.SIGKILL
+    for survivor in survivors:
+        assert not survivor.error
+        assert f"rank {len(survivors)}" in survivor.value

@@ -1,0 +1,82 @@
+"""All ranks begin with what one of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import multiring
+from multiring.comm import Communicator
+from multiring.torch.buffers import raw
+
+
+def broadcast_parameters(
+    parameters: Mapping[str, Any] | Iterable[tuple[str, Tensor]], root: int = 0, *, group: Communicator | None = None
+) -> None:
+    """Copy ``model.state_dict()`` or ``model.named_parameters()`` of rank ``root`` into that of all others, in place.
+
+    What is no tensor is left alone. ValueError on all ranks if names, types or shapes differ.
+    """
+    communicator = multiring.init() if group is None else group
+    named = parameters.items() if isinstance(parameters, Mapping) else parameters
+    tensors = {name: value for name, value in named if isinstance(value, Tensor)}
+    mine = {name: f"{tensor.dtype} of shape {tuple(tensor.shape)}" for name, tensor in tensors.items()}
+    for rank, theirs in enumerate(communicator.all_gather_object(mine)):
+        for name in [*mine, *(theirs.keys() - mine.keys())]:
+            if mine.get(name) != theirs.get(name):
+                raise ValueError(f"{name} is {mine.get(name)} here and {theirs.get(name)} on rank {rank}")
+    _broadcast(communicator, [tensors[name] for name in sorted(tensors)], root)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root: int = 0, *, group: Communicator | None = None
+) -> None:
+    """Copy the state of rank ``root``'s optimizer, learning rates included, to that of all others.
+
+    They may have none yet, as when ``root`` alone has loaded a checkpoint.
+    """
+    communicator = multiring.init() if group is None else group
+    tensors: list[Tensor] = []
+
+    def taken(tensor: Tensor) -> _Form:
+        tensors.append(tensor.contiguous())
+        return _Form(tensor)
+
+    def made(form: _Form) -> Tensor:
+        tensors.append(torch.empty(form.shape, dtype=form.dtype))
+        return tensors[-1]
+
+    if communicator.rank == root:
+        communicator.broadcast_object(_each(optimizer.state_dict(), Tensor, taken), root)
+        _broadcast(communicator, tensors, root)
+    else:
+        state = _each(communicator.broadcast_object(root=root), _Form, made)
+        _broadcast(communicator, tensors, root)
+        optimizer.load_state_dict(state)
+
+
+class _Form:
+    """What stands for a tensor until its elements come."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+
+def _each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """``value`` with everything of a kind in its dictionaries and lists changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _each(item, kind, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_each(item, kind, change) for item in value)
+    return value
+
+
+def _broadcast(communicator: Communicator, tensors: Iterable[Tensor], root: int) -> None:
+    works = [communicator.broadcast(raw(tensor), root, async_op=True) for tensor in tensors if tensor.numel()]
+    for work in works:
+        work.wait()

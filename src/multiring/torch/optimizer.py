@@ -1,0 +1,140 @@
+"""Data parallelism for scripts without DistributedDataParallel: an optimizer whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+import multiring
+from multiring.buckets import BUCKET_BYTES
+from multiring.comm import Communicator
+from multiring.torch.reducer import Reducer
+
+
+class DistributedOptimizer(torch.optim.Optimizer, Joinable):
+    """Any torch optimizer, with every ``grad`` averaged over the ranks when ``backward()`` returns.
+
+    Gradients are fused into buckets in the arena and reduced while the backward pass goes on. Parameters have to be
+    equal on all ranks at the first step: `broadcast_parameters` makes them so, and ValueError says where they are not.
+    A parameter that no rank used keeps ``grad`` None; where some ranks used it, the others count as zeros. All ranks
+    call ``backward()`` outside `no_sync` equally often; one without data calls `step` alone.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+        *,
+        weight: float | None = None,
+        group: Communicator | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        """``named_parameters``: names for messages, as from ``model.named_parameters()``. ``weight``: see `weight`.
+
+        ``group`` is a communicator, None for the default one, which is made as `multiring.init` does if there is none.
+        """
+        Joinable.__init__(self)
+        self._optimizer = optimizer
+        self._names = {id(parameter): name for name, parameter in named_parameters or ()}
+        communicator = multiring.init() if group is None else group
+        self._joined = False
+        self._reducer = Reducer(communicator, bucket_bytes, self._notify)
+        for number, settings in enumerate(optimizer.param_groups):
+            self._watch(number, settings)
+        self.weight = weight
+
+    def _notify(self) -> None:
+        if not self._joined:
+            Join.notify_join_context(self)
+
+    def _watch(self, number: int, settings: dict[str, Any]) -> None:
+        parameters = settings["params"]
+        self._reducer.watch(
+            (self._names.get(id(parameter), f"{index} of group {number}"), parameter)
+            for index, parameter in enumerate(parameters)
+        )
+
+    @property
+    def weight(self) -> float | None:
+        """For how much this rank counts in the coming averages, such as its number of samples; None: all the same.
+
+        Set on all ranks or on none, before the backward pass. A rank of weight 0 counts for nothing.
+        """
+        return self._reducer.weight
+
+    @weight.setter
+    def weight(self, weight: float | None) -> None:
+        self._reducer.weight = weight
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes within add to this rank's gradients; the next one outside, or `step`, averages the sums."""
+        return self._reducer.no_sync()
+
+    def synchronize(self) -> None:
+        """Average the gradients now; `step` does so where no backward pass outside `no_sync` has done it."""
+        if self._reducer.pending:
+            self._reducer.synchronize()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The optimizer's own step, on averaged gradients. A closure calls ``backward()``, which averages them."""
+        if closure is None:
+            self.synchronize()
+        result = self._optimizer.step(closure) if closure else self._optimizer.step()
+        self._reducer.pending = True
+        return result
+
+    # --- all else is the optimizer's own ---
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_optimizer":  # not there yet
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self._optimizer!r})"
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._optimizer.add_param_group(param_group)
+        self._watch(len(self._optimizer.param_groups) - 1, self._optimizer.param_groups[-1])
+
+    # --- torch.distributed.algorithms.Join ---
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        return _Shadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> Any:
+        return dist.group.WORLD
+
+
+class _Shadow(JoinHook):
+    """A rank that has run out of data takes the others' steps: it stays equal to them, optimizer state included."""
+
+    def __init__(self, optimizer: DistributedOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def main_hook(self) -> None:
+        optimizer, weight = self._optimizer, self._optimizer.weight
+        optimizer._joined, optimizer.weight = True, None if weight is None else 0
+        optimizer.zero_grad()
+        optimizer.step()
+        optimizer._joined, optimizer.weight = False, weight

@@ -1,0 +1,198 @@
+"""Averages the gradients of parameters while the backward pass computes them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from multiring.buckets import Buckets, Gradient, agreed_order
+from multiring.comm import Communicator
+from multiring.torch.buffers import dense
+from multiring.torch.sparse import all_reduce_sparse
+
+
+class Reducer:
+    """Replaces ``grad`` of each parameter by the mean over all ranks, at the end of each backward pass.
+
+    A parameter's hook copies its gradient into its slot of a bucket, and ``grad`` becomes a view of that slot, so that
+    the optimizer reads what was reduced where it lies. Which gradients are sparse, and in which order they become
+    ready, is known after the first pass only: that one is reduced when it has ended.
+    """
+
+    def __init__(self, communicator: Communicator, bucket_bytes: int, before: Callable[[], None]) -> None:
+        """``before`` is called before the first collective of each pass."""
+        self.weight: float | None = None
+        self.pending = True
+        """Whether there may be gradients that were not reduced yet."""
+        self._communicator = communicator
+        self._bucket_bytes = bucket_bytes
+        self._before = before
+        self._parameters: list[Tensor] = []
+        self._names: list[str] = []
+        self._buckets: Buckets | None = None
+        self._slots: dict[int, Tensor] = {}
+        self._factor: float | None = None
+        self._seen: dict[int, None] = {}  # in the order of readiness
+        self._paused = False
+        self._lock = threading.Lock()  # autograd may call hooks from several threads
+
+    def watch(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Reduce the gradients of these parameters, from the next backward pass on; in the same order on all ranks."""
+        for name, parameter in named:
+            if not parameter.requires_grad:
+                continue
+            if not parameter.is_cpu:
+                raise ValueError(
+                    f"parameter {name} lies on {parameter.device}, and multiring reduces gradients in memory of the "
+                    "CPU: train there, or use DistributedDataParallel with backend 'nccl'"
+                )
+            index = len(self._parameters)
+            self._parameters.append(parameter)
+            self._names.append(name)
+            parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+        self._buckets = None
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within only add to the gradients of this rank; the next one outside reduces the sum."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def synchronize(self) -> None:
+        """Reduce what has not been reduced since the last backward pass, and wait; all ranks call it."""
+        if not self._seen:
+            self._before()
+        buckets = self._buckets or self._learn()
+        if self._factor is None:
+            self._factor = buckets.begin(self.weight)
+        for index, parameter in enumerate(self._parameters):
+            if index in buckets and parameter.grad is not None and not buckets.is_ready(index):
+                self._fill(buckets, index)
+        present = buckets.finish()
+        for index, parameter in enumerate(self._parameters):
+            if index not in buckets:
+                self._reduce_sparse(parameter)
+            elif index in present and parameter.grad is None:
+                parameter.grad = self._slots[index]
+        self._factor = None
+        self._seen.clear()
+        self.pending = False
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        def became_ready(_: Tensor) -> None:
+            self.pending = True
+            if self._paused:
+                return
+            with self._lock:
+                if not self._seen:
+                    self._before()
+                    # Called by autograd when the pass is complete, as for DistributedDataParallel and FSDP.
+                    Variable._execution_engine.queue_callback(self.synchronize)
+                self._seen[index] = None
+                buckets = self._buckets
+                if buckets is None:
+                    return
+                if self._factor is None:
+                    self._factor = buckets.begin(self.weight)
+                if index in buckets:
+                    self._fill(buckets, index)
+
+        return became_ready
+
+    @torch.no_grad()
+    def _fill(self, buckets: Buckets, index: int) -> None:
+        """Move a gradient into its slot, multiplied by this rank's share."""
+        parameter, slot, factor = self._parameters[index], self._slots[index], self._factor
+        gradient = parameter.grad
+        assert gradient is not None
+        assert factor is not None
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        if gradient.data_ptr() != slot.data_ptr():
+            if factor == 1:
+                slot.copy_(gradient)
+            else:
+                torch.mul(gradient, factor, out=slot)
+            parameter.grad = slot
+        elif factor != 1:
+            slot.mul_(factor)
+        buckets.ready(index)
+
+    @torch.no_grad()
+    def _reduce_sparse(self, parameter: Tensor) -> None:
+        """All ranks reduce the parameter by what rows each has, which may be none."""
+        gradient = parameter.grad
+        if gradient is None:
+            rows, values = torch.empty((1, 0), dtype=torch.int64), parameter.new_empty((0, *parameter.shape[1:]))
+            gradient = torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
+        elif not gradient.is_sparse:
+            gradient = gradient.to_sparse(1)
+        assert self._factor is not None
+        mean = gradient * (self._factor if self.weight is not None else 1 / self._communicator.size)
+        all_reduce_sparse(self._communicator, mean, "sum", self._communicator.timeout)
+        if parameter.grad is not None or mean._nnz():
+            parameter.grad = mean
+
+    def _learn(self) -> Buckets:
+        """Make the buckets, by what the first pass has shown; ValueError if the ranks have different models."""
+        mine = [
+            (name, str(p.dtype).removeprefix("torch."), tuple(p.shape), _checksum(p))
+            for name, p in zip(self._names, self._parameters, strict=True)
+        ]
+        sparse = {i for i, p in enumerate(self._parameters) if p.grad is not None and p.grad.is_sparse}
+        everyones = self._communicator.all_gather_object((mine, sparse))
+        for rank, (theirs, _) in enumerate(everyones):
+            _compare(mine, theirs, rank)
+        anywhere = set().union(*(their_sparse for _, their_sparse in everyones))
+        order = agreed_order(self._communicator, list(self._seen), len(mine))
+        fused = [index for index in order if index not in anywhere]
+        gradients = [Gradient(p.numel(), dtype) for (_, dtype, _, _), p in zip(mine, self._parameters, strict=True)]
+        buckets = Buckets(self._communicator, gradients, fused, bucket_bytes=self._bucket_bytes, view=_tensor)
+        self._slots = {index: _shaped(buckets.slot(index), self._parameters[index]) for index in fused}
+        self._buckets = buckets
+        return buckets
+
+
+def _tensor(memory: np.ndarray[Any, Any], dtype: str) -> Tensor:
+    return torch.from_numpy(memory).view(getattr(torch, dtype))
+
+
+def _shaped(slot: Tensor, parameter: Tensor) -> Tensor:
+    """The slot in the shape of its parameter, and in the order of its memory, as autograd wants gradients."""
+    if dense(parameter):
+        return slot.as_strided(parameter.shape, parameter.stride(), slot.storage_offset())
+    return slot.view(parameter.shape)
+
+
+def _checksum(parameter: Tensor) -> int:
+    elements: Any = parameter.detach().reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(elements)
+
+
+def _compare(mine: Sequence[Any], theirs: Sequence[Any], rank: int) -> None:
+    """ValueError unless rank ``rank`` trains the same parameters, and they have the same values."""
+    for number, (here, there) in enumerate(itertools.zip_longest(mine, theirs)):
+        if here == there:
+            continue
+        if here is None or there is None or here[:-1] != there[:-1]:
+            shown = ["none" if one is None else f"{one[0]} ({one[1]} of shape {one[2]})" for one in (here, there)]
+            raise ValueError(
+                f"parameter {number} of the optimizer is {shown[0]} here and {shown[1]} on rank {rank}: all ranks need "
+                "the same parameters in the same order"
+            )
+        raise ValueError(
+            f"parameter {here[0]} has other values here than on rank {rank}: call "
+            "multiring.torch.broadcast_parameters(model.state_dict()) before the first step"
+        )

@@ -1,0 +1,473 @@
+"""DistributedOptimizer, the broadcasts and the weights: ranks together train what one process trains."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_helpers import Net, batch, caught, close, group, same, steps
+from torch_ranks import run, the_killed_last_rank_is_named, values
+
+import multiring as mr
+from multiring.buckets import Buckets, Gradient
+from multiring.torch import (
+    DistributedOptimizer,
+    Weighted,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    comm_hook,
+)
+
+SMALL = 2000  # bytes in a bucket: several of them even here
+
+
+def distributed(net: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any) -> DistributedOptimizer:
+    return DistributedOptimizer(
+        optimizer or torch.optim.Adam(net.parameters(), 0.01), net.named_parameters(), bucket_bytes=SMALL, **options
+    )
+
+
+def uneven(step: int, rank: int, size: int, idle: bool = True) -> tuple[Tensor, Tensor]:
+    """Another number of the 12 rows for each rank; in odd steps the last one may have none."""
+    x, y = batch(step, 0, 1)
+    cuts = [0, *(12 - 5 * (size - r) for r in range(1, size)), 12]
+    if idle and step % 2:
+        cuts[-2] = 12
+    mine = slice(cuts[rank], cuts[rank + 1])
+    return x[mine], y[mine]
+
+
+# --- the buckets themselves, without a framework ---
+
+
+def buckets() -> None:
+    with group() as (rank, size):
+        for dtype, weighted in (("float64", False), ("float32", True)):
+            gradients = [Gradient(5, dtype), Gradient(700, dtype), Gradient(0, dtype), Gradient(9, dtype)]
+            fused = Buckets(mr.init(), gradients, [3, 2, 1, 0], bucket_bytes=1000)
+            for step in range(3):
+                factor = fused.begin(rank + 1.0 if weighted else None)
+                weights = [(r + 1) / sum(range(size + 1)) if weighted else 1 / size for r in range(size)]
+                absent = {0} if rank == step % size else set()
+                for index in range(3 if step == 2 else 4):  # in the last step nobody has gradient 3
+                    if index not in absent:
+                        values = np.arange(gradients[index].elements) + 10.0 * rank + step
+                        fused.slot(index)[:] = values * factor
+                        assert fused.slot(index).ctypes.data % 64 == 0
+                        fused.ready(index)
+                assert fused.finish() == ({0, 1, 2} if step == 2 else {0, 1, 2, 3})
+                for index, gradient in enumerate(gradients):
+                    having = [r for r in range(size) if not (index == 0 and r == step % size)]
+                    expected = sum(weights[r] * (np.arange(gradient.elements) + 10.0 * r + step) for r in having) * (
+                        index != 3 or step < 2
+                    )
+                    np.testing.assert_allclose(fused.slot(index), expected, rtol=1e-6, atol=1e-12)
+            fused.begin()
+            fused.ready(1)
+            caught(ValueError, lambda: fused.ready(1))  # noqa: B023
+            fused.finish()
+
+
+# --- the optimizer ---
+
+
+def equals_one_process() -> None:
+    with group() as (rank, size):
+        net = Net()
+        optimizer = distributed(net)
+        steps(net, optimizer, rank, size)
+        close(net)
+        assert len(optimizer.state_dict()["state"]) == len(list(net.parameters()))
+        gradient = net.layers[0].weight.grad
+        assert gradient is not None
+        arena = mr.stats()
+        assert arena["arena_allocated"] > 0
+
+
+def equals_one_process_without_setting_gradients_to_none() -> None:
+    with group() as (rank, size):
+        net = Net()
+        optimizer = distributed(net)
+        for step in range(20):
+            x, y = batch(step, rank, size)
+            optimizer.zero_grad(set_to_none=False)
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        close(net)
+
+
+def uneven_shards() -> None:
+    with group() as (rank, size):
+        net, optimizer = Net(), None
+        optimizer = distributed(net, weight=1)
+        losses = []
+        for step in range(20):
+            x, y = uneven(step, rank, size)
+            optimizer.weight = len(x)
+            optimizer.zero_grad()
+            loss = math.nan
+            if len(x):
+                value = F.cross_entropy(net(x), y)
+                value.backward()
+                loss = value.item()
+            optimizer.step()  # also where there was nothing to do
+            losses.append(mr.average({"loss": loss, "samples": len(x)}, weight=len(x))["loss"])
+        close(net)
+        reference, expected = Net(), []
+        single = torch.optim.Adam(reference.parameters(), 0.01)
+        for step in range(20):
+            x, y = batch(step, 0, 1)
+            single.zero_grad()
+            value = F.cross_entropy(reference(x), y)
+            value.backward()
+            single.step()
+            expected.append(value.item())
+        np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-12)
+
+
+def accumulation() -> None:
+    with group() as (rank, size):
+        net = Net()
+        optimizer = distributed(net)
+        for step in range(20):
+            x, y = batch(step, rank, size)
+            optimizer.zero_grad()
+            halves = [slice(None, len(x) // 2), slice(len(x) // 2, None)]
+            with optimizer.no_sync():
+                for half in halves[: 1 + step % 2]:  # in odd steps all of them: step() reduces
+                    (F.cross_entropy(net(x[half]), y[half]) / 2).backward()
+                local = net.layers[0].bias.grad.clone()
+                everyones = mr.all_gather(local.numpy())
+                assert not np.array_equal(everyones[0], everyones[-1])
+            if step % 2 == 0:
+                (F.cross_entropy(net(x[halves[1]]), y[halves[1]]) / 2).backward()
+            optimizer.step()
+        close(net)
+
+
+def two_losses() -> None:
+    """Each backward pass averages; what an earlier one averaged stays."""
+    with group() as (rank, size):
+        net = Net()
+        optimizer = distributed(net)
+        for step in range(20):
+            x, y = batch(step, rank, size)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            (loss / 4).backward(retain_graph=True)
+            (loss * 3 / 4).backward()
+            optimizer.step()
+        close(net)
+
+
+class Branches(nn.Module):
+    """Each rank uses the common layer and one branch; the last branch is used by nobody."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.common = nn.Linear(6, 4)
+        self.branches = nn.ModuleList(nn.Linear(4, 1) for _ in range(size + 1))
+        self.double()
+
+    def loss(self, x: Tensor, branch: int) -> Tensor:
+        return self.branches[branch](self.common(x)).square().mean()
+
+
+def unused_parameters() -> None:
+    with group() as (rank, size):
+        net, reference = Branches(size), Branches(size)
+        # weight decay would change a parameter whose gradient is zero instead of None
+        optimizer = distributed(net, torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0.1))
+        single = torch.optim.AdamW(reference.parameters(), 0.01, weight_decay=0.1)
+        for step in range(10):
+            x = [batch(step, r, size)[0] for r in range(size)]
+            taken = [(r + step) % size if step else 0 for r in range(size)]  # in the first step all take one
+            optimizer.zero_grad()
+            net.loss(x[rank], taken[rank]).backward()
+            optimizer.step()
+            single.zero_grad()
+            torch.stack([reference.loss(x[r], taken[r]) for r in range(size)]).mean().backward()
+            single.step()
+        for (name, actual), expected in zip(net.named_parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12, msg=lambda text: f"{name}: {text}")  # noqa: B023
+        assert net.branches[size].weight.grad is None
+
+
+def sparse_gradients() -> None:
+    with group() as (rank, size):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2)).double()
+        torch.manual_seed(0)
+        reference = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2)).double()
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.5), weight=1.0)
+        single = torch.optim.SGD(reference.parameters(), 0.5)
+        for step in range(5):
+            words = [
+                torch.tensor([r, 5, step]) if r or step % 2 else torch.tensor([], dtype=torch.int64)
+                for r in range(size)
+            ]
+            optimizer.weight = len(words[rank])
+            optimizer.zero_grad()
+            if len(words[rank]):
+                net(words[rank]).square().mean().backward()
+            optimizer.step()
+            single.zero_grad()
+            reference(torch.cat(words)).square().mean().backward()
+            single.step()
+            assert net[0].weight.grad.is_sparse
+        for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def number_formats() -> None:
+    with group() as (rank, size):
+        torch.manual_seed(0)
+        net = nn.ModuleList(nn.Conv2d(2, 3, 2).to(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32))
+        net.to(memory_format=torch.channels_last)
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 1.0))
+        before = [p.detach().clone() for p in net.parameters()]
+        for _ in range(2):
+            optimizer.zero_grad()
+            for layer in net:
+                x = torch.full((1, 2, 2, 2), rank + 1.0, dtype=layer.weight.dtype)
+                layer(x).sum().backward()
+        mean = sum(range(1, size + 1)) / size
+        for parameter, was in zip(net.parameters(), before, strict=True):
+            expected = torch.full_like(was, mean if was.dim() == 4 else 1.0)
+            torch.testing.assert_close(parameter.grad, expected)
+            assert parameter.grad.stride() == parameter.stride()
+
+
+def compiled() -> None:
+    with group() as (rank, size):
+        net = Net()
+        optimizer = distributed(net)
+        steps(torch.compile(net, backend="aot_eager"), optimizer, rank, size)
+        close(net)
+
+
+def reentrant_checkpoints() -> None:
+    """A backward pass within a backward pass: the same parameters become ready several times."""
+    from torch.utils.checkpoint import checkpoint
+
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        once = checkpoint(net, x.requires_grad_(), use_reentrant=True)
+        return checkpoint(net, once, use_reentrant=True).square().mean()
+
+    with group() as (rank, size):
+        torch.manual_seed(0)
+        net = nn.Linear(6, 6).double()
+        reference = nn.Linear(6, 6).double()
+        reference.load_state_dict(net.state_dict())
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.1))
+        single = torch.optim.SGD(reference.parameters(), 0.1)
+        for step in range(3):
+            for model, one, x in ((net, optimizer, batch(step, rank, size)), (reference, single, batch(step, 0, 1))):
+                one.zero_grad()
+                loss(model, x[0]).backward()
+                one.step()
+        for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def scheduler_clipping_and_closures() -> None:
+    with group() as (rank, size):
+        net, reference = Net(), Net()
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.1))
+        single = torch.optim.SGD(reference.parameters(), 0.1)
+        schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in (optimizer, single)]
+        for step in range(6):
+            for model, one, (x, y) in (
+                (net, optimizer, batch(step, rank, size)),
+                (reference, single, batch(step, 0, 1)),
+            ):
+
+                def closure(model: nn.Module = model, one: Any = one, x: Tensor = x, y: Tensor = y) -> Tensor:
+                    one.zero_grad()
+                    loss = F.cross_entropy(model(x), y)
+                    loss.backward()
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)  # of the averaged gradients
+                    return loss
+
+                one.step(closure)
+            for schedule in schedules:
+                schedule.step()
+        assert optimizer.param_groups[0]["lr"] == single.param_groups[0]["lr"] == 0.1 / 8
+        for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def added_parameters() -> None:
+    with group() as (rank, size):
+        net = Net()
+        layers = list(net.layers.children())
+        optimizer = distributed(net, torch.optim.Adam(layers[4].parameters(), 0.01))
+        optimizer.add_param_group({"params": [*layers[0].parameters(), *layers[2].parameters()]})
+        steps(net, optimizer, rank, size, 10)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, dtype=torch.float64))], "lr": 0.5})
+        steps_from(net, optimizer, rank, size, 10)
+        close(net)
+
+
+def steps_from(net: nn.Module, optimizer: torch.optim.Optimizer, rank: int, size: int, first: int) -> None:
+    for step in range(first, 20):
+        x, y = batch(step, rank, size)
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
+def join() -> None:
+    """Rank r has 2 + r batches; the mean is over those that still have one, and all ranks stay equal."""
+    from torch.distributed.algorithms.join import Join
+
+    with group() as (rank, size):
+        net, reference = Net(), Net()
+        optimizer = distributed(net, weight=1.0)
+        with Join([optimizer]):
+            for step in range(2 + rank):
+                x, y = batch(step, rank, size)
+                optimizer.weight = len(x)
+                optimizer.zero_grad()
+                F.cross_entropy(net(x), y).backward()
+                optimizer.step()
+        single = torch.optim.Adam(reference.parameters(), 0.01)
+        for step in range(1 + size):
+            parts = [batch(step, r, size) for r in range(size) if step < 2 + r]
+            single.zero_grad()
+            x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+            F.cross_entropy(reference(x), y).backward()
+            single.step()
+        for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def weighted_hook() -> None:
+    """DistributedDataParallel with another number of samples on each rank."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    with group() as (rank, size):
+        net = DistributedDataParallel(Net(), bucket_cap_mb=0.002)
+        state = Weighted()
+        net.register_comm_hook(state, comm_hook)
+        optimizer = torch.optim.Adam(net.parameters(), 0.01)
+        for step in range(20):
+            x, y = uneven(step, rank, size, idle=False)
+            state.weight = len(x)
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        close(net)
+
+
+# --- beginning with the same ---
+
+
+def broadcasts() -> None:
+    with group() as (rank, size):
+        root = size - 1
+        net = Net()
+        optimizer = torch.optim.Adam(net.parameters(), 0.01)
+        if rank == root:
+            steps(net, optimizer, 0, 1, 5)
+            optimizer.param_groups[0]["lr"] = 0.003
+        assert broadcast_object({"epoch": rank}, root) == {"epoch": root}
+        broadcast_parameters(net.state_dict(), root)
+        broadcast_optimizer_state(optimizer, root)
+        expected = Net()
+        single = torch.optim.Adam(expected.parameters(), 0.01)
+        steps(expected, single, 0, 1, 5)
+        for actual, parameter in zip(net.parameters(), expected.parameters(), strict=True):
+            same(actual.detach(), parameter.detach())
+            for key, value in single.state[parameter].items():
+                same(optimizer.state[actual][key], value)
+        assert optimizer.param_groups[0]["lr"] == 0.003
+
+
+def different_models() -> list[str]:
+    with group() as (rank, _):
+        net = nn.Linear(2, 1 + rank)
+        said = [str(caught(ValueError, lambda: broadcast_parameters(net.named_parameters())))]
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.1))
+        said.append(str(caught(ValueError, lambda: net(torch.ones(1, 2)).sum().backward())))
+        torch.manual_seed(rank)
+        net = nn.Linear(2, 1)
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.1))
+        said.append(str(caught(ValueError, optimizer.step)))
+        caught(ValueError, lambda: mr.average(1.0, weight=0))
+        caught(ValueError, lambda: mr.average(1.0, weight=-1))
+        return said
+
+
+WORKERS = [
+    buckets,
+    equals_one_process,
+    equals_one_process_without_setting_gradients_to_none,
+    uneven_shards,
+    accumulation,
+    two_losses,
+    unused_parameters,
+    sparse_gradients,
+    number_formats,
+    compiled,
+    reentrant_checkpoints,
+    scheduler_clipping_and_closures,
+    added_parameters,
+    join,
+    weighted_hook,
+    broadcasts,
+]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("worker", WORKERS, ids=lambda worker: worker.__name__)
+def test_optimizer(worker: Callable[[], None], world_size: int) -> None:
+    values(worker, world_size=world_size)
+
+
+def test_different_models_are_refused_with_the_remedy() -> None:
+    shapes, first, values_differ = values(different_models)[0]
+    assert shapes == "weight is torch.float32 of shape (1, 2) here and torch.float32 of shape (2, 2) on rank 1"
+    assert "parameter 0 of the optimizer is weight (float32 of shape (1, 2)) here and weight" in first
+    assert "weight has other values here than on rank 1: call multiring.torch.broadcast_parameters" in values_differ
+
+
+def die_during_backward() -> str:
+    with group() as (rank, size):
+        net = Net()
+        optimizer = distributed(net)
+        steps(net, optimizer, rank, size, 2)
+        if rank == size - 1:
+            net.layers[2].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        started = time.monotonic()
+        error = caught(mr.PeerLost, lambda: steps(net, optimizer, rank, size, 1))
+        assert time.monotonic() - started < 10
+        assert "rank" in str(caught(mr.PeerLost, optimizer.step))
+        return str(error)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_killed_during_backward_is_named_by_the_others(world_size: int) -> None:
+    the_killed_last_rank_is_named(run(die_during_backward, world_size=world_size))
+
+
+def one_forgets_its_weight() -> None:
+    with group() as (rank, size):
+        net = Net()
+        optimizer = distributed(net, weight=None if rank else 3.0)
+        caught(mr.Mismatch, lambda: steps(net, optimizer, rank, size, 1))
+
+
+def test_weights_on_some_ranks_only_are_a_mismatch() -> None:
+    values(one_forgets_its_weight)

@@ -1,0 +1,37 @@
+"""A training that loses a rank in the middle, and goes on from its checkpoint under both launchers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+LAUNCHERS = {
+    "multiring run": ["-m", "multiring", "run", "-n", "2", "--max-restarts", "1"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"],
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_rank_costs_a_restart_and_no_accuracy(launcher: str, tmp_path: Path) -> None:
+    words = [sys.executable, *LAUNCHERS[launcher], str(ROOT / "examples/elastic_digits.py")]
+    options = ["--checkpoint", str(tmp_path / "digits.pt"), "--every", "10", "--kill", "75"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(
+        [*words, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "restart 0: begins at step 0 of 132" in done.stdout
+    assert "restart 1: begins at step 70 of 132" in done.stdout
+    found = re.search(r"Test accuracy ([\d.]+)%", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) > 95
+    assert "rank 1" in done.stderr
+    assert not (tmp_path / "digits.pt").exists()
