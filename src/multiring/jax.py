@@ -1,0 +1,271 @@
+"""Multiring in JAX: collectives inside ``jit``, ``grad`` and ``scan``, and averaged gradients for Optax.
+
+A collective is one call of XLA to the native engine, in place where XLA allows it. A token leads from one collective to
+the next, so that every rank calls them in the order in which its program names them, whatever XLA runs side by side.
+One device a process, a CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import effects  # tokens, in the words of JAX: only its inside has them
+from jax._src.interpreters import mlir
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+
+import multiring
+from multiring.buckets import BUCKET_BYTES, Gradient, arrange
+from multiring.buffers import COLLECTIVES, OPS, OPS_OF
+from multiring.comm import Communicator
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_reduce_gradients",
+    "all_to_all",
+    "average",
+    "barrier",
+    "broadcast",
+    "broadcast_parameters",
+    "reduce_scatter",
+]
+
+_LINEAR = ("sum", "avg")
+
+
+class _Ordered(effects.Effect):  # type: ignore[misc]
+    """All collectives of a process happen in one order."""
+
+    def __str__(self) -> str:
+        return "multiring"
+
+
+_EFFECT = _Ordered()
+for _kind in ("ordered", "lowerable", "control_flow_allowed", "custom_derivatives_allowed", "remat_allowed"):
+    getattr(effects, f"{_kind}_effects").add_type(_Ordered)
+
+
+def all_reduce(x: Any, op: str = "sum", *, group: Communicator | None = None) -> jax.Array:
+    """``x`` of all ranks combined, element by element.
+
+    ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor. sum and avg have derivatives: of what
+    all ranks compute, added up.
+    """
+    return _bind(x, "all_reduce", op, 0, group)
+
+
+def broadcast(x: Any, root: int = 0, *, group: Communicator | None = None) -> jax.Array:
+    """``x`` of rank ``root``."""
+    return _bind(x, "broadcast", "sum", root, group)
+
+
+def all_gather(x: Any, *, group: Communicator | None = None) -> jax.Array:
+    """``x`` of all ranks, which has the same shape everywhere, along a new first axis."""
+    return _bind(x, "all_gather", "sum", 0, group)
+
+
+def reduce_scatter(x: Any, op: str = "sum", *, group: Communicator | None = None) -> jax.Array:
+    """Combine ``x`` of all ranks and keep one of as many equal blocks along its first axis: rank r block r."""
+    return _bind(x, "reduce_scatter", op, 0, group)
+
+
+def all_to_all(x: Any, *, group: Communicator | None = None) -> jax.Array:
+    """Send block r of ``x``, along its first axis, to rank r, and receive a block from each."""
+    return _bind(x, "all_to_all", "sum", 0, group)
+
+
+def barrier(*, group: Communicator | None = None) -> None:
+    """Return when every rank has called it and all its earlier collectives are done; not inside ``jit``."""
+    jax.effects_barrier()
+    multiring.barrier(group=group)
+
+
+def broadcast_parameters(tree: Any, root: int = 0, *, group: Communicator | None = None) -> Any:
+    """``tree`` of rank ``root``: parameters, an optimizer's state, or any other tree of arrays and numbers.
+
+    The structures must be the same. Every leaf comes back as an array.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, _fused(leaves, lambda flat: broadcast(flat, root, group=group), BUCKET_BYTES))
+
+
+def average(
+    tree: Any,
+    *,
+    weight: Any = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    group: Communicator | None = None,
+) -> Any:
+    """The mean over the ranks of a tree of gradients or metrics, fused in buckets of ``bucket_bytes``.
+
+    With ``weight`` the ranks count by their weights: the number of samples that each has in this step. It may be
+    traced; weights that add up to 0 give NaN.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if weight is None:
+        averaged = _fused(leaves, lambda flat: all_reduce(flat, "avg", group=group), bucket_bytes)
+    else:
+        mine = jnp.asarray(weight, float)
+        share = mine / all_reduce(mine, group=group)
+        weighted = [leaf * share.astype(leaf.dtype) for leaf in map(jnp.asarray, leaves)]
+        averaged = _fused(weighted, lambda flat: all_reduce(flat, group=group), bucket_bytes)
+    return jax.tree.unflatten(structure, averaged)
+
+
+def all_reduce_gradients(*, bucket_bytes: int = BUCKET_BYTES, group: Communicator | None = None) -> Any:
+    """An Optax transformation that replaces gradients by their `average`: the first of an ``optax.chain``.
+
+    ``update(..., weight=n)`` makes the ranks count by the number of samples that each has in this step.
+    """
+    import optax
+
+    def update(updates: Any, state: Any, params: Any = None, *, weight: Any = None, **_: Any) -> tuple[Any, Any]:
+        return average(updates, weight=weight, bucket_bytes=bucket_bytes, group=group), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _fused(leaves: list[Any], collective: Callable[[Any], Any], bucket_bytes: int) -> list[Any]:
+    """Apply ``collective`` to the leaves, laid end to end in buckets, the last first: as a backward pass has them."""
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    sizes = [Gradient(array.size, _movable(array).dtype.name) for array in arrays]
+    results: list[Any] = [None] * len(arrays)
+    for members in arrange(sizes, reversed(range(len(arrays))), bucket_bytes):
+        flat = collective(jnp.concatenate([arrays[i].ravel() for i in members]))
+        ends = np.cumsum([arrays[i].size for i in members])
+        for i, part in zip(members, jnp.split(flat, ends[:-1]), strict=True):
+            results[i] = part.reshape(arrays[i].shape)
+    return results
+
+
+# ---- the primitive ------------------------------------------------------------------------------------------------
+
+_collective_p = Primitive("multiring")
+
+
+def _movable(x: Any) -> Any:
+    if x.dtype.name not in OPS_OF:
+        known = ", ".join(OPS_OF)
+        raise TypeError(
+            f"an array of {x.dtype} is not moved: known are {known}; jax.random.key_data makes one of a key"
+        )
+    return x
+
+
+def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | None) -> Any:
+    """Check what can be checked while tracing; the rest happens when XLA calls."""
+    communicator = multiring.init() if group is None else group
+    x = jnp.asarray(x)
+    _movable(x)
+    if op not in OPS:
+        raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
+    if "reduce" in collective and op not in OPS_OF[x.dtype.name]:
+        raise ValueError(f"{op} is not defined for {x.dtype.name}: it has {', '.join(OPS_OF[x.dtype.name])}")
+    if not 0 <= root < communicator.size:
+        raise ValueError(f"root={root}: ranks of this communicator are 0 to {communicator.size - 1}")
+    if collective in ("reduce_scatter", "all_to_all") and (x.ndim == 0 or x.shape[0] % communicator.size):
+        raise ValueError(
+            f"{collective}: an array of shape {x.shape} cannot be cut into {communicator.size} equal blocks"
+        )
+    return _collective_p.bind(
+        x,
+        collective=collective,
+        op=op,
+        root=root,
+        communicator=communicator.publish(),
+        size=communicator.size,
+        rank=communicator.rank,
+    )
+
+
+@_collective_p.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
+def _abstract(x: Any, *, collective: str, size: int, **_: Any) -> Any:
+    shape = x.shape
+    if collective == "all_gather":
+        shape = (size, *shape)
+    elif collective == "reduce_scatter":
+        shape = (shape[0] // size, *shape[1:])
+    return x.update(shape=shape, weak_type=False), {_EFFECT}
+
+
+@functools.cache
+def _compiled(parameters: tuple[tuple[str, Any], ...]) -> Any:
+    return jax.jit(functools.partial(_collective_p.bind, **dict(parameters)))
+
+
+@_collective_p.def_impl  # type: ignore[untyped-decorator]
+def _outside_jit(x: Any, **parameters: Any) -> Any:
+    return _compiled(tuple(parameters.items()))(x)
+
+
+def _lower(ctx: Any, x: Any, *, collective: str, op: str, root: int, communicator: int, **_: Any) -> Any:
+    token = ctx.tokens_in.get(_EFFECT)
+    (arrives,), (result,) = ctx.avals_in, ctx.avals_out
+    in_place = arrives.shape == result.shape
+    attributes = {"communicator": communicator, "collective": COLLECTIVES[collective], "op": OPS[op], "root": root}
+    call = mlir.custom_call(
+        "multiring",
+        result_types=[mlir.token_type(), mlir.ir.RankedTensorType.get(result.shape, x.type.element_type)],
+        operands=[token, x],
+        backend_config={name: mlir.ir_attribute(np.int64(value)) for name, value in attributes.items()},
+        operand_layouts=[[], range(arrives.ndim - 1, -1, -1)],
+        result_layouts=[[], range(result.ndim - 1, -1, -1)],
+        operand_output_aliases={1: 1} if in_place else None,
+        has_side_effect=True,
+        api_version=4,
+    )
+    ctx.set_tokens_out(mlir.TokenSet({_EFFECT: call.results[0]}))
+    return [call.results[1]]
+
+
+mlir.register_lowering(_collective_p, _lower, platform="cpu")
+jax.ffi.register_ffi_target("multiring", multiring._native.xla_handler(), platform="cpu")
+
+
+def _jvp(primals: Any, tangents: Any, **parameters: Any) -> Any:
+    collective, op = parameters["collective"], parameters["op"]
+    if "reduce" in collective and op not in _LINEAR:
+        raise NotImplementedError(f"{collective} by {op} has no derivative here: sum and avg have")
+    result = _collective_p.bind(*primals, **parameters)
+    (tangent,) = tangents
+    if isinstance(tangent, ad.Zero):
+        return result, ad.Zero.from_primal_value(result)
+    return result, _collective_p.bind(tangent, **parameters)
+
+
+def _transpose(cotangent: Any, x: Any, **parameters: Any) -> Any:
+    collective, root = parameters["collective"], parameters["root"]
+    if isinstance(cotangent, ad.Zero):
+        return [ad.Zero(x.aval)]
+    if collective == "broadcast":
+        total = _collective_p.bind(cotangent, **{**parameters, "collective": "all_reduce"})
+        return [total if parameters["rank"] == root else jnp.zeros_like(total)]
+    mirror = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}.get(collective, collective)
+    if mirror == "reduce_scatter":  # block r is what all ranks made of rank r's contribution
+        size, *shape = cotangent.shape
+        flat = _collective_p.bind(cotangent.reshape(size, -1), **{**parameters, "collective": mirror})
+        return [flat.reshape(shape)]
+    back = _collective_p.bind(cotangent, **{**parameters, "collective": mirror})
+    if mirror == "all_gather":
+        size, rows, *shape = back.shape
+        back = back.reshape(size * rows, *shape)
+        if parameters["op"] == "avg":
+            back = back / size
+    return [back]
+
+
+def _batch(arguments: Any, axes: Any, **parameters: Any) -> Any:
+    if parameters["collective"] not in ("all_reduce", "broadcast"):
+        raise NotImplementedError(f"vmap of {parameters['collective']}: all_reduce and broadcast have it")
+    return _collective_p.bind(*arguments, **parameters), axes[0]
+
+
+batching.primitive_batchers[_collective_p] = _batch
+ad.primitive_jvps[_collective_p] = _jvp
+ad.primitive_transposes[_collective_p] = _transpose

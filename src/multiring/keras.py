@@ -1,0 +1,193 @@
+"""Multiring in Keras 3, on the backends of TensorFlow, JAX and PyTorch: what Horovod's users know by these names.
+
+The optimizer averages the gradients of all ranks in `apply`, through which all trainers of Keras pass, eager and
+compiled. The names of the callbacks are Horovod's; a saved model is a plain one of Keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+import multiring
+from multiring.buckets import BUCKET_BYTES, Bucket, Gradient, arrange
+from multiring.comm import Communicator
+from multiring.weights import average, share
+
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "DistributedOptimizer",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    *,
+    weight: float | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    group: Communicator | None = None,
+) -> Any:
+    """Make ``optimizer`` average the gradients over the ranks before it applies them, and return it.
+
+    It keeps its class's name and all its state. ``weight`` is the number of samples in a batch of this rank, where it
+    is not the same on all ranks; give it on all or on none. A model that was loaded has a plain optimizer: call
+    ``DistributedOptimizer(model.optimizer)`` once more.
+    """
+    base = type(optimizer)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"{base.__module__}.{base.__qualname__} is no optimizer of Keras 3")
+    if hasattr(base, "averages_over_ranks"):
+        raise ValueError(f"this {base.__name__} averages over the ranks already")
+    how = {"weight": weight, "bucket_bytes": bucket_bytes, "group": group}
+    average_gradients = _averaging()
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        return base.apply(self, average_gradients(list(grads), **how), trainable_variables)
+
+    # Keras saves a class by its module and name: these are of the plain one.
+    names = {"apply": apply, "averages_over_ranks": True, "__module__": base.__module__, "__doc__": base.__doc__}
+    optimizer.__class__ = type(base.__name__, (base,), names)
+    return optimizer
+
+
+def _averaging() -> Callable[..., Sequence[Any]]:
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        from multiring import tensorflow
+
+        return tensorflow.average
+    if backend == "jax":
+        from multiring import jax
+
+        return jax.average
+    if backend == "torch":
+        return _average_torch
+    raise ValueError(f"the Keras backend {backend!r} does not train: use tensorflow, jax or torch")
+
+
+def _average_torch(
+    gradients: Sequence[Any], *, weight: float | None, bucket_bytes: int, group: Communicator | None
+) -> list[Any]:
+    """Keras hands over all gradients at once, after the backward pass: a bucket is filled while others are reduced."""
+    import torch
+
+    communicator = _communicator(group)
+    places = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    sizes = {i: Gradient(gradients[i].numel(), str(gradients[i].dtype).removeprefix("torch.")) for i in places}
+    factor = 1.0 if weight is None else share(communicator, weight)
+    started = []
+    for members in arrange(list(sizes.values()), reversed(range(len(places))), bucket_bytes):
+        indices = [places[member] for member in members]
+        bucket = Bucket(
+            communicator,
+            [sizes[i] for i in indices],
+            lambda memory, dtype: torch.from_numpy(memory).view(getattr(torch, dtype)),
+        )
+        for slot, i in zip(bucket.slots, indices, strict=True):
+            torch.mul(gradients[i].detach().reshape(-1), factor, out=slot)
+        bucket.start("avg" if weight is None else "sum")
+        started.append((bucket, indices))
+    averaged = list(gradients)
+    for bucket, indices in started:
+        bucket.wait()
+        for slot, i in zip(bucket.slots, indices, strict=True):
+            averaged[i] = slot.view(gradients[i].shape)
+    return averaged
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Before training, the variables of the model and of its optimizer become those of rank ``root``."""
+
+    def __init__(self, root: int = 0, *, group: Communicator | None = None) -> None:
+        super().__init__()
+        self._root = root
+        self._group = group
+        self._done = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._done = False
+        if self.model.built:
+            if not self.model.optimizer.built:
+                self.model.optimizer.build(self.model.trainable_variables)
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self._done:  # the first batch has built the model
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        communicator = _communicator(self._group)
+        _settle(self.model)
+        for variable in [*self.model.variables, *self.model.optimizer.variables]:
+            value = np.array(keras.ops.convert_to_numpy(variable.value))
+            communicator.broadcast(value, self._root)
+            variable.assign(value)
+        self._done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """At the end of an epoch, the metrics become their means over the ranks; put it before callbacks that read them.
+
+    ``weight`` is the number of samples of this rank, where it is not the same on all ranks.
+    """
+
+    def __init__(self, *, weight: float = 1.0, group: Communicator | None = None) -> None:
+        super().__init__()
+        self._weight = weight
+        self._group = group
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if logs:
+            numbers = {name: float(value) for name, value in logs.items()}
+            logs.update(average(_communicator(self._group), numbers, self._weight))
+
+
+class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Raise the learning rate with every batch from ``initial_lr`` / number of ranks to ``initial_lr``.
+
+    ``initial_lr`` is the rate scaled for all ranks; it is reached after ``warmup_epochs`` epochs. Source: Goyal et al.,
+    "Accurate, Large Minibatch SGD" (2017), section 2.2.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        steps_per_epoch: int | None = None,
+        *,
+        group: Communicator | None = None,
+    ) -> None:
+        super().__init__()
+        self._target = initial_lr
+        self._epochs = warmup_epochs
+        self._steps = steps_per_epoch
+        self._group = group
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        steps = self._steps or self.params.get("steps")
+        if not steps:
+            raise ValueError("the number of batches in an epoch is not known: give steps_per_epoch")
+        progress = (self._epoch + (batch + 1) / steps) / self._epochs
+        if progress <= 1 or (batch == 0 and self._epoch == self._epochs):
+            first = 1 / _communicator(self._group).size
+            _settle(self.model)
+            self.model.optimizer.learning_rate = self._target * (first + (1 - first) * min(progress, 1.0))
+
+
+def _communicator(group: Communicator | None) -> Communicator:
+    return multiring.init() if group is None else group
+
+
+def _settle(model: Any) -> None:
+    """On JAX, take the state of the training loop back into the variables, from which it then starts again."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()

@@ -1,0 +1,161 @@
+"""Multiring in TensorFlow 2: averaged gradients, eager and inside ``tf.function``.
+
+TensorFlow hands a view of a tensor's own memory to a function of Python, and other parts of a program may hold the same
+memory: nothing here writes to what it was given. Gradients are copied into buckets in the arena, which all ranks of a
+host read, and the averages are tensors over those buckets. A bucket is one call that starts and one that waits, so that
+the rest of the backward pass goes on while it is reduced.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import multiring
+from multiring import weights
+from multiring.buckets import BUCKET_BYTES, Bucket, Gradient, arrange
+from multiring.comm import Communicator
+
+__all__ = ["DistributedGradientTape", "DistributedOptimizer", "all_reduce", "average", "broadcast_variables"]
+
+
+def all_reduce(x: Any, op: str = "sum", *, group: Communicator | None = None) -> Any:
+    """A tensor with ``x`` of all ranks combined, element by element; it has no derivative.
+
+    ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor.
+    """
+    communicator = _communicator(group)
+    x = tf.convert_to_tensor(x)
+
+    def combine(view: Any) -> Any:
+        result = np.array(view)
+        communicator.all_reduce(result, op)
+        return result
+
+    result = tf.numpy_function(combine, [x], x.dtype)
+    result.set_shape(x.shape)
+    return result
+
+
+def average(
+    tensors: Any,
+    *,
+    weight: Any = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    group: Communicator | None = None,
+) -> Any:
+    """The mean over the ranks of a nest of gradients or metrics, fused in buckets of ``bucket_bytes``.
+
+    Shapes must be known; IndexedSlices come back dense, None stays None and must be so on all ranks. With ``weight``,
+    a number or a scalar tensor, the ranks count by their weights: the number of samples that each has in this step.
+    """
+    communicator = _communicator(group)
+    leaves = tf.nest.flatten(tensors)
+    places = [i for i, leaf in enumerate(leaves) if leaf is not None]
+    dense = [tf.convert_to_tensor(leaves[i]) for i in places]
+    for tensor in dense:
+        if not tensor.shape.is_fully_defined():
+            raise ValueError(f"the gradient {tensor} has no fixed shape: give it one by tf.ensure_shape")
+    if communicator.size > 1:
+        for place, tensor in zip(places, _reduced(dense, weight, bucket_bytes, communicator), strict=True):
+            leaves[place] = tensor
+    return tf.nest.pack_sequence_as(tensors, leaves)
+
+
+class DistributedGradientTape:
+    """A ``tf.GradientTape`` whose `gradient` is the mean over the ranks; everything else is the tape's own.
+
+    ``weight`` is the number of samples that this rank has in the step, on all ranks or on none.
+    """
+
+    def __init__(
+        self,
+        tape: Any = None,
+        *,
+        weight: Any = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        group: Communicator | None = None,
+    ) -> None:
+        self._tape = tf.GradientTape() if tape is None else tape
+        self._how = {"weight": weight, "bucket_bytes": bucket_bytes, "group": group}
+
+    def __enter__(self) -> DistributedGradientTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tape.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+    def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
+        """As ``tf.GradientTape.gradient``, averaged over the ranks."""
+        return average(self._tape.gradient(target, sources, *arguments, **options), **self._how)
+
+
+def DistributedOptimizer(optimizer: Any, **options: Any) -> Any:
+    """`multiring.keras.DistributedOptimizer`: the optimizers of TensorFlow 2.16 and later are those of Keras 3."""
+    from multiring.keras import DistributedOptimizer
+
+    return DistributedOptimizer(optimizer, **options)
+
+
+def broadcast_variables(variables: Iterable[Any], root: int = 0, *, group: Communicator | None = None) -> None:
+    """Assign the values of rank ``root`` to variables of TensorFlow or Keras; all ranks name the same ones."""
+    communicator = _communicator(group)
+    for variable in variables:
+        value = np.array(variable.numpy())
+        communicator.broadcast(value, root)
+        variable.assign(value)
+
+
+def _communicator(group: Communicator | None) -> Communicator:
+    return multiring.init() if group is None else group
+
+
+def _reduced(tensors: Sequence[Any], weight: Any, bucket_bytes: int, communicator: Communicator) -> list[Any]:
+    gradients = [Gradient(int(np.prod(t.shape.as_list(), dtype=np.int64)), t.dtype.name) for t in tensors]
+    members = arrange(gradients, reversed(range(len(tensors))), bucket_bytes)
+    exchange = _Exchange(communicator, "avg" if weight is None else "sum")
+    factor = 1.0 if weight is None else tf.numpy_function(exchange.share, [weight], tf.float64)
+    tickets = [
+        tf.numpy_function(exchange.start, [factor, *(tensors[i] for i in bucket)], tf.int64) for bucket in members
+    ]
+    results: list[Any] = [None] * len(tensors)
+    for ticket, bucket in zip(tickets, members, strict=True):
+        arrays = tf.numpy_function(exchange.finish, [ticket], [tensors[i].dtype for i in bucket])
+        for i, flat in zip(bucket, tf.nest.flatten(arrays), strict=True):  # one alone comes bare
+            results[i] = tf.reshape(flat, tensors[i].shape)
+    return results
+
+
+class _Exchange:
+    """What TensorFlow calls, from threads of its own; in a graph in the order of the program, as it is stateful."""
+
+    def __init__(self, communicator: Communicator, op: str) -> None:
+        self._communicator = communicator
+        self._op = op
+        self._number = itertools.count()
+        self._buckets: dict[int, Bucket] = {}
+
+    def share(self, weight: Any) -> np.float64:
+        return np.float64(weights.share(self._communicator, float(weight)))
+
+    def start(self, factor: Any, *views: Any) -> np.int64:
+        bucket = Bucket(self._communicator, [Gradient(view.size, view.dtype.name) for view in views])
+        for slot, view in zip(bucket.slots, views, strict=True):
+            np.multiply(view.reshape(-1), view.dtype.type(factor), out=slot)
+        bucket.start(self._op)
+        ticket = next(self._number)
+        self._buckets[ticket] = bucket
+        return np.int64(ticket)
+
+    def finish(self, ticket: Any) -> list[Any]:
+        bucket = self._buckets.pop(int(ticket))
+        bucket.wait()
+        return bucket.slots

@@ -1,0 +1,221 @@
+"""What the ranks of the JAX tests do: each function is one test, named on the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sklearn.datasets import load_digits
+
+import multiring as mr
+import multiring.jax as mrj
+
+jax.config.update("jax_enable_x64", True)
+mr.init()
+RANK, SIZE = mr.rank(), mr.world_size()
+
+
+def own(rank: int, count: int, dtype: str = "float32") -> np.ndarray:
+    """Contributions that depend on rank and index, small enough to be exact in every format."""
+    return ((np.arange(count) * 3 + rank * 5) % 7).astype(dtype)
+
+
+def everyone(count: int, dtype: str = "float32") -> np.ndarray:
+    return np.stack([own(rank, count, dtype) for rank in range(SIZE)])
+
+
+def same(actual, expected) -> None:
+    np.testing.assert_array_equal(np.asarray(actual, np.asarray(expected).dtype), expected)
+
+
+def collectives() -> None:
+    for wrap in (lambda f: f, jax.jit):
+        for dtype in ("float32", "float64", "bfloat16", "float16", "int8", "uint32", "int64", "complex64"):
+            for count in (0, 1, 1000) if dtype == "float32" else (1000,):
+                mine, all_of_them = jnp.asarray(own(RANK, count, dtype)), everyone(count, dtype)
+                same(wrap(mrj.all_reduce)(mine), all_of_them.sum(0))
+                same(mine, own(RANK, count, dtype))  # it may be used further
+                same(wrap(lambda x: mrj.broadcast(x, SIZE - 1))(mine), all_of_them[-1])
+                same(wrap(mrj.all_gather)(mine), all_of_them)
+        same(wrap(lambda x: mrj.all_reduce(x, "max"))(own(RANK, 99)), everyone(99).max(0))
+        same(
+            wrap(lambda x: mrj.all_reduce(x, "bor"))(own(RANK, 99, "int64")),
+            np.bitwise_or.reduce(everyone(99, "int64")),
+        )
+        same(wrap(mrj.reduce_scatter)(own(RANK, 4 * SIZE)), everyone(4 * SIZE).sum(0).reshape(SIZE, 4)[RANK])
+        same(wrap(mrj.all_to_all)(own(RANK, 4 * SIZE)), everyone(4 * SIZE).reshape(SIZE, SIZE, 4)[:, RANK].ravel())
+        same(wrap(mrj.broadcast)(np.uint32([7, 2**32 - 1 - RANK])), np.uint32([7, 2**32 - 1]))
+        same(jax.vmap(wrap(mrj.all_reduce))(own(RANK, 12).reshape(3, 4)), everyone(12).sum(0).reshape(3, 4))
+    donating = jax.jit(mrj.all_reduce, donate_argnums=0)
+    same(donating(jnp.asarray(own(RANK, 1000))), everyone(1000).sum(0))
+    mrj.barrier()
+
+
+def groups() -> None:
+    group = mr.new_group([SIZE - 1, 0])
+    if group is not None:
+        reduce = jax.jit(lambda x: mrj.all_reduce(x, group=group))
+        same(reduce(own(RANK, 10)), own(0, 10) + own(SIZE - 1, 10))
+        group.close()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="is closed"):
+            jax.block_until_ready(reduce(own(RANK, 10)))
+
+
+def derivatives() -> None:
+    """Against central differences of the sum of all ranks' functions."""
+    weights = jnp.asarray(own(RANK, 2 * SIZE, "float64") + 1)
+    functions = {
+        "sum": lambda x: (mrj.all_reduce(jnp.sin(x)) ** 2 * weights).sum(),
+        "avg": lambda x: (mrj.all_reduce(jnp.sin(x), "avg") ** 2 * weights).sum(),
+        "broadcast": lambda x: (mrj.broadcast(x, 1) ** 2 * weights).sum(),
+        "gather": lambda x: (mrj.all_gather(x) ** 2 * weights).sum(),
+        "scatter": lambda x: (mrj.reduce_scatter(x) ** 2 * (1.0 + RANK)).sum(),
+        "scatter avg": lambda x: (mrj.reduce_scatter(x, "avg") ** 2 * (1.0 + RANK)).sum(),
+        "exchange": lambda x: (mrj.all_to_all(x) ** 2 * weights).sum(),
+    }
+    x = jnp.asarray(own(RANK, 2 * SIZE, "float64") / 3)
+    direction = np.random.default_rng(RANK).normal(size=2 * SIZE)
+    for name, function in functions.items():
+        total = jax.jit(lambda x, function=function: mrj.all_reduce(function(x)))
+        for gradient in (jax.grad(function), jax.jit(jax.grad(function)), jax.grad(jax.checkpoint(function))):
+            found = gradient(x)
+            for rank in range(SIZE):
+                nudge = 1e-5 * direction * (rank == RANK)
+                slope = (total(x + nudge) - total(x - nudge)) / 2e-5
+                if rank == RANK:
+                    np.testing.assert_allclose(found @ direction, slope, atol=1e-6, err_msg=name)
+            if name != "sum":
+                break
+    with pytest.raises(NotImplementedError, match="max has no derivative"):
+        jax.grad(lambda x: mrj.all_reduce(x, "max").sum())(x)
+
+
+def loops() -> None:
+    def body(carry, number):
+        total = mrj.all_reduce(carry + number * RANK, "avg")
+        return total, mrj.all_gather(jnp.float64(RANK) + number)
+
+    last, seen = jax.jit(lambda x: jax.lax.scan(body, x, jnp.arange(4.0)))(jnp.zeros(3))
+    same(last, np.full(3, 6 * (SIZE - 1) / 2))
+    same(seen, np.arange(4.0)[:, None] + np.arange(SIZE))
+    slope = jax.jit(jax.grad(lambda x: jax.lax.scan(body, x, jnp.arange(4.0))[0].sum()))(jnp.zeros(3))
+    np.testing.assert_allclose(slope, np.ones(3))
+    same(jax.lax.fori_loop(0, 3, lambda i, x: mrj.all_reduce(x), jnp.ones(2)), np.full(2, float(SIZE) ** 3))
+
+
+def order() -> None:
+    """Independent collectives of one shape, ready at different times on different ranks, are not mixed up."""
+
+    def slow(x, steps):
+        for _ in range(steps):
+            x = jnp.tanh(x @ x)
+        return x.sum() * 0
+
+    @jax.jit
+    def both(x):
+        first = slow(x, 8 * (RANK % 2)) + 1 + RANK
+        second = slow(x + 1, 8 * (1 - RANK % 2)) + 10 * (1 + RANK)
+        return [mrj.all_reduce(part + i) for i in range(3) for part in (first, second)]
+
+    one = jax.jit(lambda x: mrj.all_reduce(slow(x, 8 * (RANK % 2)) + 1 + RANK))
+    other = jax.jit(lambda x: mrj.all_reduce(slow(x, 8 * (1 - RANK % 2)) + 10 * (1 + RANK)))
+    total, x = SIZE * (SIZE + 1) / 2, jnp.eye(200)
+    for _ in range(10):
+        same(jnp.stack(both(x)), [part + i * SIZE for i in range(3) for part in (total, 10 * total)])
+        same(jnp.stack([one(x), other(x)]), [total, 10 * total])  # dispatched without waiting in between
+
+
+def trees() -> None:
+    tree = {"a": own(RANK, 3), "b": [own(RANK, 4, "float64").reshape(2, 2), RANK], "key": jax.random.PRNGKey(RANK)}
+    received = mrj.broadcast_parameters(tree, root=1)
+    same(received["a"], own(1, 3))
+    same(received["b"][0], own(1, 4, "float64").reshape(2, 2))
+    same(received["b"][1], 1)
+    same(received["key"], jax.random.PRNGKey(1))
+    weights = np.arange(1.0, SIZE + 1)
+    gradients = {"a": own(RANK, 5), "b": own(RANK, 700, "float64").reshape(7, 100), "c": own(RANK, 1)[0]}
+    for bucket_bytes in (1, 1 << 20):
+        plain = jax.jit(lambda g, size=bucket_bytes: mrj.average(g, bucket_bytes=size))(gradients)
+        np.testing.assert_allclose(plain["b"].ravel(), everyone(700, "float64").mean(0), rtol=1e-12)
+        mean = jax.jit(lambda g, w, size=bucket_bytes: mrj.average(g, weight=w, bucket_bytes=size))(
+            gradients, weights[RANK]
+        )
+        np.testing.assert_allclose(mean["b"].ravel(), np.average(everyone(700, "float64"), 0, weights), rtol=1e-12)
+        np.testing.assert_allclose(mean["a"], np.average(everyone(5), 0, weights), rtol=1e-6)
+        assert mean["c"].shape == ()
+
+
+def mistakes() -> None:
+    with pytest.raises(ValueError, match="root=9"):
+        mrj.broadcast(own(RANK, 3), 9)
+    with pytest.raises(ValueError, match="avg is not defined for int32"):
+        jax.jit(lambda x: mrj.all_reduce(x, "avg"))(own(RANK, 3, "int32"))
+    with pytest.raises(ValueError, match="cannot be cut"):
+        mrj.reduce_scatter(own(RANK, SIZE + 1))
+    with pytest.raises(TypeError, match="key_data"):
+        mrj.broadcast(jax.random.key(0))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch"):
+        jax.block_until_ready(mrj.all_reduce(own(RANK, 3 + RANK)))
+
+
+def training() -> None:
+    """Ranks with uneven parts of 1,797 images end where one process with all of them ends."""
+    images, labels = load_digits(return_X_y=True)
+    images = images / 16
+
+    def loss(parameters, x, y):
+        hidden = jnp.tanh(x @ parameters["in"] + parameters["offset"])
+        return optax.softmax_cross_entropy_with_integer_labels(hidden @ parameters["out"], y).mean()
+
+    def start(seed):
+        random = np.random.default_rng(seed)
+        return {"in": random.normal(0, 0.1, (64, 32)), "offset": np.zeros(32), "out": random.normal(0, 0.1, (32, 10))}
+
+    def train(parameters, optimizer, x, y, **extra):
+        @jax.jit
+        def step(parameters, state):
+            value, gradients = jax.value_and_grad(loss)(parameters, x, y)
+            updates, state = optimizer.update(gradients, state, parameters, **extra)
+            return optax.apply_updates(parameters, updates), state, value
+
+        state = optimizer.init(parameters)
+        for _ in range(30):
+            parameters, state, value = step(parameters, state)
+        return parameters, value
+
+    mine = mr.shard(len(images))
+    assert SIZE == 1 or len(set(mr.all_gather_object(len(mine)))) == (2 if len(images) % SIZE else 1)
+    together = optax.chain(mrj.all_reduce_gradients(bucket_bytes=4096), optax.adam(0.01))
+    parameters, value = train(
+        mrj.broadcast_parameters(start(RANK)), together, images[mine], labels[mine], weight=len(mine)
+    )
+    expected, expected_value = train(start(0), optax.with_extra_args_support(optax.adam(0.01)), images, labels)
+    for name in expected:
+        np.testing.assert_allclose(parameters[name], expected[name], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(mrj.average(value, weight=len(mine)), expected_value, rtol=1e-9)
+
+
+def loss_of_a_rank() -> None:
+    """The highest rank is killed in a step; prints what the others are told, and after how long."""
+    step = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: mrj.all_reduce(x, "avg"), x))
+    x = jax.block_until_ready(step(own(RANK, 1000)))
+    if RANK == SIZE - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        jax.block_until_ready(step(x))
+    assert time.monotonic() - started < 10
+    with pytest.raises(mr.PeerLost) as named:
+        mr.barrier()
+    print(caught.value, "and rank", named.value.rank)
+
+
+for name in sys.argv[1:]:
+    globals()[name]()

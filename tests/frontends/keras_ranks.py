@@ -1,0 +1,126 @@
+"""What the ranks of the Keras tests do: each function is one test, named on the command line; KERAS_BACKEND chooses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import multiring as mr
+import multiring.keras as mrk
+
+mr.init()
+RANK, SIZE = mr.rank(), mr.world_size()
+keras.config.set_floatx("float64")
+X, LABELS = load_digits(return_X_y=True)
+X, Y = X / 16, np.eye(10)[LABELS]
+
+
+def network(seed: int) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, "tanh"), keras.layers.Dense(10)])
+
+
+def fit(model: keras.Model, x, y, optimizer=None, callbacks=(), epochs=10, batch=None, **compile) -> dict:
+    if optimizer is not None:
+        model.compile(optimizer, "mse", metrics=["mae"], **compile)
+    how = {"batch_size": batch or len(x), "epochs": epochs, "shuffle": False, "verbose": 0}
+    return model.fit(x, y, callbacks=list(callbacks), **how).history
+
+
+def close(model: keras.Model, expected: keras.Model) -> None:
+    """On JAX and torch Keras forms losses and rates in float32, whatever floatx is: some 1e-7 of an update of 0.01."""
+    tolerance = 1e-12 if keras.backend.backend() == "tensorflow" else 1e-6
+    for found, single in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(found, single, rtol=0, atol=tolerance)
+
+
+def training() -> None:
+    """Ranks with uneven parts of 1,797 images end where one process with all of them ends; compiled and not."""
+    mine = mr.shard(len(X))
+    expected = network(0)
+    history = fit(expected, X, Y, keras.optimizers.Adam(0.01))
+    for compile in {}, {"run_eagerly": True}:
+        model = network(RANK)
+        optimizer = mrk.DistributedOptimizer(keras.optimizers.Adam(0.01), weight=len(mine), bucket_bytes=4096)
+        callbacks = [mrk.BroadcastGlobalVariablesCallback(0), mrk.MetricAverageCallback(weight=len(mine))]
+        found = fit(model, X[mine], Y[mine], optimizer, callbacks, **compile)
+        close(model, expected)
+        for name in "loss", "mae":  # metrics of Keras are in float32
+            np.testing.assert_allclose(found[name], history[name], rtol=1e-5)
+
+
+def saving() -> None:
+    """What is saved is plain Keras; loaded and wrapped again, it goes on where it was."""
+    name = f"{os.environ['FOLDER']}/model{RANK}.keras"
+    part = slice(RANK, 100 * SIZE, SIZE)
+    model, whole = network(0), network(0)
+    fit(model, X[part], Y[part], mrk.DistributedOptimizer(keras.optimizers.Adam(0.01)), epochs=5)
+    model.save(name)
+    show = "print(type(model.optimizer).__name__, int(model.optimizer.iterations))"
+    load = f"import sys, keras; model = keras.models.load_model({name!r})"
+    plain = f"{load}; {show}; assert 'multiring.keras' not in sys.modules"
+    printed = subprocess.run([sys.executable, "-c", plain], check=True, capture_output=True, text=True).stdout
+    assert printed.split() == ["Adam", "5"]
+    loaded = keras.models.load_model(name)
+    assert mrk.DistributedOptimizer(loaded.optimizer) is loaded.optimizer
+    with pytest.raises(ValueError, match="already"):
+        mrk.DistributedOptimizer(loaded.optimizer)
+    fit(loaded, X[part], Y[part], epochs=5)
+    fit(whole, X[: 100 * SIZE], Y[: 100 * SIZE], keras.optimizers.Adam(0.01))
+    close(loaded, whole)
+
+
+def warm_up() -> None:
+    class Rates(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if hasattr(self.model, "jax_state_sync"):
+                self.model.jax_state_sync()
+            seen.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+
+    seen: list[float] = []
+    optimizer = mrk.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    model, whole = network(0), network(0)
+    rates = [0.1 * (1 + (SIZE - 1) * min((i + 1) / 6, 1)) for i in range(9)]
+    part = slice(RANK, 30 * SIZE, SIZE)
+    callbacks = [mrk.LearningRateWarmupCallback(0.1 * SIZE, warmup_epochs=2), Rates()]
+    fit(model, X[part], Y[part], optimizer, callbacks, epochs=3, batch=10)
+    np.testing.assert_allclose(seen, rates, rtol=1e-6)
+    # The rates are those that the steps were taken with.
+    whole.compile(keras.optimizers.SGD(1.0), "mse")
+    for i, rate in enumerate(rates):
+        whole.optimizer.learning_rate = rate
+        rows = slice((i % 3) * 10 * SIZE, (i % 3 + 1) * 10 * SIZE)
+        whole.train_on_batch(X[rows], Y[rows])
+    close(model, whole)
+
+
+def mistakes() -> None:
+    with pytest.raises(TypeError, match="no optimizer of Keras"):
+        mrk.DistributedOptimizer("adam")
+
+
+def loss_of_a_rank() -> None:
+    """The highest rank is killed in an epoch; prints what the others are told."""
+
+    class Killer(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if RANK == SIZE - 1 and batch == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    model = network(0)
+    with pytest.raises(Exception, match=r"PeerLost|closed its connection") as caught:
+        fit(model, X, Y, mrk.DistributedOptimizer(keras.optimizers.SGD(0.1)), [Killer()], batch=10)
+    with pytest.raises(mr.PeerLost) as named:
+        mr.barrier()
+    print(type(caught.value).__name__, "and rank", named.value.rank)
+
+
+for name in sys.argv[1:]:
+    globals()[name]()

@@ -1,0 +1,148 @@
+"""What the ranks of the TensorFlow tests do: each function is one test, named on the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import multiring as mr
+import multiring.tensorflow as mrt
+
+mr.init()
+RANK, SIZE = mr.rank(), mr.world_size()
+WEIGHTS = np.arange(1.0, SIZE + 1)
+
+
+def own(rank: int, count: int, dtype: str = "float32") -> np.ndarray:
+    """Contributions that depend on rank and index, small enough to be exact in every format."""
+    return ((np.arange(count) * 3 + rank * 5) % 7).astype(dtype)
+
+
+def everyone(count: int, dtype: str = "float32") -> np.ndarray:
+    return np.stack([own(rank, count, dtype) for rank in range(SIZE)])
+
+
+def averages() -> None:
+    mean, weighted = everyone(700, "float64").mean(0), np.average(everyone(700, "float64"), 0, WEIGHTS)
+    nest = {"a": tf.constant(own(RANK, 700, "float64").reshape(7, 100)), "b": [None, tf.constant(own(RANK, 5))]}
+    half = tf.cast(tf.constant(own(RANK, 9)) * SIZE, tf.bfloat16)
+    slices = tf.IndexedSlices(tf.constant([[1.0 + RANK]]), tf.constant([RANK]), tf.constant([SIZE, 1]))
+    for wrap in (lambda f: f, tf.function):
+        for bucket_bytes in (1, 1 << 20):
+            found = wrap(lambda size=bucket_bytes: mrt.average(nest, bucket_bytes=size))()
+            np.testing.assert_allclose(tf.reshape(found["a"], [-1]), mean, rtol=1e-12)
+            np.testing.assert_allclose(found["b"][1], everyone(5).mean(0), rtol=1e-6)
+            assert found["b"][0] is None
+            found = wrap(lambda w, size=bucket_bytes: mrt.average(nest, weight=w, bucket_bytes=size))(WEIGHTS[RANK])
+            np.testing.assert_allclose(tf.reshape(found["a"], [-1]), weighted, rtol=1e-12)
+        assert (tf.cast(wrap(lambda: mrt.average(half))(), tf.float32).numpy() == everyone(9).sum(0)).all()
+        dense = wrap(lambda: mrt.average([slices]))()[0]
+        np.testing.assert_allclose(dense, [[(1 + rank) / SIZE] for rank in range(SIZE)], rtol=1e-6)
+        assert (wrap(mrt.all_reduce)(own(RANK, 9)).numpy() == everyone(9).sum(0)).all()
+        assert (wrap(lambda x: mrt.all_reduce(x, "max"))(own(RANK, 9)).numpy() == everyone(9).max(0)).all()
+    with pytest.raises(ValueError, match="no fixed shape"):
+        tf.function(mrt.average, input_signature=[tf.TensorSpec([None])])(own(RANK, 3))
+
+
+def nothing_is_written_to() -> None:
+    """Constant gradients, gradients shared by variables, results that are kept: none changes."""
+    expected = everyone(4).mean(0)
+    x, y = tf.Variable(tf.zeros(4)), tf.Variable(tf.zeros(4))
+    constant = tf.constant(own(RANK, 4))
+
+    @tf.function
+    def step():
+        with mrt.DistributedGradientTape() as tape:
+            loss = tf.reduce_sum(constant * (x + y))
+        first, second = tape.gradient(loss, [x, y])
+        return first, second, constant + 0
+
+    kept = []
+    for _ in range(4):
+        kept.append(step())
+        tf.random.normal([1000])
+    for first, second, same in kept:
+        np.testing.assert_allclose(first, expected, rtol=1e-6)
+        np.testing.assert_allclose(second, expected, rtol=1e-6)
+        assert (same.numpy() == own(RANK, 4)).all()
+    given = tf.constant(own(RANK, 4))
+    mrt.average([given, given])
+    assert (given.numpy() == own(RANK, 4)).all()
+
+
+def variables() -> None:
+    mine = [tf.Variable(own(RANK, 4)), tf.Variable(RANK, dtype=tf.int64), tf.Variable([RANK > 0])]
+    mrt.broadcast_variables(mine, root=SIZE - 1)
+    assert (mine[0].numpy() == own(SIZE - 1, 4)).all()
+    assert mine[1].numpy() == SIZE - 1
+    assert mine[2].numpy() == [SIZE > 1]
+
+
+def training() -> None:
+    """Ranks with uneven parts of 1,797 images end where one process with all of them ends."""
+    images, labels = load_digits(return_X_y=True)
+    images = images / 16
+
+    def start(seed):
+        random = np.random.default_rng(seed)
+        shapes = (64, 32), (32,), (32, 10)
+        return [tf.Variable(random.normal(0, 0.1, shape)) for shape in shapes]
+
+    def train(weights, x, y, tape_of):
+        momenta = [tf.Variable(tf.zeros_like(w)) for w in weights]
+
+        @tf.function
+        def step():
+            with tape_of() as tape:
+                hidden = tf.tanh(x @ weights[0] + weights[1])
+                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, hidden @ weights[2]))
+            for weight, momentum, gradient in zip(weights, momenta, tape.gradient(loss, weights), strict=True):
+                momentum.assign(0.9 * momentum + gradient)
+                weight.assign_sub(0.5 * momentum)
+            return loss
+
+        return [step() for _ in range(30)][-1]
+
+    mine, parts, whole = mr.shard(len(images)), start(RANK), start(0)
+    mrt.broadcast_variables(parts)
+    loss = train(
+        parts, images[mine], labels[mine], lambda: mrt.DistributedGradientTape(weight=len(mine), bucket_bytes=4096)
+    )
+    expected = train(whole, images, labels, tf.GradientTape)
+    for found, single in zip(parts, whole, strict=True):
+        np.testing.assert_allclose(found, single, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(mrt.average(loss, weight=len(mine)), expected, rtol=1e-9)
+
+
+def loss_of_a_rank() -> None:
+    """The highest rank is killed in a step; prints what the others are told."""
+    x = tf.Variable(own(RANK, 1000))
+
+    @tf.function
+    def step():
+        with mrt.DistributedGradientTape() as tape:
+            loss = tf.reduce_sum(x * x)
+        return tape.gradient(loss, x)
+
+    step()
+    if RANK == SIZE - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(tf.errors.UnknownError) as caught:
+        step()
+    assert time.monotonic() - started < 10
+    with pytest.raises(mr.PeerLost) as named:
+        mr.barrier()
+    told = next(line for line in str(caught.value).splitlines() if "PeerLost: " in line)
+    print(told.strip(), "and rank", named.value.rank)
+
+
+for name in sys.argv[1:]:
+    globals()[name]()

@@ -1,0 +1,38 @@
+"""Collectives of JAX in real processes: their values, derivatives and order; what is trained; who is missed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from framework_jobs import job, needs, succeeds
+
+pytestmark = needs("jax", "optax")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_collectives_derivatives_loops_and_order(ranks: int) -> None:
+    succeeds("jax_ranks.py", "collectives", "derivatives", "loops", "trees", "order", "groups", ranks=ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_uneven_ranks_train_what_one_process_trains(ranks: int) -> None:
+    succeeds("jax_ranks.py", "training", ranks=ranks)
+
+
+def test_mistakes_are_told_and_differing_shapes_are_a_mismatch() -> None:
+    succeeds("jax_ranks.py", "mistakes", ranks=2)
+
+
+def test_the_others_are_told_of_a_killed_rank() -> None:
+    done = job("jax_ranks.py", "loss_of_a_rank", ranks=3)
+    assert done.returncode != 0
+    told = [line for line in done.stdout.splitlines() if "and rank 2" in line]
+    assert len(told) == 2
+    assert all("multiring.PeerLost: rank 2" in line for line in told)
+
+
+def test_the_example_learns_digits() -> None:
+    printed = succeeds("../../examples/jax_digits.py", ranks=2)
+    accuracy = float(re.search(r"test accuracy ([\d.]+)%, 2 ranks", printed)[1])
+    assert accuracy > 95

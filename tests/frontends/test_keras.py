@@ -1,0 +1,36 @@
+"""Keras on its three backends, in real processes: what is trained, saved, shown and missed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from framework_jobs import job, needs, succeeds
+
+BACKENDS = ["tensorflow", "jax", "torch"]
+
+pytestmark = needs("keras", "tensorflow", "jax")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_training_saving_and_callbacks(backend: str, tmp_path: Path) -> None:
+    functions = ("training", "saving", "warm_up", "mistakes")
+    succeeds("keras_ranks.py", *functions, ranks=2, KERAS_BACKEND=backend, JAX_ENABLE_X64="1", FOLDER=str(tmp_path))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_three_uneven_ranks_train_what_one_process_trains(backend: str) -> None:
+    succeeds("keras_ranks.py", "training", ranks=3, KERAS_BACKEND=backend, JAX_ENABLE_X64="1")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_other_is_told_of_a_killed_rank(backend: str) -> None:
+    done = job("keras_ranks.py", "loss_of_a_rank", ranks=2, KERAS_BACKEND=backend, JAX_ENABLE_X64="1")
+    assert done.returncode != 0
+    assert "Error and rank 1" in done.stdout or "PeerLost and rank 1" in done.stdout, done.stderr
+
+
+def test_the_example_learns_digits() -> None:
+    printed = succeeds("../../examples/keras_digits.py", ranks=2, KERAS_BACKEND="jax")
+    accuracy = float(printed.partition("test accuracy ")[2].partition("%")[0])
+    assert accuracy > 90
