@@ -1,0 +1,191 @@
+"""What the simulator predicts, beside what the lab measures: every strategy on every topology of lab/topologies.
+
+    sudo python benchmarks/simulator_against_lab.py --json result.json            # all topologies
+    sudo python benchmarks/simulator_against_lab.py lab/topologies/racks.toml     # one of them
+
+All predictions of a topology are written before its lab is made. Plans that the planner rejects are forced: published
+strategies, one of its own candidates, the chosen one with the whole buffer as one segment; and the chosen one
+twice at once. A plan's time is the median of rounds in which all plans take turns, on the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+import multiring as mr
+from multiring import lab, planner, topology_file
+from multiring.bench import report
+from multiring.comm import Communicator
+from multiring.compose import compose
+from multiring.plan import Plan
+from multiring.simulate import Call, simulate
+from multiring.strategies import STRATEGIES
+from multiring.topology import Link, Place, Topology
+
+GOODPUT = 0.96
+"""Of a nominal rate, what TCP/IP and Ethernet headers leave (docs/lab.md)."""
+
+SLOWEST = 4.0
+"""A rejected candidate is tried if it is predicted to take less than so many times what the chosen one takes."""
+
+TWICE = "multiring, twice at once"
+APART = 1.1
+"""Plans whose predictions differ by this factor are to be measured in that order."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan with a name, and how often it is called at once."""
+
+    name: str
+    plan: Plan
+    calls: int = 1
+
+
+def cases(topology: Topology, nbytes: int) -> list[Case]:
+    """The plans to compare; strategies that the topology does not allow are left out."""
+    found = []
+    for name, strategy in STRATEGIES.items():
+        try:
+            found.append(Case(name, strategy.plan(topology, nbytes)))
+        except ValueError:
+            continue
+    chosen = STRATEGIES["multiring"].plan(topology, nbytes)
+    candidates = planner.candidates(topology, "all_reduce", nbytes)
+    limit = SLOWEST * candidates[0].prediction.seconds
+    last = [candidate for candidate in candidates if candidate.prediction.seconds < limit][-1]
+    composed = compose(topology, "all_reduce", last.stages, last.prediction.segment_bytes)
+    found.append(Case("multiring, rejected", composed))
+    found.append(Case("multiring, one segment", replace(chosen, segment_bytes=nbytes)))
+    found.append(Case(TWICE, chosen, calls=2))
+    return found
+
+
+def predict(topology: Topology, case: Case, nbytes: int) -> float:
+    """Seconds, by the simulator, at the rates that headers leave."""
+    thinner = Topology(topology.levels, tuple(_thinned(place) for place in topology.places))
+    return simulate(thinner, [Call(case.plan, nbytes) for _ in range(case.calls)]).seconds
+
+
+def _thinned(place: Place) -> Place:
+    if not place.places:
+        return place  # a rank: no network
+    link = Link(GOODPUT * place.link.up, GOODPUT * place.link.down, place.link.latency)
+    return replace(place, link=link, places=tuple(_thinned(inner) for inner in place.places))
+
+
+def force(communicator: Communicator, plan: Plan, nbytes: int) -> None:
+    """Let the communicator use this plan for all-reduces of a size."""
+    plans = communicator._plans
+    key = mr._native.COLLECTIVES.index("all_reduce"), nbytes.bit_length(), 0
+    plans._handles[key] = plans._install(plan)
+
+
+def measure(file: Path, nbytes: int, rounds: int) -> None:
+    """On every rank of the lab: the median seconds of each case; rank 0 writes them."""
+    communicator = mr.init()
+    topology = topology_file.load(Path(os.environ["MULTIRING_TOPOLOGY"]))
+    buffers = [np.zeros(nbytes // 4, np.float32) for _ in range(2)]
+    spent: dict[str, list[float]] = {}
+    for round_ in range(rounds + 1):
+        for case in cases(topology, nbytes):
+            force(communicator, case.plan, nbytes)
+            seconds = _seconds(buffers[: case.calls])
+            if round_ > 0:  # the first opens connections
+                spent.setdefault(case.name, []).append(seconds)
+    if mr.rank() == 0:
+        file.write_text(json.dumps(spent))
+    mr.shutdown()
+
+
+def _seconds(buffers: list[np.ndarray]) -> float:
+    mr.barrier()
+    start = time.perf_counter()
+    works = [mr.all_reduce(buffer, async_op=True) for buffer in buffers]
+    for work in works:
+        work.wait()
+    slowest = np.array([time.perf_counter() - start])
+    mr.all_reduce(slowest, op="max")
+    return float(slowest[0])
+
+
+def try_topology(file: Path, nbytes: int, rounds: int) -> list[dict[str, object]]:
+    """Predict, then measure."""
+    topology = topology_file.load(file)
+    predicted = {case.name: predict(topology, case, nbytes) for case in cases(topology, nbytes)}
+    with lab.up(topology) as cluster, tempfile.TemporaryDirectory() as directory:
+        result = Path(directory, "seconds.json")
+        words = [__file__, "--on-a-rank", str(result), "--nbytes", str(nbytes), "--rounds", str(rounds)]
+        told = {**os.environ, "MULTIRING_TOPOLOGY": str(file.resolve())}
+        subprocess.run(cluster.launch_command(*words), env=told, check=True)
+        spent = json.loads(result.read_text())
+    rows = []
+    for name, seconds in predicted.items():
+        measured = statistics.median(spent[name])
+        rows.append(
+            {
+                "topology": file.stem,
+                "plan": name,
+                "predicted": seconds,
+                "measured": measured,
+                "error": seconds / measured - 1,
+                "rounds": spent[name],
+            }
+        )
+        print(f"| {file.stem} | {name} | {1e3 * seconds:.0f} | {1e3 * measured:.0f} | {seconds / measured - 1:+.0%} |")
+    return rows
+
+
+def summarise(rows: list[dict[str, object]]) -> None:
+    """Errors over all cases, and the pairs of plans that are measured in the order that was predicted."""
+    errors = [abs(float(str(row["error"]))) for row in rows]
+    worst = max(rows, key=lambda row: abs(float(str(row["error"]))))
+    print(f"\n{len(rows)} cases: median error {statistics.median(errors):.0%}, worst {max(errors):.0%}", end=" ")
+    print(f"({worst['plan']} on {worst['topology']})")
+    right = pairs = 0
+    by_topology: dict[object, list[dict[str, object]]] = {}
+    for row in rows:
+        if row["plan"] != TWICE:
+            by_topology.setdefault(row["topology"], []).append(row)
+    for those in by_topology.values():
+        for a, b in combinations(sorted(those, key=lambda row: float(str(row["predicted"]))), 2):
+            if float(str(b["predicted"])) > APART * float(str(a["predicted"])):
+                pairs += 1
+                right += float(str(b["measured"])) > float(str(a["measured"]))
+    print(f"{right} of {pairs} pairs of plans whose predictions differ by 10 % or more were measured in that order")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="*", metavar="TOPOLOGY.toml")
+    parser.add_argument("--nbytes", type=int, default=8 << 20, help="size of the buffer")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each plan is measured")
+    parser.add_argument("--json", type=Path, help="also write everything here")
+    parser.add_argument("--on-a-rank", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.on_a_rank:
+        return measure(args.on_a_rank, args.nbytes, args.rounds)
+    if reason := lab.obstacle():
+        sys.exit(reason)
+    files = args.files or sorted((Path(__file__).parents[1] / "lab" / "topologies").glob("*.toml"))
+    print("| topology | plan | predicted, ms | measured, ms | error |\n|---|---|---|---|---|")
+    rows = [row for file in files for row in try_topology(file, args.nbytes, args.rounds)]
+    summarise(rows)
+    if args.json:
+        args.json.write_text(json.dumps(report.record(rows), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""``multiring report``: one page about a cluster, what training on it would take, and how it is planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from multiring import explain, page, planner, units
+from multiring.cli.errors import one_line_errors
+from multiring.cli.scenario import (
+    Batch,
+    Cluster,
+    Hosts,
+    Job,
+    Model,
+    Point,
+    Request,
+    Speed,
+    Strategies,
+    TopologyFile,
+    chosen,
+    curves_of,
+    simulated,
+    summary_of,
+    swept,
+)
+from multiring.recording import buckets
+from multiring.simulate.training import BUCKET_BYTES
+
+
+def register(app: typer.Typer) -> None:
+    app.command("report")(write)
+
+
+def write(
+    file: Annotated[Path, typer.Argument(metavar="FILE.html", help="Where to write the page.")],
+    machine: Cluster = None,
+    hosts: Hosts = 16,
+    topology: TopologyFile = None,
+    model: Model = "resnet50",
+    batch: Batch = 32,
+    speed: Speed = None,
+    job: Job = None,
+    strategy: Strategies = "all",
+    sweep: Annotated[
+        str | None, typer.Option(metavar="hosts=1..1024", help="Also draw efficiency over hosts or batch.")
+    ] = None,
+) -> None:
+    """Simulate training on a cluster and write one page about it, to be opened in a browser.
+
+    The page of a job that runs is written by the job itself: multiring.report("job.html") on all ranks.
+    """
+    with one_line_errors("report"):
+        request = Request(machine, topology, hosts, model, job, batch, speed, "float32", True, None)
+        names = chosen(strategy)
+        (point,) = simulated([request], names)
+        points = simulated(swept(request, sweep), names) if sweep else []
+        file.write_text(_page(point, points, names, (sweep or "").partition("=")[0]))
+        typer.echo(f"{file}: {units.size(file.stat().st_size)}")
+
+
+def _page(point: Point, points: list[Point], names: list[str], key: str) -> str:
+    training = point.training
+    nbytes = max(bucket.nbytes for bucket in buckets(training.recording, BUCKET_BYTES))
+    choice = planner.choose(training.topology, "all_reduce", nbytes)
+    curve = ""
+    if points:
+        values = [getattr(each.request, key) for each in points]
+        curve = page.curves(f"Scaling efficiency over {key}", key, values, curves_of(points, names))
+    where = point.request.machine or str(point.request.topology)
+    about = [summary_of(point), f"The plan below is that of the largest bucket of gradients, {units.size(nbytes)}."]
+    title = f"{training.recording.name} on {where}"
+    return page.of_simulation(title, training.topology, choice, _results(point), curve, about)
+
+
+def _results(point: Point) -> explain.Table:
+    rows = []
+    for result in point.results:
+        if result.seconds is None:
+            rows.append((result.strategy, "", "", "", result.note))
+            continue
+        busiest = f"{result.busiest.link}, {result.busiest.seconds / result.seconds:.0%} busy" if result.busiest else ""
+        times = units.duration(result.seconds), units.duration(result.exposed), f"{result.efficiency:.1%}"
+        rows.append((result.strategy, *times, busiest or result.note))
+    return explain.Table("a training step", ("strategy", "step", "exposed", "efficiency", "busiest link"), tuple(rows))
