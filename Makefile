@@ -4,6 +4,9 @@ VENV ?= .venv#      where everything is installed
 TORCH ?= torch==2.13.0#  what to install where no torch can be imported by PYTHON
 TORCH_INDEX ?=#     index to take it from; https://download.pytorch.org/whl/cpu has the CPU-only build
 TESTS ?=#           what `make test` hands to pytest besides its own settings
+FAULTS ?= 500#      how many faults `make chaos` tries
+SEED ?=#            of `make chaos`
+SECONDS ?= 60#      of `make fuzz` for each target
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
@@ -11,23 +14,36 @@ SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' 
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
 .NOTPARALLEL:  # two pips in one environment do not get along
-.PHONY: help demo test check wheel native clean
+.PHONY: help demo demo-cluster test check chaos fuzz sanitize wheel native clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
 
 demo: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo  ## train on two ranks and compare with Gloo and one process
 	$(BIN)/multiring run -n 2 examples/digits.py
 
-test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test wheel  ## the whole suite
+demo-cluster: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo  ## the same on two emulated racks, with a picture (root)
+	@mkdir -p build
+	$(BIN)/python examples/two_racks.py build/two-racks.png
+
+test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.mpich $(VENV)/.frameworks wheel  ## the whole suite
 	$(BIN)/python -m pytest $(TESTS)
 
-check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.check  ## format, lint and types, then the whole suite
+check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(MAKE) test
+
+chaos: $(VENV)/.package $(VENV)/.test  ## random faults for an hour or so; FAULTS=50 for fewer, SEED=N repeats a run
+	$(BIN)/python tests/faults/chaos.py --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(VENV)/.package $(VENV)/.test  ## mutated bytes for the handshake, the store and the parsers; SECONDS=600 for each
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
+
+sanitize: $(VENV)/.package $(VENV)/.test  ## the engine's unit tests under the thread, address and undefined-behaviour sanitizers
+	PATH="$$PWD/$(BIN):$$PATH" tools/sanitize.sh $(BIN)/python
 
 wheel: build/wheel/.built  ## portable wheels in dist/, one for each interpreter at hand
 
@@ -35,9 +51,10 @@ native:  ## build the native engine beside its sources, for PYTHONPATH=src (PYTH
 	cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$$($(PYTHON) -c 'import sys; print(sys.executable)') > /dev/null
 	cmake --build build/native
 	cp build/native/_native*.so src/multiring/
+	mkdir -p src/multiring/lib && cp build/native/libmultiring.so src/multiring/lib/
 
 clean:  ## remove all that make made
-	rm -rf $(VENV) build dist src/multiring/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/multiring/_native*.so src/multiring/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Each stamp below is one step of the setup, redone only when what it was made from changes.
 
@@ -63,8 +80,18 @@ $(VENV)/.torch: | $(VENV)/.python
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) install -q $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.check $(VENV)/.wheel: $(VENV)/.%: pyproject.toml | $(VENV)/.python
+$(VENV)/.frameworks: | $(VENV)/.torch  # or they would bring a torch of their own
+
+$(VENV)/.demo $(VENV)/.test $(VENV)/.check $(VENV)/.frameworks $(VENV)/.wheel: $(VENV)/.%: pyproject.toml | $(VENV)/.python
 	$(PIP) install -q --group $*
+	touch $@
+
+# A second MPI beside the one in group `test`: both have an mpirun, so it gets an environment over this one.
+$(VENV)/.mpich: $(VENV)/.test
+	$(BIN)/python -m venv --without-pip $(VENV)/mpich
+	$(BIN)/python -c 'import sysconfig; path = sysconfig.get_path("purelib"); print(f"import site; site.addsitedir({path!r})")' \
+	  > $$($(VENV)/mpich/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/over.pth
+	$(PIP) --python $(VENV)/mpich/bin/python install -q mpich
 	touch $@
 
 build/wheel/.built: $(VENV)/.build $(VENV)/.wheel tools/build_wheels.py CMakeLists.txt $(SOURCES)
