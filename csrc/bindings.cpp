@@ -251,6 +251,10 @@ void bind_work(nb::module_& m) {
             },
             "timeout"_a = nb::none())
         .def_prop_ro("other", [](const WorkHandle& h) { return h.work->done.is_set() ? h.work->other : any_source; })
+        .def_prop_ro("ended",
+                     [](const WorkHandle& h) {  // in seconds of time.monotonic()
+                         return std::chrono::duration<double>(h.work->ended.time_since_epoch()).count();
+                     })
         .def("error", [](const WorkHandle& h) -> nb::object {
             if (!h.work->done.is_set() || !h.work->failure) return nb::none();
             return make_error(*h.work->failure);

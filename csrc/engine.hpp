@@ -33,6 +33,7 @@ struct Work {
     Call call{};
     Lane* lane = nullptr;  // once it has begun
     Event done;
+    Clock::time_point ended{};                                   // valid once done
     std::optional<Failure> failure;                              // valid once done
     int other = any_source;                                      // of a message that is done: the rank at its other end
     bool told = false;                                           // those that it waits for what it is

@@ -126,6 +126,7 @@ void Engine::finish(Work& work, std::optional<Failure> failure) {
             has_owners_.store(true, std::memory_order_relaxed);
         }
     }
+    work.ended = Clock::now();
     work.done.set();
     if (work.on_done) work.on_done(work.failure);
 }

@@ -72,6 +72,10 @@ class Work:
     def other(self) -> int:
         """The rank at the other end of a message that is done; ANY_SOURCE before, and for collectives."""
 
+    @property
+    def ended(self) -> float:
+        """When it was done, in seconds of time.monotonic(); 0 before."""
+
     def error(self) -> BaseException | None: ...
 
 class Engine:

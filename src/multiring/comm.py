@@ -32,6 +32,7 @@ from multiring.buffers import (
 )
 from multiring.errors import Mismatch, ResourceError
 from multiring.plans import Plans
+from multiring.tuner import Tuner
 from multiring.work import Work
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class Communicator:
         self._engine.communicator(number, list(self.members))
         world.groups.add(number)
         self._plans = Plans(world, number, self.members)
+        self._tuner: Tuner | None = None
+        if world.settings.tune and not world.settings.plan and self.size > 1:
+            self._tuner = Tuner(self, self._plans)
 
     @property
     def local_rank(self) -> int:
@@ -371,11 +375,19 @@ class Communicator:
         if op not in OPS_OF[dtype] and collective in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER):
             raise ValueError(f"{op} is not defined for {dtype}: it has {', '.join(OPS_OF[dtype])}")
         blocks = self.size if collective in (_ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL) else 1
-        handle = self._plans.handle(collective, blocks * count * ITEMSIZES[dtype], root)
-        how = (handle, collective, pointer, count, DTYPES[dtype], OPS[op], root, self._seconds(timeout))
-        if async_op:
-            return Work([self._engine.start(*how, piece)], result, finish)
-        self._engine.run(*how)
+        nbytes = blocks * count * ITEMSIZES[dtype]
+        what = collective, pointer, count, DTYPES[dtype], OPS[op], root, self._seconds(timeout)
+        if self._tuner and (trial := self._tuner.trial(collective, nbytes, root)):
+            with trial:
+                if async_op:
+                    return Work([trial.started(self._engine.start(trial.handle, *what, piece))], result, finish)
+                self._engine.run(trial.handle, *what)
+        elif async_op:
+            return Work(
+                [self._engine.start(self._plans.handle(collective, nbytes, root), *what, piece)], result, finish
+            )
+        else:
+            self._engine.run(self._plans.handle(collective, nbytes, root), *what)
         return result if finish is None else finish()
 
     def _seconds(self, timeout: float | None) -> float:

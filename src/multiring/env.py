@@ -49,6 +49,12 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _flag(text: str) -> bool:
+    if text.lower() not in ("0", "1", "false", "true"):
+        raise ValueError("0 or 1")
+    return text.lower() in ("1", "true")
+
+
 def _heartbeat(text: str) -> float:
     value = _seconds(text)
     if value < 1:
@@ -160,6 +166,13 @@ class Settings:
         _plan_id,
         "id",
         "the plan to use, by the id that `multiring plan` shows, for the calls of which it is a candidate",
+        agree=True,
+    )
+    tune: bool = _knob(
+        False,
+        _flag,
+        "0 or 1",
+        "try several plans on the job's own calls and keep the fastest; not beside MULTIRING_PLAN",
         agree=True,
     )
     timeout: float = _knob(600.0, _seconds, "seconds", "a collective that takes longer raises CollectiveTimeout")

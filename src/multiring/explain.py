@@ -11,7 +11,7 @@ from .units import duration, rate, size
 if TYPE_CHECKING:
     from .cost import LinkLoad, PhaseTime
     from .plan import Phase
-    from .planner import Candidate, Choice
+    from .planner import Candidate, Choice, Tuned
 
 SHOWN = 8
 """Rejected candidates that are listed; the others are counted."""
@@ -40,6 +40,11 @@ def summary(choice: Choice) -> str:
         lines.append(
             f"cut bound  {duration(choice.bound)}, the least at these rates; this plan reaches {reached:.0%} of it"
         )
+    if tuned := choice.tuned:
+        lines.append(
+            f"tuned      {duration(tuned.seconds[tuned.plan])}, chosen on {tuned.day} from"
+            f" {len(tuned.seconds)} plans that were tried"
+        )
     if measured := choice.measured:
         mean = measured.seconds / measured.calls
         lines.append(
@@ -58,6 +63,8 @@ def tables(choice: Choice) -> list[Table]:
         Table("phases", ("kind", "level", "method", "rings", "shares", "steps", "alone"), tuple(phases)),
         Table("links", ("link of", "alike", "sends", "receives", "rate", "busy"), tuple(map(_link_row, busiest))),
     ]
+    if choice.tuned:
+        found.append(Table("tried", ("plan", "stages", "predicted", "took"), tuple(_tried_rows(choice, choice.tuned))))
     if choice.rejected:
         found.append(Table("rejected", ("plan", "stages", "predicted", "longer by"), tuple(_rejected_rows(choice))))
     return found
@@ -79,6 +86,7 @@ def record(choice: Choice) -> dict[str, Any]:
         "predicted_seconds": prediction.seconds,
         "bound_seconds": choice.bound,
         "measured": asdict(choice.measured) if choice.measured else None,
+        "tuned": asdict(choice.tuned) if choice.tuned else None,
         "segments": prediction.segments,
         "segment_bytes": prediction.segment_bytes,
         "window": prediction.window,
@@ -147,6 +155,13 @@ def _rejected_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
         )
     if len(choice.rejected) > SHOWN:
         yield f"and {len(choice.rejected) - SHOWN} more", "", "", ""
+
+
+def _tried_rows(choice: Choice, tuned: Tuned) -> Iterator[tuple[str, ...]]:
+    candidates = {choice.plan_of(candidate).id: candidate for candidate in (choice.chosen, *choice.rejected)}
+    for plan in sorted(tuned.seconds.keys() & candidates.keys(), key=tuned.seconds.__getitem__):
+        found = candidates[plan]
+        yield plan, _stages(found), duration(found.prediction.seconds), duration(tuned.seconds[plan])
 
 
 def _stages(candidate: Candidate) -> str:

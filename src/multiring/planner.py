@@ -60,10 +60,20 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """The plan that was the fastest of those tried, with the seconds of each by id; ``day`` is when, as 2026-11-21."""
+
+    plan: str
+    seconds: Mapping[str, float]
+    day: str
+
+
+@dataclass(frozen=True)
 class Choice:
     """The plan chosen; the candidates that were not, cheapest first; the bound that no plan can beat, in seconds.
 
-    ``measured`` is what it took so far, where it has been used. Printed, it explains itself.
+    ``measured`` is what it took so far, where it has been used; ``tuned`` what those plans took that a job tried, where
+    it was chosen by that. Printed, it explains itself.
     """
 
     plan: Plan
@@ -73,6 +83,7 @@ class Choice:
     nbytes: int
     topology: Topology
     measured: Measured | None = None
+    tuned: Tuned | None = None
 
     def plan_of(self, candidate: Candidate) -> Plan:
         """The plan that a candidate stands for."""

@@ -11,7 +11,7 @@ from multiring import _native, planner
 from multiring.env import parse_wire
 from multiring.interpret import prove
 from multiring.plan import Plan
-from multiring.planner import Measured
+from multiring.planner import Measured, Tuned
 from multiring.schedule import schedule
 from multiring.units import size as size_in_words
 
@@ -19,19 +19,23 @@ if TYPE_CHECKING:
     from multiring.rendezvous import World
 
 
+Key = tuple[int, int, int]
+"""The number of a collective, the bits of a size (a size class is a power of two), and the root."""
+
 _log = logging.getLogger("multiring")
 
 
 class Plans:
-    """Maps (collective, size, root) to the handle of an installed schedule; a size class is a power of two."""
+    """Maps a `Key` to the handle of an installed schedule."""
 
     def __init__(self, world: World, communicator: int, members: tuple[int, ...]) -> None:
         self._world = world
         self._communicator = communicator
         self._members = members
-        self._topology = world.topology.restrict(members)
+        self.topology = world.topology.restrict(members)
         self._rank = members.index(world.rank)
-        self._handles: dict[tuple[int, int, int], int] = {}
+        self._handles: dict[Key, int] = {}
+        self._tuned: dict[Key, Tuned] = {}
         self._installed: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -43,13 +47,22 @@ class Plans:
             with self._lock:
                 choice = self._choose(collective, nbytes, root)
                 self._warn_unless_forced(choice)
-                handle = self._handles[key] = self._install(choice.plan)
+                handle = self._handles[key] = self.install(choice.plan)
         return handle
 
     def choose(self, collective: str, nbytes: int, root: int = 0) -> planner.Choice:
         """The plan that a buffer of ``nbytes`` gets: that of its size class."""
         settings, size = self._world.settings, planner.size_class(nbytes)
-        return planner.choose(self._topology, collective, size, root, parse_wire(settings.wire), settings.plan)
+        tuned = self._tuned.get((_native.COLLECTIVES.index(collective), nbytes.bit_length(), root))
+        wanted = settings.plan or (tuned.plan if tuned else "")
+        choice = planner.choose(self.topology, collective, size, root, parse_wire(settings.wire), wanted)
+        return replace(choice, tuned=tuned) if tuned and choice.plan.id == tuned.plan else choice
+
+    def settle(self, key: Key, tuned: Tuned) -> None:
+        """Use what tuning found, if it is among the candidates."""
+        with self._lock:
+            self._tuned[key] = tuned
+            self._handles.pop(key, None)
 
     def _choose(self, collective: int, nbytes: int, root: int) -> planner.Choice:
         return self.choose(_native.COLLECTIVES[collective], nbytes, root)
@@ -74,7 +87,7 @@ class Plans:
 
     def used(self) -> list[planner.Choice]:
         """The plans that calls were made by, each for the largest size class it served, with what they took."""
-        largest: dict[int, tuple[int, int, int]] = {}
+        largest: dict[int, Key] = {}
         for key, handle in self._handles.items():
             largest[handle] = max(largest.get(handle, key), key)
         found = []
@@ -85,7 +98,8 @@ class Plans:
                 found.append(replace(choice, measured=measured))
         return found
 
-    def _install(self, plan: Plan) -> int:
+    def install(self, plan: Plan) -> int:
+        """The handle of a plan's schedule, which rank 0 has proved."""
         if plan.id not in self._installed:
             if self._rank == 0:
                 prove(plan)

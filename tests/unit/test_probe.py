@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from imagined import Network, sets_of_hosts, tightest_bound
 
-from multiring import topology_file
+from multiring import cache, topology_file
 from multiring.bound import cut_bound
 from multiring.errors import RendezvousError
-from multiring.probe import cache, classes, kept, measure
+from multiring.probe import classes, kept, measure
 from multiring.probe.found import topology
 from multiring.probe.measure import Leader, Member, Silent, follow
 from multiring.probe.rounds import ALL_ROUNDS, Flow, Round

@@ -8,7 +8,6 @@
     found.py     from all that to a topology: pure
     measure.py   performs the rounds over connections
     meeting.py   makes the connections, in a job that is coming together
-    cache.py     keeps what was found
 """
 
 from __future__ import annotations

@@ -1,0 +1,110 @@
+"""Which plans a job tries on its own calls, in what order, and which of them wins.
+
+The calls of one collective, size class and root go through two heats: in the first a field of plans takes turns, in the
+second the fastest of them. Which plan a call tries follows from its number alone. Pure: ``tuner`` brings the times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from .planner import Candidate, Choice, Tuned
+
+FIELD = 8
+"""So many plans are tried, at most."""
+
+NEAREST = 5
+"""Of them so many for their prediction; the others because they divide the ranks in other ways."""
+
+FINALISTS = 3
+
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 12
+"""How often a plan is measured in the first heat; twice as often in the second."""
+
+ENOUGH_SECONDS = 0.02
+"""A plan that takes less is measured more often, up to that much in all: a short time is the less certain one."""
+
+WORTH_LEAVING = 1.02
+"""The planner's choice stays unless another is faster by more than this factor: what is less is noise."""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Plans, by id, that take turns in so many rounds of calls; the first round opens connections and does not count.
+
+    The planner's choice stands first. The second heat has the times of the first, the ``earlier`` ones.
+    """
+
+    plans: tuple[str, ...]
+    rounds: int
+    earlier: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> int:
+        """How many calls the heat takes."""
+        return len(self.plans) * self.rounds
+
+    def plan(self, call: int) -> str:
+        """What a call tries. Every round starts with another plan, so that none is always the last before a pause."""
+        round_, turn = divmod(call, len(self.plans))
+        return self.plans[(turn + round_) % len(self.plans)]
+
+    def medians(self, seconds: Sequence[float]) -> dict[str, float]:
+        """The time of each plan, from those of all calls."""
+        spent: dict[str, list[float]] = {plan: [] for plan in self.plans}
+        for call in range(len(self.plans), self.calls):
+            spent[self.plan(call)].append(seconds[call])
+        return {plan: median(times) for plan, times in spent.items()}
+
+
+def opening(plans: Sequence[str], predicted: float) -> Heat:
+    """The first heat of `contestants`, by id; ``predicted`` is what its first is to take, in seconds."""
+    wanted = round(ENOUGH_SECONDS / max(predicted, 1e-6))
+    return Heat(tuple(plans), 1 + min(max(wanted, FEWEST_ROUNDS), MOST_ROUNDS))
+
+
+def contestants(choice: Choice) -> tuple[Candidate, ...]:
+    """The candidates to try: those of the shortest predictions, and the best of ways to divide the ranks that are not
+    among them."""
+    ranked = (choice.chosen, *choice.rejected)
+    tried = list(ranked[:NEAREST])
+    ways = {_way(candidate) for candidate in tried}
+    rest = list(ranked[NEAREST:])
+    for candidate in rest:
+        if len(tried) < FIELD and _way(candidate) not in ways:
+            ways.add(_way(candidate))
+            tried.append(candidate)
+    tried += [candidate for candidate in rest if candidate not in tried][: FIELD - len(tried)]
+    return tuple(tried)
+
+
+def after(heat: Heat, seconds: Sequence[float], day: str) -> Heat | Tuned:
+    """What a heat leads to: the second, or the winner."""
+    times = heat.medians(seconds)
+    chosen = heat.plans[0]
+    if not heat.earlier:
+        others = sorted((plan for plan in heat.plans if plan != chosen), key=times.__getitem__)
+        return Heat((chosen, *others[: FINALISTS - 1]), 2 * heat.rounds - 1, times)
+    best = min(heat.plans, key=times.__getitem__)
+    stays = times[chosen] <= WORTH_LEAVING * times[best]
+    return Tuned(chosen if stays else best, {**heat.earlier, **times}, day)
+
+
+def offset(mine: np.ndarray, reference: np.ndarray) -> float:
+    """Seconds to add to this clock to read the reference's, from (entry, exit) of the same barriers on both, in rows.
+
+    Nobody leaves a barrier before the other has entered. Clocks that may agree are taken to agree: they are one
+    machine's.
+    """
+    least = float(np.max(reference[:, 0] - mine[:, 1]))
+    most = float(np.min(reference[:, 1] - mine[:, 0]))
+    return 0.0 if least <= 0 <= most else (least + most) / 2
+
+
+def _way(candidate: Candidate) -> tuple[object, ...]:
+    """How a candidate divides the ranks, whatever methods its dimensions run."""
+    return tuple((stage.dimension, stage.mode) for stage in candidate.stages)

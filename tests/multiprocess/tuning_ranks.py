@@ -1,0 +1,62 @@
+"""Programs for ranks that tune their plans."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+import multiring as mr
+
+COUNT = 3000
+CALLS = 400
+"""More than any tuning takes."""
+
+
+def reduce_until_tuned(calls: int = CALLS) -> dict[str, Any]:
+    """Call by turns synchronously and not, with right sums throughout; and how the plan was found."""
+    logging.basicConfig(level=logging.ERROR)
+    mr.init()
+    rank, size = mr.rank(), mr.world_size()
+    before = mr.plan(4 * COUNT)
+    tuned_at = 0 if before.tuned else None
+    for call in range(calls):
+        x = (np.arange(COUNT) % 101 * (rank + 1) + call).astype(np.float32)
+        work = mr.all_reduce(x, async_op=call % 3 == 0)
+        if work is not None:
+            work.wait(20)
+        assert (x == np.arange(COUNT) % 101 * (size * (size + 1) // 2) + call * size).all()
+        if tuned_at is None and mr.plan(4 * COUNT).tuned:
+            tuned_at = call
+    x = np.full(COUNT, rank, np.float32)  # in flight over the end of a heat, several at once
+    works = [mr.broadcast(x[part::10].copy(), root=1, async_op=True) for part in range(10)]
+    for work in works:
+        work.wait(20)
+    after = mr.plan(4 * COUNT)
+    used = {plan: done["calls"] for plan, done in mr.stats()["plans"].items() if done["calls"]}
+    found = {
+        "tuned_at": tuned_at,
+        "plan": after.plan.id,
+        "tried": sorted(after.tuned.seconds) if after.tuned else [],
+        "candidates": 1 + len(after.rejected),
+        "text": str(after),
+        "used": used,
+    }
+    mr.shutdown()
+    return found
+
+
+def many_at_once(calls: int) -> list[float]:
+    """Asynchronous calls that are waited for at the end only, as a backward pass makes them; in a group of all too."""
+    mr.init()
+    group = mr.new_group(range(mr.world_size()))
+    sums = []
+    for communicator in (None, group):
+        arrays = [np.full(COUNT, mr.rank() + call, np.float32) for call in range(calls)]
+        works = [mr.all_reduce(array, async_op=True, group=communicator) for array in arrays]
+        for work in works:
+            work.wait(30)
+        sums.append(sum(float(array[-1]) for array in arrays))
+    mr.shutdown()
+    return sums
