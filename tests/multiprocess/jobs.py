@@ -54,6 +54,11 @@ class Job:
         self._server = server
         self.processes = processes
 
+    @property
+    def store_port(self) -> int:
+        """Where the job's store listens."""
+        return self._server.port
+
     def line(self, rank: int) -> str:
         """The next line that a rank writes, such as a sign that it got somewhere."""
         stream = self.processes[rank].stdout

@@ -250,9 +250,29 @@ def test_a_stranger_on_the_unix_socket_is_refused(caplog: pytest.LogCaptureFixtu
         stranger.connect("\0" + name)
         stranger.sendall(bytes(500))
         accepted, _ = listening.accept()
-        assert local._answer(engine, accepted, SECRET, auth.Hello(auth.LOCAL, rank=0), {1}) == -1
+        assert local._answer(engine, accepted, SECRET, auth.Hello(auth.LOCAL, rank=0), {1}, set()) == -1
     assert "rank 0 refused a connection on its host: it does not speak multiring's protocol" in caplog.text
     assert not engine.local
+    engine.shutdown()
+
+
+def test_another_user_on_the_unix_socket_is_not_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, and however little they say."""
+    listening, name = local.listen()
+    engine = Peers(0, 2, hosts=["a", "a"])
+    user, strangers = os.getuid(), set[str]()
+    monkeypatch.setattr("multiring.net.local.os.getuid", lambda: user + 1)
+    with listening:
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as silent:
+                silent.connect("\0" + name)
+                accepted, _ = listening.accept()
+                assert local._answer(engine, accepted, SECRET, auth.Hello(auth.LOCAL), {1}, strangers) == -1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"rank -1 refused a connection on its host: it runs as user {user}, this process as user {user + 1}"
+    ]
     engine.shutdown()
 
 

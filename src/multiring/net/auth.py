@@ -21,6 +21,7 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
@@ -133,14 +134,16 @@ def server(secret: bytes, mine: Hello, roles: tuple[int, ...] = ()) -> Step:
     return theirs
 
 
-def run(sock: socket.socket, steps: Step) -> Hello:
-    """Perform a handshake over a blocking socket, within the socket's own time-out for each step."""
+def run(sock: socket.socket, steps: Step, seconds: float = HANDSHAKE_SECONDS) -> Hello:
+    """Perform a handshake over a blocking socket, within ``seconds`` altogether; it changes the socket's time-out."""
+    deadline = time.monotonic() + seconds
     reply = b""
     want = next(steps)
     while True:
         if isinstance(want, int):
-            reply = receive(sock, want)
+            reply = receive(sock, want, deadline)
         else:
+            sock.settimeout(max(deadline - time.monotonic(), 0.001))
             sock.sendall(want)
         try:
             want = steps.send(reply)
@@ -148,10 +151,15 @@ def run(sock: socket.socket, steps: Step) -> Hello:
             return finished.value  # type: ignore[no-any-return]
 
 
-def receive(sock: socket.socket, size: int) -> bytes:
-    """Exactly ``size`` bytes from a blocking socket; ConnectionError if it closes before."""
+def receive(sock: socket.socket, size: int, deadline: float | None = None) -> bytes:
+    """Exactly ``size`` bytes from a blocking socket; ConnectionError if it closes before.
+
+    TimeoutError at ``deadline`` (monotonic seconds); without one the socket's own time-out holds for each part.
+    """
     parts = bytearray()
     while len(parts) < size:
+        if deadline is not None:
+            sock.settimeout(max(deadline - time.monotonic(), 0.001))
         part = sock.recv(size - len(parts))
         if not part:
             raise ConnectionError("closed by the other side")

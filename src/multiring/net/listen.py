@@ -7,8 +7,10 @@ import errno
 import logging
 import os
 import socket
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from multiring.errors import ResourceError
 from multiring.net import auth
@@ -18,6 +20,12 @@ from multiring.net.loop import LoopThread
 BACKLOG = 4096
 UNPROVEN = 256
 """At most so many connections are in their handshake at once; the others wait in the backlog."""
+
+CROWDED_SECONDS = 1.0
+"""While others wait, a handshake gets so long only: strangers that say nothing hold up nobody for longer."""
+
+LOGGED_STRANGERS = 100
+"""Addresses of strangers that are logged, so that many of them fill neither the log nor the memory."""
 
 _log = logging.getLogger("multiring")
 
@@ -74,6 +82,12 @@ def _has_ipv6() -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class _Handshake:
+    task: asyncio.Task[None]
+    began: float
+
+
 class Listener:
     """Accepts connections in a `LoopThread`; a stranger is refused, and logged once for each address it comes from."""
 
@@ -92,8 +106,9 @@ class Listener:
         self._handle = handle
         self._about = about
         self._strangers: set[str] = set()
-        self._unproven: dict[socket.socket, asyncio.Task[None]] = {}
+        self._unproven: dict[socket.socket, _Handshake] = {}  # the oldest first
         self._connections: set[asyncio.Task[None]] = set()
+        self._makes_room = False
         self._closed = False
         _open_listeners.add(self)
         loop.run(self._begin())
@@ -122,11 +137,24 @@ class Listener:
             return
         sock.setblocking(False)
         task = asyncio.create_task(self._serve(sock, address[0]))
-        self._unproven[sock] = task
+        self._unproven[sock] = _Handshake(task, time.monotonic())
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         if len(self._unproven) == UNPROVEN:
             self._unwatch()
+            if not self._makes_room:
+                self._makes_room = True
+                asyncio.get_running_loop().call_soon(self._make_room)
+
+    def _make_room(self) -> None:
+        """While others wait, end the handshakes that take long."""
+        self._makes_room = not self._closed and len(self._unproven) >= UNPROVEN
+        if not self._makes_room:
+            return
+        for handshake in self._unproven.values():
+            if time.monotonic() - handshake.began >= CROWDED_SECONDS:
+                handshake.task.cancel()
+        asyncio.get_running_loop().call_later(CROWDED_SECONDS / 10, self._make_room)
 
     async def _serve(self, sock: socket.socket, host: str) -> None:
         try:
@@ -137,8 +165,14 @@ class Listener:
             return
         except (OSError, auth.Refused, asyncio.TimeoutError) as error:
             sock.close()
-            self._refuse(host.removeprefix("::ffff:"), error)
+            late = isinstance(error, asyncio.TimeoutError)
+            self._refuse(host, "it did not prove itself in time" if late else str(error))
             return
+        except asyncio.CancelledError:
+            sock.close()
+            if not self._closed:
+                self._refuse(host, "it did not prove itself while others waited")
+            raise
         finally:
             if len(self._unproven) == UNPROVEN:
                 self._watch()
@@ -148,13 +182,14 @@ class Listener:
         else:
             await self._handle(sock, hello)
 
-    def _refuse(self, host: str, error: Exception) -> None:
-        if isinstance(error, ConnectionError):  # a peer tries several addresses at once and closes all but one
-            _log.debug("%s: a connection from %s ended before its proof", self._about, host)
-        elif host not in self._strangers:
-            self._strangers.add(host)
-            reason = "it did not prove itself in time" if isinstance(error, asyncio.TimeoutError) else error
-            _log.warning("%s refused a connection from %s: %s", self._about, host, reason)
+    def _refuse(self, host: str, reason: str) -> None:
+        host = host.removeprefix("::ffff:")
+        if host in self._strangers or len(self._strangers) == LOGGED_STRANGERS:
+            return
+        self._strangers.add(host)
+        _log.warning("%s refused a connection from %s: %s", self._about, host, reason)
+        if len(self._strangers) == LOGGED_STRANGERS:
+            _log.warning("%s has refused %d addresses, and names no more of them", self._about, LOGGED_STRANGERS)
 
     async def drain(self, seconds: float) -> None:
         """Wait until every connection has been closed by the other side, at most ``seconds``."""
@@ -170,9 +205,9 @@ class Listener:
         self._closed = True
         self._unwatch()
         unproven = dict(self._unproven)
-        for task in unproven.values():
-            task.cancel()
-        await asyncio.gather(*unproven.values(), return_exceptions=True)
+        for handshake in unproven.values():
+            handshake.task.cancel()
+        await asyncio.gather(*(handshake.task for handshake in unproven.values()), return_exceptions=True)
         for sock in unproven:
             sock.close()
 

@@ -75,18 +75,21 @@ def attach(
         try:
             sock.settimeout(_remaining(deadline, [peer]))
             sock.connect("\0" + names[peer])
-            auth.run(sock, auth.client(secret, replace(mine, peer=peer)))
+            _check_user(sock)
+            auth.run(sock, auth.client(secret, replace(mine, peer=peer)), _remaining(deadline, [peer]))
+            sock.settimeout(_remaining(deadline, [peer]))
             _exchange(engine, sock, peer)
         except (OSError, auth.Refused) as error:
             sock.close()
             raise RendezvousError(f"rank {mine.rank} cannot attach rank {peer} of its host: {error}") from error
+    strangers: set[str] = set()
     while higher:
         listening.settimeout(_remaining(deadline, higher))
         try:
             sock, _ = listening.accept()
         except TimeoutError:
             continue
-        peer = _answer(engine, sock, secret, mine, higher)
+        peer = _answer(engine, sock, secret, mine, higher, strangers)
         higher.discard(peer)
     return present
 
@@ -101,26 +104,32 @@ def _exists(name: str) -> bool:
     return True
 
 
-def _answer(engine: LocalEngine, sock: socket.socket, secret: bytes, mine: auth.Hello, expected: Iterable[int]) -> int:
-    """Attach who connected; -1 if it only looked, or is nobody that is expected."""
-    sock.settimeout(auth.HANDSHAKE_SECONDS)
+def _answer(
+    engine: LocalEngine,
+    sock: socket.socket,
+    secret: bytes,
+    mine: auth.Hello,
+    expected: Iterable[int],
+    strangers: set[str],
+) -> int:
+    """Attach who connected; -1 if it only looked, or is nobody that is expected: logged once for each reason."""
     try:
+        _check_user(sock)  # before anything is waited for: any user of the machine can reach the socket
         peer = auth.run(sock, auth.server(secret, mine)).rank
         if peer not in expected:
             raise auth.Refused(f"rank {peer} is not expected")
+        sock.settimeout(auth.HANDSHAKE_SECONDS)
         _exchange(engine, sock, peer)
     except (OSError, auth.Refused) as error:
         sock.close()
-        if not isinstance(error, ConnectionError):
+        if not isinstance(error, ConnectionError) and str(error) not in strangers:
+            strangers.add(str(error))
             _log.warning("rank %d refused a connection on its host: %s", mine.rank, error)
         return -1
     return peer
 
 
 def _exchange(engine: LocalEngine, sock: socket.socket, peer: int) -> None:
-    user = _user(sock)
-    if user != os.getuid():
-        raise auth.Refused(f"it runs as user {user}, this process as user {os.getuid()}")
     socket.send_fds(sock, [b"\0"], [engine.memory_fd, engine.doorbell_fd])
     _, descriptors, _, _ = socket.recv_fds(sock, 1, 2, socket.MSG_CMSG_CLOEXEC)
     if len(descriptors) != 2:
@@ -132,10 +141,11 @@ def _exchange(engine: LocalEngine, sock: socket.socket, peer: int) -> None:
     engine.attach_local(peer, memory, doorbell, sock.detach())
 
 
-def _user(sock: socket.socket) -> int:
-    """The user at the other end, as the kernel knows it."""
+def _check_user(sock: socket.socket) -> None:
+    """Refused unless the kernel knows the other end as a process of this one's user."""
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(user)
+    if user != os.getuid():
+        raise auth.Refused(f"it runs as user {user}, this process as user {os.getuid()}")
 
 
 def _remaining(deadline: float, waited_for: Iterable[int]) -> float:
