@@ -43,6 +43,9 @@ REPEATS, FINAL_ROUNDS = 3, 9
 BATCH_SECONDS = 0.04
 """Calls back to back take about so long, at least one."""
 
+LOOK_AFTER = 20
+"""Calls between looks at the plan, which takes the cores for longer than a small call."""
+
 
 class Trials:
     """Forces plans for one size and times them."""
@@ -75,7 +78,8 @@ def tune(nbytes: int) -> planner.Choice:
     """Call until the plan is settled."""
     buffer = np.zeros(nbytes // 4, np.float32)
     while not (choice := mr.plan(nbytes)).tuned:
-        mr.all_reduce(buffer)
+        for _ in range(LOOK_AFTER):
+            mr.all_reduce(buffer)
     return choice
 
 
@@ -106,25 +110,27 @@ def measure_size(communicator: Communicator, nbytes: int) -> dict[str, Any]:
         "tuner": names[tuned.plan.id],
         "tuner_over_best": final[tuned.plan.id] / fastest,
         "tuning_seconds": tuning_seconds,
+        "tried": dict(tuned.tuned.seconds) if tuned.tuned else {},
         "once": once,
     }
 
 
-def measure(file: Path) -> None:
+def measure(file: Path, sizes: Sequence[int]) -> None:
     """On every rank of the lab; rank 0 writes the rows."""
     communicator = mr.init(tune=True)
-    rows = [measure_size(communicator, nbytes) for nbytes in SIZES]
+    rows = [measure_size(communicator, nbytes) for nbytes in sizes]
     if mr.rank() == 0:
         file.write_text(json.dumps(rows))
     mr.shutdown()
 
 
-def try_topology(file: Path) -> list[dict[str, Any]]:
+def try_topology(file: Path, sizes: Sequence[int], cores: int | None) -> list[dict[str, Any]]:
     """Make its lab, measure there, and print what came out."""
-    with lab.up(topology_file.load(file)) as cluster, tempfile.TemporaryDirectory() as directory:
+    with lab.up(topology_file.load(file), cores=cores) as cluster, tempfile.TemporaryDirectory() as directory:
         result = Path(directory, "rows.json")
         told = {**os.environ, "MULTIRING_TOPOLOGY": str(file.resolve()), "XDG_CACHE_HOME": directory}
-        subprocess.run(cluster.launch_command(__file__, "--on-a-rank", str(result)), env=told, check=True)
+        words = [__file__, "--sizes", *map(str, sizes), "--on-a-rank", str(result)]
+        subprocess.run(cluster.launch_command(*words), env=told, check=True)
         rows: list[dict[str, Any]] = json.loads(result.read_text())
     for row in rows:
         best, planners, tuners = row["best_seconds"], row["planner_over_best"], row["tuner_over_best"]
@@ -136,18 +142,20 @@ def try_topology(file: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("files", type=Path, nargs="*", metavar="TOPOLOGY.toml")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
+    parser.add_argument("--cores", type=int, help="bind each host to so many cores of this machine")
     parser.add_argument("--json", type=Path, help="also write everything here")
     parser.add_argument("--on-a-rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.on_a_rank:
-        return measure(args.on_a_rank)
+        return measure(args.on_a_rank, args.sizes)
     if reason := lab.obstacle():
         sys.exit(reason)
     files = args.files or sorted((Path(__file__).parents[1] / "lab" / "topologies").glob("*.toml"))
     print(
         "| topology | size | plans | the best | planner's choice over it | tuner's over it |\n|---|---|---|---|---|---|"
     )
-    rows = [row for file in files for row in try_topology(file)]
+    rows = [row for file in files for row in try_topology(file, args.sizes, args.cores)]
     if args.json:
         args.json.write_text(json.dumps(report.record(rows), indent=1) + "\n")
 

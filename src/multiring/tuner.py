@@ -23,7 +23,6 @@ import numpy as np
 from multiring import _native, cache, tuning
 from multiring.planner import Tuned
 from multiring.plans import Key, Plans
-
 from multiring.tuning import Heat
 from multiring.units import duration, size
 

@@ -25,7 +25,7 @@ FINALISTS = 3
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 12
 """How often a plan is measured in the first heat; twice as often in the second."""
 
-ENOUGH_SECONDS = 0.02
+ENOUGH_SECONDS = 0.1
 """A plan that takes less is measured more often, up to that much in all: a short time is the less certain one."""
 
 WORTH_LEAVING = 1.02

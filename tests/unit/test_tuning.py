@@ -40,8 +40,8 @@ def test_neither_the_first_round_nor_one_disturbed_call_counts() -> None:
 
 
 def test_short_calls_are_tried_more_often_but_not_without_end() -> None:
-    rounds = [tuning.opening("ab", predicted).rounds for predicted in (1.0, 3e-3, 0.0)]
-    assert rounds == [4, 8, 13]
+    rounds = [tuning.opening("ab", predicted).rounds for predicted in (1.0, 0.02, 0.0)]
+    assert rounds == [4, 6, 13]
 
 
 def test_the_fastest_and_the_planners_choice_meet_again() -> None:

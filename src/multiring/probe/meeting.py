@@ -13,7 +13,6 @@ from multiring import cache, topology_file, units
 from multiring.errors import RendezvousError
 from multiring.net.dial import Address
 from multiring.net.links import Links
-
 from multiring.probe.found import Host, topology
 from multiring.probe.measure import Leader, Member, Silent, follow
 from multiring.probe.rounds import survey
