@@ -124,9 +124,9 @@ def _wire(text: str) -> str:
     return found if isinstance(found, str) else ",".join(f"{level}={format}" for level, format in found.items())
 
 
-def _plan_id(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{12}", text):
-        raise ValueError("the id of a plan, 12 hexadecimal digits")
+def _plan(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{12}|[a-z][a-z-]*(:\S+)?", text):
+        raise ValueError("the id of a plan, 12 hexadecimal digits, or a strategy, such as ring or multiring:4x8x8")
     return text
 
 
@@ -163,9 +163,10 @@ class Settings:
     )
     plan: str = _knob(
         "",
-        _plan_id,
-        "id",
-        "the plan to use, by the id that `multiring plan` shows, for the calls of which it is a candidate",
+        _plan,
+        "id or strategy",
+        "the plan to use: by the id that `multiring plan` shows, for the calls of which it is a candidate; or for every"
+        " all_reduce that of a strategy, such as ring or multiring:4x8x8 ([algorithms.md](algorithms.md#strategies))",
         agree=True,
     )
     tune: bool = _knob(

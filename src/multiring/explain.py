@@ -147,11 +147,12 @@ def _rejected_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
     for candidate in choice.rejected[:SHOWN]:
         seconds = candidate.prediction.seconds
         longer = round(seconds / best - 1, 3) if best else 0.0
+        is_riskier = longer < 0 and choice.is_tie(candidate)
         yield (
             choice.plan_of(candidate).id,
             _stages(candidate),
             duration(seconds),
-            f"{longer + 0.0:.1%}" if longer >= 0 else "a tie, riskier",
+            "a tie, riskier" if is_riskier else f"{longer + 0.0:.1%}",
         )
     if len(choice.rejected) > SHOWN:
         yield f"and {len(choice.rejected) - SHOWN} more", "", "", ""

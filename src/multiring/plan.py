@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -46,6 +47,11 @@ class Span:
 
 
 WHOLE = Span(Fraction(0), Fraction(1))
+
+
+def is_id(text: str) -> bool:
+    """Whether it may be the id of a plan."""
+    return re.fullmatch(r"[0-9a-f]{12}", text) is not None
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:

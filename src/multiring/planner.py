@@ -89,6 +89,11 @@ class Choice:
         """The plan that a candidate stands for."""
         return _composed(self.topology, self.plan.collective, candidate, self.plan.root)
 
+    def is_tie(self, candidate: Candidate) -> bool:
+        """Whether a candidate is predicted to take as long as the one chosen, as far as the model can tell."""
+        here, there = self.chosen.prediction.seconds, candidate.prediction.seconds
+        return max(here, there) <= TIE * min(here, there)
+
     def __str__(self) -> str:
         return text(self)
 

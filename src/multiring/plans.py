@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from multiring import _native, planner
 from multiring.env import parse_wire
 from multiring.interpret import prove
-from multiring.plan import Plan
+from multiring.plan import Plan, is_id
 from multiring.planner import Measured, Tuned
 from multiring.schedule import schedule
+from multiring.strategies import Strategy, forced
 from multiring.units import size as size_in_words
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Plans:
         self._rank = members.index(world.rank)
         self._handles: dict[Key, int] = {}
         self._tuned: dict[Key, Tuned] = {}
+        self._strategy = self._possible_strategy()
         self._installed: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -45,16 +47,23 @@ class Plans:
         handle = self._handles.get(key)
         if handle is None:
             with self._lock:
-                choice = self._choose(collective, nbytes, root)
-                self._warn_unless_forced(choice)
-                handle = self._handles[key] = self.install(choice.plan)
+                handle = self._handles[key] = self.install(self._plan(_native.COLLECTIVES[collective], nbytes, root))
         return handle
+
+    def _plan(self, collective: str, nbytes: int, root: int) -> Plan:
+        if self._strategy is not None and collective == "all_reduce":
+            return self._strategy.plan(self.topology, planner.size_class(nbytes))
+        choice = self.choose(collective, nbytes, root)
+        self._warn_unless_forced(choice)
+        return choice.plan
 
     def choose(self, collective: str, nbytes: int, root: int = 0) -> planner.Choice:
         """The plan that a buffer of ``nbytes`` gets: that of its size class."""
         settings, size = self._world.settings, planner.size_class(nbytes)
+        if self._strategy is not None and collective == "all_reduce":
+            return forced.choose(self.topology, self._strategy, size)
         tuned = self._tuned.get((_native.COLLECTIVES.index(collective), nbytes.bit_length(), root))
-        wanted = settings.plan or (tuned.plan if tuned else "")
+        wanted = settings.plan if is_id(settings.plan) else tuned.plan if tuned else ""
         choice = planner.choose(self.topology, collective, size, root, parse_wire(settings.wire), wanted)
         return replace(choice, tuned=tuned) if tuned and choice.plan.id == tuned.plan else choice
 
@@ -64,15 +73,28 @@ class Plans:
             self._tuned[key] = tuned
             self._handles.pop(key, None)
 
-    def _choose(self, collective: int, nbytes: int, root: int) -> planner.Choice:
-        return self.choose(_native.COLLECTIVES[collective], nbytes, root)
+    def _possible_strategy(self) -> Strategy | None:
+        """The strategy to force, if any. All ranks of the job together have it; a group of them may have too few."""
+        settings = self._world.settings
+        strategy = forced.wanted(settings.plan, settings.wire)
+        if strategy is None or len(self._members) == 1:
+            return None
+        try:
+            strategy.plan(self.topology, 1)
+        except ValueError as error:
+            if self._rank == 0:
+                _log.warning(
+                    "MULTIRING_PLAN=%s is not for the group of ranks %s: %s", strategy.name, self._members, error
+                )
+            return None
+        return strategy
 
     def _warn_unless_forced(self, choice: planner.Choice) -> None:
-        forced, plan = self._world.settings.plan, choice.plan
-        if forced and plan.id != forced and plan.collective != "barrier" and self._rank == 0:
+        wanted, plan = self._world.settings.plan, choice.plan
+        if is_id(wanted) and plan.id != wanted and plan.collective != "barrier" and self._rank == 0:
             _log.warning(
                 "MULTIRING_PLAN=%s is none of the %d candidates for %s of %s over %d ranks, which uses plan %s",
-                forced,
+                wanted,
                 1 + len(choice.rejected),
                 plan.collective,
                 size_in_words(choice.nbytes),
@@ -94,7 +116,7 @@ class Plans:
         for handle, (collective, bits, root) in largest.items():
             measured = Measured(*self._world.engine.installed_record(handle))
             if measured.calls:
-                choice = self._choose(collective, (1 << bits) - 1, root)
+                choice = self.choose(_native.COLLECTIVES[collective], (1 << bits) - 1, root)
                 found.append(replace(choice, measured=measured))
         return found
 

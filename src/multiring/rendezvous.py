@@ -31,6 +31,7 @@ from multiring.exchange import Exchange, Record, spans
 from multiring.net import auth, interfaces, listen, local
 from multiring.net.links import Links
 from multiring.planner import check_wire
+from multiring.strategies import Strategy, forced
 from multiring.topology import Topology
 
 if TYPE_CHECKING:
@@ -74,7 +75,11 @@ class World:
 
 
 def join(place: Place, settings: env.Settings) -> World:
-    """Meet the other ranks; RendezvousError names who did not come, cannot be reached, or does not fit."""
+    """Meet the other ranks; RendezvousError names who did not come, cannot be reached, or does not fit.
+
+    ValueError for a strategy to force that is none.
+    """
+    strategy = forced.wanted(settings.plan, settings.wire)
     if place.world_size == 1:
         hosts = [settings.host or socket.gethostname()]
         return World(0, _topology(_topology_text(settings), hosts), _engine(place, hosts, settings), None, settings)
@@ -84,6 +89,7 @@ def join(place: Place, settings: env.Settings) -> World:
         key = f"{prefix}/{_joins[prefix]}"
         exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
         world = _join(place, settings, meeting.secret, exchange, undo)
+        _check_strategy(strategy, world.topology)
         undo.pop_all()
         return world
 
@@ -170,6 +176,15 @@ def _check_wire(settings: env.Settings, topology: Topology) -> None:
         check_wire(env.parse_wire(settings.wire), topology)
     except ValueError as error:
         raise RendezvousError(f"MULTIRING_WIRE: {error}") from None
+
+
+def _check_strategy(strategy: Strategy | None, topology: Topology) -> None:
+    if strategy is None:
+        return
+    try:
+        strategy.plan(topology, 1)
+    except ValueError as error:
+        raise RendezvousError(f"MULTIRING_PLAN={strategy.name}: {error}") from None
 
 
 def _engine(place: Place, hosts: list[str], settings: env.Settings) -> Engine:

@@ -332,3 +332,40 @@ def forced(plan: str) -> list[Any]:
         return [mr.plan(1 << 20).plan.id, mr.plan(64).plan.id, used]
     finally:
         mr.shutdown()
+
+
+def forced_strategies(names: list[str], counts: list[int]) -> list[Any]:
+    """For each strategy: a hash of the bits of all sums, and the plans that they used."""
+    found = []
+    for name in names:
+        mr.init(plan=name)
+        try:
+            bits = hashlib.sha256()
+            for count in counts:
+                x = values(mr.rank(), count, "float32")
+                mr.all_reduce(x)
+                assert (x == all_values(count, "float32").sum(axis=0)).all(), (name, count)
+                inexact = np.random.default_rng([mr.rank(), count]).standard_normal(count).astype(np.float32)
+                mr.all_reduce(inexact, async_op=True).wait()
+                bits.update(x.tobytes() + inexact.tobytes())
+            assert np.array_equal(mr.all_gather(np.array([mr.rank()])).ravel(), np.arange(mr.world_size()))
+            plans = [mr.plan(4 * count).plan.id for count in counts]
+            used = [plan for plan, did in mr.stats()["plans"].items() if did["calls"]]
+            found.append([bits.hexdigest(), plans, sorted(set(plans) - set(used))])
+        finally:
+            mr.shutdown()
+    return found
+
+
+def pair_under(strategy: str) -> list[Any]:
+    """The plans of the world and of a group of two of its ranks, and what the group sums."""
+    mr.init(plan=strategy)
+    try:
+        group = mr.new_group([0, 1])
+        if group is None:
+            return [mr.plan(1000).plan.id]
+        x = np.array([1.0 + mr.rank()])
+        group.all_reduce(x)
+        return [mr.plan(1000).plan.id, group.plan(1000).plan.id, x[0]]
+    finally:
+        mr.shutdown()

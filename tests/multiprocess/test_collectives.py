@@ -9,6 +9,7 @@ import jobs
 import pytest
 
 from multiring import planner
+from multiring.strategies import STRATEGIES, strategy
 from multiring.topology import Topology
 
 WORLDS = [
@@ -79,3 +80,49 @@ def test_a_plan_is_forced_by_its_id() -> None:
         wanted = usual.plan_of(candidate).id
         used = run(collectives.forced, 3, "aab", wanted, environment={"MULTIRING_PROBE": "off"})
         assert used == [[wanted, small.plan.id, [wanted]]] * 3
+
+
+@pytest.mark.parametrize(
+    ("hosts", "names"),
+    [
+        ("aabbccdd", [*STRATEGIES, "multiring:2x4", "multiring:2x2x2", "multiring:8"]),
+        ("aaa", [*STRATEGIES, "multiring:3"]),
+        ("abbac", ["ring", "masters", "server"]),  # uneven hosts, whose ranks are not numbered in order
+    ],
+)
+def test_every_strategy_is_forced_by_its_name(hosts: str, names: list[str]) -> None:
+    topology = Topology.of_hosts(list(hosts))
+    counts = [1, 7, 1009, 300_007]
+    wanted = [[strategy(name).plan(topology, planner.size_class(4 * n)).id for n in counts] for name in names]
+    every = run(collectives.forced_strategies, len(hosts), hosts, names, counts, environment={"MULTIRING_PROBE": "off"})
+    for number, name in enumerate(names):
+        assert len({ranks[number][0] for ranks in every}) == 1, name
+        assert all(ranks[number][1:] == [wanted[number], []] for ranks in every), name
+
+
+def test_a_group_that_cannot_have_the_strategy_of_the_job_says_so() -> None:
+    job = jobs.start(
+        collectives.pair_under, 4, "multiring:2x2", hosts=list("aabb"), environment={"MULTIRING_PROBE": "off"}
+    )
+    outcomes = job.wait()
+    topology = Topology.of_hosts(list("aabb"))
+    whole, pair = strategy("multiring:2x2").plan(topology, 512).id, topology.restrict([0, 1])
+    usual = planner.plan(pair, "all_reduce", 512).id
+    assert [outcome.value for outcome in outcomes] == [[whole, usual, 3.0], [whole, usual, 3.0], [whole], [whole]]
+    said = [line for outcome in outcomes for line in outcome.error.splitlines() if "MULTIRING_PLAN" in line]
+    assert len(said) == 1
+    assert "multiring:2x2 is not for the group of ranks (0, 1): 2x2 is 4 ranks; the topology has 2" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ("groups", "ValueError: MULTIRING_PLAN: strategy 'groups' is no collective (8 synchronous groups"),
+        ("halving", "RendezvousError: MULTIRING_PLAN=halving: halving and doubling needs a power of two hosts, not 3"),
+    ],
+)
+def test_a_strategy_that_cannot_be_forced_is_refused_on_every_rank(plan: str, reason: str) -> None:
+    told = {"MULTIRING_PROBE": "off"}
+    for outcome in jobs.start(collectives.forced, 3, plan, hosts=list("abc"), environment=told).wait():
+        assert outcome.code == 1
+        assert reason in outcome.error.splitlines()[-1]

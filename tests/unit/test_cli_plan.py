@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from multiring import planner, topology_file, units
+from multiring.strategies import strategy
 
 MB = 1 << 20
 
@@ -130,3 +131,36 @@ def test_one_line_says_what_cannot_be_planned(options: list[str], offending: str
 )
 def test_quantities_are_read_with_their_units(text: str, expected: str) -> None:
     assert text == expected
+
+
+def test_a_strategy_is_planned_by_its_name(tmp_path: Path) -> None:
+    """A parameter server on every host: half of the ranks are servers, and the uplinks carry four times the bound."""
+    record = planned(tmp_path, RACKS, "8MB", "--strategy", "server")
+    topology = topology_file.parse(RACKS)
+    assert record["plan"] == strategy("server").plan(topology, 8 * MB).id
+    assert [phase["shares"] for phase in record["phases"]] == [[1, 0] * 4] * 2
+    loads = {link["level"]: (link["alike"], link["bytes_up"]) for link in record["links"] if link["level"] != "rank"}
+    assert loads == {"rack": (2, 32 * MB), "host": (4, 24 * MB)}
+    assert record["predicted_seconds"] == pytest.approx(32 * MB / (200e6 / 8), rel=0.05)
+    assert record["rejected"][0]["predicted_seconds"] < record["predicted_seconds"] / 3
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--strategy", "async-server"], "strategy 'async-server' is no collective"),
+        (["--strategy", "multiring:3x3"], "3x3 is 9 ranks; the topology has 8"),
+        (
+            ["--strategy", "ring", "--collective", "broadcast"],
+            "--strategy ring is a way to all_reduce; it has no broadcast",
+        ),
+        (["--strategy", "ring", "--wire", "rack=bfloat16"], "--strategy ring sends float32 as it is; leave out --wire"),
+    ],
+)
+def test_a_strategy_that_cannot_be_had_is_one_line(tmp_path: Path, options: list[str], reason: str) -> None:
+    file = tmp_path / "racks.toml"
+    file.write_text(RACKS)
+    refused = run("--topology", str(file), "--size", "8MB", *options)
+    assert refused.returncode == 2
+    assert reason in refused.stderr
+    assert refused.stderr.count("\n") == 1

@@ -60,7 +60,9 @@ def test_options_of_their_own_types() -> None:
         ("MULTIRING_ARENA_BYTES", "1TB"),
         ("MULTIRING_WIRE", "bfloat16"),
         ("MULTIRING_WIRE", "rack="),
-        ("MULTIRING_PLAN", "ring"),
+        ("MULTIRING_PLAN", "8397EA8D6E4E"),
+        ("MULTIRING_PLAN", "4x8x8"),
+        ("MULTIRING_PLAN", "multiring:"),
     ],
 )
 def test_bad_value_names_variable_value_and_form(name: str, value: str) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from dataclasses import replace
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topologies import CORE, card, nested, unequal
+
+from multiring import planner
+from multiring.interpret import prove
 from multiring.interpret.full import prove_in_full
 from multiring.methods import steps
 from multiring.simulate import Call, Speeds, simulate
-from multiring.strategies import STRATEGIES, strategy
+from multiring.simulate.prediction import predict
+from multiring.strategies import ASYNCHRONOUS, STRATEGIES, forced, strategy
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 FREE = Link(1e15, 1e15, 0.0)
@@ -43,6 +52,53 @@ def test_a_world_of_four_sums(name):
 )
 def test_every_strategy_sums(name, topology):
     prove_in_full(strategy(name).plan(topology, S))
+
+
+REFUSALS = "needs a power of two hosts|needs equally many on each"
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """Up to 24 ranks, numbered in any order, on hosts of any sizes under one switch or in racks."""
+    hosts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    order = iter(draw(st.permutations(range(sum(hosts)))))
+    places = [
+        Place(f"h{number}", card(400), ranks_in_host([next(order) for _ in range(ranks)], CORE))
+        for number, ranks in enumerate(hosts)
+    ]
+    if draw(st.booleans()):
+        cut = draw(st.integers(0, len(hosts) - 1))
+        racks = [tuple(part) for part in (places[:cut], places[cut:]) if part]
+        return Topology(LEVELS[:3], tuple(Place(f"r{number}", card(200), rack) for number, rack in enumerate(racks)))
+    return Topology(LEVELS[:2], tuple(places))
+
+
+def dimensions(size: int) -> list[str]:
+    """All ways to give rings for so many ranks."""
+    return [str(size)] + [
+        f"{first}x{rest}" for first in range(2, size) if size % first == 0 for rest in dimensions(size // first)
+    ]
+
+
+@given(topologies())
+@settings(max_examples=12, deadline=None)
+def test_every_strategy_sums_on_any_topology_or_says_why_not(topology):
+    refused = {}
+    given_rings = [f"multiring:{sizes}" for sizes in dimensions(topology.world_size)]
+    for name in (*STRATEGIES, *given_rings):
+        try:
+            plan = strategy(name).plan(topology, S)
+        except ValueError as error:
+            refused[name] = str(error)
+            continue
+        prove_in_full(plan)
+    assert not {"ring", "masters", "server", "multiring"} & refused.keys()
+    assert all(re.search(REFUSALS, reason) for reason in refused.values()), refused
+
+
+@pytest.mark.parametrize("name", ["torus", "double-tree", "multiring:4x8x16"])
+def test_every_strategy_sums_on_512_ranks(name):
+    prove(strategy(name).plan(cluster(128, 4), S))
 
 
 @pytest.mark.parametrize("hosts", range(2, 18))
@@ -126,3 +182,78 @@ def test_what_does_not_fit_is_refused():
         strategy("rings")
     with pytest.raises(ValueError, match="4x8x8, innermost first, not '4xx8'"):
         strategy("multiring:4xx8")
+    for name, about in ASYNCHRONOUS.items():
+        with pytest.raises(ValueError, match=f"{name}' is no collective") as refused:
+            strategy(name)
+        assert about in str(refused.value)
+
+
+def test_what_multiring_plan_may_name():
+    assert [forced.wanted(name, "") for name in ("", "0123456789ab", "multiring")] == [None] * 3
+    found = forced.wanted("ring", "")
+    assert found is STRATEGIES["ring"]
+    with pytest.raises(ValueError, match="MULTIRING_PLAN: unknown strategy 'rings'; known are ring, halving"):
+        forced.wanted("rings", "")
+    with pytest.raises(
+        ValueError, match="MULTIRING_PLAN=ring sends float32 as it is, which MULTIRING_WIRE=rack=bfloat"
+    ):
+        forced.wanted("ring", "rack=bfloat16")
+    assert forced.wanted("multiring", "rack=bfloat16") is None
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [nested([[2, 2], [2, 2]], [card(200), card(400), CORE]), unequal([400, 400, 100]), Topology.flat([3, 2])],
+)
+def test_the_simulator_and_the_cost_model_say_the_same_of_a_plan(topology):
+    """One goes through the rings of a plan, the other through the stages that it was composed of."""
+    choice = planner.choose(topology, "all_reduce", S)
+    for candidate in (choice.chosen, *choice.rejected):
+        found = predict(topology, choice.plan_of(candidate), S)
+        known = candidate.prediction
+        assert (found.segments, found.window) == (known.segments, known.window)
+        assert [(p.kind, p.level, p.method, p.members, p.steps) for p in found.phases] == [
+            (p.kind, p.level, p.method, p.members, p.steps) for p in known.phases
+        ]
+        assert busiest(found) == pytest.approx(busiest(known), rel=0.01)
+
+
+def busiest(prediction):
+    """By level, seconds of its busiest link."""
+    return {
+        level: max(load.seconds for load in prediction.links if load.level == level)
+        for level in {load.level for load in prediction.links}
+    }
+
+
+def test_a_forced_strategy_stands_beside_what_it_displaces():
+    topology = replace(RACKS, places=tuple(replace(rack, link=card(200)) for rack in RACKS.places))
+    usual = planner.choose(topology, "all_reduce", S)
+    choice = forced.choose(topology, strategy("masters"), S)
+    assert choice.plan.id == strategy("masters").plan(topology, S).id
+    assert choice.bound == usual.bound
+    assert choice.rejected == (usual.chosen, *usual.rejected)
+    racks = [load for load in choice.chosen.prediction.links if load.level == "rack"]
+    # A ring of four masters sends 3/4 of the bytes over each hop, there and back; a rack has one hop each way.
+    assert [(load.count, load.up, load.down) for load in racks] == [(2, 1.5 * S, 1.5 * S)]
+    assert choice.chosen.prediction.seconds == pytest.approx(1.5 * S / racks[0].link.up, rel=0.05)
+    shown = str(choice)
+    assert f"plan {choice.plan.id}: all_reduce of 8 MB over 8 ranks" in shown
+    assert re.search(rf"{usual.plan.id} .* -3\d\.\d%\n", shown)  # of the time that the forced plan takes
+
+
+def test_the_tree_says_which_link_it_fills():
+    """What has no stages is predicted too: 4 hosts of 2, of which two are parents in a tree of each half."""
+    choice = forced.choose(cluster(4, 2), strategy("double-tree"), S)
+    cards = {
+        load.rank: (load.count, load.up, load.down) for load in choice.chosen.prediction.links if load.level == "host"
+    }
+    assert sum(count for count, *_ in cards.values()) == 4
+    assert sum(count * up for count, up, _ in cards.values()) == pytest.approx(2 * 3 * S)  # 3 edges, there and back
+    assert [phase.steps for phase in choice.chosen.prediction.phases] == [1] * 6
+
+
+def test_a_world_of_one_has_nothing_to_sum():
+    choice = forced.choose(Topology.flat([1]), strategy("double-tree"), S)
+    assert (choice.plan.phases, choice.chosen.prediction.seconds) == ((), 0.0)
+    assert "plan " in str(choice)

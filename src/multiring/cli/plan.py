@@ -16,6 +16,9 @@ from multiring.cli.errors import one_line_errors
 from multiring.env import parse_size, parse_wire
 from multiring.plan import COLLECTIVES
 from multiring.planner import size_class
+from multiring.strategies import STRATEGIES, forced
+from multiring.strategies import strategy as named
+from multiring.topology import Topology
 
 WIDTH = 120
 """Columns where no terminal says."""
@@ -31,11 +34,18 @@ def plan(
     collective: Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")] = "all_reduce",
     root: Annotated[int, typer.Option(help="The root of a broadcast or reduce.")] = 0,
     wire: Annotated[str, typer.Option(metavar="LEVEL=FORMAT", help="As MULTIRING_WIRE, such as rack=bfloat16.")] = "",
+    strategy: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(STRATEGIES)}, multiring:4x8x8, as MULTIRING_PLAN.")
+    ] = "multiring",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show the plan for a topology and a size, without running anything."""
     with one_line_errors("plan"):
-        choice = planner.choose(topology_file.load(topology), collective, size_class(_bytes(size)), root, _wire(wire))
+        cluster, nbytes = topology_file.load(topology), size_class(_bytes(size))
+        if strategy == "multiring":
+            choice = planner.choose(cluster, collective, nbytes, root, _wire(wire))
+        else:
+            choice = _of_strategy(strategy, cluster, collective, nbytes, wire)
     if as_json:
         typer.echo(json.dumps(explain.record(choice), indent=1))
         return
@@ -43,6 +53,15 @@ def plan(
     console.print(explain.summary(choice), highlight=False)
     for table in explain.tables(choice):
         console.print(_rich(table))
+
+
+def _of_strategy(name: str, topology: Topology, collective: str, nbytes: int, wire: str) -> planner.Choice:
+    found = named(name)
+    if collective != "all_reduce":
+        raise ValueError(f"--strategy {name} is a way to all_reduce; it has no {collective}")
+    if wire:
+        raise ValueError(f"--strategy {name} sends float32 as it is; leave out --wire {wire}")
+    return forced.choose(topology, found, nbytes)
 
 
 def _bytes(size: str) -> int:

@@ -9,6 +9,7 @@
     rounds.py     what all ranks do in one step, added up by link
     symmetry.py   links and ranks that cannot be told apart
     lockstep.py   all ranks take each step together: any number of them
+    prediction.py one call by itself, as the cost model describes it
     training.py   a training step whose backward pass overlaps with its calls
     asynchronous.py   workers that exchange with parameter servers, each at its own pace
     compare.py    the same training by several strategies

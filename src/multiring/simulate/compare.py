@@ -7,22 +7,13 @@ from dataclasses import dataclass, replace
 
 from ..plan import Plan
 from ..recording import Recording
-from ..strategies import STRATEGIES, Strategy, strategy
+from ..strategies import ASYNCHRONOUS, GROUPS, STRATEGIES, Strategy, strategy
 from ..topology import Topology
 from . import with_fastest_segments
 from .asynchronous import simulate_servers
 from .calls import Load, Speeds
 from .spread import slowest, slowness
 from .training import Step, simulate_step
-
-GROUPS = 8
-"""Groups of hosts that are synchronous within, as many as Kurth et al. 2017 had."""
-
-ASYNCHRONOUS = {
-    "async-server": "parameter server, asynchronous, a shard on every host: DistBelief 2012, Project Adam 2014",
-    "groups": f"{GROUPS} synchronous groups, asynchronous between them: Kurth et al. 2017 (arXiv 1708.05256)",
-}
-"""Strategies that are no collectives: they live in the simulator only."""
 
 NAMES = (*STRATEGIES, *ASYNCHRONOUS)
 

@@ -38,14 +38,18 @@ class Links:
             first += len(places)
         self.path = lru_cache(maxsize=None)(self._path)
 
+    def place(self, number: int) -> tuple[str, Place]:
+        """A place, with its level."""
+        return self._places[number]
+
     def name(self, link: int) -> str:
         """Whose link it is, and which way: ``host b up``."""
-        level, place = self._places[link // 2]
+        level, place = self.place(link // 2)
         return f"{level} {place.name or link // 2} {'down' if link % 2 else 'up'}"
 
     def level(self, link: int) -> str:
         """The level of the place whose link it is."""
-        return self._places[link // 2][0]
+        return self.place(link // 2)[0]
 
     def _path(self, source: int, target: int) -> tuple[int, ...]:
         """The links that a message passes."""

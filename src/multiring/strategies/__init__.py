@@ -1,7 +1,8 @@
 """How others sum gradients, as plans: each published strategy composed of the same words as our own.
 
 A strategy is a name and a function from a topology and a number of bytes to a plan, which runs on the engine and in the
-simulator alike. ``double_tree.py`` has the one that is more than a line.
+simulator alike. ``double_tree.py`` has the one that is more than a line; ``forced.py`` puts one in the place of the
+planner's choice.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from math import isqrt, prod
 
 from .. import planner
 from ..compose import LEAD, SPLIT, Stage, compose
+from ..cost import LOCAL_WINDOW_BYTES, WIRE_WINDOW_BYTES
 from ..layout import Dimension
 from ..plan import WHOLE, Phase, Plan, Ring
 from ..topology import Topology
 from .double_tree import double_tree, equal_hosts
 
-SEGMENT_BYTES, WINDOW = 256 << 10, 4
-"""Of a segment, and segments in flight, unless the planner says otherwise."""
+SEGMENT_BYTES = 256 << 10
+"""Of a segment, unless the planner says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,17 @@ class Strategy:
 
 
 def strategy(name: str) -> Strategy:
-    """One of ``STRATEGIES``, or ``multiring:4x8x8`` for rings of given sizes, innermost first."""
+    """One of ``STRATEGIES``, or ``multiring:4x8x8`` for rings of given sizes, innermost first.
+
+    ValueError for a name that is not known, or that is no collective.
+    """
     base, _, sizes = name.partition(":")
     if base == "multiring" and sizes:
         dimensions = parse_dimensions(sizes)
         about = f"rings of {', '.join(map(str, dimensions))} members"
         return Strategy(name, about, STRATEGIES[base].source, partial(_given_rings, dimensions))
+    if name in ASYNCHRONOUS:
+        raise ValueError(f"strategy {name!r} is no collective ({ASYNCHRONOUS[name]}): it can be simulated only")
     if name not in STRATEGIES:
         raise ValueError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}, multiring:4x8x8")
     return STRATEGIES[name]
@@ -101,7 +108,7 @@ def _given_rings(sizes: Sequence[int], topology: Topology, nbytes: int) -> Plan:
 
 
 def _double_tree(topology: Topology, nbytes: int) -> Plan:
-    return double_tree(topology, SEGMENT_BYTES, WINDOW)
+    return double_tree(topology, SEGMENT_BYTES, _window(topology))
 
 
 def _planned(topology: Topology, nbytes: int) -> Plan:
@@ -112,16 +119,21 @@ def _server(topology: Topology, nbytes: int) -> Plan:
     """A shard of the parameters on every host; all ranks send it their gradients and fetch the sums."""
     size = topology.world_size
     if size == 1:
-        return Plan("all_reduce", 1, (), SEGMENT_BYTES, window=WINDOW)
+        return Plan("all_reduce", 1, (), SEGMENT_BYTES)
     servers = {topology.hosts.index(host) for host in set(topology.hosts)}
     ring = Ring(tuple(range(size)), (WHOLE,), tuple(int(rank in servers) for rank in range(size)))
     level = "+".join(topology.levels)
     phases = (Phase("reduce_scatter", level, "direct", (ring,)), Phase("all_gather", level, "direct", (ring,)))
-    return Plan("all_reduce", size, phases, SEGMENT_BYTES, window=WINDOW)
+    return Plan("all_reduce", size, phases, SEGMENT_BYTES, window=_window(topology))
 
 
 def _composed(topology: Topology, stages: Sequence[Stage]) -> Plan:
-    return compose(topology, "all_reduce", stages, SEGMENT_BYTES, window=WINDOW)
+    return compose(topology, "all_reduce", stages, SEGMENT_BYTES, window=_window(topology))
+
+
+def _window(topology: Topology) -> int:
+    """Segments in flight: as many bytes as the planner's plans may have."""
+    return (LOCAL_WINDOW_BYTES if len(set(topology.hosts)) == 1 else WIRE_WINDOW_BYTES) // SEGMENT_BYTES
 
 
 _ALL = (
@@ -151,3 +163,12 @@ _ALL = (
 
 STRATEGIES = {each.name: each for each in _ALL}
 """The strategies that are collectives, by name."""
+
+GROUPS = 8
+"""Groups of hosts that are synchronous within, as many as Kurth et al. 2017 had."""
+
+ASYNCHRONOUS = {
+    "async-server": "parameter server, asynchronous, a shard on every host: DistBelief 2012, Project Adam 2014",
+    "groups": f"{GROUPS} synchronous groups, asynchronous between them: Kurth et al. 2017 (arXiv 1708.05256)",
+}
+"""Strategies that are no collectives: they live in the simulator only."""

@@ -1,0 +1,57 @@
+"""What the simulator says of any plan, in the form in which the cost model says it of those that it can compose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ..cost import LinkLoad, PhaseTime, Prediction
+from ..methods import steps
+from ..plan import Phase, Plan
+from ..topology import Topology
+from . import simulate
+from .calls import Call, Speeds
+from .links import Links
+from .lockstep import simulate_in_lockstep
+from .rounds import rounds
+from .symmetry import Classes
+
+
+def predict(topology: Topology, plan: Plan, nbytes: int) -> Prediction:
+    """How long a call takes by itself, each of its phases alone, and what its links carry."""
+    call = Call(plan, max(nbytes, 1))
+    return Prediction(
+        simulate(topology, [call]).seconds if plan.phases else 0.0,
+        plan.segment_bytes,
+        call.segments,
+        plan.window,
+        tuple(_alone(topology, plan, phase, call.nbytes) for phase in plan.phases),
+        tuple(_link_loads(topology, plan, nbytes)),
+    )
+
+
+def _alone(topology: Topology, plan: Plan, phase: Phase, nbytes: int) -> PhaseTime:
+    """A phase by itself, the whole buffer being one segment."""
+    only = replace(plan, phases=(phase,), segment_bytes=max(nbytes, 64))
+    members = max(len(ring.members) for pattern, _ in phase.tiles() for ring in pattern)
+    seconds = simulate_in_lockstep(topology, [Call(only, nbytes)]).seconds
+    count = len(steps(phase.kind, phase.method, members, 0))
+    return PhaseTime(phase.kind, phase.level, phase.method, members, count, seconds)
+
+
+def _link_loads(topology: Topology, plan: Plan, nbytes: int) -> Iterator[LinkLoad]:
+    """Of each class of places that send and receive alike, one."""
+    links = Links(topology)
+    parts = np.zeros(len(links.capacity))
+    for each in rounds(plan, links, Speeds()):
+        parts += each.times * each.message * each.flows
+    loads, capacity = nbytes * parts.reshape(-1, 2), np.array(links.capacity).reshape(-1, 2)
+    levels = np.array([links.levels.index(links.level(2 * place)) for place in range(len(loads))], np.float64)
+    alike = Classes([levels, *loads.T, *capacity.T])
+    for number, count in zip(alike.first, alike.count, strict=True):
+        up, down = loads[number].tolist()
+        if up or down:
+            level, place = links.place(number)
+            yield LinkLoad(level, min(place.ranks()), count, place.link, up, down)

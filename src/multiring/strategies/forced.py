@@ -1,0 +1,37 @@
+"""A strategy in the place of the planner's choice."""
+
+from __future__ import annotations
+
+from ..bound import cut_bound
+from ..plan import is_id
+from ..planner import Candidate, Choice, candidates
+from ..simulate.prediction import predict
+from ..topology import Topology
+from . import Strategy, strategy
+
+
+def wanted(name: str, wire: str) -> Strategy | None:
+    """The strategy that MULTIRING_PLAN names, where it is not empty, the id of a plan, or the planner's own.
+
+    ValueError for one that is none, or that MULTIRING_WIRE forbids.
+    """
+    if not name or is_id(name) or name == "multiring":
+        return None
+    try:
+        found = strategy(name)
+    except ValueError as error:
+        raise ValueError(f"MULTIRING_PLAN: {error}") from None
+    if wire:
+        raise ValueError(
+            f"MULTIRING_PLAN={name} sends float32 as it is, which MULTIRING_WIRE={wire} forbids: unset one"
+        )
+    return found
+
+
+def choose(topology: Topology, strategy: Strategy, nbytes: int) -> Choice:
+    """The plan of a strategy for an all_reduce of ``nbytes``, as the simulator predicts it, beside the planner's
+    candidates, which are all rejected. ValueError where the topology cannot have it."""
+    plan = strategy.plan(topology, nbytes)
+    rejected = tuple(candidates(topology, plan.collective, nbytes))
+    bound = cut_bound(topology, plan.collective, nbytes)
+    return Choice(plan, Candidate((), predict(topology, plan, nbytes)), rejected, bound, nbytes, topology)
