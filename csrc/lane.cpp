@@ -404,7 +404,12 @@ void Lane::accept(const Delivery& delivery) {
             machine_.garbage(delivery.from->peer, "a grant to a rank that sends it nothing");
             return;
         }
-        granted_[static_cast<std::size_t>(link - links.begin())].store(frame.segment, std::memory_order_release);
+        // Over several connections grants may overtake each other.
+        auto& granted = granted_[static_cast<std::size_t>(link - links.begin())];
+        std::uint32_t before = granted.load(std::memory_order_relaxed);
+        while (before < frame.segment &&
+               !granted.compare_exchange_weak(before, frame.segment, std::memory_order_release)) {
+        }
     }
     if (driven_by_progress.load(std::memory_order_relaxed)) machine_.surroundings.wake_progress();
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from dataclasses import replace
 
+import engines
 import numpy as np
 import pytest
 from engines import Rank, all_reduce_plan, blocked_plan, in_threads, rooted_plan, two_level_plan, world
@@ -30,6 +33,56 @@ def test_all_reduce(n, streams):
                 expected = sum(contribution(rank, count).astype(np.float64) for rank in range(n))
                 for result in results:
                     np.testing.assert_array_equal(result, expected, err_msg=f"{method} {segment_bytes} {count}")
+
+
+class Detour:
+    """Connections of which every second one carries its bytes 3 ms late, both ways."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._sockets: list[socket.socket] = []
+
+    def connected_sockets(self, count: int) -> tuple[list[int], list[int]]:
+        pairs = [socket.socketpair() for _ in range(count)]
+        for number in range(1, count, 2):
+            (near, one), (other, far) = socket.socketpair(), pairs[number]
+            pairs[number] = near, far
+            self._sockets += [one, other]
+            for source, target in ((one, other), (other, one)):
+                self._threads.append(threading.Thread(target=self._relay, args=(source, target)))
+                self._threads[-1].start()
+        near, far = zip(*([end.detach() for end in pair] for pair in pairs), strict=True)
+        return list(near), list(far)
+
+    @staticmethod
+    def _relay(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 20):
+                time.sleep(3e-3)
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        for sock in self._sockets:
+            sock.close()
+
+
+def test_grants_may_overtake_each_other(monkeypatch):
+    detour = Detour()
+    monkeypatch.setattr(engines, "connected_sockets", detour.connected_sockets)
+    count = 100_003
+    with world(3, apart(3), streams=2) as ranks:
+        plan = replace(all_reduce_plan(3, "direct", 4096), window=5)
+        for _ in range(3):
+            results = in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, count), timeout=20.0))
+            expected = sum(contribution(rank, count).astype(np.float64) for rank in range(3))
+            for result in results:
+                np.testing.assert_array_equal(result, expected)
+    detour.join()
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 40])
