@@ -29,6 +29,7 @@ from multiring.bootstrap import Place
 from multiring.errors import RendezvousError
 from multiring.exchange import Exchange, Record, spans
 from multiring.net import auth, interfaces, listen, local
+from multiring.net.cards import Way, ways_between
 from multiring.net.links import Links
 from multiring.planner import check_wire
 from multiring.strategies import Strategy, forced
@@ -117,6 +118,7 @@ def _join(
         "unix": unix_name,
         "addresses": addresses,
         "cards": [name for name, _ in cards],
+        "fastest": interfaces.fastest(name for name, ip in cards if not ip.is_loopback),
         "hardware": sorted({interfaces.hardware(name) for name, ip in cards if not ip.is_loopback}),
     }
     shared = {"secret": "" if secret else secrets.token_hex(32), "topology": text}
@@ -152,6 +154,8 @@ def _join(
     text = told["topology"]
     topology = _topology(text, hosts)
     _check_wire(settings, topology)
+    if links:
+        links.spread(_over_cards(records, topology, place.rank))
     return World(place.rank, topology, engine, links, settings, known=bool(text))
 
 
@@ -310,9 +314,20 @@ def _ways(record: Record, mine: Record, own: bool) -> list[list[tuple[str, int]]
         return [_reachable(record, mine)]
     cards: dict[str, list[tuple[str, int]]] = {}
     for (host, port), card in zip(record["addresses"], record["cards"], strict=True):
-        if not ipaddress.ip_address(host).is_loopback:
+        if card in record["fastest"] and not ipaddress.ip_address(host).is_loopback:
             cards.setdefault(card, []).append((host, port))
     return list(cards.values())
+
+
+def _over_cards(records: list[Record], topology: Topology, rank: int) -> dict[int, list[Way]]:
+    """The ways to the ranks of other hosts, over the cards that the topology gives each host."""
+
+    def cards(peer: int) -> list[list[tuple[str, int]]]:
+        return _ways(records[peer], records[rank], peer == rank)[: topology.cards[peer]]
+
+    mine = cards(rank)
+    others = (peer for peer, host in enumerate(topology.hosts) if host != topology.hosts[rank])
+    return {peer: ways_between(mine, cards(peer)) for peer in others}
 
 
 def control_edges(hosts: Sequence[str], rank: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 
 LEVELS = ("rank", "host", "rack", "site")
 """The levels from the inside out. A topology has the first two, three or all of them."""
@@ -54,6 +55,11 @@ class Place:
             yield from place.ranks()
 
 
+def card_pairs(mine: int, theirs: int) -> list[tuple[int, int]]:
+    """The cards, by number, of two hosts with so many, over which messages between them take turns: all load alike."""
+    return [(turn % mine, turn % theirs) for turn in range(lcm(mine, theirs))]
+
+
 def ranks_in_host(ranks: Sequence[int], link: Link = RANK_LINK) -> tuple[Place, ...]:
     """The places of ranks that hang from equal links."""
     return tuple(Place("", link, rank=rank) for rank in ranks)
@@ -93,18 +99,27 @@ class Topology:
     @cached_property
     def hosts(self) -> tuple[str, ...]:
         """Name of the host of each rank."""
-        names: dict[int, str] = {}
+        return tuple(host.name for host in self._host_of)
+
+    @cached_property
+    def cards(self) -> tuple[int, ...]:
+        """How many network cards the host of each rank has."""
+        return tuple(host.cards for host in self._host_of)
+
+    @cached_property
+    def _host_of(self) -> tuple[Place, ...]:
+        hosts: dict[int, Place] = {}
 
         def walk(place: Place) -> None:
             for inner in place.places:
                 if inner.places:
                     walk(inner)
                 else:
-                    names[inner.rank] = place.name
+                    hosts[inner.rank] = place
 
         for place in self.places:
             walk(place)
-        return tuple(names[rank] for rank in range(len(names)))
+        return tuple(hosts[rank] for rank in range(len(hosts)))
 
     @property
     def world_size(self) -> int:

@@ -43,14 +43,16 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-async def connect(address: Address, handshake: auth.Step) -> Proven:
-    """A proven, non-blocking connection to one address."""
+async def connect(address: Address, handshake: auth.Step, source: str = "") -> Proven:
+    """A proven, non-blocking connection to one address, from the address ``source`` of this host if one is given."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
     family, kind, protocol, _, resolved = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
+        if source:
+            sock.bind((source, 0))
         await asyncio.wait_for(loop.sock_connect(sock, resolved), ATTEMPT_SECONDS)
         keep_alive(sock)
         return sock, await auth.run_async(sock, handshake)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from pathlib import Path
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -29,6 +30,12 @@ def admitted(interface: str = "", *, loopback: bool = False) -> list[tuple[str, 
         have = ", ".join(f"{name} {ip}" for name, ip in usable) or "none"
         raise ValueError(f"MULTIRING_INTERFACE={interface!r} admits no address of this host; it has: {have}")
     return sorted(found, key=lambda entry: (entry[1].is_loopback, -_speed(entry[0]), entry[1].version))
+
+
+def fastest(names: Iterable[str]) -> list[str]:
+    """Those of some interfaces that are as fast as the fastest: traffic can be divided between them equally."""
+    speeds = {name: _speed(name) for name in names}
+    return [name for name, speed in speeds.items() if speed == max(speeds.values())]
 
 
 def admits(interface: str, name: str, ip: Ip) -> bool:

@@ -5,7 +5,8 @@ each end dials all addresses of the other as soon as it wants the link, and acce
 proved its rank (all streams of it) is a candidate; the lower rank takes the first and says so by one byte, and closes
 the others. An address that leads to somebody else (172.17.0.1 is on many hosts) fails the proof.
 
-Links are numbered: a probe has several between two ranks, each by other addresses.
+Links are numbered: a probe has several between two ranks, each by other addresses. The streams of a data link take
+turns over the cards of both hosts where the topology says that they have several.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from multiring.errors import RendezvousError
 from multiring.net import auth, dial
+from multiring.net.cards import Way
 from multiring.net.listen import Listener
 from multiring.net.loop import LoopThread
 
@@ -30,6 +32,8 @@ RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 5.0
 NOTICE_SECONDS = 10.0
 POLL_SECONDS = 0.2
+CARDS_SECONDS = 3.0
+"""For a link over all cards; after that it goes over any."""
 
 _log = logging.getLogger("multiring")
 
@@ -70,6 +74,7 @@ class Links:
         self._streams = streams
         self._attach = attach
         self._describe = describe
+        self._ways: dict[int, Sequence[Way]] = {}
         self._links: dict[tuple[int, int, int], _Link] = {}
         self._loop = LoopThread("multiring-links")
         self._listener = Listener(
@@ -79,6 +84,10 @@ class Links:
             self._accept,
             f"rank {mine.rank}",
         )
+
+    def spread(self, ways: Mapping[int, Sequence[Way]]) -> None:
+        """Let the streams of data links to these ranks take turns over the ways to each."""
+        self._ways = {peer: over for peer, over in ways.items() if over}
 
     def ensure(
         self, role: int, peers: Iterable[int], timeout: float, failure: Callable[[], BaseException | None]
@@ -170,7 +179,10 @@ class Links:
         noticed = False
         while not link.attached.is_set():
             try:
-                await dial.race(link.addresses, lambda address: self._attempt(link, address))
+                if link.role == auth.DATA and link.peer in self._ways:
+                    await self._dial_by_cards(link)
+                else:
+                    await dial.race(link.addresses, lambda address: self._attempt(link, [Way("", address)]))
             except dial.Unreachable as error:
                 link.unreachable = error
             if not noticed and time.monotonic() - started > NOTICE_SECONDS:
@@ -185,9 +197,27 @@ class Links:
                 await asyncio.wait_for(link.attached.wait(), pause)
             pause = min(2 * pause, MAX_RETRY_SECONDS)
 
-    async def _attempt(self, link: _Link, address: dial.Address) -> None:
-        """Open all streams to one address, and attach them if they are chosen."""
-        count = self._streams if link.role == auth.DATA else 1
+    async def _dial_by_cards(self, link: _Link) -> None:
+        """Open streams over all cards; where neither side can, the next try is over any."""
+        ways = self._ways[link.peer]
+        try:
+            await asyncio.wait_for(self._attempt(link, ways), CARDS_SECONDS)
+        except (OSError, auth.Refused, asyncio.TimeoutError) as error:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(link.attached.wait(), CARDS_SECONDS)
+                return
+            _log.warning(
+                "%s cannot be linked to %s over the cards %s (%s): they use one",
+                self._describe(self._mine.rank),
+                self._describe(link.peer),
+                ", ".join(f"{way.source} - {way.address[0]}" for way in ways),
+                str(error) or "no answer",
+            )
+            del self._ways[link.peer]
+
+    async def _attempt(self, link: _Link, ways: Sequence[Way]) -> None:
+        """Open all streams of a link, in turn over the ways, and attach them if they are chosen."""
+        count = self._streams * len(ways) if link.role == auth.DATA else 1
         session = secrets.randbits(64)
         streams: list[socket.socket] = []
         try:
@@ -200,7 +230,8 @@ class Links:
                     streams=count,
                     session=session,
                 )
-                sock, _ = await dial.connect(address, auth.client(self._secret, hello))
+                way = ways[index % len(ways)]
+                sock, _ = await dial.connect(way.address, auth.client(self._secret, hello), way.source)
                 streams.append(sock)
             await self._choose(link, streams)
         except BaseException:

@@ -52,10 +52,10 @@ def simulate(topology: Topology, calls: Sequence[Call], speeds: Speeds | None = 
 
 
 def _is_regular(topology: Topology) -> bool:
-    """Whether all places of a level have the same link and hold as many places."""
+    """Whether all places of a level have the same link, in one card, and hold as many places."""
     places = topology.places
     while places:
-        if len({(place.link, len(place.places)) for place in places}) > 1:
+        if len({(place.link, len(place.places)) for place in places}) > 1 or any(place.cards > 1 for place in places):
             return False
         places = tuple(inner for place in places for inner in place.places)
     return True

@@ -25,7 +25,7 @@ def simulate_exactly(topology: Topology, calls: Sequence[Call], speeds: Speeds |
     simulation = cluster.simulation
     loads = [
         Load(links.name(link), 1, nbytes, nbytes / links.capacity[link])
-        for link, nbytes in enumerate(simulation.carried)
+        for link, nbytes in enumerate(simulation.carried[: links.of_places])
         if nbytes
     ]
     loads.sort(key=lambda load: -load.seconds)
@@ -34,8 +34,10 @@ def simulate_exactly(topology: Topology, calls: Sequence[Call], speeds: Speeds |
 
 @dataclass(frozen=True, slots=True)
 class _Send:
+    """One message to each peer, with its number among those to that peer in a segment."""
+
     nbytes: float
-    peers: tuple[int, ...]
+    messages: tuple[tuple[int, int], ...]
     seconds: float
 
 
@@ -75,7 +77,8 @@ class _Cluster:
         self.begun = [0.0] * len(calls)
         self.ended = [0.0] * len(calls)
         self.ranks = [_Rank(self, rank) for rank in range(links.world_size)]
-        self.connection = lru_cache(maxsize=None)(self._connection)
+        self._turns = lru_cache(maxsize=None)(links.turns)
+        self._connections = lru_cache(maxsize=None)(self._connection)
         self._schedules = lru_cache(maxsize=None)(self._schedule)
 
     def run(self) -> None:
@@ -84,9 +87,12 @@ class _Cluster:
                 rank.begin_when_ready(number)
         self.simulation.run()
 
-    def _connection(self, source: int, target: int) -> tuple[Connection, Use, float]:
-        """With the links of a message and its latency."""
-        use = Use(tuple((link, 1.0) for link in self.links.path(source, target)))
+    def connection_of(self, source: int, target: int, number: int) -> tuple[Connection, Use, float]:
+        """What message ``number`` to a rank is sent over, with its links and its latency."""
+        return self._connections(source, target, number % self._turns(source, target))
+
+    def _connection(self, source: int, target: int, turn: int) -> tuple[Connection, Use, float]:
+        use = Use(tuple((link, 1.0) for link in self.links.path_of(source, target, turn)))
         return Connection(), use, max(0.0, self.links.delay(source, target) - self.overhead(source, target))
 
     def overhead(self, source: int, target: int) -> float:
@@ -161,8 +167,8 @@ class _Rank:
 
     def _send(self, row: _Row, step: _Send | _Wait) -> None:
         if isinstance(step, _Send):
-            for peer in step.peers:
-                connection, use, latency = self._cluster.connection(self._rank, peer)
+            for peer, number in step.messages:
+                connection, use, latency = self._cluster.connection_of(self._rank, peer, row.segment + number)
                 arrived = self._cluster.ranks[peer].receiver(row.call, row.segment, self._rank)
                 self._cluster.simulation.send(connection, use, step.nbytes, latency, arrived)
 
@@ -203,16 +209,20 @@ class _Rank:
         plan = self._cluster.calls[number].plan
         program: _Program = []
         awaited: Counter[int] = Counter()
+        sent_to: Counter[int] = Counter()
         for instruction in self._cluster.schedule_of(plan, self._rank).instructions:
             block = nbytes // plan.blocks
             size = cut(instruction.hi, block, 1) - cut(instruction.lo, block, 1)
+            peers = tuple(peer for peer in instruction.peers if peer != self._rank)
+            if instruction.kind == SEND:
+                messages = tuple((peer, sent_to[peer]) for peer in peers)
+                sent_to.update(peers)
             if size == 0:
                 continue
-            peers = tuple(peer for peer in instruction.peers if peer != self._rank)
             seconds = sum(self._cluster.overhead(self._rank, peer) for peer in peers) / 2
             if instruction.kind == SEND:
                 sent = size * NARROW_PART if instruction.wire else size
-                program.append(_Send(sent, peers, seconds))
+                program.append(_Send(sent, messages, seconds))
                 continue
             if instruction.kind == REDUCE:
                 seconds += self._cluster.speeds.gamma * size * (len(instruction.peers) - 1)

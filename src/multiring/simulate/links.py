@@ -7,14 +7,14 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topology import Place, Topology
+from ..topology import Place, Topology, card_pairs
 
 
 class Links:
     """Every place of a topology has two links: 2p leads out of place p, 2p + 1 into it.
 
     Places are numbered level by level from the ranks outwards, so that place r is rank r. ``place_of[level][r]`` is
-    the place of rank r in a level.
+    the place of rank r in a level. The cards of hosts that have several follow, as links within that of the host.
     """
 
     def __init__(self, topology: Topology):
@@ -36,6 +36,11 @@ class Links:
                 numbers[list(place.ranks())] = number
             self.place_of.append(numbers)
             first += len(places)
+        self._cards: dict[int, int] = {}
+        for number, (_, place) in enumerate(self._places):
+            if place.cards > 1:
+                self._cards[number] = len(self.capacity)
+                self.capacity += place.cards * [place.link.up / place.cards, place.link.down / place.cards]
         self.path = lru_cache(maxsize=None)(self._path)
 
     def place(self, number: int) -> tuple[str, Place]:
@@ -50,6 +55,30 @@ class Links:
     def level(self, link: int) -> str:
         """The level of the place whose link it is."""
         return self.place(link // 2)[0]
+
+    @property
+    def of_places(self) -> int:
+        """How many of the links are those of places; the others are cards."""
+        return 2 * len(self._places)
+
+    def turns(self, source: int, target: int) -> int:
+        """Over how many pairs of cards the messages between two ranks take turns."""
+        return len(self._card_pairs(source, target))
+
+    def path_of(self, source: int, target: int, turn: int) -> tuple[int, ...]:
+        """The links and cards that a message passes whose turn it is."""
+        path = list(self.path(source, target))
+        here, there = (self._cards.get(self._place_lists[1][rank]) for rank in (source, target))
+        mine, theirs = self._card_pairs(source, target)[turn]
+        if not self.are_local(source, target):
+            path += [] if here is None else [here + 2 * mine]
+            path += [] if there is None else [there + 2 * theirs + 1]
+        return tuple(path)
+
+    def _card_pairs(self, source: int, target: int) -> list[tuple[int, int]]:
+        if self.are_local(source, target):
+            return card_pairs(1, 1)
+        return card_pairs(*(self._places[self._place_lists[1][rank]][1].cards for rank in (source, target)))
 
     def _path(self, source: int, target: int) -> tuple[int, ...]:
         """The links that a message passes."""
