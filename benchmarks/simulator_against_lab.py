@@ -2,10 +2,12 @@
 
     sudo python benchmarks/simulator_against_lab.py --json result.json            # all topologies
     sudo python benchmarks/simulator_against_lab.py lab/topologies/racks.toml     # one of them
+    sudo python benchmarks/simulator_against_lab.py --nbytes 4096 65536           # other sizes
 
 All predictions of a topology are written before its lab is made. Plans that the planner rejects are forced: published
-strategies, one of its own candidates, the chosen one with the whole buffer as one segment; and the chosen one
-twice at once. A plan's time is the median of rounds in which all plans take turns, on the slowest rank.
+strategies, one of its own candidates (of small buffers the next best four too), the chosen one with the whole buffer
+as one segment; and the chosen one twice at once. A plan's time is the median of rounds in which all plans take turns,
+on the slowest rank; in a round, calls of small buffers follow one another.
 """
 
 from __future__ import annotations
@@ -33,12 +35,20 @@ from multiring.plan import Plan
 from multiring.simulate import Call, simulate
 from multiring.strategies import STRATEGIES
 from multiring.topology import Link, Place, Topology
+from multiring.units import duration, size
 
 GOODPUT = 0.96
 """Of a nominal rate, what TCP/IP and Ethernet headers leave (docs/lab.md)."""
 
 SLOWEST = 4.0
 """A rejected candidate is tried if it is predicted to take less than so many times what the chosen one takes."""
+
+SMALL = 2 << 20
+"""Of smaller buffers so many bytes are summed in a row, in at most ``MOST_IN_A_ROW`` calls, and ``NEXT_BEST`` rejected
+candidates are tried besides."""
+
+MOST_IN_A_ROW = 100
+NEXT_BEST = 4
 
 TWICE = "multiring, twice at once"
 APART = 1.1
@@ -68,7 +78,12 @@ def cases(topology: Topology, nbytes: int) -> list[Case]:
     last = [candidate for candidate in candidates if candidate.prediction.seconds < limit][-1]
     composed = compose(topology, "all_reduce", last.stages, last.prediction.segment_bytes)
     found.append(Case("multiring, rejected", composed))
-    found.append(Case("multiring, one segment", replace(chosen, segment_bytes=nbytes)))
+    for place, candidate in enumerate(candidates[1 : NEXT_BEST + 1] if nbytes < SMALL else (), start=2):
+        prediction = candidate.prediction
+        composed = compose(topology, "all_reduce", candidate.stages, prediction.segment_bytes, 0, prediction.window)
+        found.append(Case(f"multiring, candidate {place}", composed))
+    if nbytes > chosen.segment_bytes:
+        found.append(Case("multiring, one segment", replace(chosen, segment_bytes=nbytes)))
     found.append(Case(TWICE, chosen, calls=2))
     return found
 
@@ -93,58 +108,69 @@ def force(communicator: Communicator, plan: Plan, nbytes: int) -> None:
     plans._handles[key] = plans.install(plan)
 
 
-def measure(file: Path, nbytes: int, rounds: int) -> None:
-    """On every rank of the lab: the median seconds of each case; rank 0 writes them."""
+def measure(file: Path, sizes: list[int], rounds: int) -> None:
+    """On every rank of the lab: the seconds of each case in each round, by size; rank 0 writes them."""
     communicator = mr.init()
     topology = topology_file.load(Path(os.environ["MULTIRING_TOPOLOGY"]))
-    buffers = [np.zeros(nbytes // 4, np.float32) for _ in range(2)]
-    spent: dict[str, list[float]] = {}
-    for round_ in range(rounds + 1):
-        for case in cases(topology, nbytes):
-            force(communicator, case.plan, nbytes)
-            seconds = _seconds(buffers[: case.calls])
-            if round_ > 0:  # the first opens connections
-                spent.setdefault(case.name, []).append(seconds)
+    spent: dict[int, dict[str, list[float]]] = {nbytes: {} for nbytes in sizes}
+    for nbytes in sizes:
+        buffers = [np.zeros(nbytes // 4, np.float32) for _ in range(2)]
+        tried = cases(topology, nbytes)
+        for round_ in range(rounds + 1):
+            for case in tried:
+                force(communicator, case.plan, nbytes)
+                seconds = _seconds(buffers[: case.calls])
+                if round_ > 0:  # the first opens connections
+                    spent[nbytes].setdefault(case.name, []).append(seconds)
     if mr.rank() == 0:
         file.write_text(json.dumps(spent))
     mr.shutdown()
 
 
 def _seconds(buffers: list[np.ndarray]) -> float:
+    """Of calls of all buffers at once; small ones are called several times in a row."""
+    in_a_row = min(max(SMALL // buffers[0].nbytes, 1), MOST_IN_A_ROW)
     mr.barrier()
     start = time.perf_counter()
-    works = [mr.all_reduce(buffer, async_op=True) for buffer in buffers]
-    for work in works:
-        work.wait()
-    slowest = np.array([time.perf_counter() - start])
+    for _ in range(in_a_row):
+        if len(buffers) == 1:
+            mr.all_reduce(buffers[0])
+        else:
+            for work in [mr.all_reduce(buffer, async_op=True) for buffer in buffers]:
+                work.wait()
+    slowest = np.array([(time.perf_counter() - start) / in_a_row])
     mr.all_reduce(slowest, op="max")
     return float(slowest[0])
 
 
-def try_topology(file: Path, nbytes: int, rounds: int) -> list[dict[str, object]]:
+def try_topology(file: Path, sizes: list[int], rounds: int) -> list[dict[str, object]]:
     """Predict, then measure."""
     topology = topology_file.load(file)
-    predicted = {case.name: predict(topology, case, nbytes) for case in cases(topology, nbytes)}
+    predicted = {
+        (nbytes, case.name): predict(topology, case, nbytes) for nbytes in sizes for case in cases(topology, nbytes)
+    }
     with lab.up(topology) as cluster, tempfile.TemporaryDirectory() as directory:
         result = Path(directory, "seconds.json")
-        words = [__file__, "--on-a-rank", str(result), "--nbytes", str(nbytes), "--rounds", str(rounds)]
+        words = [__file__, "--on-a-rank", str(result), "--rounds", str(rounds), "--nbytes", *map(str, sizes)]
         told = {**os.environ, "MULTIRING_TOPOLOGY": str(file.resolve())}
         subprocess.run(cluster.launch_command(*words), env=told, check=True)
         spent = json.loads(result.read_text())
     rows = []
-    for name, seconds in predicted.items():
-        measured = statistics.median(spent[name])
+    for (nbytes, name), seconds in predicted.items():
+        measured = statistics.median(spent[str(nbytes)][name])
         rows.append(
             {
                 "topology": file.stem,
+                "nbytes": nbytes,
                 "plan": name,
                 "predicted": seconds,
                 "measured": measured,
                 "error": seconds / measured - 1,
-                "rounds": spent[name],
+                "rounds": spent[str(nbytes)][name],
             }
         )
-        print(f"| {file.stem} | {name} | {1e3 * seconds:.0f} | {1e3 * measured:.0f} | {seconds / measured - 1:+.0%} |")
+        words = [file.stem, size(nbytes), name, duration(seconds), duration(measured), f"{seconds / measured - 1:+.0%}"]
+        print(f"| {' | '.join(words)} |")
     return rows
 
 
@@ -155,11 +181,11 @@ def summarise(rows: list[dict[str, object]]) -> None:
     print(f"\n{len(rows)} cases: median error {statistics.median(errors):.0%}, worst {max(errors):.0%}", end=" ")
     print(f"({worst['plan']} on {worst['topology']})")
     right = pairs = 0
-    by_topology: dict[object, list[dict[str, object]]] = {}
+    alike: dict[object, list[dict[str, object]]] = {}
     for row in rows:
         if row["plan"] != TWICE:
-            by_topology.setdefault(row["topology"], []).append(row)
-    for those in by_topology.values():
+            alike.setdefault((row["topology"], row["nbytes"]), []).append(row)
+    for those in alike.values():
         for a, b in combinations(sorted(those, key=lambda row: float(str(row["predicted"]))), 2):
             if float(str(b["predicted"])) > APART * float(str(a["predicted"])):
                 pairs += 1
@@ -170,7 +196,7 @@ def summarise(rows: list[dict[str, object]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("files", type=Path, nargs="*", metavar="TOPOLOGY.toml")
-    parser.add_argument("--nbytes", type=int, default=8 << 20, help="size of the buffer")
+    parser.add_argument("--nbytes", type=int, nargs="+", default=[8 << 20], help="sizes of the buffer")
     parser.add_argument("--rounds", type=int, default=3, help="how often each plan is measured")
     parser.add_argument("--json", type=Path, help="also write everything here")
     parser.add_argument("--on-a-rank", type=Path, help=argparse.SUPPRESS)
@@ -180,7 +206,7 @@ def main() -> None:
     if reason := lab.obstacle():
         sys.exit(reason)
     files = args.files or sorted((Path(__file__).parents[1] / "lab" / "topologies").glob("*.toml"))
-    print("| topology | plan | predicted, ms | measured, ms | error |\n|---|---|---|---|---|")
+    print("| topology | size | plan | predicted | measured | error |\n|---|---|---|---|---|---|")
     rows = [row for file in files for row in try_topology(file, args.nbytes, args.rounds)]
     summarise(rows)
     if args.json:

@@ -36,6 +36,7 @@ def script() -> ModuleType:
 def row(plan: str, predicted: float, measured: float, topology: str = "flat") -> dict[str, Any]:
     return {
         "topology": topology,
+        "nbytes": 8 * MB,
         "plan": plan,
         "predicted": predicted,
         "measured": measured,
