@@ -32,13 +32,17 @@ SPLIT, LEAD, ALL = "split", "lead", "all"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a plan does in one dimension: its mode, its method, whether shares follow the bandwidths, its wire."""
+    """What a plan does in one dimension: its mode, its method, whether shares follow the bandwidths, its wire.
+
+    ``ordered``: its rings name their members by ascending rank, the root before them, and so does every sum.
+    """
 
     dimension: Dimension
     mode: str
     method: str
     weighted: bool = False
     wire: str = ""
+    ordered: bool = False
 
     def __str__(self) -> str:
         size = f":{self.dimension.size}" if self.dimension.size else ""
@@ -100,6 +104,9 @@ def compose(
         patterns = _block_patterns(arranged)
     else:
         patterns = _ownership_patterns(arranged, stages)
+    if any(stage.ordered for stage in stages):
+        first = root if rooted else None
+        patterns = {s: tuple(_by_rank(ring, arranged.order, first) for ring in p) for s, p in patterns.items()}
     phases = []
     for depth, kind in phase_kinds(collective, stages):
         tiles = [
@@ -112,6 +119,15 @@ def compose(
             wire = phase_wire(kind, stage, stages)
             phases.append(Phase(kind, stage.dimension.level, stage.method, Tiling(tiles), wire))
     return Plan(collective, topology.world_size, tuple(phases), segment_bytes, root, window)
+
+
+def _by_rank(ring: Ring, order: Sequence[int], first: int | None) -> Ring:
+    """The ring of all ranks with its members by ascending rank, ``first`` before them, each with the share it had."""
+    places = sorted(range(len(ring.members)), key=lambda i: (order[ring.members[i]] != first, order[ring.members[i]]))
+    pieces = ring.pieces()
+    shares = tuple(ring.shares[i] for i in places) if ring.shares else None
+    spans = tuple(span for i in places for span in pieces[i])
+    return Ring(tuple(ring.members[i] for i in places), spans if places != sorted(places) else ring.spans, shares)
 
 
 _Pattern = tuple[Ring, ...]

@@ -29,6 +29,9 @@ WORTH_NARROWING = 0.9
 Wire = Mapping[str, str] | str
 """By level the format in which float32 travels between its places, ``AUTO``, or empty: as it is."""
 
+SUMMING = ("all_reduce", "reduce_scatter", "reduce")
+"""The collectives whose result depends on the order of their sums."""
+
 TIE = 1.02
 """Predictions within this factor of the cheapest are ties: the model is not finer, and noise must not choose."""
 
@@ -117,16 +120,26 @@ def plan(topology: Topology, collective: str, nbytes: int, root: int = 0, wire: 
 
 
 def choose(
-    topology: Topology, collective: str, nbytes: int, root: int = 0, wire: Wire = "", forced: str = ""
+    topology: Topology,
+    collective: str,
+    nbytes: int,
+    root: int = 0,
+    wire: Wire = "",
+    forced: str = "",
+    *,
+    ordered: bool = False,
 ) -> Choice:
     """Choose the plan for a buffer of ``nbytes``, all blocks together.
 
     ``wire`` concerns all_reduce alone. The bound is that of what is sent. A candidate whose plan has the id ``forced``
-    is chosen whatever it is predicted to take; without one, the choice is as usual.
+    is chosen whatever it is predicted to take; without one, the choice is as usual. ``ordered`` plans sum every element
+    at once, in the order of the ranks, the root before them: the bits depend on no plan. They send no narrow wire.
     """
     check_wire(wire, topology)
+    if ordered and wire:
+        raise ValueError(f"wire {wire!r}: what is rounded depends on the plan, and ordered sums must not")
     by_level = dict(wire) if isinstance(wire, Mapping) else {}
-    ranked = candidates(topology, collective, nbytes, root, by_level)
+    ranked = candidates(topology, collective, nbytes, root, by_level, ordered=ordered)
     if wire == AUTO and collective == "all_reduce":
         enough = WORTH_NARROWING * ranked[0].prediction.seconds
         for first in range(len(topology.levels) - 1, 0, -1):
@@ -179,9 +192,15 @@ def _as_if_wider(topology: Topology, plan: Plan, wire: Mapping[str, str]) -> Top
 
 
 def candidates(
-    topology: Topology, collective: str, nbytes: int, root: int = 0, wire: Mapping[str, str] | None = None
+    topology: Topology,
+    collective: str,
+    nbytes: int,
+    root: int = 0,
+    wire: Mapping[str, str] | None = None,
+    *,
+    ordered: bool = False,
 ) -> list[Candidate]:
-    """All plans that are considered, cheapest first."""
+    """All plans that are considered, cheapest first; ``ordered`` as in `choose`."""
     if collective not in COLLECTIVES:
         raise ValueError(f"unknown collective {collective!r}; known are {', '.join(COLLECTIVES)}")
     if nbytes < 0:
@@ -190,21 +209,24 @@ def candidates(
         raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
     seen = rooted(topology, root) if collective in ("broadcast", "reduce") else topology
     narrow = tuple(sorted((wire or {}).items())) if collective == "all_reduce" else ()
-    found = [best for model, choice in _choices(seen, collective, narrow) for best in _best(model, choice, nbytes)]
+    choices = _choices(seen, collective, narrow, ordered and collective in SUMMING)
+    found = [best for model, choice in choices for best in _best(model, choice, nbytes)]
     limit = TIE * min(candidate.prediction.seconds for candidate in found)
     return sorted(found, key=lambda candidate: _preference(candidate.prediction, limit))
 
 
 @lru_cache(maxsize=8)
-def _choices(topology: Topology, collective: str, wire: tuple[tuple[str, str], ...]) -> list[tuple[CostModel, Options]]:
+def _choices(
+    topology: Topology, collective: str, wire: tuple[tuple[str, str], ...], ordered: bool
+) -> list[tuple[CostModel, Options]]:
     """What there is to choose from, whatever the size, and the models to predict it with."""
     order = tuple(rank for place in topology.places for rank in place.ranks())
     tree = canonical(topology)
     found = []
-    for grid in grids(tree, topology.levels, collective):
+    for grid in grids(tree, topology.levels, collective, ordered):
         arrangement = Layout(grid, order, arranged(tree, topology.levels, grid))
         models = {led: CostModel(arrangement, collective, led) for led in (False, True)}
-        for choice in options(grid, arrangement.shape, collective, dict(wire)):
+        for choice in options(grid, arrangement.shape, collective, dict(wire), ordered):
             found.append((models[any(stages[0].mode == LEAD for stages in choice)], choice))
     return found
 

@@ -9,7 +9,7 @@ from itertools import product
 
 from .balance import fastest_shares
 from .compose import ALL, LEAD, SPLIT, Stage
-from .layout import Dimension, Grid, Shape
+from .layout import Dimension, Grid, Shape, arranged
 from .plan import BLOCKED, METHODS_OF
 from .traffic import LARGEST_TREE, LONGEST_RING
 
@@ -23,24 +23,33 @@ Options = list[list[Stage]]
 """For each dimension of a grid, the stages that it may run; any choice of one each is a plan."""
 
 
-def grids(tree: Shape, levels: tuple[str, ...], collective: str) -> list[Grid]:
-    """The grids for a ``canonical`` shape, those of fewer dimensions first."""
+def grids(tree: Shape, levels: tuple[str, ...], collective: str, ordered: bool = False) -> list[Grid]:
+    """The grids for a ``canonical`` shape, those of fewer dimensions first.
+
+    ``ordered``: those in which all ranks meet in one ring, however long it is.
+    """
     counts = {level: _sizes(here) for level, here in zip(levels, tree.by_depth, strict=True)}
     found = [
         tuple(dimension for dimensions in grid for dimension in dimensions)
         for merged in _merged(levels, counts)
-        if collective == "all_to_all" or all(_width(tree, levels, m) <= LARGEST_TREE for m in merged if len(m) > 1)
+        if collective == "all_to_all"
+        or ordered
+        or all(_width(tree, levels, m) <= LARGEST_TREE for m in merged if len(m) > 1)
         for grid in product(*(_dimensions(together, counts) for together in merged))
     ]
+    if ordered:
+        found = [grid for grid in found if sum(max(_sizes(s)) > 1 for s in arranged(tree, levels, grid).by_depth) <= 1]
     return sorted(found, key=len)
 
 
-def options(grid: Grid, shape: Shape, collective: str, wire: Mapping[str, str]) -> Iterator[Options]:
+def options(
+    grid: Grid, shape: Shape, collective: str, wire: Mapping[str, str], ordered: bool = False
+) -> Iterator[Options]:
     """The choices of modes and of shares for a shape arranged in a grid, each with its methods; between the places of a
-    level they send in its ``wire``, where it has one."""
+    level they send in its ``wire``, where it has one. ``ordered``: a sum is made at once, in the order of the ranks."""
     wires = [{wire.get(level, "") for level in dimension.levels} for dimension in grid]
     if all(len(formats) == 1 for formats in wires):
-        for choice in _as_wide_as_given(grid, shape, collective):
+        for choice in _as_wide_as_given(grid, shape, collective, ordered):
             narrow = [_narrowed(stages, min(formats)) for stages, formats in zip(choice, wires, strict=True)]
             if all(narrow):
                 yield narrow
@@ -51,11 +60,14 @@ def _narrowed(stages: Sequence[Stage], wire: str) -> list[Stage]:
     return [replace(stage, wire=wire) for stage in stages if not wire or stage.method == "direct"]
 
 
-def _as_wide_as_given(grid: Grid, shape: Shape, collective: str) -> Iterator[Options]:
+def _as_wide_as_given(grid: Grid, shape: Shape, collective: str, ordered: bool) -> Iterator[Options]:
     shapes = shape.by_depth
     for modes in _modes(collective, grid, shapes):
         plain = [
-            [Stage(dimension, mode, method) for method in _methods(collective, mode, here, shapes)]
+            [
+                Stage(dimension, mode, method, ordered=ordered)
+                for method in (["direct"] if ordered else _methods(collective, mode, here, shapes))
+            ]
             for dimension, mode, here in zip(grid, modes, shapes, strict=True)
         ]
         if all(plain):
@@ -170,7 +182,7 @@ def _weighted(plain: Options, whole: Shape) -> Iterator[Options]:
     """The same with shares by bandwidth wherever links are unequal, if they are anywhere."""
     unequal = [any(fastest_shares(shape, whole) for shape in here) for here in whole.by_depth]
     weighted = [
-        [Stage(stages[0].dimension, SPLIT, "direct", weighted=True)] if uneven and stages[0].mode == SPLIT else stages
+        [replace(stages[0], method="direct", weighted=True)] if uneven and stages[0].mode == SPLIT else stages
         for stages, uneven in zip(plain, unequal, strict=True)
     ]
     if weighted != plain:
