@@ -166,9 +166,23 @@ nb::dict statistics(const Engine& engine) {
         entry["messages_received"] = traffic.messages_received;
         entry["bytes_received"] = traffic.bytes_received;
         entry["connections"] = traffic.connections;
+        entry["seconds_busy"] = traffic.seconds_busy;
+        entry["seconds_waited"] = traffic.seconds_waited;
         peers[nb::int_(peer)] = entry;
     }
     result["peers"] = peers;
+    return result;
+}
+
+// By thread: its id, whether it is the progress thread, how many events were overwritten, and the others as bytes
+// (trace.py).
+nb::list traced(const Engine& engine) {
+    nb::list result;
+    for (const Trace::Thread& thread : engine.traced()) {
+        const nb::bytes events(reinterpret_cast<const char*>(thread.events.data()),
+                               thread.events.size() * sizeof(TraceEvent));
+        result.append(nb::make_tuple(thread.id, thread.id == engine.progress_thread(), thread.lost, events));
+    }
     return result;
 }
 
@@ -265,16 +279,17 @@ void bind_engine(nb::module_& m) {
     nb::class_<Engine>(m, "Engine")
         .def(nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
                          std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc,
-                         double heartbeat_timeout, double late_seconds) {
+                         double heartbeat_timeout, double late_seconds, bool trace) {
                  auto* engine = new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
                                             hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds,
-                                            inproc, heartbeat_timeout, late_seconds});
+                                            inproc, heartbeat_timeout, late_seconds, trace});
                  return std::shared_ptr<Engine>(engine, [](Engine* e) {
                      if (!e->is_disowned()) delete e;
                  });
              }),
              "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
-             "spin_seconds"_a = nb::none(), "inproc"_a = false, "heartbeat_timeout"_a = 30.0, "late_seconds"_a = 30.0)
+             "spin_seconds"_a = nb::none(), "inproc"_a = false, "heartbeat_timeout"_a = 30.0, "late_seconds"_a = 30.0,
+             "trace"_a = false)
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)
         .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a)
@@ -315,6 +330,7 @@ void bind_engine(nb::module_& m) {
                  return failure ? make_error(*failure) : nb::none();
              })
         .def("statistics", &statistics)
+        .def("traced", &traced)
         .def(
             "publish",
             [](std::shared_ptr<Engine> engine, std::uint32_t communicator, int rank, int size, double timeout,

@@ -37,7 +37,8 @@ Engine::Engine(EngineOptions options)
         throw std::invalid_argument("hosts has " + std::to_string(o.hosts.size()) + " names for a world of " +
                                     std::to_string(o.world_size));
     arena_ = std::make_shared<Arena>(o.arena_bytes, o.in_process, o.rank, o.world_size, o.generation);
-    machine_ = std::make_unique<Machine>(o.rank, o.world_size, o.generation, arena_, *this);
+    machine_ = std::make_unique<Machine>(o.rank, o.world_size, o.generation, arena_, *this,
+                                         o.trace ? std::make_unique<Trace>() : nullptr);
     doorbell_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     data_epoll_ = epoll_create1(EPOLL_CLOEXEC);
@@ -268,8 +269,25 @@ class Engine::Inside {
 // One that is timed too.
 class Engine::Timed {
   public:
-    explicit Timed(Engine& engine) : inside_(engine), engine_(engine), start_(Clock::now()) {}
-    ~Timed() { engine_.in_calls_.fetch_add(nanoseconds(Clock::now() - start_), std::memory_order_relaxed); }
+    Timed(Engine& engine, const Call* call) : inside_(engine), engine_(engine), start_(Clock::now()) {
+        if (!engine_.machine_->trace || call == nullptr) return;
+        event_.kind = TraceEvent::Kind::caller;
+        event_.begin = nanoseconds_of(start_);
+        event_.communicator = call->installed->communicator->id;
+        event_.collective = call->collective;
+        event_.dtype = call->dtype;
+        event_.number = call->number;
+        event_.peer = -1;
+    }
+    void has_number(std::uint64_t number) { event_.number = number; }
+    ~Timed() {
+        const auto end = Clock::now();
+        engine_.in_calls_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
+        if (!engine_.machine_->trace || event_.begin == 0) return;
+        event_.end = nanoseconds_of(end);
+        event_.finished = std::uncaught_exceptions() == 0;
+        engine_.machine_->trace->record(event_);
+    }
     void waited(Clock::duration time) { engine_.waiting_.fetch_add(nanoseconds(time), std::memory_order_relaxed); }
     void waited_since(Clock::time_point start) { waited(Clock::now() - start); }
 
@@ -280,12 +298,27 @@ class Engine::Timed {
     Inside inside_;
     Engine& engine_;
     Clock::time_point start_;
+    TraceEvent event_{};
 };
 
+// A thread had nothing to do until `holder` did its part.
+void Engine::count_wait(Link* holder, Clock::time_point begin, Clock::time_point end) {
+    if (holder != nullptr) holder->count_waited(end - begin);
+    if (!machine_->trace) return;
+    TraceEvent event{};
+    event.kind = TraceEvent::Kind::idle;
+    event.begin = nanoseconds_of(begin);
+    event.end = nanoseconds_of(end);
+    event.peer = holder != nullptr ? holder->peer : -1;
+    event.finished = true;
+    machine_->trace->record(event);
+}
+
 void Engine::run(Call call, const CheckSignals& check_signals) {
-    Timed timed(*this);
+    Timed timed(*this, &call);
     check_can_start(call);
     machine_->enter(call);
+    timed.has_number(call.number);
     Lane* lane = machine_->try_begin(call);
     Spinner spinner(patience());
     const Outcome outcome = lane != nullptr ? drive(*lane, spinner) : Outcome::out_of_patience;
@@ -300,6 +333,7 @@ void Engine::run(Call call, const CheckSignals& check_signals) {
     work->call = call;
     work->lane = lane;
     work->waiters = 1;
+    work->waited_since = Clock::now().time_since_epoch().count();
     if (lane != nullptr) lane->driven_by_progress.store(true, std::memory_order_release);
     hand_over(work);
     const auto start = Clock::now();
@@ -310,9 +344,16 @@ void Engine::run(Call call, const CheckSignals& check_signals) {
 
 // Drive an operation in the calling thread for as long as its patience lasts.
 Engine::Outcome Engine::drive(Lane& lane, Spinner& spinner) try {
+    Link* holder = nullptr;
+    const auto go_on = [&] {
+        if (!spinner.is_waiting()) return;
+        const auto begin = spinner.start();
+        count_wait(holder, begin, spinner.restart());
+    };
     for (;;) {
         bool active = lane.advance();
         if (lane.finished()) {
+            go_on();
             const bool clear = lane.flush();
             machine_->end(lane);
             if (!clear) wake_progress();  // a peer does not read: the progress thread sends the rest
@@ -320,12 +361,18 @@ Engine::Outcome Engine::drive(Lane& lane, Spinner& spinner) try {
         }
         for (Link* link : lane.installed().shared_links) active |= link->drain();
         if (lane.installed().any_direct) active |= drain_sockets();
-        if (failed_.load(std::memory_order_acquire)) return Outcome::failed;
+        if (failed_.load(std::memory_order_acquire)) {
+            go_on();
+            return Outcome::failed;
+        }
         if (active) {
-            spinner.restart();
+            go_on();
         } else {
             lane.flush();
-            if (!spinner.wait()) return Outcome::out_of_patience;
+            if (!spinner.is_waiting()) holder = lane.held_up_by();
+            if (spinner.wait()) continue;
+            go_on();
+            return Outcome::out_of_patience;
         }
     }
 } catch (const EngineError& error) {
@@ -396,7 +443,11 @@ namespace {
 
 class Waits {  // a caller, for a work
   public:
-    explicit Waits(Work& work) : work_(work) { work_.waiters.fetch_add(1, std::memory_order_relaxed); }
+    explicit Waits(Work& work) : work_(work) {
+        if (work_.waiters.load(std::memory_order_relaxed) == 0)
+            work_.waited_since.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+        work_.waiters.fetch_add(1, std::memory_order_release);
+    }
     ~Waits() { work_.waiters.fetch_sub(1, std::memory_order_relaxed); }
     Waits(const Waits&) = delete;
     Waits& operator=(const Waits&) = delete;
@@ -409,7 +460,7 @@ class Waits {  // a caller, for a work
 
 void Engine::wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals) {
     check_owned();
-    Timed timed(*this);
+    Timed timed(*this, work->done.is_set() ? nullptr : &work->call);
     const auto start = Clock::now();
     const auto deadline = Clock::now() + seconds(timeout.value_or(forever));
     const Waits waits(*work);
@@ -650,6 +701,12 @@ std::vector<void*> Engine::take_owners() {
     const std::lock_guard lock(mutex_);
     has_owners_.store(false, std::memory_order_relaxed);
     return std::exchange(owners_, {});
+}
+
+std::vector<Trace::Thread> Engine::traced() const {
+    check_owned();
+    if (!stopping_.load(std::memory_order_acquire)) throw std::logic_error("the engine still records");
+    return machine_->trace ? machine_->trace->threads() : std::vector<Trace::Thread>();
 }
 
 Engine::Statistics Engine::statistics() const {

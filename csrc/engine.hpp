@@ -38,6 +38,7 @@ struct Work {
     int other = any_source;                                      // of a message that is done: the rank at its other end
     bool told = false;                                           // those that it waits for what it is
     std::atomic<int> waiters{0};                                 // callers that do nothing else until it is done
+    std::atomic<Clock::rep> waited_since{0};                     // when the first of these came
     double next_report = 0;                                      // age in seconds at which to tell whom it waits for
     std::function<void(const std::optional<Failure>&)> on_done;  // called by the progress thread; must be short
     void* owner = nullptr;  // kept alive until done: a Python object, given back through Engine::take_owners
@@ -72,6 +73,7 @@ struct EngineOptions {
     bool in_process = false;
     double heartbeat_timeout = 30;  // seconds of silence after which a rank is lost
     double late_seconds = 30;       // that a call waits before a line says for whom
+    bool trace = false;             // keep what happened when
 };
 
 class Engine final : public Surroundings {
@@ -125,6 +127,9 @@ class Engine final : public Surroundings {
         std::vector<std::pair<int, Traffic>> peers;
     };
     Statistics statistics() const;
+    // What was traced, once the engine is shut down; nothing if it was not asked for.
+    std::vector<Trace::Thread> traced() const;
+    pid_t progress_thread() const { return progress_thread_.load(); }
 
     // fork.cpp. A disowned engine is a forked child's copy: every call raises, and it is never destroyed.
     void lock_for_fork();
@@ -158,6 +163,7 @@ class Engine final : public Surroundings {
     void wait_until_done(Work& work, const CheckSignals& check_signals);
     enum class Outcome { finished, out_of_patience, failed };
     Outcome drive(Lane& lane, Spinner& spinner);
+    void count_wait(Link* holder, Clock::time_point begin, Clock::time_point end);
     class Inside;
     class Timed;
     void fail_if_departed(const Work& work);
@@ -168,6 +174,8 @@ class Engine final : public Surroundings {
     bool drain_links();
     void finish(Work& work, std::optional<Failure> failure);
     void fail_works();
+    void begin_idling();
+    void end_idling();
     void take_inbox();
     void sleep();
     void poll_connections(int timeout_ms);
@@ -225,6 +233,7 @@ class Engine final : public Surroundings {
     std::atomic<bool> has_sockets_{false};
     std::atomic<bool> has_owners_{false};
     std::atomic<bool> has_reports_{false};
+    std::atomic<pid_t> progress_thread_{0};
     std::atomic<int> callers_{0};                         // threads inside a call
     std::atomic<std::int64_t> in_calls_{0}, waiting_{0};  // nanoseconds, by all callers
 
@@ -232,6 +241,8 @@ class Engine final : public Surroundings {
     std::vector<std::shared_ptr<Work>> works_;
     Clock::time_point last_poll_{};
     bool watches_data_ = false;
+    std::optional<Clock::time_point> idle_since_;
+    Link* held_up_by_ = nullptr;  // while it idles
     Liveness liveness_;
     Clock::time_point next_beat_{}, next_publishing_{}, last_call_{Clock::now()};
     std::uint64_t beats_ = 0, looks_ = 0, own_calls_ = 0;

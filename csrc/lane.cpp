@@ -15,7 +15,9 @@ constexpr std::size_t streaming_bytes = std::size_t{4} << 20;  // buffers that d
 
 }  // namespace
 
-Lane::Lane(Machine& machine) : machine_(machine), id_(machine.register_lane(*this)) {}
+Lane::Lane(Machine& machine) : machine_(machine), id_(machine.register_lane(*this)) {
+    if (machine.trace) tracer_ = std::make_unique<LaneTracer>(*machine.trace, id_);
+}
 
 Lane::~Lane() {
     machine_.unregister_lane(id_);
@@ -76,6 +78,7 @@ void Lane::begin(const Call& call) {
         announced_ = 0;
         bulk_ = bytes > most_eager_bytes;
     }
+    if (tracer_) tracer_->begin(call, bytes, schedule_->plan, rows_in_use_);
     active_ = true;
     began_ = Clock::now();
 }
@@ -88,6 +91,7 @@ void Lane::end() {
         record.bytes.fetch_add(schedule_->blocks * call_.count * itemsize_, std::memory_order_relaxed);
         record.nanoseconds.fetch_add(static_cast<std::uint64_t>(took.count()), std::memory_order_relaxed);
     }
+    if (tracer_) tracer_->end(began_, finished());
     active_ = false;
     driven_by_progress.store(false, std::memory_order_relaxed);
     machine_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
@@ -127,6 +131,7 @@ bool Lane::advance() {
     retire_rows();
     while (next_ != segment_count_ && next_ - base_ < rows_in_use_ && row_is_clear(next_)) {
         rows_[next_ % rows_in_use_] = {next_, 0, false};
+        if (tracer_) tracer_->start(next_ % rows_in_use_, next_);
         step(next_++);
         retire_rows();
         progressed = true;
@@ -161,14 +166,17 @@ bool Lane::step(std::uint32_t segment) {
         const Instruction& in = instructions[row.next];
         const Extent& extent = layout(segment).extents[row.next];
         if (extent.count == 0) continue;  // neither side has this message
+        if (tracer_) tracer_->enter(segment % rows_in_use_, in.phase);
         if (in.kind == Instruction::Kind::send) {
             send(row, in, extent);
         } else {
             if (!ready(row, in)) break;
+            if (tracer_) tracer_->go_on(segment % rows_in_use_);
             receive(row, in, extent);
         }
     }
     row.done = row.next == instructions.size() && has_left(row);
+    if (tracer_) trace_progress(row);
     return row.done || row.next != before;
 }
 
@@ -299,6 +307,7 @@ void Lane::announce_window() {
 }
 
 void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) {
+    const auto start = Clock::now();
     std::byte* destination = address(row, in, extent);
     const std::size_t bytes = message_bytes(in, extent);
     const bool streaming = streaming_ && !in.sent_on;
@@ -323,8 +332,10 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
         if (in.has_own && in.own_place == in.message_count) sources_.push_back(destination);
         reduce(in, destination, extent.count, streaming);
     }
+    const auto took = (Clock::now() - start) / std::max<std::uint32_t>(in.message_count, 1);
     for (std::uint32_t i = 0; i < in.message_count; ++i) {
         Arrival& read = arrival_of(i);
+        if (read.from->shares_memory()) read.from->count_busy(took);
         const Payload payload{read.data.load(std::memory_order_relaxed), read.token};
         read.data.store(nullptr, std::memory_order_release);
         read.from->give_back(payload, bytes);
@@ -457,23 +468,46 @@ bool Lane::released(std::uint32_t index) {
     return true;
 }
 
-std::vector<int> Lane::waited_for() const {
-    std::vector<int> ranks;
-    const auto wait_for = [&](const Message& message) {
-        ranks.push_back(call_.installed->communicator->members[message.member]);
-    };
-    const std::uint32_t segment = base_;
+// The messages that a segment waits for: to arrive, or else to be read by others.
+template <class Visit>
+void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
+    const bool has_begun = segment != next_;
     const auto& all = schedule_->instructions;
-    std::size_t at = base_ == next_ ? 0 : rows_[segment % rows_in_use_].next;
+    std::size_t at = has_begun ? rows_[segment % rows_in_use_].next : 0;
     while (at < all.size() && all[at].kind == Instruction::Kind::send) ++at;
+    bool found = false;
     if (at < all.size())
         for (const Message& message : messages(all[at]))
-            if (arrived(segment, message).load(std::memory_order_relaxed) == nullptr) wait_for(message);
-    if (ranks.empty() && base_ != next_)
-        for (const Instruction& in : all)
-            if (is_leaving(rows_[segment % rows_in_use_], in))
-                for (const Message& message : messages(in))
-                    if (unread(segment, message).load(std::memory_order_relaxed)) wait_for(message);
+            if (arrived(segment, message).load(std::memory_order_relaxed) == nullptr) found = true, visit(message);
+    if (found || !has_begun) return;
+    for (const Instruction& in : all)
+        if (is_leaving(rows_[segment % rows_in_use_], in))
+            for (const Message& message : messages(in))
+                if (unread(segment, message).load(std::memory_order_relaxed)) visit(message);
+}
+
+Link* Lane::held_up_by(std::uint32_t segment) const {
+    Link* first = nullptr;
+    visit_missing(segment, [&](const Message& message) {
+        if (first == nullptr) first = call_.installed->message_links[&message - schedule_->messages.data()];
+    });
+    return first;
+}
+
+void Lane::trace_progress(const Row& row) {
+    if (row.done) {
+        tracer_->finish(row.segment % rows_in_use_);
+    } else {
+        const Link* by = held_up_by(row.segment);
+        tracer_->hold_up(row.segment % rows_in_use_, by == nullptr ? -1 : by->peer);
+    }
+}
+
+std::vector<int> Lane::waited_for() const {
+    std::vector<int> ranks;
+    visit_missing(base_, [&](const Message& message) {
+        ranks.push_back(call_.installed->communicator->members[message.member]);
+    });
     std::sort(ranks.begin(), ranks.end());
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
     return ranks;

@@ -20,6 +20,7 @@
 
 #include "communicator.hpp"
 #include "reduce.hpp"
+#include "trace.hpp"
 #include "wait.hpp"
 
 namespace multiring {
@@ -46,6 +47,8 @@ class Lane {
 
     // The ranks that hold it up, ascending.
     std::vector<int> waited_for() const;
+    // The first of them in schedule order, by the link to it; nullptr if there is none.
+    Link* held_up_by() const { return held_up_by(base_); }
     // Let them know in which call, so that one that has made another says so.
     void tell_waiting() const;
     std::size_t bytes_left() const {  // of the buffer, in segments that are not done
@@ -83,6 +86,10 @@ class Lane {
     void retire_rows();
     bool ready(const Row& row, const Instruction& in) const;
     bool has_left(const Row& row) const;
+    template <class Visit>
+    void visit_missing(std::uint32_t segment, const Visit& visit) const;
+    Link* held_up_by(std::uint32_t segment) const;
+    void trace_progress(const Row& row);
     const std::atomic<const std::byte*>& arrived(std::uint32_t segment, const Message& message) const {
         return arrival(segment, message.index).data;
     }
@@ -147,7 +154,8 @@ class Lane {
     bool in_arena_ = false, streaming_ = false, prepared_ = false, gave_back_ = false;
     bool narrows_ = false;  // the schedule's wires hold: float32 is summed
     Clock::time_point began_{};
-    std::uint32_t base_ = 0, next_ = 0;  // segments in flight: [base_, next_)
+    std::unique_ptr<LaneTracer> tracer_;  // if the machine traces
+    std::uint32_t base_ = 0, next_ = 0;   // segments in flight: [base_, next_)
     std::atomic<std::uint32_t> limit_{0};
     std::atomic<bool> has_early_{false};
     std::vector<Delivery> early_;

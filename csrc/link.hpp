@@ -7,6 +7,7 @@
 #include <string>
 
 #include "frame.hpp"
+#include "wait.hpp"
 
 namespace multiring {
 
@@ -38,6 +39,8 @@ class Receiver {
 struct Traffic {
     std::uint64_t messages_sent = 0, bytes_sent = 0, messages_received = 0, bytes_received = 0;
     std::uint32_t connections = 0;
+    double seconds_busy = 0;    // that bytes for the peer waited to be sent, or that its memory was read
+    double seconds_waited = 0;  // that callers waited for it
 };
 
 class Link {
@@ -80,11 +83,26 @@ class Link {
     // Nothing more is sent or received, or this is a forked child: let go of descriptors and mappings.
     virtual void disown() noexcept = 0;
     virtual Traffic traffic() const = 0;
+    void count_busy(Clock::duration time) { count(busy_, time); }
+    void count_waited(Clock::duration time) { count(waited_, time); }
 
     const int peer;  // world rank
 
+  protected:
+    // A traffic with the times.
+    Traffic timed(Traffic traffic) const {
+        traffic.seconds_busy = 1e-9 * static_cast<double>(busy_.load(std::memory_order_relaxed));
+        traffic.seconds_waited = 1e-9 * static_cast<double>(waited_.load(std::memory_order_relaxed));
+        return traffic;
+    }
+
   private:
+    static void count(std::atomic<std::int64_t>& sum, Clock::duration time) {
+        sum.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count(), std::memory_order_relaxed);
+    }
+
     std::atomic<std::int64_t> credit_;
+    std::atomic<std::int64_t> busy_{0}, waited_{0};  // nanoseconds
 };
 
 }  // namespace multiring

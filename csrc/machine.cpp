@@ -44,11 +44,12 @@ std::string Signature::describe(bool receives) const {
 }
 
 Machine::Machine(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
-                 Surroundings& surroundings)
+                 Surroundings& surroundings, std::unique_ptr<Trace> trace)
     : rank(rank),
       generation(generation),
       arena(std::move(arena)),
       surroundings(surroundings),
+      trace(std::move(trace)),
       world_size_(world_size),
       lanes_(std::make_unique<std::atomic<Lane*>[]>(most_lanes)),
       links_(std::make_unique<std::atomic<Link*>[]>(static_cast<std::size_t>(world_size))),

@@ -17,6 +17,7 @@
 #include "link.hpp"
 #include "memory.hpp"
 #include "schedule.hpp"
+#include "trace.hpp"
 
 namespace multiring {
 
@@ -37,7 +38,7 @@ class Surroundings {
 class Machine final : public Receiver {
   public:
     Machine(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
-            Surroundings& surroundings);
+            Surroundings& surroundings, std::unique_ptr<Trace> trace);
     ~Machine();
 
     void attach(std::unique_ptr<Link> link);
@@ -93,6 +94,7 @@ class Machine final : public Receiver {
     const std::uint16_t generation;
     const std::shared_ptr<Arena> arena;
     Surroundings& surroundings;
+    const std::unique_ptr<Trace> trace;  // nullptr: nobody asked for it
     std::atomic<std::uint64_t> operations{0}, segments{0};
 
   private:

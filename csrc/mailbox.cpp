@@ -143,8 +143,8 @@ bool LocalLink::drain() {
 
 Traffic LocalLink::traffic() const {
     const std::lock_guard lock(send_mutex_);
-    return {messages_sent_, bytes_sent_, messages_received_.load(std::memory_order_relaxed),
-            bytes_received_.load(std::memory_order_relaxed)};
+    return timed({messages_sent_, bytes_sent_, messages_received_.load(std::memory_order_relaxed),
+                  bytes_received_.load(std::memory_order_relaxed)});
 }
 
 }  // namespace multiring

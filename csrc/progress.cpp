@@ -30,6 +30,7 @@ void Engine::wake_progress() {
 }
 
 void Engine::progress() {
+    progress_thread_ = gettid();
     Spinner spinner(patience());
     while (!stopping_.load(std::memory_order_acquire)) {
         take_inbox();
@@ -39,9 +40,11 @@ void Engine::progress() {
         beat();
         if (Clock::now() - last_poll_ > connection_interval) poll_connections(0);
         if (active) {
+            end_idling();
             spinner.restart();
             continue;
         }
+        begin_idling();
         if (!works_.empty() && spinner.wait()) continue;
         publish_status();
         check_suspicions();
@@ -112,7 +115,34 @@ bool Engine::drain_links() {
     return drain_sockets() || active;
 }
 
+// Whom callers wait for now that nothing comes: the rank that holds up a work that one waits for, or else the oldest.
+void Engine::begin_idling() {
+    if (idle_since_ || works_.empty()) return;
+    idle_since_ = Clock::now();
+    held_up_by_ = nullptr;
+    for (const auto& work : works_) {
+        if (work->lane == nullptr) continue;
+        const bool is_waited_for = work->waiters.load(std::memory_order_acquire) > 0;
+        if (held_up_by_ == nullptr || is_waited_for) held_up_by_ = work->lane->held_up_by();
+        if (is_waited_for) return;
+    }
+}
+
+void Engine::end_idling() {
+    if (!idle_since_) return;
+    const auto end = Clock::now();
+    auto begin = end;
+    for (const auto& work : works_)
+        if (work->waiters.load(std::memory_order_acquire) > 0)
+            begin =
+                std::min(begin, Clock::time_point(Clock::duration(work->waited_since.load(std::memory_order_relaxed))));
+    begin = std::max(begin, *idle_since_);
+    idle_since_.reset();
+    if (begin < end) count_wait(held_up_by_, begin, end);
+}
+
 void Engine::finish(Work& work, std::optional<Failure> failure) {
+    end_idling();
     if (work.lane != nullptr) {
         const Call& call = work.lane->call();
         if (call.is_point()) work.other = call.installed->communicator->members[call.other];

@@ -81,11 +81,14 @@ void TcpLink::enqueue(Stream& stream, const Frame& frame, const std::byte* paylo
     const std::lock_guard lock(stream.send_mutex);
     if (abandoned_.load(std::memory_order_relaxed)) return;
     stream.queue.push_back({frame, payload, token, 0});
-    if (stream.queue.size() == 1) write(stream);
+    if (stream.queue.size() > 1) return;
+    stream.busy_since = Clock::now();
+    write(stream);
 }
 
 void TcpLink::write(Stream& stream) {
     constexpr std::size_t batch = 16;
+    const bool had_something = !stream.queue.empty();
     while (!stream.queue.empty()) {
         iovec parts[2 * batch];
         std::size_t part_count = 0;
@@ -121,6 +124,7 @@ void TcpLink::write(Stream& stream) {
             if (had_payload) receiver_.released(peer, token);
         }
     }
+    if (had_something) count_busy((Clock::now() - stream.busy_since) / static_cast<int>(streams_.size()));
     stream.busy.store(false, std::memory_order_relaxed);
     watch_for_room(stream, false);
 }
@@ -298,8 +302,8 @@ void TcpLink::give_back(Payload payload, std::size_t bytes) {
 }
 
 Traffic TcpLink::traffic() const {
-    return {messages_sent_.load(), bytes_sent_.load(), messages_received_.load(), bytes_received_.load(),
-            static_cast<std::uint32_t>(streams_.size())};
+    return timed({messages_sent_.load(), bytes_sent_.load(), messages_received_.load(), bytes_received_.load(),
+                  static_cast<std::uint32_t>(streams_.size())});
 }
 
 }  // namespace multiring

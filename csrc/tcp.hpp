@@ -69,6 +69,7 @@ class TcpLink final : public Link {
         std::deque<Outgoing> queue;
         bool wants_room = false;  // epoll tells when there is room again
         std::atomic<bool> busy{false};
+        Clock::time_point busy_since{};  // from when the queue has had something
         // receiving
         std::mutex receive_mutex;
         std::unique_ptr<std::byte[]> buffer;  // bytes [begin, end) are not interpreted yet

@@ -46,13 +46,17 @@ struct Patience {
 class Spinner {
   public:
     explicit Spinner(Patience patience) : patience_(patience) {}
-    // There was something to do.
-    void restart() {
-        if (rounds_ == 0) return;
-        waited_ += Clock::now() - start_;
+    bool is_waiting() const { return rounds_ != 0; }
+    Clock::time_point start() const { return start_; }  // of the wait
+    Clock::duration waited() const { return waited_; }  // in all
+    // There is something to do; returns when, if it waits.
+    Clock::time_point restart() {
+        if (rounds_ == 0) return start_;
+        const auto now = Clock::now();
+        waited_ += now - start_;
         rounds_ = 0;
+        return now;
     }
-    Clock::duration waited() const { return waited_; }
     // One moment of waiting; false when the budget is spent.
     bool wait() {
         if (rounds_ == 0) start_ = Clock::now();

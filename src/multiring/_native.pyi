@@ -91,11 +91,12 @@ class Engine:
         inproc: bool = False,
         heartbeat_timeout: float = 30.0,
         late_seconds: float = 30.0,
+        trace: bool = False,
     ) -> None:
         """``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 100e-6, or 0 (yield) when
         the ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the
         machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout`` seconds
-        is lost; a call that waits for ``late_seconds`` logs for whom."""
+        is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens when."""
 
     @property
     def memory_fd(self) -> int: ...
@@ -203,8 +204,13 @@ class Engine:
 
         ``operations``, ``segments``, ``arena_allocated`` and ``arena_committed`` (bytes), ``seconds_in_calls`` (that
         callers spent in run and wait) and ``seconds_waiting`` (of these, with nothing to do); ``peers[rank]`` has
-        ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received`` and ``connections``.
+        ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received``, ``connections``, ``seconds_busy``
+        (that bytes for the peer waited to be sent or, where it shares memory, that its memory was read) and
+        ``seconds_waited`` (that callers waited for it).
         """
+
+    def traced(self) -> list[tuple[int, bool, int, bytes]]:
+        """What was traced, once the engine is shut down: trace.py. Empty if that was not asked for."""
 
     def installed_record(self, handle: int) -> tuple[int, int, float]:
         """What an installed schedule has done here: operations, bytes of their buffers, seconds from start to end."""

@@ -47,9 +47,13 @@ def init(**options: Any) -> Communicator:
 
 def adopt(communicator: Communicator) -> None:
     """Make ``communicator`` the default one, to be shut down when the process exits."""
+    from multiring import bootstrap
+
     global _default
     _default = communicator
-    _blame(None, communicator.rank)
+    bootstrap.report(None)
+    if communicator.world.timeline is not None and communicator.size > 1:
+        communicator.world.timeline.align(communicator)
     atexit.unregister(_exit)
     atexit.register(_exit)
 
@@ -59,20 +63,21 @@ def shutdown() -> None:
 
     Mismatch, when all is released, if a call that completed here turns out to be another one elsewhere.
     """
+    from multiring import bootstrap
+
     global _default
     with _lock:
         if _default is not None:
             leaving, _default = _default, None
-            _blame(leaving.world.engine.failure(), leaving.rank)
-            leaving.world.close()
+            world = leaving.world
+            bootstrap.report(_blamed(world.engine.failure(), world.rank), world.account())
+            world.close()
 
 
-def _blame(failure: BaseException | None, own: int) -> None:
-    """Let the launcher tell a rank that fails because of another one from that one."""
-    from multiring import bootstrap
-
+def _blamed(failure: BaseException | None, own: int) -> int | None:
+    """The other rank because of which this one fails: the launcher tells them apart by that."""
     blamed = failure.rank if isinstance(failure, (PeerLost, CollectiveTimeout)) else -1
-    bootstrap.blame(None if blamed in (-1, own) else blamed)
+    return None if blamed in (-1, own) else blamed
 
 
 def is_initialized() -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
 import re
 import secrets
@@ -23,8 +24,8 @@ from multiring.store import Client, Server, Store, TorchStore
 SLURM_PORTS = range(20000, 30000)
 """Where rank 0 of a Slurm step serves the store if MULTIRING_PORTS does not say; the step's number picks one."""
 
-BLAME = "multiring-blame"
-"""The name of the memory behind MULTIRING_BLAME_FD."""
+REPORT = "multiring-report"
+"""The name of the memory behind MULTIRING_REPORT_FD."""
 
 DRAIN_SECONDS = 10.0
 MIN_SECRET = 16
@@ -322,18 +323,21 @@ def given_secret(launch: env.Launch) -> bytes | None:
     return secret
 
 
-def blame(rank: int | None) -> None:
-    """Tell the launcher, if it asked, because of which other rank this one fails; None takes it back."""
-    descriptor = env.read(env.Launch).blame_fd
+def report(blames: int | None, account: Mapping[str, Any] | None = None) -> None:
+    """Tell the launcher, if it asked, because of which other rank this one fails (None: it does not), and what it did.
+
+    What was told before is forgotten.
+    """
+    descriptor = env.read(env.Launch).report_fd
     if descriptor is None:
         return
     try:
         name = os.readlink(f"/proc/self/fd/{descriptor}")
     except FileNotFoundError:
         return  # it was not inherited: this is not the process that was started, and its exit is not the rank's
-    if name.startswith(f"/memfd:{BLAME}"):  # else the number stands for something of the user's by now
+    if name.startswith(f"/memfd:{REPORT}"):  # else the number stands for something of the user's by now
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"" if rank is None else b"%d" % rank, 0)
+        os.pwrite(descriptor, json.dumps({"blames": blames, "account": account}).encode(), 0)
 
 
 def _read_descriptor(descriptor: int, origin: str) -> bytes:

@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import pickle
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from numbers import Real
@@ -328,9 +329,19 @@ class Communicator:
         return replace(choice, measured=measured) if measured and measured.calls else choice
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this process's engine, and by id what this communicator's plans have done so far."""
+        """Counters of this process's engine, and by id what this communicator's plans have done so far.
+
+        ``peers`` are counted by rank of the world, ``links`` by the level that joins them to this rank.
+        """
         plans = {plan: asdict(measured) for plan, measured in self._plans.measured().items()}
-        return {**self._engine.statistics(), "plans": plans}
+        counted = self._engine.statistics()
+        return {**counted, "links": self._by_level(counted["peers"]), "plans": plans}
+
+    def _by_level(self, peers: dict[int, dict[str, float]]) -> dict[str, dict[str, float]]:
+        sums: dict[str, Counter[str]] = {}
+        for rank, counted in peers.items():
+            sums.setdefault(self.world.topology.apart(self.world.rank, rank), Counter()).update(counted)
+        return {level: dict(counted) for level, counted in sums.items()}
 
     def publish(self) -> int:
         """Let native code, such as XLA's, call this communicator by the number returned, until it is closed."""

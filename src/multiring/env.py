@@ -176,6 +176,14 @@ class Settings:
         "try several plans on the job's own calls and keep the fastest; not beside MULTIRING_PLAN",
         agree=True,
     )
+    reproducible: bool = _knob(
+        False,
+        _flag,
+        "0 or 1",
+        "the same bits whatever the topology, plan and segments: contributions are summed in the order of the ranks",
+        agree=True,
+    )
+    trace: str = _knob("", str, "path", "write a timeline of all ranks there, which Perfetto opens", agree=True)
     timeout: float = _knob(600.0, _seconds, "seconds", "a collective that takes longer raises CollectiveTimeout")
     heartbeat_timeout: float = _knob(
         30.0, _heartbeat, "seconds", "a rank of which nothing is heard for so long is lost", agree=True
@@ -203,11 +211,11 @@ class Launch:
     )
     secret_file: str = _knob("", str, "path", "file with the job's secret, 16 bytes or more")
     secret_fd: int | None = _knob(None, _natural, "descriptor", "inherited descriptor that yields the job's secret")
-    blame_fd: int | None = _knob(
+    report_fd: int | None = _knob(
         None,
         _natural,
         "descriptor",
-        "inherited descriptor for the rank whose loss failed this one, which the launcher reads",
+        "inherited descriptor for what a rank tells its launcher: whom it waited for, and whose loss failed it",
     )
     python: str = _knob("", str, "path", "the Python that a program linked to libmultiring.so loads; python3 if unset")
     job: str = _knob("", str, "name", "identity of the job, part of every handshake", agree=True)

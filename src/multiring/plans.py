@@ -64,7 +64,8 @@ class Plans:
             return forced.choose(self.topology, self._strategy, size)
         tuned = self._tuned.get((_native.COLLECTIVES.index(collective), nbytes.bit_length(), root))
         wanted = settings.plan if is_id(settings.plan) else tuned.plan if tuned else ""
-        choice = planner.choose(self.topology, collective, size, root, parse_wire(settings.wire), wanted)
+        wire, ordered = parse_wire(settings.wire), settings.reproducible
+        choice = planner.choose(self.topology, collective, size, root, wire, wanted, ordered=ordered)
         return replace(choice, tuned=tuned) if tuned and choice.plan.id == tuned.plan else choice
 
     def settle(self, key: Key, tuned: Tuned) -> None:
@@ -129,6 +130,8 @@ class Plans:
             instructions, peers = mine.table()
             needed = {self._members[peer] for step in mine.instructions for peer in step.peers}
             self._world.connect(needed - {self._world.rank})
+            if self._world.timeline is not None:
+                self._world.timeline.phases[plan.number] = tuple(f"{p.kind} {p.level} {p.method}" for p in plan.phases)
             self._installed[plan.id] = self._world.engine.install(
                 self._communicator, instructions, peers, mine.blocks, mine.segment_bytes, plan.window, plan.number
             )

@@ -21,16 +21,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import multiring
-from multiring import env, probe, topology_file
+from multiring import env, probe, topology_file, trace
 from multiring.bootstrap import Place
 from multiring.errors import RendezvousError
 from multiring.exchange import Exchange, Record, spans
 from multiring.net import auth, interfaces, listen, local
 from multiring.net.cards import Way, ways_between
 from multiring.net.links import Links
+from multiring.plan import is_id
 from multiring.planner import check_wire
 from multiring.strategies import Strategy, forced
 from multiring.topology import Topology
@@ -61,6 +62,8 @@ class World:
     """Whether a file or a measurement says how the hosts are linked; else the links in the topology are as usual."""
     groups: set[int] = field(default_factory=set)
     """The numbers of the communicators that exist."""
+    timeline: trace.Timeline | None = None
+    began: float = field(default_factory=time.monotonic)
 
     def connect(self, peers: set[int]) -> None:
         """Make the links to ``peers`` that do not stand yet."""
@@ -72,7 +75,24 @@ class World:
         """Say farewell and release everything. May be called twice."""
         if self.links:
             self.links.close()
-        self.engine.shutdown()
+        try:
+            self.engine.shutdown()
+        finally:
+            if self.timeline is not None:
+                self.timeline.write(self.engine.traced())
+
+    def account(self) -> dict[str, Any]:
+        """What this rank did since it joined, and for which ranks its callers waited."""
+        counted = self.engine.statistics()
+        peers = counted["peers"]
+        return {
+            "seconds": time.monotonic() - self.began,
+            "calls": counted["operations"],
+            "bytes": sum(peer["bytes_sent"] for peer in peers.values()),
+            "in_calls": counted["seconds_in_calls"],
+            "waiting": counted["seconds_waiting"],
+            "waited_for": {rank: peer["seconds_waited"] for rank, peer in peers.items()},
+        }
 
 
 def join(place: Place, settings: env.Settings) -> World:
@@ -83,7 +103,8 @@ def join(place: Place, settings: env.Settings) -> World:
     strategy = forced.wanted(settings.plan, settings.wire)
     if place.world_size == 1:
         hosts = [settings.host or socket.gethostname()]
-        return World(0, _topology(_topology_text(settings), hosts), _engine(place, hosts, settings), None, settings)
+        topology, timeline = _topology(_topology_text(settings), hosts), _timeline(place, settings)
+        return World(0, topology, _engine(place, hosts, settings), None, settings, timeline=timeline)
     prefix = f"multiring/{place.job}/{place.generation}/{place.restart}"
     _joins[prefix] += 1
     with place.meet(settings) as meeting, contextlib.ExitStack() as undo:
@@ -109,6 +130,7 @@ def _join(
         for sock in listening:
             undo.enter_context(sock)
         text = _topology_text(settings) if place.rank == 0 else ""
+        timeline = _timeline(place, settings)
     cards = interfaces.admitted(settings.interface, loopback=True)
     introduction = {
         "version": multiring.__version__,
@@ -156,7 +178,17 @@ def _join(
     _check_wire(settings, topology)
     if links:
         links.spread(_over_cards(records, topology, place.rank))
-    return World(place.rank, topology, engine, links, settings, known=bool(text))
+    if timeline is not None:
+        timeline.host = hosts[place.rank]
+    return World(place.rank, topology, engine, links, settings, known=bool(text), timeline=timeline)
+
+
+def _timeline(place: Place, settings: env.Settings) -> trace.Timeline | None:
+    if not settings.trace:
+        return None
+    host = settings.host or socket.gethostname()
+    anew = place.generation == 0 == place.restart
+    return trace.prepare(settings.trace, place.rank, host, place.generation, anew=anew)
 
 
 def _topology_text(settings: env.Settings) -> str:
@@ -180,6 +212,22 @@ def _check_wire(settings: env.Settings, topology: Topology) -> None:
         check_wire(env.parse_wire(settings.wire), topology)
     except ValueError as error:
         raise RendezvousError(f"MULTIRING_WIRE: {error}") from None
+    _check_reproducible(settings)
+
+
+def _check_reproducible(settings: env.Settings) -> None:
+    if not settings.reproducible:
+        return
+    if settings.wire:
+        raise RendezvousError(
+            f"MULTIRING_WIRE={settings.wire} and MULTIRING_REPRODUCIBLE do not go together: where a sum is rounded to "
+            "a narrower format depends on where the ranks are"
+        )
+    if settings.plan and not is_id(settings.plan):
+        raise RendezvousError(
+            f"MULTIRING_PLAN={settings.plan} and MULTIRING_REPRODUCIBLE do not go together: the strategy sums in an "
+            "order of its own"
+        )
 
 
 def _check_strategy(strategy: Strategy | None, topology: Topology) -> None:
@@ -203,6 +251,7 @@ def _engine(place: Place, hosts: list[str], settings: env.Settings) -> Engine:
         spin_seconds=settings.spin_seconds,
         heartbeat_timeout=settings.heartbeat_timeout,
         late_seconds=settings.late_warning,
+        trace=bool(settings.trace),
         inproc=place.world_size == 1,  # private memory: there is nobody to share it with
     )
 

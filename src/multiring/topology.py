@@ -126,6 +126,16 @@ class Topology:
         """Number of ranks."""
         return len(self.hosts)
 
+    def apart(self, rank: int, other: int) -> str:
+        """The outermost level between whose places two different ranks are."""
+        places = self.places
+        for level in reversed(self.levels):
+            here = next(place for place in places if rank in place.ranks())
+            if other not in here.ranks():
+                return level
+            places = here.places
+        raise ValueError(f"rank {rank} is not apart from itself")
+
     def restrict(self, members: Sequence[int]) -> Topology:
         """The topology of some of the ranks, renumbered by their position in ``members``."""
         index = {rank: number for number, rank in enumerate(members)}

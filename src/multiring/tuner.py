@@ -181,7 +181,7 @@ class Tuner:
 def _file(plans: Plans, communicator: Communicator) -> Path:
     """Where the results for this topology are kept, with the settings that times depend on."""
     settings = communicator.world.settings
-    about = repr((plans.topology, settings.wire, settings.streams, len(os.sched_getaffinity(0))))
+    about = repr((plans.topology, settings.wire, settings.reproducible, settings.streams, len(os.sched_getaffinity(0))))
     identity = hashlib.sha256(about.encode()).hexdigest()[:12]
     return cache.folder("plans") / f"{cache.plain(communicator.hosts[0])}-{communicator.size}-ranks-{identity}.json"
 

@@ -230,7 +230,7 @@ class Agent:
             code = self._ranks[number].process.poll()
             if code is not None:
                 self._running.remove(number)
-                self._send("exit", rank=number, code=code, blames=self._ranks[number].blames)
+                self._send("exit", rank=number, code=code, **self._ranks[number].report)
 
     async def _feed(self, message: Message) -> None:
         if self._stdin is None:  # rank 0 could not be started

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from multiring.launch.connection import Connection
 from multiring.launch.hosts import Placement
@@ -65,6 +66,8 @@ class Attempt:
         self._judged = False
         """Whether ranks that end now do so because they were told to."""
         self.agent_lost = False
+        self.accounts: dict[int, dict[str, Any]] = {}
+        """By rank, what it says that it did."""
 
     @property
     def failure(self) -> Failure | None:
@@ -143,6 +146,8 @@ class Attempt:
             self._stdin.taken()
         elif message["kind"] == "exit":
             rank, code = message["rank"], message["code"]
+            if message["account"] is not None:
+                self.accounts[rank] = message["account"]
             if code != 0:
                 seconds = time.monotonic() - self._begin
                 what = f"rank {rank} on host {self._host[rank]} failed: {describe_exit(code)}, after {seconds:.1f} s"

@@ -8,6 +8,7 @@ import secrets
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from multiring import env
 from multiring.launch.attempt import Agents, Attempt, Failure
@@ -19,6 +20,7 @@ from multiring.launch.output import Output
 from multiring.launch.program import portable
 from multiring.launch.ssh import SshAgent
 from multiring.launch.stdin import Input
+from multiring.launch.summary import summary
 from multiring.launch.terminal import Terminal, in_foreground, window_size
 from multiring.store import Server
 
@@ -52,6 +54,8 @@ class Launcher:
         self._stdin: Input | None = None
         self._attempt: Attempt | None = None
         self._interrupted = 0
+        self._accounts: dict[int, dict[str, Any]] = {}
+        self._hosts = {rank: placement.host for placement, _ in agents for rank in placement.ranks}
 
     async def run(self) -> int:
         """The exit code of the job: 0, that of the rank that failed of itself, or 128 + the signal that ended it."""
@@ -73,6 +77,9 @@ class Launcher:
         elif failure is not None:
             self._report(failure)
             code = failure.code
+        else:
+            for line in summary(self._accounts, self._hosts):
+                self._output.note(line)
         for _, agent in self._agents:
             agent.send("done", code=code)
         return code
@@ -116,6 +123,7 @@ class Launcher:
                 }
                 attempt = await self._run_once(secret, {name: str(value) for name, value in variables.items()})
                 failure = attempt.failure
+                self._accounts = attempt.accounts
                 if failure is None or attempt.agent_lost or self._interrupted or restart == self._job.max_restarts:
                     break
                 self._report(failure)

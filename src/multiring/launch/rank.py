@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from multiring import bootstrap
 from multiring.launch import processes
@@ -28,7 +30,7 @@ class Rank:
         """Our end of each stream that is still open, and its number (1 or 2)."""
         self._ptys: list[int] = []
         secret_fd = _hold("multiring-secret", secret)
-        self._blame_fd = _hold(bootstrap.BLAME, b"")
+        self._report_fd = _hold(bootstrap.REPORT, b"")
         output, error = self._open_streams(terminal)
         try:
             self.process: subprocess.Popen[bytes] = processes.start(
@@ -37,14 +39,14 @@ class Rank:
                     environment={
                         **recipe.environment,
                         "MULTIRING_SECRET_FD": str(secret_fd),
-                        "MULTIRING_BLAME_FD": str(self._blame_fd),
+                        "MULTIRING_REPORT_FD": str(self._report_fd),
                     },
                 ),
                 Streams(stdin, output, error),
-                (secret_fd, self._blame_fd),
+                (secret_fd, self._report_fd),
             )
         except BaseException:
-            for ours in (*self._open, self._blame_fd):
+            for ours in (*self._open, self._report_fd):
                 os.close(ours)
             raise
         finally:
@@ -93,10 +95,10 @@ class Rank:
         return not self._open
 
     @property
-    def blames(self) -> int | None:
-        """The rank because of which it failed, as it said itself."""
-        text = os.pread(self._blame_fd, 20, 0)
-        return int(text) if text.isdigit() else None
+    def report(self) -> dict[str, Any]:
+        """What it said of itself, as in `bootstrap.report`; it may have said nothing."""
+        text = os.pread(self._report_fd, os.fstat(self._report_fd).st_size, 0)
+        return {"blames": None, "account": None} if not text else dict(json.loads(text))
 
     def resize(self, rows: int, columns: int) -> None:
         for terminal in self._ptys:
@@ -106,7 +108,7 @@ class Rank:
         """Read no more of its output."""
         for ours in list(self._open):
             self._close(ours)
-        os.close(self._blame_fd)
+        os.close(self._report_fd)
 
 
 def _hold(name: str, content: bytes) -> int:

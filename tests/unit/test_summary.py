@@ -1,0 +1,37 @@
+"""The three lines at the end of a job: who was waited for in the end, not who stood next to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from multiring.launch.summary import summary
+
+HOSTS = dict.fromkeys(range(4), "a") | {3: "b"}
+
+
+def account(waited_for: dict[str, float], calls: int = 10) -> dict[str, Any]:
+    waiting = sum(waited_for.values())
+    whole = {"seconds": 20.0, "calls": calls, "bytes": 3 << 20}
+    return {**whole, "in_calls": waiting + 1, "waiting": waiting, "waited_for": waited_for}
+
+
+def test_a_late_rank_makes_its_neighbours_late() -> None:
+    """In a ring every rank waits for the one before it: only the late one does not wait itself."""
+    ring = {0: account({"3": 5.0}), 1: account({"0": 5.0}), 2: account({"1": 5.0}), 3: account({"2": 0.25})}
+    lines = summary(ring, HOSTS)
+    assert lines == [
+        "4 ranks in 20 s; of one rank at most 10 calls and 3 MB sent",
+        "the median rank was in calls for 6 s (30%), of these waiting for 5 s (25%)",
+        "slowest: rank 3 (host b): others waited 5 s for it, it waited 250 ms for others",
+    ]
+
+
+def test_all_wait_for_one() -> None:
+    told = {rank: account({"1": 2.0} if rank != 1 else {"0": 0.5}) for rank in range(3)}
+    assert summary(told, HOSTS)[2].startswith("slowest: rank 1 (host a): others waited 4 s for it")
+
+
+def test_nothing_to_say_of_ranks_that_did_nothing_together() -> None:
+    assert summary({}, HOSTS) == []
+    assert summary({0: account({})}, HOSTS) == []
+    assert summary({0: account({}, calls=0), 1: account({}, calls=0)}, HOSTS) == []

@@ -1,0 +1,199 @@
+"""The timeline: from the engine's records to a file that is whole after every rank, and clocks that agree."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import all_reduce_plan, in_threads, world
+
+from multiring import _native, trace
+from multiring.errors import RendezvousError
+
+
+def record(kind: int, begin: int, end: int, **fields: int) -> bytes:
+    row = np.zeros(1, trace.EVENT)
+    row["kind"], row["begin"], row["end"], row["peer"], row["finished"] = kind, begin, end, -1, 1
+    for name, value in fields.items():
+        row[name] = value
+    return row.tobytes()
+
+
+def intervals(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["ph"] == "X"]
+
+
+def assert_nested(events: list[dict[str, Any]]) -> None:
+    """Intervals of one track follow or contain each other, as the format asks."""
+    tracks = defaultdict(list)
+    for event in intervals(events):
+        begin = round(1000 * event["ts"])
+        tracks[event["pid"], event["tid"]].append((begin, -(begin + round(1000 * event["dur"]))))
+    for found in tracks.values():
+        around: list[int] = []
+        for begin, minus_end in sorted(found):
+            while around and around[-1] <= begin:
+                around.pop()
+            assert not around or -minus_end <= around[-1]
+            around.append(-minus_end)
+
+
+def test_what_the_engine_recorded_in_the_words_of_the_plan(tmp_path: Path) -> None:
+    timeline = trace.prepare(str(tmp_path / "t.json"), 2, "b", 0, anew=True)
+    plan = 0xABCDEF123456 << 15
+    timeline.phases[plan] = ("reduce_scatter rank direct", "all_gather rank direct")
+    timeline.offset = 1_000_000
+    of = {"number": 7, "plan": plan, "lane": 3}
+    packed = (
+        record(trace.PHASE, 5000, 8000, row=1, segment=4, phase=1, **of)
+        + record(trace.HELD_UP, 5500, 7000, row=1, segment=4, phase=1, peer=0, **of)
+        + record(trace.SEGMENT, 4000, 8000, row=1, segment=4, **of)
+        + record(trace.CALL, 3000, 9000, bytes=64, finished=0, **of)
+        + record(trace.IDLE, 3500, 4500, peer=1)
+    )
+    found = intervals(list(timeline.events([(timeline.process, False, 0, packed)])))
+    told = {(e["cat"], e["name"]): e for e in found}
+    assert set(told) == {
+        ("call", "all_reduce 7"),
+        ("segment", "segment 4"),
+        ("phase", "all_gather rank direct"),
+        ("wait", "waits for rank 0"),
+        ("wait", "waits for rank 1"),
+    }
+    call = told["call", "all_reduce 7"]
+    assert (call["ts"], call["dur"], call["pid"]) == (1003.0, 6.0, 3)
+    assert call["args"] == {"bytes": 64, "dtype": "float32", "plan": "abcdef123456", "unfinished": True}
+    row = {told[key]["tid"] for key in told if key[0] in ("segment", "phase")}
+    assert row == {told["wait", "waits for rank 0"]["tid"]}
+    assert len(row | {call["tid"], told["wait", "waits for rank 1"]["tid"]}) == 3
+
+
+def test_a_file_is_whole_after_each_rank(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    for rank in range(3):
+        trace.prepare(str(path), rank, "a", 0, anew=True)
+    assert json.loads(path.read_text()) == []
+    for rank in (1, 0, 2):
+        timeline = trace.Timeline(path, rank, "a")
+        thread = (timeline.process, False, 5, record(trace.CALL, 100 * rank, 100 * rank + 50, number=rank))
+        timeline.write([thread])
+        timeline.write([thread])  # once is enough
+        names = [e["name"] for e in intervals(json.loads(path.read_text()))]
+        assert names[-1] == f"all_reduce {rank}"
+    assert len(names) == 3
+    threads = [e["args"]["name"] for e in json.loads(path.read_text()) if e["name"] == "thread_name"]
+    assert threads.count("main thread (5 earlier events lost)") == 3
+
+
+def test_a_later_generation_adds_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    for generation in (0, 1):
+        timeline = trace.prepare(str(path), 0, "a", generation, anew=generation == 0)
+        timeline.write([(timeline.process, False, 0, record(trace.CALL, 0, 1))])
+    names = [e["args"]["name"] for e in json.loads(path.read_text()) if e["name"] == "process_name"]
+    assert names == ["rank 0 (host a)", "rank 0 (host a), generation 1"]
+
+
+def test_an_earlier_job_is_replaced_but_not_what_this_process_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('[\n{"ph":"X","name":"of an earlier job"}\n]\n')
+    for _ in range(2):  # init, shutdown, and again
+        timeline = trace.prepare(str(path), 0, "a", 0, anew=True)
+        timeline.write([(timeline.process, False, 0, record(trace.CALL, 0, 1))])
+    assert [e["name"] for e in intervals(json.loads(path.read_text()))] == ["all_reduce 0"] * 2
+
+
+def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import multiring\n")
+    with pytest.raises(RendezvousError, match=r"train.py exists and is no timeline: name another"):
+        trace.prepare(str(path), 0, "a", 0, anew=True)
+    assert path.read_text() == "import multiring\n"
+    with pytest.raises(RendezvousError, match=r"MULTIRING_TRACE=.*missing/t.json: No such file"):
+        trace.prepare(str(tmp_path / "missing" / "t.json"), 0, "a", 0, anew=True)
+
+
+@pytest.mark.parametrize("method", ["direct", "ring", "halving"])
+def test_segments_and_phases_of_every_rank(tmp_path: Path, method: str) -> None:
+    plan = all_reduce_plan(4, method, segment_bytes=1 << 12)
+    with world(4, hosts=[0, 0, 1, 1], trace=True) as ranks:
+        in_threads(ranks, lambda rank: rank.run(plan, np.full(5000, rank.rank + 1, np.float32)))
+        for rank in ranks:
+            rank.engine.shutdown()
+        threads = [rank.engine.traced() for rank in ranks]
+    for rank, own in enumerate(threads):
+        events = intervals(list(trace.Timeline(tmp_path / "t.json", rank, "a").events(own)))
+        assert_nested(events)
+        assert sorted(e["name"] for e in events if e["cat"] == "segment") == sorted(f"segment {i}" for i in range(5))
+        assert [e["args"]["bytes"] for e in events if e["cat"] == "call"] == [20000]
+        assert {e["name"] for e in events if e["cat"] == "phase"} == {"phase 0", "phase 1"}
+        waits = {e["args"]["rank"] for e in events if e["cat"] == "wait"}
+        assert waits <= {-1, 0, 1, 2, 3} - {rank}
+        (call,) = (e for e in events if e["cat"] == "call")
+        for event in events:
+            if event["cat"] in ("segment", "phase"):
+                assert call["ts"] <= event["ts"] <= event["ts"] + event["dur"] <= call["ts"] + call["dur"] + 0.001
+
+
+def test_an_engine_that_does_not_trace_has_nothing(tmp_path: Path) -> None:
+    with world(2) as ranks:
+        in_threads(ranks, lambda rank: rank.run(all_reduce_plan(2, "direct"), np.ones(8, np.float32)))
+        for rank in ranks:
+            rank.engine.shutdown()
+            assert rank.engine.traced() == []
+
+
+def test_a_running_engine_does_not_hand_out_what_it_records() -> None:
+    engine = _native.Engine(0, 1, inproc=True, trace=True)
+    with pytest.raises(RuntimeError, match="still records"):
+        engine.traced()
+    engine.shutdown()
+    assert engine.traced() == []
+
+
+def test_the_shortest_round_trip_gives_the_offset() -> None:
+    assert trace.best_offset([(0, 1070, 100), (200, 1210, 220), (300, 1900, 900)]) == 1000
+
+
+class Pair:
+    """Two ranks that exchange arrays through queues."""
+
+    def __init__(self, rank: int, boxes: list[queue.Queue[Any]]) -> None:
+        self.rank = rank
+        self._boxes = boxes
+
+    def send(self, x: np.ndarray, dst: int) -> None:
+        self._boxes[dst].put(x.copy())
+
+    def recv(self, x: np.ndarray, src: int) -> None:
+        x[:] = self._boxes[self.rank].get(timeout=30)
+
+
+def test_hosts_ask_rank_0_for_the_time() -> None:
+    boxes: list[queue.Queue[Any]] = [queue.Queue(), queue.Queue()]
+    ticks = iter(range(10**9))
+    lock = threading.Lock()
+
+    def clock() -> int:  # one time for both, of which the second sees another
+        with lock:
+            return 1000 * next(ticks)
+
+    found: dict[int, int] = {}
+
+    def ask(rank: int) -> None:
+        skew = 0 if rank == 0 else 5 * 10**9
+        found[rank] = trace._measure(Pair(rank, boxes), ["a", "b"], lambda: clock() + skew)  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found[0] == 0
+    assert abs(found[1] + 5 * 10**9) <= 2000
