@@ -14,7 +14,7 @@ SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' 
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
 .NOTPARALLEL:  # two pips in one environment do not get along
-.PHONY: help demo demo-cluster test check chaos fuzz sanitize wheel native clean
+.PHONY: help demo demo-cluster test test-legacy check chaos fuzz sanitize wheel native clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -28,6 +28,9 @@ demo-cluster: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo  ## the same on two 
 
 test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.mpich $(VENV)/.frameworks wheel  ## the whole suite
 	$(BIN)/python -m pytest $(TESTS)
+
+test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment of their own with an old Python
+	$(VENV)/legacy/bin/python -m pytest tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs -k 'chainer or theano or legacy'
 
 check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite
 	$(BIN)/ruff format --check .
@@ -92,6 +95,10 @@ $(VENV)/.mpich: $(VENV)/.test
 	$(BIN)/python -c 'import sysconfig; path = sysconfig.get_path("purelib"); print(f"import site; site.addsitedir({path!r})")' \
 	  > $$($(VENV)/mpich/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/over.pth
 	$(PIP) --python $(VENV)/mpich/bin/python install -q mpich
+	touch $@
+
+$(VENV)/.legacy: build/wheel/.built tools/legacy_environment.py pyproject.toml
+	$(BIN)/python tools/legacy_environment.py $(VENV)/legacy
 	touch $@
 
 build/wheel/.built: $(VENV)/.build $(VENV)/.wheel tools/build_wheels.py CMakeLists.txt $(SOURCES)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Gradient(NamedTuple):
     dtype: str
 
 
-View = Callable[[np.ndarray[Any, Any], str], Any]
+View: TypeAlias = "Callable[[np.ndarray[Any, Any], str], Any]"
 """Makes an array of a framework of bytes in memory, of the given type."""
 
 
@@ -187,6 +187,40 @@ class Buckets:
             bucket.wait()
             present.update(index for index, mark in zip(members, bucket.marks.tolist(), strict=True) if mark > 0)
         return present
+
+
+def fill(slot: np.ndarray[Any, Any], values: np.ndarray[Any, Any], factor: float) -> None:
+    """Put ``values``, of any shape, times ``factor`` into a slot of NumPy."""
+    np.multiply(values.reshape(-1), values.dtype.type(factor), out=slot)
+
+
+def averages(
+    communicator: Communicator,
+    gradients: Sequence[Gradient],
+    put: Callable[[Any, int, float], object],
+    *,
+    weight: float | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    view: View = numpy_view,
+) -> list[Any]:
+    """The means over the ranks of gradients that are all there: new one-dimensional arrays in the arena.
+
+    ``put(slot, i, factor)`` puts gradient i, times ``factor``, into its slot, while earlier buckets are reduced. With
+    ``weight`` the ranks count by their weights.
+    """
+    factor = 1.0 if weight is None else share(communicator, weight)
+    slots: list[Any] = [None] * len(gradients)
+    started = []
+    for members in arrange(gradients, reversed(range(len(gradients))), bucket_bytes):
+        bucket = Bucket(communicator, [gradients[i] for i in members], view)
+        for slot, i in zip(bucket.slots, members, strict=True):
+            put(slot, i, factor)
+            slots[i] = slot
+        bucket.start("avg" if weight is None else "sum")
+        started.append(bucket)
+    for bucket in started:
+        bucket.wait()
+    return slots
 
 
 def _slot_bytes(gradient: Gradient) -> int:

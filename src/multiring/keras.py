@@ -13,9 +13,9 @@ import keras
 import numpy as np
 
 import multiring
-from multiring.buckets import BUCKET_BYTES, Bucket, Gradient, arrange
+from multiring.buckets import BUCKET_BYTES, Gradient, averages
 from multiring.comm import Communicator
-from multiring.weights import average, share
+from multiring.weights import average
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -76,27 +76,19 @@ def _average_torch(
     """Keras hands over all gradients at once, after the backward pass: a bucket is filled while others are reduced."""
     import torch
 
-    communicator = _communicator(group)
     places = [i for i, gradient in enumerate(gradients) if gradient is not None]
-    sizes = {i: Gradient(gradients[i].numel(), str(gradients[i].dtype).removeprefix("torch.")) for i in places}
-    factor = 1.0 if weight is None else share(communicator, weight)
-    started = []
-    for members in arrange(list(sizes.values()), reversed(range(len(places))), bucket_bytes):
-        indices = [places[member] for member in members]
-        bucket = Bucket(
-            communicator,
-            [sizes[i] for i in indices],
-            lambda memory, dtype: torch.from_numpy(memory).view(getattr(torch, dtype)),
-        )
-        for slot, i in zip(bucket.slots, indices, strict=True):
-            torch.mul(gradients[i].detach().reshape(-1), factor, out=slot)
-        bucket.start("avg" if weight is None else "sum")
-        started.append((bucket, indices))
+    flat = [gradients[i].detach().reshape(-1) for i in places]
+    slots = averages(
+        _communicator(group),
+        [Gradient(one.numel(), str(one.dtype).removeprefix("torch.")) for one in flat],
+        lambda slot, i, factor: torch.mul(flat[i], factor, out=slot),
+        weight=weight,
+        bucket_bytes=bucket_bytes,
+        view=lambda memory, dtype: torch.from_numpy(memory).view(getattr(torch, dtype)),
+    )
     averaged = list(gradients)
-    for bucket, indices in started:
-        bucket.wait()
-        for slot, i in zip(bucket.slots, indices, strict=True):
-            averaged[i] = slot.view(gradients[i].shape)
+    for i, slot in zip(places, slots, strict=True):
+        averaged[i] = slot.view(gradients[i].shape)
     return averaged
 
 

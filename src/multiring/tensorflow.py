@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import multiring
 from multiring import weights
-from multiring.buckets import BUCKET_BYTES, Bucket, Gradient, arrange
+from multiring.buckets import BUCKET_BYTES, Bucket, Gradient, arrange, fill
 from multiring.comm import Communicator
 
 __all__ = ["DistributedGradientTape", "DistributedOptimizer", "all_reduce", "average", "broadcast_variables"]
@@ -149,7 +149,7 @@ class _Exchange:
     def start(self, factor: Any, *views: Any) -> np.int64:
         bucket = Bucket(self._communicator, [Gradient(view.size, view.dtype.name) for view in views])
         for slot, view in zip(bucket.slots, views, strict=True):
-            np.multiply(view.reshape(-1), view.dtype.type(factor), out=slot)
+            fill(slot, view, factor)
         bucket.start(self._op)
         ticket = next(self._number)
         self._buckets[ticket] = bucket

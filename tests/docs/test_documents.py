@@ -41,7 +41,9 @@ class Block:
     @property
     def missing(self) -> list[str]:
         """The frameworks that it imports and that are not installed."""
-        imported = re.findall(r"^(?:import|from) (jax|optax|keras|tensorflow)\b", self.text, re.MULTILINE)
+        imported = re.findall(
+            r"^(?:import|from) (jax|optax|keras|tensorflow|chainer|pytensor)\b", self.text, re.MULTILINE
+        )
         return [name for name in imported if find_spec(name) is None]
 
     @property
