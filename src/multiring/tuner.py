@@ -206,7 +206,7 @@ def read(file: Path) -> dict[Key, Tuned]:
     try:
         rows: list[dict[str, Any]] = json.loads(file.read_text())["tuned"]
         return {_key(row): _tuned(row) for row in rows}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         _log.warning("what tuning found cannot be read from %s (%r): remove it; plans are tried anew", file, error)

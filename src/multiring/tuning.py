@@ -17,8 +17,8 @@ from .planner import Candidate, Choice, Tuned
 FIELD = 8
 """So many plans are tried, at most."""
 
-NEAREST = 5
-"""Of them so many for their prediction; the others because they divide the ranks in other ways."""
+NEAREST = 4
+"""Of them so many for their prediction alone."""
 
 FINALISTS = 3
 
@@ -68,18 +68,18 @@ def opening(plans: Sequence[str], predicted: float) -> Heat:
 
 
 def contestants(choice: Choice) -> tuple[Candidate, ...]:
-    """The candidates to try: those of the shortest predictions, and the best of ways to divide the ranks that are not
-    among them."""
+    """The candidates to try: those of the shortest predictions, the best flat one, and those of fewer steps than all
+    that are predicted to be faster. Where cores are busy each step waits for them, which no prediction knows."""
     ranked = (choice.chosen, *choice.rejected)
-    tried = list(ranked[:NEAREST])
-    ways = {_way(candidate) for candidate in tried}
-    rest = list(ranked[NEAREST:])
-    for candidate in rest:
-        if len(tried) < FIELD and _way(candidate) not in ways:
-            ways.add(_way(candidate))
-            tried.append(candidate)
-    tried += [candidate for candidate in rest if candidate not in tried][: FIELD - len(tried)]
-    return tuple(tried)
+    fewest = [_steps(ranked[0])]
+    front = []
+    for candidate in ranked[1:]:
+        if _steps(candidate) < fewest[-1]:
+            fewest.append(_steps(candidate))
+            front.append(candidate)
+    flat = [candidate for candidate in ranked if len(candidate.stages) == 1]
+    wanted = [*ranked[:NEAREST], *flat[:1], *reversed(front), *ranked[NEAREST:]]
+    return tuple(dict.fromkeys(wanted))[:FIELD]
 
 
 def after(heat: Heat, seconds: Sequence[float], day: str) -> Heat | Tuned:
@@ -105,6 +105,5 @@ def offset(mine: np.ndarray, reference: np.ndarray) -> float:
     return 0.0 if least <= 0 <= most else (least + most) / 2
 
 
-def _way(candidate: Candidate) -> tuple[object, ...]:
-    """How a candidate divides the ranks, whatever methods its dimensions run."""
-    return tuple((stage.dimension, stage.mode) for stage in candidate.stages)
+def _steps(candidate: Candidate) -> int:
+    return sum(phase.steps for phase in candidate.prediction.phases)
