@@ -200,20 +200,25 @@ class Links:
     async def _dial_by_cards(self, link: _Link) -> None:
         """Open streams over all cards; where neither side can, the next try is over any."""
         ways = self._ways[link.peer]
+        attempt = asyncio.ensure_future(self._attempt(link, ways))
         try:
-            await asyncio.wait_for(self._attempt(link, ways), CARDS_SECONDS)
-        except (OSError, auth.Refused, asyncio.TimeoutError) as error:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(link.attached.wait(), CARDS_SECONDS)
-                return
-            _log.warning(
-                "%s cannot be linked to %s over the cards %s (%s): they use one",
-                self._describe(self._mine.rank),
-                self._describe(link.peer),
-                ", ".join(f"{way.source} - {way.address[0]}" for way in ways),
-                str(error) or "no answer",
-            )
-            del self._ways[link.peer]
+            await asyncio.wait([attempt], timeout=CARDS_SECONDS)
+        finally:
+            attempt.cancel()
+            (error,) = await asyncio.gather(attempt, return_exceptions=True)
+        if not isinstance(error, (OSError, auth.Refused, asyncio.TimeoutError, asyncio.CancelledError, type(None))):
+            raise error
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(link.attached.wait(), CARDS_SECONDS)
+            return
+        _log.warning(
+            "%s cannot be linked to %s over the cards %s (%s): they use one",
+            self._describe(self._mine.rank),
+            self._describe(link.peer),
+            ", ".join(f"{way.source} - {way.address[0]}" for way in ways),
+            str(error) or "no answer",
+        )
+        del self._ways[link.peer]
 
     async def _attempt(self, link: _Link, ways: Sequence[Way]) -> None:
         """Open all streams of a link, in turn over the ways, and attach them if they are chosen."""
