@@ -52,6 +52,16 @@ def test_rejected_plans_are_among_the_cases(script: ModuleType) -> None:
     assert cases[script.TWICE].calls == 2
 
 
+def test_of_small_buffers_the_next_best_are_tried_too(script: ModuleType) -> None:
+    topology = topology_file.load(FLAT)
+    large, small = ([case.name for case in script.cases(topology, nbytes)] for nbytes in (8 * MB, 4096))
+    assert [name for name in small if "candidate" in name] == [
+        f"multiring, candidate {place}" for place in (2, 3, 4, 5)
+    ]
+    assert not any("candidate" in name for name in large)
+    assert "multiring, one segment" not in small
+
+
 def test_predictions_are_made_at_the_rates_that_headers_leave(script: ModuleType) -> None:
     topology = topology_file.load(FLAT)
     case = script.cases(topology, 8 * MB)[0]
