@@ -91,7 +91,7 @@ class World:
             "bytes": sum(peer["bytes_sent"] for peer in peers.values()),
             "in_calls": counted["seconds_in_calls"],
             "waiting": counted["seconds_waiting"],
-            "waited_for": {rank: peer["seconds_waited"] for rank, peer in peers.items()},
+            "waited_for": {rank: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()},
         }
 
 
