@@ -86,6 +86,8 @@ void Engine::beat() {
     if (now < next_beat_) return;
     next_beat_ = now + liveness_.interval();
     publish_status();
+    check_suspicions();
+    check_deadlines();
     std::vector<const LocalLink*> local;
     std::vector<bool> departed;
     {

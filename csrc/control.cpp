@@ -16,7 +16,6 @@
 namespace multiring {
 namespace {
 
-constexpr std::uint32_t longest_payload = 1 << 16;
 constexpr int patience_ms = 1000;  // for a peer's full socket buffer: a notice must not be lost to a moment's pause
 
 std::vector<std::byte> encode(Frame frame, std::span<const std::byte> payload) {
@@ -38,27 +37,26 @@ Control::~Control() {
 
 void Control::close_all() noexcept {
     const std::lock_guard lock(mutex_);
-    for (Connection& connection : connections_)
-        if (connection.socket >= 0) close(std::exchange(connection.socket, -1));
+    for (Connection& connection : connections_) connection.socket.reset();
 }
 
-void Control::attach(int peer, int socket, bool is_edge) {
-    fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
+void Control::attach(int peer, Descriptor socket, bool is_edge) {
+    fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
     const std::lock_guard lock(mutex_);
-    connections_.push_back({peer, socket, is_edge, {}, {}, false});
     epoll_event event{};
     event.events = EPOLLIN | EPOLLRDHUP;
     event.data.u64 = static_cast<std::uint64_t>(peer);
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, socket, &event) != 0)
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, socket.get(), &event) != 0)
         throw_resource_error(
             system_message("cannot watch the control connection of rank " + std::to_string(peer), errno));
+    connections_.push_back({peer, std::move(socket), is_edge, {}, {}, false});
 }
 
 std::vector<int> Control::edges() const {
     const std::lock_guard lock(mutex_);
     std::vector<int> edges;
     for (const Connection& connection : connections_)
-        if (connection.is_edge && connection.socket >= 0) edges.push_back(connection.peer);
+        if (connection.is_edge && connection.socket.is_open()) edges.push_back(connection.peer);
     return edges;
 }
 
@@ -69,13 +67,13 @@ void Control::read(int peer) {
     {
         const std::lock_guard lock(mutex_);
         const auto found = std::find_if(connections_.begin(), connections_.end(),
-                                        [&](const Connection& c) { return c.peer == peer && c.socket >= 0; });
+                                        [&](const Connection& c) { return c.peer == peer && c.socket.is_open(); });
         if (found == connections_.end()) return;
         receive(*found, reason);
         while (take_message(*found, received)) {
         }
         left = found->farewell;
-        lost = found->socket < 0 && !left;
+        lost = !found->socket.is_open() && !left;
     }
     for (const auto& statuses : received.beats) events_.beat(peer, statuses);
     for (const Notice& notice : received.notices) events_.notice(notice);
@@ -86,7 +84,7 @@ void Control::read(int peer) {
 void Control::receive(Connection& connection, std::string& reason) {
     std::byte buffer[4096];
     for (;;) {
-        const ssize_t n = recv(connection.socket, buffer, sizeof buffer, MSG_DONTWAIT);
+        const ssize_t n = recv(connection.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
         if (n > 0) {
             connection.received.insert(connection.received.end(), buffer, buffer + n);
             continue;
@@ -106,10 +104,10 @@ bool Control::take_message(Connection& connection, Received& into) {
     std::memcpy(static_cast<void*>(&frame), received.data(), sizeof frame);
     const bool known =
         frame.type == FrameType::beat || frame.type == FrameType::notice || frame.type == FrameType::farewell;
-    const bool is_kind = frame.type != FrameType::notice || frame.token <= static_cast<std::uint32_t>(last_kind);
-    if (!known || !is_kind || frame.generation != generation_ || frame.bytes > longest_payload) {
+    const bool is_sound = frame.type != FrameType::notice || is_notice(frame);
+    if (!known || !is_sound || frame.generation != generation_ || frame.bytes > Notice::longest_text) {
         received.clear();
-        if (connection.socket >= 0) drop(connection);  // not our protocol: as good as lost
+        if (connection.socket.is_open()) drop(connection);  // not our protocol: as good as lost
         return false;
     }
     if (received.size() < sizeof frame + frame.bytes) return false;
@@ -120,28 +118,19 @@ bool Control::take_message(Connection& connection, Received& into) {
     } else if (frame.type == FrameType::beat) {
         into.beats.emplace_back(payload_begin, payload_end);
     } else {
-        const std::string text(reinterpret_cast<const char*>(received.data()) + sizeof frame, frame.bytes);
-        into.notices.push_back({connection.peer, static_cast<ErrorKind>(frame.token), static_cast<int>(frame.root),
-                                text, 1e-3 * static_cast<double>(frame.count)});
+        into.notices.push_back(notice_of(frame, {payload_begin, payload_end}, connection.peer));
     }
     received.erase(received.begin(), payload_end);
     return true;
 }
 
 void Control::drop(Connection& connection) {
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.socket, nullptr);
-    close(std::exchange(connection.socket, -1));
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.socket.get(), nullptr);
+    connection.socket.reset();
 }
 
 void Control::send(const Notice& notice) {
-    Frame frame;
-    frame.type = FrameType::notice;
-    frame.generation = generation_;
-    frame.token = static_cast<std::uint32_t>(notice.kind);
-    frame.root = static_cast<std::uint32_t>(notice.rank);
-    frame.count = static_cast<std::uint64_t>(1e3 * notice.seconds);
-    const std::string text = notice.text.substr(0, longest_payload);
-    const auto bytes = encode(frame, std::as_bytes(std::span(text)));
+    const auto bytes = encode(frame_of(notice, generation_), std::as_bytes(std::span(notice.text)));
     const std::lock_guard lock(mutex_);
     for (Connection& connection : connections_)
         if (connection.peer != notice.from) send_to(connection, bytes);
@@ -159,7 +148,7 @@ void Control::send_farewell() {
 void Control::send_beat(int edge, std::span<const std::byte> statuses) {
     const std::lock_guard lock(mutex_);
     for (Connection& connection : connections_) {
-        if (connection.peer != edge || !connection.is_edge || connection.socket < 0) continue;
+        if (connection.peer != edge || !connection.is_edge || !connection.socket.is_open()) continue;
         if (!connection.unsent.empty() && !send_some(connection)) return;
         Frame frame;
         frame.type = FrameType::beat;
@@ -172,7 +161,7 @@ void Control::send_beat(int edge, std::span<const std::byte> statuses) {
 // True if nothing is left to send.
 bool Control::send_some(Connection& connection) {
     auto& unsent = connection.unsent;
-    const ssize_t n = ::send(connection.socket, unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = ::send(connection.socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) unsent.erase(unsent.begin(), unsent.begin() + n);
     return unsent.empty();
 }
@@ -180,12 +169,12 @@ bool Control::send_some(Connection& connection) {
 void Control::send_to(Connection& connection, const std::vector<std::byte>& bytes) {
     auto& unsent = connection.unsent;  // the rest of a beat goes first
     unsent.insert(unsent.end(), bytes.begin(), bytes.end());
-    while (connection.socket >= 0 && !unsent.empty()) {
-        const ssize_t n = ::send(connection.socket, unsent.data(), unsent.size(), MSG_NOSIGNAL);
+    while (connection.socket.is_open() && !unsent.empty()) {
+        const ssize_t n = ::send(connection.socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL);
         if (n >= 0) {
             unsent.erase(unsent.begin(), unsent.begin() + n);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            pollfd writable{connection.socket, POLLOUT, 0};
+            pollfd writable{connection.socket.get(), POLLOUT, 0};
             if (poll(&writable, 1, patience_ms) == 0) return;  // it does not read: it will see the socket close
         } else if (errno != EINTR) {
             return;  // it is gone; its end of the connection tells us so

@@ -14,18 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "errors.hpp"
+#include "descriptor.hpp"
+#include "notice.hpp"
 
 namespace multiring {
-
-struct Notice {
-    int from = -1;  // the rank that passed it on
-    ErrorKind kind{};
-    int rank = -1;  // the culprit
-    std::string text;
-    double seconds = 0;     // that the culprit was waited for
-    bool farewell = false;  // no failure: `rank` leaves on purpose
-};
 
 class Control {
   public:
@@ -38,8 +30,8 @@ class Control {
     Control(int epoll, std::uint16_t generation, Events events);
     ~Control();
 
-    // Takes ownership. An edge is a connection to another host: beats go over it.
-    void attach(int peer, int socket, bool is_edge);
+    // An edge is a connection to another host: beats go over it.
+    void attach(int peer, Descriptor socket, bool is_edge);
     std::vector<int> edges() const;
     // Read what has come on the socket of this peer (from epoll).
     void read(int peer);
@@ -55,7 +47,7 @@ class Control {
   private:
     struct Connection {
         int peer;
-        int socket;
+        Descriptor socket;
         bool is_edge;
         std::vector<std::byte> received;
         std::vector<std::byte> unsent;  // of a beat

@@ -20,6 +20,7 @@ constexpr double default_spin = 100e-6, longest_spin = 0.1;  // a spinning calle
 constexpr double forever = 1e8;                              // seconds
 constexpr auto notice_grace = std::chrono::milliseconds(100);
 constexpr auto unread_grace = std::chrono::milliseconds(500);   // at shutdown, for peers that have not read all yet
+constexpr auto longest_drive = std::chrono::seconds(1);         // by a caller, without a pause
 constexpr auto yielding_budget = std::chrono::milliseconds(1);  // of giving the core away before sleeping
 
 }  // namespace
@@ -151,20 +152,16 @@ void Engine::add_link(std::unique_ptr<LocalLink> link) {
 }
 
 void Engine::attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd) {
+    const Descriptor memory(memory_fd);  // the mapping outlives it
+    Descriptor doorbell(doorbell_fd), socket(socket_fd);
     check_usable();
     check_peer(peer);
     if (options_.in_process) throw std::invalid_argument("an in-process engine has no shared memory to attach to");
-    std::unique_ptr<PeerArena> theirs;
-    try {
-        theirs = std::make_unique<PeerArena>(memory_fd, peer, options_.world_size, options_.generation);
-    } catch (...) {
-        for (const int fd : {memory_fd, doorbell_fd, socket_fd}) close(fd);
-        throw;
-    }
-    close(memory_fd);  // the mapping stays
-    close_on_exec({doorbell_fd, socket_fd});
-    add_link(std::make_unique<LocalLink>(peer, options_.rank, *machine_, arena_, std::move(theirs), doorbell_fd));
-    control_->attach(peer, socket_fd, false);
+    auto theirs = std::make_unique<PeerArena>(memory.get(), peer, options_.world_size, options_.generation);
+    close_on_exec({doorbell.get(), socket.get()});
+    add_link(
+        std::make_unique<LocalLink>(peer, options_.rank, *machine_, arena_, std::move(theirs), std::move(doorbell)));
+    control_->attach(peer, std::move(socket), false);
 }
 
 void Engine::attach_in_process(int peer, Engine& other) {
@@ -175,23 +172,25 @@ void Engine::attach_in_process(int peer, Engine& other) {
     if (other.options_.rank != peer)
         throw std::invalid_argument("the engine given for rank " + std::to_string(peer) + " is rank " +
                                     std::to_string(other.options_.rank));
-    const int doorbell = dup(other.doorbell_);
-    if (doorbell < 0) throw_resource_error(system_message("cannot duplicate a descriptor", errno));
+    Descriptor doorbell(dup(other.doorbell_));
+    if (!doorbell.is_open()) throw_resource_error(system_message("cannot duplicate a descriptor", errno));
     add_link(std::make_unique<LocalLink>(peer, options_.rank, *machine_, arena_,
-                                         std::make_unique<PeerArena>(other.arena_), doorbell));
+                                         std::make_unique<PeerArena>(other.arena_), std::move(doorbell)));
     const std::lock_guard lock(mutex_);
     in_process_peers_.push_back(other.letterbox_);
 }
 
-void Engine::attach_tcp(int peer, std::vector<int> sockets) {
+void Engine::attach_tcp(int peer, const std::vector<int>& sockets) {
+    std::vector<Descriptor> owned(sockets.begin(), sockets.end());
     check_usable();
     check_peer(peer);
-    if (sockets.empty()) throw std::invalid_argument("no sockets given for rank " + std::to_string(peer));
+    if (owned.empty()) throw std::invalid_argument("no sockets given for rank " + std::to_string(peer));
     for (const int socket : sockets) close_on_exec({socket});
     TcpLink::Events events;
     events.farewell = [this](int rank) { leave_notice({rank, ErrorKind::error, rank, "", 0, true}); };
     events.lost = [this](int rank, const std::string& reason) { suspect(rank, rank_name(rank) + " " + reason); };
-    auto link = std::make_unique<TcpLink>(peer, std::move(sockets), options_.generation, *machine_, pool_, data_epoll_,
+    events.notice = [this](const Notice& notice) { leave_notice(notice); };
+    auto link = std::make_unique<TcpLink>(peer, std::move(owned), options_.generation, *machine_, pool_, data_epoll_,
                                           epoll_, key_of(Watched::hangup, peer), std::move(events));
     TcpLink* added = link.get();
     machine_->attach(std::move(link));
@@ -201,11 +200,12 @@ void Engine::attach_tcp(int peer, std::vector<int> sockets) {
 }
 
 void Engine::attach_control(int peer, int socket_fd) {
+    Descriptor socket(socket_fd);
     check_usable();
     check_peer(peer);
     close_on_exec({socket_fd});
     arena_->make_heard();
-    control_->attach(peer, socket_fd, true);
+    control_->attach(peer, std::move(socket), true);
 }
 
 bool Engine::attached(int peer) const {
@@ -350,7 +350,9 @@ Engine::Outcome Engine::drive(Lane& lane, Spinner& spinner) try {
         const auto begin = spinner.start();
         count_wait(holder, begin, spinner.restart());
     };
-    for (;;) {
+    constexpr int rounds_between_looks = 16;  // at the clock
+    std::optional<Clock::time_point> until;
+    for (int round = 1;; ++round) {
         bool active = lane.advance();
         if (lane.finished()) {
             go_on();
@@ -367,6 +369,10 @@ Engine::Outcome Engine::drive(Lane& lane, Spinner& spinner) try {
         }
         if (active) {
             go_on();
+            if (round % rounds_between_looks != 0) continue;
+            const auto now = Clock::now();
+            if (!until) until = std::min(now + longest_drive, lane.call().deadline);
+            if (now >= *until) return Outcome::out_of_patience;  // who waits sees signals, and the time limit
         } else {
             lane.flush();
             if (!spinner.is_waiting()) holder = lane.held_up_by();
@@ -502,13 +508,15 @@ std::optional<Failure> Engine::ask(const std::shared_ptr<Work>& work) {
 // ---- failure ------------------------------------------------------------------------------------------------------
 
 void Engine::fail(Failure failure) {
-    const Notice notice{-1, failure.kind, failure.rank, failure.message, failure.seconds};
+    const Notice notice{-1, failure.kind, failure.rank, failure.message.substr(0, Notice::longest_text),
+                        failure.seconds};
     std::vector<std::shared_ptr<Letterbox>> in_process;
     {
         const std::lock_guard lock(mutex_);
         // Who leaves still learns, and tells, that what it did was not what others did.
         if (failure_ || (closed_.load(std::memory_order_relaxed) && failure.kind != ErrorKind::mismatch)) return;
         failure_ = std::move(failure);
+        untold_ = notice;
         in_process = in_process_peers_;
         failed_.store(true, std::memory_order_release);
     }

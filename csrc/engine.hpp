@@ -85,9 +85,10 @@ class Engine final : public Surroundings {
     int doorbell_fd() const { return doorbell_; }
     std::shared_ptr<Arena> shared_arena() const { return arena_; }
 
+    // These own the descriptors, also where they throw.
     void attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd);
     void attach_in_process(int peer, Engine& other);
-    void attach_tcp(int peer, std::vector<int> sockets);
+    void attach_tcp(int peer, const std::vector<int>& sockets);
     void attach_control(int peer, int socket_fd);
     bool attached(int peer) const;
 
@@ -174,6 +175,7 @@ class Engine final : public Surroundings {
     bool drain_links();
     void finish(Work& work, std::optional<Failure> failure);
     void fail_works();
+    void tell_waiters();
     void begin_idling();
     void end_idling();
     void take_inbox();
@@ -212,7 +214,8 @@ class Engine final : public Surroundings {
     std::vector<TcpLink*> tcp_links_;
     std::vector<std::shared_ptr<Letterbox>> in_process_peers_;
     std::optional<Failure> failure_;
-    std::vector<bool> departed_;  // by rank: has said farewell
+    std::optional<Notice> untold_;  // of the failure, to those who wait for us
+    std::vector<bool> departed_;    // by rank: has said farewell
     std::vector<std::shared_ptr<Work>> new_works_;
     std::vector<Notice> notices_;
     std::vector<std::pair<Clock::time_point, Notice>> suspicions_;  // true unless there is another failure by then

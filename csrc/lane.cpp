@@ -102,7 +102,7 @@ bool Lane::prepare() {
     if (outstanding()) return false;
     const std::size_t departures = std::size_t{rows_in_use_} * schedule_->departure_count;
     if (departures > unread_capacity_) {
-        unread_ = std::make_unique<std::atomic<bool>[]>(departures);
+        unread_ = std::make_unique<Reader[]>(departures);
         unread_capacity_ = departures;
     }
     const std::size_t staging = rows_in_use_ * full_layout_->staging_bytes;
@@ -153,7 +153,7 @@ bool Lane::row_is_clear(std::uint32_t segment) const {
     if (!outstanding()) return true;
     const auto* first = &unread_[(segment % rows_in_use_) * schedule_->departure_count];
     return std::none_of(first, first + schedule_->departure_count,
-                        [](const auto& unread) { return unread.load(std::memory_order_acquire); });
+                        [](const auto& unread) { return unread.load(std::memory_order_acquire) != 0; });
 }
 
 // Run one segment's list as far as it goes.
@@ -189,7 +189,7 @@ bool Lane::is_leaving(const Row& row, const Instruction& in) const {
     for (std::size_t i = 0; i < its.size(); ++i) {
         // Who shares memory reads the copy. Waiting for that too, two who exchange would wait for each other.
         if (staged && links[i]->shares_memory()) continue;
-        if (unread(row.segment, its[i]).load(std::memory_order_acquire)) return true;
+        if (unread(row.segment, its[i]).load(std::memory_order_acquire) != 0) return true;
     }
     return false;
 }
@@ -232,8 +232,8 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
     Link* const* links = call_.installed->message_links.data() + in.first_message;
     const auto its = messages(in);
     for (std::size_t i = 0; i < its.size(); ++i) {
-        std::atomic<bool>& mark = unread(row.segment, its[i]);
-        mark.store(true, std::memory_order_relaxed);
+        Reader& mark = unread(row.segment, its[i]);
+        mark.store(static_cast<std::uint32_t>(links[i]->peer) + 1, std::memory_order_relaxed);
         frame.ordinal = its[i].ordinal;
         frame.token = id_ << 16 | static_cast<std::uint32_t>(&mark - unread_.get());
         if (links[i]->shares_memory()) {
@@ -460,8 +460,10 @@ void Lane::take_early() {
     for (const Delivery& delivery : again) accept(delivery);
 }
 
-bool Lane::released(std::uint32_t index) {
-    if (index >= unread_capacity_ || !unread_[index].exchange(false, std::memory_order_acq_rel)) return false;
+bool Lane::released(int peer, std::uint32_t index) {
+    std::uint32_t reader = static_cast<std::uint32_t>(peer) + 1;
+    if (index >= unread_capacity_ || !unread_[index].compare_exchange_strong(reader, 0, std::memory_order_acq_rel))
+        return false;
     if (eager_) call_.installed->links.front()->return_credit(call_.count * itemsize_);
     outstanding_.fetch_sub(1, std::memory_order_acq_rel);
     if (driven_by_progress.load(std::memory_order_relaxed)) machine_.surroundings.wake_progress();
@@ -483,7 +485,7 @@ void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
     for (const Instruction& in : all)
         if (is_leaving(rows_[segment % rows_in_use_], in))
             for (const Message& message : messages(in))
-                if (unread(segment, message).load(std::memory_order_relaxed)) visit(message);
+                if (unread(segment, message).load(std::memory_order_relaxed) != 0) visit(message);
 }
 
 Link* Lane::held_up_by(std::uint32_t segment) const {

@@ -57,7 +57,7 @@ class Lane {
     }
 
     const Signature& signature() const { return signature_; }  // of the current or last operation
-    bool released(std::uint32_t index);                        // false if nothing of that index is outstanding
+    bool released(int peer, std::uint32_t index);  // false if nothing of that index is outstanding at that peer
     bool outstanding() const { return outstanding_.load(std::memory_order_acquire) != 0; }
     std::atomic<bool> driven_by_progress{false};
 
@@ -79,6 +79,7 @@ class Lane {
         std::uint32_t peer;
     };
     using Extent = Layout::Extent;
+    using Reader = std::atomic<std::uint32_t>;  // a world rank, plus one; 0 when it has read
 
     bool prepare();
     bool step(std::uint32_t segment);
@@ -116,7 +117,7 @@ class Lane {
     Arrival& arrival(std::uint32_t segment, std::uint32_t index) const {
         return arrivals_[(segment % (2 * rows_in_use_)) * schedule_->arrival_count + index];
     }
-    std::atomic<bool>& unread(std::uint32_t segment, const Message& message) const {
+    Reader& unread(std::uint32_t segment, const Message& message) const {
         return unread_[(segment % rows_in_use_) * schedule_->departure_count + message.index];
     }
     // Whether the send's bytes are copied for its readers, so that the caller's are free at once. Two ranks that
@@ -178,7 +179,7 @@ class Lane {
     std::vector<Row> rows_;
     std::unique_ptr<Arrival[]> arrivals_;
     std::size_t arrival_capacity_ = 0;
-    std::unique_ptr<std::atomic<bool>[]> unread_;  // by (row, departure): the peer has not read it yet
+    std::unique_ptr<Reader[]> unread_;  // by (row, departure): who has not read it yet
     std::size_t unread_capacity_ = 0;
     std::atomic<std::uint32_t> outstanding_{0};  // how many are unread
     std::byte* staging_ = nullptr;

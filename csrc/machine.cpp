@@ -304,7 +304,7 @@ void Machine::disown() noexcept {
 
 void Machine::released(int peer, std::uint32_t token) {
     Lane* lane = lanes_[token >> 16].load(std::memory_order_acquire);
-    if (lane == nullptr || !lane->released(token & 0xffff)) garbage(peer, "a release of something never sent");
+    if (lane == nullptr || !lane->released(peer, token & 0xffff)) garbage(peer, "a release of something never sent");
 }
 
 void Machine::mismatch(const Delivery& delivery, const Signature* ours) {

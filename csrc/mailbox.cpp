@@ -11,13 +11,13 @@
 namespace multiring {
 
 LocalLink::LocalLink(int peer, int self, Receiver& receiver, std::shared_ptr<Arena> mine,
-                     std::unique_ptr<PeerArena> theirs, int doorbell)
+                     std::unique_ptr<PeerArena> theirs, Descriptor doorbell)
     : Link(peer),
       receiver_(receiver),
       self_(self),
       mine_(std::move(mine)),
       theirs_(std::move(theirs)),
-      doorbell_(doorbell),
+      doorbell_(std::move(doorbell)),
       outgoing_(static_cast<Mailbox*>(mine_->allocate(sizeof(Mailbox)))) {
     std::memset(static_cast<void*>(outgoing_), 0, sizeof(Mailbox));
     releases_.type = FrameType::release;
@@ -25,12 +25,8 @@ LocalLink::LocalLink(int peer, int self, Receiver& receiver, std::shared_ptr<Are
     __atomic_store_n(&mine_->mailbox_directory()[peer], entry, __ATOMIC_RELEASE);
 }
 
-LocalLink::~LocalLink() {
-    if (doorbell_ >= 0) close(doorbell_);
-}
-
 void LocalLink::disown() noexcept {
-    if (doorbell_ >= 0) close(std::exchange(doorbell_, -1));
+    doorbell_.reset();
     theirs_->unmap();
 }
 
@@ -91,7 +87,7 @@ void LocalLink::notify() {
     if (__atomic_load_n(&theirs_->header().sleeping, __ATOMIC_RELAXED) != 0) {
         const std::uint64_t one = 1;
         // A full counter (EAGAIN) wakes the peer as well.
-        [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
+        [[maybe_unused]] const auto written = write(doorbell_.get(), &one, sizeof one);
     }
 }
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 
+#include "descriptor.hpp"
 #include "link.hpp"
 #include "memory.hpp"
 
@@ -29,10 +30,9 @@ struct alignas(cache_line) Mailbox {
 // A rank of this host (or, in process, another engine).
 class LocalLink final : public Link {
   public:
-    // Takes ownership of `doorbell`. Makes our mailbox for the peer known in our arena.
+    // Makes our mailbox for the peer known in our arena.
     LocalLink(int peer, int self, Receiver& receiver, std::shared_ptr<Arena> mine, std::unique_ptr<PeerArena> theirs,
-              int doorbell);
-    ~LocalLink() override;
+              Descriptor doorbell);
 
     bool shares_memory() const override { return true; }
     void post(const Frame& frame, const std::byte* payload) override;
@@ -65,7 +65,7 @@ class LocalLink final : public Link {
     const int self_;
     std::shared_ptr<Arena> mine_;
     std::unique_ptr<PeerArena> theirs_;
-    int doorbell_;
+    Descriptor doorbell_;
     Mailbox* outgoing_;
     std::atomic<const Mailbox*> incoming_{nullptr};
 

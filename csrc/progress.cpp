@@ -161,7 +161,21 @@ void Engine::finish(Work& work, std::optional<Failure> failure) {
     if (work.on_done) work.on_done(work.failure);
 }
 
+// Whoever waits for us has a data connection to us; over the control connections the notice may have no way, where
+// the ranks between have left.
+void Engine::tell_waiters() {
+    std::optional<Notice> notice;
+    std::vector<TcpLink*> links;
+    {
+        const std::lock_guard lock(mutex_);
+        notice.swap(untold_);
+        if (notice) links = tcp_links_;
+    }
+    for (TcpLink* link : links) link->send_notice(*notice);
+}
+
 void Engine::fail_works() {
+    tell_waiters();
     if (!works_.empty()) machine_->abandon();
     for (const auto& work : works_) finish(*work, failure_of(work->call));
     works_.clear();

@@ -25,13 +25,10 @@ constexpr std::uint32_t eager_token = 1;  // of a payload that used the credit
 
 }  // namespace
 
-TcpLink::Stream::Stream(int socket) : socket(socket), buffer(std::make_unique<std::byte[]>(buffer_bytes)) {}
+TcpLink::Stream::Stream(Descriptor socket)
+    : socket(std::move(socket)), buffer(std::make_unique<std::byte[]>(buffer_bytes)) {}
 
-TcpLink::Stream::~Stream() {
-    if (socket >= 0) close(socket);
-}
-
-TcpLink::TcpLink(int peer, std::vector<int> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
+TcpLink::TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
                  int data_epoll, int hangup_epoll, std::uint64_t hangup_key, Events events)
     : Link(peer),
       receiver_(receiver),
@@ -40,8 +37,9 @@ TcpLink::TcpLink(int peer, std::vector<int> sockets, std::uint16_t generation, R
       data_epoll_(data_epoll),
       hangup_epoll_(hangup_epoll),
       events_(std::move(events)) {
-    for (const int socket : sockets) streams_.push_back(std::make_unique<Stream>(socket));
-    for (const int socket : sockets) {
+    for (Descriptor& owned : sockets) {
+        const int socket = owned.get();
+        streams_.push_back(std::make_unique<Stream>(std::move(owned)));
         fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
         const int on = 1;
         setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on a unix socket, which needs none
@@ -62,8 +60,7 @@ TcpLink::~TcpLink() {
 }
 
 void TcpLink::disown() noexcept {
-    for (const auto& stream : streams_)
-        if (stream->socket >= 0) close(std::exchange(stream->socket, -1));
+    for (const auto& stream : streams_) stream->socket.reset();
 }
 
 // ---- sending ------------------------------------------------------------------------------------------------------
@@ -104,7 +101,7 @@ void TcpLink::write(Stream& stream) {
         msghdr message{};
         message.msg_iov = parts;
         message.msg_iovlen = part_count;
-        const ssize_t n = sendmsg(stream.socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        const ssize_t n = sendmsg(stream.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0) {
             if (errno == EINTR) continue;
             // On an error the receiving side finds the connection closed and says so.
@@ -119,9 +116,9 @@ void TcpLink::write(Stream& stream) {
             left -= step;
             if (out.sent < sizeof(Frame) + out.frame.bytes) break;
             const std::uint32_t token = out.token;
-            const bool had_payload = out.frame.bytes != 0;
+            const bool was_data = out.frame.bytes != 0 && out.frame.type == FrameType::data;
             stream.queue.pop_front();
-            if (had_payload) receiver_.released(peer, token);
+            if (was_data) receiver_.released(peer, token);
         }
     }
     if (had_something) count_busy((Clock::now() - stream.busy_since) / static_cast<int>(streams_.size()));
@@ -134,7 +131,7 @@ void TcpLink::watch_for_room(Stream& stream, bool wanted) {
     epoll_event event{};
     event.events = EPOLLIN | (wanted ? static_cast<std::uint32_t>(EPOLLOUT) : 0);
     event.data.u64 = static_cast<std::uint64_t>(peer);
-    if (epoll_ctl(data_epoll_, EPOLL_CTL_MOD, stream.socket, &event) == 0) stream.wants_room = wanted;
+    if (epoll_ctl(data_epoll_, EPOLL_CTL_MOD, stream.socket.get(), &event) == 0) stream.wants_room = wanted;
 }
 
 bool TcpLink::flush() {
@@ -167,8 +164,24 @@ void TcpLink::abandon() {
     abandoned_.store(true, std::memory_order_relaxed);
     for (const auto& stream : streams_) {
         const std::lock_guard lock(stream->send_mutex);
-        stream->queue.clear();
-        stream->busy.store(false, std::memory_order_relaxed);
+        if (!stream->queue.empty() && stream->queue.front().sent != 0 &&
+            stream->queue.front().frame.type != FrameType::notice)
+            stream->is_torn = true;
+        std::erase_if(stream->queue,
+                      [&](const Outgoing& out) { return stream->is_torn || out.frame.type != FrameType::notice; });
+        stream->busy.store(!stream->queue.empty(), std::memory_order_relaxed);
+    }
+}
+
+void TcpLink::send_notice(const Notice& notice) {
+    last_words_ = notice.text;
+    const Frame frame = frame_of(notice, generation_);
+    for (const auto& stream : streams_) {
+        const std::lock_guard lock(stream->send_mutex);
+        if (stream->is_torn) continue;
+        stream->queue.push_back({frame, reinterpret_cast<const std::byte*>(last_words_.data()), 0, 0});
+        if (stream->queue.size() == 1) write(*stream);
+        return;
     }
 }
 
@@ -209,7 +222,7 @@ std::size_t TcpLink::read_some(Stream& stream) {
     }
     parts[part_count++] = {stream.buffer.get() + stream.end, buffer_bytes - stream.end};
     ssize_t n;
-    do n = readv(stream.socket, parts, part_count);
+    do n = readv(stream.socket.get(), parts, part_count);
     while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
     if (n <= 0) {
@@ -261,6 +274,17 @@ void TcpLink::take_frame(Stream& stream, const Frame& frame) {
             stream.payload = pool_.take(frame.bytes);
             stream.received = 0;
             return;
+        case FrameType::notice:
+            if (!is_notice(frame) || frame.bytes == 0) {
+                receiver_.garbage(peer, "a notice of kind " + std::to_string(frame.token) + " and " +
+                                            std::to_string(frame.bytes) + " bytes");
+                lose(stream, "sent garbage");
+                return;
+            }
+            stream.frame = frame;
+            stream.payload = pool_.take(frame.bytes);
+            stream.received = 0;
+            return;
         case FrameType::grant:
         case FrameType::ask:
         case FrameType::waits: receiver_.deliver(*this, frame, {}); return;
@@ -279,6 +303,12 @@ void TcpLink::take_frame(Stream& stream, const Frame& frame) {
 }
 
 void TcpLink::finish_payload(Stream& stream) {
+    if (stream.frame.type == FrameType::notice) {
+        const std::byte* text = std::exchange(stream.payload, nullptr);
+        events_.notice(notice_of(stream.frame, {text, stream.frame.bytes}, peer));
+        pool_.give_back(text, stream.frame.bytes);
+        return;
+    }
     messages_received_.fetch_add(1, std::memory_order_relaxed);
     bytes_received_.fetch_add(stream.frame.bytes, std::memory_order_relaxed);
     unanswered_.store(false, std::memory_order_relaxed);
@@ -288,8 +318,8 @@ void TcpLink::finish_payload(Stream& stream) {
 
 void TcpLink::lose(Stream& stream, const std::string& reason) {
     if (std::exchange(stream.closed, true)) return;
-    epoll_ctl(data_epoll_, EPOLL_CTL_DEL, stream.socket, nullptr);
-    epoll_ctl(hangup_epoll_, EPOLL_CTL_DEL, stream.socket, nullptr);
+    epoll_ctl(data_epoll_, EPOLL_CTL_DEL, stream.socket.get(), nullptr);
+    epoll_ctl(hangup_epoll_, EPOLL_CTL_DEL, stream.socket.get(), nullptr);
     unanswered_.store(false, std::memory_order_relaxed);
     if (!stream.farewell) events_.lost(peer, reason);
 }

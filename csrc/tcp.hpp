@@ -23,7 +23,9 @@
 #include <mutex>
 #include <vector>
 
+#include "descriptor.hpp"
 #include "link.hpp"
+#include "notice.hpp"
 #include "pool.hpp"
 
 namespace multiring {
@@ -33,10 +35,10 @@ class TcpLink final : public Link {
     struct Events {
         std::function<void(int peer)> farewell;
         std::function<void(int peer, const std::string& reason)> lost;
+        std::function<void(const Notice& notice)> notice;
     };
-    // Takes ownership of the sockets. `data_epoll` watches them for data and for room, `hangup_epoll` for their end,
-    // under `hangup_key`.
-    TcpLink(int peer, std::vector<int> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
+    // `data_epoll` watches the sockets for data and for room, `hangup_epoll` for their end, under `hangup_key`.
+    TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
             int data_epoll, int hangup_epoll, std::uint64_t hangup_key, Events events);
     ~TcpLink() override;
 
@@ -51,6 +53,8 @@ class TcpLink final : public Link {
     Traffic traffic() const override;
 
     void send_farewell();
+    // Nothing but the rest of what is queued goes before it; a stream that was left in mid-message cannot carry it.
+    void send_notice(const Notice& notice);
 
   private:
     struct Outgoing {
@@ -60,13 +64,13 @@ class TcpLink final : public Link {
         std::size_t sent;  // bytes of header and payload together
     };
     struct Stream {
-        explicit Stream(int socket);
-        ~Stream();
+        explicit Stream(Descriptor socket);
 
-        int socket;  // -1 once disowned
+        Descriptor socket;
         // sending
         std::mutex send_mutex;
         std::deque<Outgoing> queue;
+        bool is_torn = false;     // abandoned in the middle of a message
         bool wants_room = false;  // epoll tells when there is room again
         std::atomic<bool> busy{false};
         Clock::time_point busy_since{};  // from when the queue has had something
@@ -98,6 +102,7 @@ class TcpLink final : public Link {
     const Events events_;
     std::vector<std::unique_ptr<Stream>> streams_;
     std::atomic<bool> abandoned_{false};
+    std::string last_words_;               // the text of the notice, once it was sent
     std::atomic<bool> unanswered_{false};  // nothing came since we sent something
     std::atomic<std::uint64_t> owed_{0};   // credit to be returned to the peer
     std::atomic<std::uint64_t> messages_sent_{0}, bytes_sent_{0}, messages_received_{0}, bytes_received_{0};

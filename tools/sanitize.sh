@@ -19,6 +19,7 @@ for kind in "${@:-thread address,undefined}"; do
         echo "== $sanitizers"
         env PYTHONPATH="$build/src" LD_PRELOAD="$library" ASAN_OPTIONS=detect_leaks=0 \
             TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1" \
-            setarch -R "$python" -m pytest -q -p no:cacheprovider $tests
+            setarch -R "$python" -m pytest -q -p no:cacheprovider $tests \
+            --deselect tests/unit/test_engine_failure.py::test_too_few_descriptors_name_the_limit  # they need some
     done
 done

@@ -114,7 +114,8 @@ def _exit() -> None:
     """
     if _default is None:
         return
-    error = getattr(sys, "last_value", None)
+    interactive = hasattr(sys, "ps1")  # there the last exception ended a line, and not the session
+    error = None if interactive else getattr(sys, "last_value", None)
     rank, host = _default.world.rank, _default.world.topology.hosts[_default.world.rank]
     if _default.size > 1 and error is not None:
         reason = f"rank {rank} (host {host}) ended with {type(error).__name__}: {error}"

@@ -279,8 +279,9 @@ def _agree(records: list[Record], shared: Record) -> Record:
         for name, value in record["agreed"].items():
             if value != first["agreed"][name]:
                 raise RendezvousError(
-                    f"{name} is {value} on rank {rank} (host {record['host']}) and {first['agreed'][name]} on rank 0 "
-                    f"(host {first['host']}): it must be the same everywhere",
+                    f"{name} is {value or 'not set'} on rank {rank} (host {record['host']}) and "
+                    f"{first['agreed'][name] or 'not set'} on rank 0 (host {first['host']}): it must be the same "
+                    "everywhere",
                     rank=rank,
                 )
     return shared

@@ -3,9 +3,9 @@
     python tests/faults/chaos.py [--faults 500] [--seed N] [--no-lab]
 
 Each round starts a world of 3 to 8 ranks, a third of them across hosts of a lab, that run one kind of call (four
-out of five without a pause, so that the fault meets one in flight). Then it does something from the table of faults to
-one of them, and compares what every rank saw with what was done. It ends at the first round that differs, with what
-repeats it.
+out of five without a pause, so that the fault meets one in flight). Then it does something from the tables of faults to
+one of them, and compares what every rank saw with what was done. One job in ten has another one beside it, which must
+not notice. It ends at the first round that differs, with what repeats it.
 """
 
 from __future__ import annotations
@@ -20,36 +20,39 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import victims
-from jobs_under_fault import World, started
+from jobs_under_fault import Job, World, launched, started
 
 import faults
-from faults import FAULTS, Fault
+from faults import FAULTS, SHORTAGES, Fault, Shortage
 from multiring import lab
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 MOST_HOSTS, CARD = 4, Link(up=5e7, down=5e7, latency=0.0)
-LAB_SHARE, BUSY_SHARE = 1 / 3, 0.8
+LAB_SHARE, BUSY_SHARE, BESIDE_SHARE = 1 / 3, 0.8, 0.1
 SLOW = ("large",)
 """Calls that a lab's links would need long for."""
 
 
 @dataclass(frozen=True)
 class Round:
-    fault: Fault
+    fault: Fault | Shortage
     hosts: tuple[str, ...]
     calls: str
     victim: int
     pause: float
     delay: float
+    beside: bool
 
     def __str__(self) -> str:
         rhythm = f", {self.pause} s apart" if self.pause else ""
-        return f"{self.fault.name}, rank {self.victim} of {' '.join(self.hosts)}, {self.calls}{rhythm}"
+        beside = ", another job beside" if self.beside else ""
+        return f"{self.fault.name}, rank {self.victim} of {' '.join(self.hosts)}, {self.calls}{rhythm}{beside}"
 
 
 def draw(dice: random.Random, with_lab: bool) -> Round:
@@ -59,29 +62,50 @@ def draw(dice: random.Random, with_lab: bool) -> Round:
         count = dice.randint(2, min(MOST_HOSTS, size))
         cuts = [0, *sorted(dice.sample(range(1, size), count - 1)), size]
         hosts = tuple("abcd"[i] for i in range(count) for _ in range(cuts[i], cuts[i + 1]))
-        fault = dice.choice(FAULTS)
+        fault: Fault | Shortage = dice.choice(FAULTS)
         calls = dice.choice([name for name in victims.CALLS if name not in SLOW])
     else:
         # Hosts by name only speak TCP to each other, as across a network.
         hosts = dice.choice([("here",) * size, tuple(dice.choice("xyz") for _ in range(size))])
-        fault = dice.choice([fault for fault in FAULTS if not fault.on_link])
+        fault = dice.choice([*(fault for fault in FAULTS if not fault.on_link), *SHORTAGES])
         calls = dice.choice(list(victims.CALLS))
     pause = 0.0 if dice.random() < BUSY_SHARE else 0.1
-    return Round(fault, hosts, calls, dice.randrange(size), pause, dice.uniform(0, 1.0))
+    beside = dice.random() < BESIDE_SHARE
+    return Round(fault, hosts, calls, dice.randrange(size), pause, dice.uniform(0, 1.0), beside)
 
 
 def play(this: Round, world: World, folder: Path) -> None:
     """AssertionError if a rank saw something else than what was done."""
+    with ExitStack() as jobs:
+        others: list[Job] = []
+        if this.beside:
+            others.append(jobs.enter_context(started(World(("here",) * 3), folder / "beside", "medium")))
+        job = jobs.enter_context(hurt(this, world, folder / "job"))
+        for other in others:
+            other.write("stop")
+            other.end(range(3))
+            assert [other.outcome(rank)["kind"] for rank in range(3)] == ["", "", ""], "the other job noticed"
+        pids = [process.pid for each in (job, *others) for process in each.ranks]
+    left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not left, f"processes are left: {left}"
+    named = [name for name in os.listdir("/dev/shm") if "multiring" in name]
+    assert not named, f"shared memory is left: {named}"
+
+
+@contextmanager
+def hurt(this: Round, world: World, folder: Path) -> Iterator[Job]:
+    """The job to which it was done, and which was judged."""
+    if isinstance(this.fault, Shortage):
+        with launched(world, folder, this.calls, limits={this.victim: this.fault.limit}) as job:
+            this.fault.judge(job, this.victim)
+            yield job
+        return
     environment = {"MULTIRING_TIMEOUT": str(this.fault.timeout), "MULTIRING_LATE_WARNING": "2"}
     with started(world, folder, this.calls, pause=this.pause, environment=environment) as job:
         time.sleep(this.delay)
         struck = faults.strike(this.fault, job, this.victim)
         faults.judge(this.fault, job, this.victim, struck)
-        pids = [process.pid for process in job.ranks]
-    left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    assert not left, f"processes are left: {left}"
-    named = [name for name in os.listdir("/dev/shm") if "multiring" in name]
-    assert not named, f"shared memory is left: {named}"
+        yield job
 
 
 def main() -> None:

@@ -93,6 +93,16 @@ class Shortage:
     """An option of prlimit."""
     remedy: str
 
+    def judge(self, job: Job, victim: int) -> None:
+        """AssertionError unless all ranks end without having begun, each naming the victim, who says the remedy."""
+        ranks = range(job.world.size)
+        job.end(ranks)
+        logs = [job.log(rank) for rank in ranks]
+        assert [process.returncode for process in job.ranks] == [1] * len(ranks), logs
+        assert self.remedy in logs[victim], logs
+        for rank in ranks:
+            assert f"rank {victim}" in logs[rank] or rank == victim, logs
+
 
 SHORTAGES = (
     Shortage("no descriptors", "--nofile=12", "ulimit -n"),

@@ -141,6 +141,7 @@ SEEDS: dict[str, list[bytes]] = {
         _frame(CREDIT, count=1 << 20),
         _frame(FAREWELL),
         _frame(DATA, bytes(64), communicator=9),
+        _frame(NOTICE, b"rank 1 is lost", root=1, token=1, count=1000),
     ],
     "control": [
         _frame(BEAT),

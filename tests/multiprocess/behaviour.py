@@ -15,6 +15,7 @@ import numpy as np
 
 import multiring as mr
 from multiring import env
+from multiring.net import local
 
 
 def tell(text: str) -> None:
@@ -137,6 +138,22 @@ def fail_between_collectives() -> Any:
         seen = error_of(mr.all_reduce, np.ones(10))
     mr.shutdown()
     return seen
+
+
+def killed_while_attaching() -> list[Any]:
+    """Rank 1 is killed in the middle of init; what the others see of it."""
+    if os.environ["MULTIRING_RANK"] == "1":
+        local.attach = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,return-value]
+    return error_of(mr.init)
+
+
+def leave_an_interactive_session() -> Any:
+    """Rank 1 has seen an exception at its prompt, and leaves well later; what the others see."""
+    mr.init()
+    if mr.rank() == 1:
+        sys.ps1, sys.last_value = ">>> ", ValueError("a slip of the pen")
+        return []
+    return error_of(mr.barrier)
 
 
 def leave_early() -> Any:

@@ -63,6 +63,21 @@ def test_an_exception_between_two_collectives(hosts: str | None) -> None:
         assert seconds < 5
 
 
+def test_a_rank_killed_during_init_is_named_long_before_the_time_limit() -> None:
+    outcomes = jobs.start(behaviour.killed_while_attaching, 3, environment={"MULTIRING_INIT_TIMEOUT": "300"}).wait(60)
+    for rank in (0, 2):
+        kind, culprit, message, _ = outcomes[rank].value
+        assert (kind, culprit) == ("RendezvousError", 1), message
+        assert "rank 1" in message
+
+
+def test_a_slip_at_the_prompt_is_not_why_a_session_ends() -> None:
+    left, _ = (outcome.value for outcome in jobs.start(behaviour.leave_an_interactive_session, 2).wait(30))
+    assert left[:2] == ["PeerLost", 1]
+    assert "rank 1" in left[2]
+    assert "has shut down" in left[2]
+
+
 @pytest.mark.parametrize("hosts", TWO)
 def test_leaving_early_is_told_to_who_still_waits(hosts: str | None) -> None:
     outcomes = jobs.start(behaviour.leave_early, 3, hosts=hosts).wait(30)

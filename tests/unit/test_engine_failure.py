@@ -192,6 +192,21 @@ def test_shutdown_leaves_no_descriptor_behind():
     assert (array == 7).all()
 
 
+def test_what_cannot_be_attached_is_closed():
+    engine = native.Engine(0, 2, arena_bytes=1 << 20)
+    before = sorted(os.listdir("/proc/self/fd"))
+    for attach, message in [
+        (lambda a, b, c: engine.attach_tcp(7, [a, b, c]), "peer 7 of rank 0"),
+        (lambda a, b, c: [os.close(b), os.close(c), engine.attach_control(0, a)], "peer 0 of rank 0"),
+        (lambda a, b, c: engine.attach_local(7, a, b, c), "peer 7 of rank 0"),
+        (lambda a, b, c: engine.attach_local(1, a, b, c), "rank 1 is not a sealed arena"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            attach(*(os.memfd_create("no arena") for _ in range(3)))
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    engine.shutdown()
+
+
 @transports
 @pytest.mark.parametrize("together", [True, False], ids=["together", "one after the other"])
 @pytest.mark.parametrize("sent", ["broadcast", "reduce"])
@@ -371,6 +386,16 @@ def test_who_is_late_is_logged_at_doubling_intervals(caplog):
         )
         assert found, line
         assert float(found[1]) >= least
+
+
+def test_a_time_limit_ends_a_call_in_which_bytes_never_cease_to_arrive():
+    """So many segments that they would take many times as long."""
+    with world(2) as ranks:
+        plan = all_reduce_plan(2, "direct", segment_bytes=64)
+        errors = errors_of(ranks, lambda rank: rank.run(plan, np.zeros(50_000_000, np.float32), timeout=0.5))
+    for error in errors:
+        assert isinstance(error, CollectiveTimeout)
+        assert "its timeout of 0.5 s is up" in str(error)
 
 
 def test_ranks_that_wait_for_each_other_in_different_calls_are_a_mismatch():

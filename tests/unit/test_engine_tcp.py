@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -11,9 +12,19 @@ from dataclasses import replace
 import engines
 import numpy as np
 import pytest
-from engines import Rank, all_reduce_plan, blocked_plan, in_threads, rooted_plan, two_level_plan, world
+from engines import (
+    Rank,
+    all_reduce_plan,
+    blocked_plan,
+    connected_sockets,
+    in_threads,
+    rooted_plan,
+    two_level_plan,
+    world,
+)
 from test_engine import contribution
 
+from multiring import _native as native
 from multiring.errors import Mismatch, MultiringError, PeerLost
 
 
@@ -211,6 +222,32 @@ def test_ranks_that_disagree_see_both_sides():
             assert isinstance(error, Mismatch)
             assert "count=100000" in str(error)
             assert "count=100001" in str(error)
+
+
+def test_a_failure_reaches_who_waits_also_where_the_ranks_between_have_left():
+    """Control connections of 1 and 2 lead to 0 only, which leaves; 2 waits for 1, which fails."""
+    engines = [native.Engine(rank, 3, hosts=["a", "b", "c"], inproc=True) for rank in range(3)]
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        for end, other, (data, control) in zip((a, b), (b, a), connected_sockets(2), strict=True):
+            engines[end].attach_tcp(other, [data])
+            if a == 0:
+                engines[end].attach_control(other, control)
+            else:
+                os.close(control)
+    engines[0].shutdown()
+    for engine in engines[1:]:
+        engine.communicator(1, [1, 2])
+    plan = all_reduce_plan(2, "direct")
+    ranks = [Rank(engines[1], 1), Rank(engines[2], 2)]
+    ranks[1].install(plan, 1, member=1)
+    work = ranks[1].start(plan, np.zeros(100), communicator=1)
+    assert not work.done()
+    engines[1].fail("PeerLost", 0, "rank 0 is gone")
+    with pytest.raises(PeerLost, match="rank 0 is gone; in flight here: all_reduce number 0") as caught:
+        work.wait(20)
+    assert caught.value.rank == 0
+    for engine in engines[1:]:
+        engine.shutdown()
 
 
 @pytest.mark.parametrize("count", [100, 2_000_000])

@@ -24,6 +24,9 @@ from multiring.net import auth
 BACKLOG = 4096
 """Ranks look and connect while the listener is still dialling others; none may block on it."""
 
+LOOK_SECONDS = 1.0
+"""Between two looks whether those that have not come yet are still there."""
+
 _CREDENTIALS = struct.Struct("3i")
 _log = logging.getLogger("multiring")
 
@@ -64,7 +67,8 @@ def attach(
     """Attach the ranks that can be reached by their sockets' ``names``, and return them.
 
     The higher rank of a pair connects. A rank dials the lower ones before it answers the higher ones, so each waits
-    only for lower ranks, and nobody in a circle. RendezvousError names the ranks that have not come at ``deadline``.
+    only for lower ranks, and nobody in a circle. RendezvousError names a rank that has ended meanwhile, and those that
+    have not come at ``deadline``.
     """
     mine = replace(mine, role=auth.LOCAL)
     present = [peer for peer in sorted(names) if _exists(names[peer])]
@@ -81,17 +85,27 @@ def attach(
             _exchange(engine, sock, peer)
         except (OSError, auth.Refused) as error:
             sock.close()
-            raise RendezvousError(f"rank {mine.rank} cannot attach rank {peer} of its host: {error}") from error
+            raise RendezvousError(
+                f"rank {mine.rank} cannot attach rank {peer} of its host: {error}", rank=peer
+            ) from error
     strangers: set[str] = set()
     while higher:
-        listening.settimeout(_remaining(deadline, higher))
+        listening.settimeout(min(_remaining(deadline, higher), LOOK_SECONDS))
         try:
             sock, _ = listening.accept()
         except TimeoutError:
+            _check_presence({peer: names[peer] for peer in higher})
             continue
         peer = _answer(engine, sock, secret, mine, higher, strangers)
         higher.discard(peer)
     return present
+
+
+def _check_presence(names: Mapping[int, str]) -> None:
+    """A rank closes its socket when it has attached all others, or when it ends."""
+    for peer, name in names.items():
+        if not _exists(name):
+            raise RendezvousError(f"rank {peer} of this host has ended before it was attached", rank=peer)
 
 
 def _exists(name: str) -> bool:
@@ -152,5 +166,5 @@ def _remaining(deadline: float, waited_for: Iterable[int]) -> float:
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         ranks = ", ".join(str(rank) for rank in sorted(waited_for))
-        raise RendezvousError(f"rank {ranks} of this host did not attach in time")
+        raise RendezvousError(f"rank {ranks} of this host did not attach in time", rank=min(waited_for))
     return remaining

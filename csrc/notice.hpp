@@ -1,0 +1,48 @@
+// Notice: a first failure, as ranks tell each other of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "errors.hpp"
+#include "frame.hpp"
+
+namespace multiring {
+
+struct Notice {
+    static constexpr std::size_t longest_text = std::size_t{1} << 16;
+
+    int from = -1;  // the rank that passed it on
+    ErrorKind kind{};
+    int rank = -1;  // the culprit
+    std::string text;
+    double seconds = 0;     // that the culprit was waited for
+    bool farewell = false;  // no failure: `rank` leaves on purpose
+};
+
+// The frame that comes before the text.
+inline Frame frame_of(const Notice& notice, std::uint16_t generation) {
+    Frame frame;
+    frame.type = FrameType::notice;
+    frame.generation = generation;
+    frame.token = static_cast<std::uint32_t>(notice.kind);
+    frame.root = static_cast<std::uint32_t>(notice.rank);
+    frame.count = static_cast<std::uint64_t>(1e3 * notice.seconds);
+    frame.bytes = static_cast<std::uint32_t>(notice.text.size());
+    return frame;
+}
+
+inline bool is_notice(const Frame& frame) {
+    return frame.type == FrameType::notice && frame.token <= static_cast<std::uint32_t>(last_kind) &&
+           frame.bytes <= Notice::longest_text;
+}
+
+inline Notice notice_of(const Frame& frame, std::span<const std::byte> text, int from) {
+    return {from, static_cast<ErrorKind>(frame.token), static_cast<int>(frame.root),
+            std::string(reinterpret_cast<const char*>(text.data()), text.size()),
+            1e-3 * static_cast<double>(frame.count)};
+}
+
+}  // namespace multiring
