@@ -21,6 +21,12 @@ SHOWN_PLACES = 8
 """Of the places in one place; the others are counted."""
 
 COLUMN, ROW, BOX_WIDTH, BOX_HEIGHT = 270, 46, 220, 36
+LONGEST_NAME = 16
+"""Letters of a place's name that fit its box beside its level and its ranks."""
+
+SECURITY = "default-src 'none'; style-src 'unsafe-inline'"
+"""What the browser is told: nothing is to be fetched, and nothing run."""
+
 COLOURS = ("#b2182b", "#2166ac", "#1b7837", "#762a83", "#e08214", "#4d4d4d", "#35978f", "#c51b7d", "#8c510a")
 
 STYLE = """
@@ -45,7 +51,8 @@ class Rank:
 
 def document(title: str, *sections: str) -> str:
     """A whole file; it refers to nothing outside."""
-    head = f'<meta charset="utf-8"/><title>{escape(title)}</title><style>{STYLE}</style>'
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{SECURITY}"/>'
+    head = f'<meta charset="utf-8"/>{policy}<title>{escape(title)}</title><style>{STYLE}</style>'
     body = "\n".join(sections)
     return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n<h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
 
@@ -110,35 +117,53 @@ class _Node:
     depth: int
     busy: float | None
     inner: tuple[_Node, ...]
+    name: str = ""
 
 
 def tree(topology: Topology, loads: Sequence[LinkLoad] = ()) -> str:
     """The topology with the rate of each link; a link is redder, the nearer it is to the busiest one."""
-    worst = max((load.seconds for load in loads), default=0.0)
-    busy = {(load.level, load.rank): load.seconds / worst for load in loads} if worst else {}
     height = len(topology.levels) - 1
-    inner = tuple(_shown(topology.places, height, topology.levels, busy, 1))
+    inner = tuple(_shown(topology.places, height, topology.levels, _Heat(topology, loads), 1))
     about = f"{topology.world_size} ranks", "joined by a switch"
     boxes, rows = _drawn(_Node(about, 0, None, inner), 0.0)
     width = COLUMN * (height + 1)
-    heading = "<h2>Topology</h2>" + paragraph(
-        "A box is a place with the rate and latency of the link that leads out of it."
-    )
-    return f"{heading}{_svg(width, ROW * rows, boxes)}"
+    said = "A box is a place with the rate and latency of the link that leads out of it."
+    if loads:
+        said += " The redder a link, the nearer it is to the one that the plan keeps busy longest."
+    return f"<h2>Topology</h2>{paragraph(said)}{_svg(width, ROW * rows, boxes)}"
 
 
-def _shown(
-    places: Sequence[Place], height: int, levels: Sequence[str], busy: Mapping[tuple[str, int], float], depth: int
-) -> Iterator[_Node]:
+class _Heat:
+    """How busy the link of each place is, as a part of the busiest. A load stands for all places that are like its own:
+    of the same level and link, around as many ranks."""
+
+    def __init__(self, topology: Topology, loads: Sequence[LinkLoad]) -> None:
+        self._worst = max((load.seconds for load in loads), default=0.0)
+        self._own = {(load.level, load.rank): load for load in loads}
+        self._alike: dict[object, LinkLoad] = {}
+        places = topology.places
+        for level in reversed(topology.levels[1:]):
+            for place in places:
+                ranks = list(place.ranks())
+                found = [self._own[level, rank] for rank in ranks if (level, rank) in self._own]
+                self._alike.update(((level, place.link, len(ranks)), load) for load in found)
+            places = tuple(inner for place in places for inner in place.places)
+
+    def __call__(self, level: str, place: Place) -> float | None:
+        ranks = list(place.ranks())
+        own = (self._own[level, rank] for rank in ranks if (level, rank) in self._own)
+        load = next(own, self._alike.get((level, place.link, len(ranks))))
+        return load.seconds / self._worst if load and self._worst else None
+
+
+def _shown(places: Sequence[Place], height: int, levels: Sequence[str], heat: _Heat, depth: int) -> Iterator[_Node]:
     """Nodes for places; below hosts only the number of ranks is said."""
     for place in places[:SHOWN_PLACES]:
-        ranks = list(place.ranks())
-        said = f"{levels[height]} {place.name}" + (f", {len(ranks)} ranks" if height == 1 else "")
-        inner = tuple(_shown(place.places, height - 1, levels, busy, depth + 1)) if height > 1 else ()
-        here = max(
-            (busy[level, rank] for level, rank in busy if level == levels[height] and rank in ranks), default=None
-        )
-        yield _Node((said, topology_file.describe(place)), depth, here, inner)
+        ranks = sum(1 for _ in place.ranks())
+        name = place.name if len(place.name) <= LONGEST_NAME else f"{place.name[: LONGEST_NAME - 1]}\u2026"
+        said = f"{levels[height]} {name}" + (f", {ranks} rank{'s' if ranks > 1 else ''}" if height == 1 else "")
+        inner = tuple(_shown(place.places, height - 1, levels, heat, depth + 1)) if height > 1 else ()
+        yield _Node((said, topology_file.describe(place)), depth, heat(levels[height], place), inner, place.name)
     if len(places) > SHOWN_PLACES:
         yield _Node((f"and {len(places) - SHOWN_PLACES} more", ""), depth, None, ())
 
@@ -160,7 +185,8 @@ def _drawn(node: _Node, top: float) -> tuple[list[str], float]:
         line = f'x1="{x + BOX_WIDTH}" y1="{y:.1f}" x2="{x + COLUMN}" y2="{ROW * middle:.1f}"'
         shapes.append(f'<line {line} stroke="{colour}" stroke-width="{1 if inner.busy is None else 3}"/>')
     corner = f'x="{x + 1}" y="{y - BOX_HEIGHT / 2:.1f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="4"'
-    shapes.append(f'<rect {corner} fill="#fafafa" stroke="#888"/>')
+    title = f"<title>{escape(node.name)}</title>" if node.name else ""
+    shapes.append(f'<rect {corner} fill="#fafafa" stroke="#888">{title}</rect>')
     for number, text in enumerate(node.text):
         kind = ' class="small"' if number else ""
         shapes.append(f'<text x="{x + 8}" y="{y - 3 + 14 * number:.1f}"{kind}>{escape(text)}</text>')
@@ -177,16 +203,18 @@ def curves(title: str, key: str, values: Sequence[int], lines: Mapping[str, Sequ
     """Efficiencies, 0 to 1, over positive ``values`` on a logarithmic axis, a line each."""
     width, height, left, bottom = 560, 300, 50, 40
     low, high = log2(min(values)), log2(max(values))
+    known = [part for parts in lines.values() for part in parts if part is not None]
+    floor = min(int(10 * min(known, default=0.0)), 9) * 10
 
     def at(value: float, part: float) -> tuple[float, float]:
         x = left + (log2(value) - low) / ((high - low) or 1) * (width - left)
-        return x, (height - bottom) * (1 - part) + 8
+        return x, (height - bottom) * (1 - part) / (1 - floor / 100) + 8
 
     shapes = []
-    for tenth in range(0, 11, 2):
-        y = at(values[0], tenth / 10)[1]
+    for percent in range(floor, 101, 2 if floor == 90 else 10):
+        y = at(values[0], percent / 100)[1]
         shapes.append(f'<line x1="{left}" y1="{y:.1f}" x2="{width}" y2="{y:.1f}" stroke="#ddd"/>')
-        shapes.append(f'<text x="4" y="{y + 4:.1f}" class="small">{10 * tenth} %</text>')
+        shapes.append(f'<text x="4" y="{y + 4:.1f}" class="small">{percent} %</text>')
     for value in values:
         x = at(value, 0)[0]
         shapes.append(f'<text x="{x:.1f}" y="{height - bottom + 26}" text-anchor="middle" class="small">{value}</text>')

@@ -69,7 +69,7 @@ def _page(point: Point, points: list[Point], names: list[str], key: str) -> str:
     if points:
         values = [getattr(each.request, key) for each in points]
         curve = page.curves(f"Scaling efficiency over {key}", key, values, curves_of(points, names))
-    where = point.request.machine or str(point.request.topology)
+    where = point.request.machine or Path(point.request.topology or "").stem
     about = [summary_of(point), f"The plan below is that of the largest bucket of gradients, {units.size(nbytes)}."]
     title = f"{training.recording.name} on {where}"
     return page.of_simulation(title, training.topology, choice, _results(point), curve, about)
@@ -84,4 +84,6 @@ def _results(point: Point) -> explain.Table:
         busiest = f"{result.busiest.link}, {result.busiest.seconds / result.seconds:.0%} busy" if result.busiest else ""
         times = units.duration(result.seconds), units.duration(result.exposed), f"{result.efficiency:.1%}"
         rows.append((result.strategy, *times, busiest or result.note))
-    return explain.Table("a training step", ("strategy", "step", "exposed", "efficiency", "busiest link"), tuple(rows))
+    return explain.Table(
+        "a training step by each strategy", ("strategy", "step", "exposed", "efficiency", "busiest link"), tuple(rows)
+    )

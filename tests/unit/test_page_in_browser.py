@@ -1,0 +1,133 @@
+"""The page of `multiring report` in a real browser: what it shows, where it was laid out, and what it asks for."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from topologies import CORE, card
+
+from multiring import page, planner
+from multiring.cli import report
+from multiring.planner import Measured
+from multiring.topology import LEVELS, Place, Topology, ranks_in_host
+
+CHROMIUM = shutil.which("chromium")
+MB = 1 << 20
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+
+MEASURE = """
+<script>
+const box = shape => { const b = shape.getBBox(); return [b.x, b.y, b.x + b.width, b.y + b.height] };
+const all = (root, what) => [...root.querySelectorAll(what)];
+const seen = {
+  fetched: performance.getEntriesByType("resource").map(entry => entry.name),
+  title: document.title,
+  headings: all(document, "h1, h2").map(each => each.innerText),
+  tables: all(document, "table").map(table => ({
+    caption: table.caption.innerText,
+    rows: all(table, "tr").map(row => all(row, "th, td").map(cell => cell.innerText)),
+    size: [table.offsetWidth, table.offsetHeight],
+  })),
+  pictures: all(document, "svg").map(svg => ({
+    size: [svg.viewBox.baseVal.width, svg.viewBox.baseVal.height],
+    shown: [svg.getBoundingClientRect().width, svg.getBoundingClientRect().height],
+    texts: all(svg, "text").map(text => [text.textContent, box(text)]),
+    boxes: all(svg, "rect").map(box),
+    curves: all(svg, "polyline").length,
+    red: all(svg, 'line[stroke="#c00000"]').length,
+  })),
+  overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+};
+const found = document.createElement("pre");
+found.id = "seen";
+found.textContent = JSON.stringify(seen);
+document.body.append(found);
+</script>
+"""
+
+
+def opened(file: Path, profile: Path) -> dict[str, Any]:
+    """What a browser makes of a page; AssertionError for a complaint of its own about it."""
+    text = file.read_text()
+    assert "<script" not in text
+    assert page.SECURITY in text
+    probe = file.with_suffix(".probe.html")
+    allowing = f"{page.SECURITY}; script-src 'unsafe-inline'"
+    probe.write_text(text.replace(page.SECURITY, allowing).replace("</body>", f"{MEASURE}</body>"))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    logging = ["--enable-logging=stderr", f"--user-data-dir={profile}", "--window-size=1200,900"]
+    done = subprocess.run(
+        [str(CHROMIUM), *options, *logging, "--dump-dom", probe.as_uri()], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
+    assert found, done.stdout[-2000:]
+    seen: dict[str, Any] = json.loads(html.unescape(found[1]))
+    assert seen["fetched"] == []
+    assert seen["overflow"] <= 0  # no scrolling sideways
+    for table in seen["tables"]:
+        assert len({len(row) for row in table["rows"]}) == 1, table
+        assert min(table["size"]) > 20
+    for picture in seen["pictures"]:
+        width, height = picture["size"]
+        assert picture["shown"][0] > 200
+        assert picture["shown"][1] > 30
+        for text, (left, top, right, bottom) in picture["texts"]:
+            assert left >= 0, text
+            assert top >= 0, text
+            assert right <= width, text
+            assert bottom <= height, text
+    return seen
+
+
+def table_of(seen: dict[str, Any], caption: str) -> list[list[str]]:
+    (rows,) = [table["rows"] for table in seen["tables"] if table["caption"] == caption]
+    return rows
+
+
+def test_a_job(tmp_path: Path) -> None:
+    name = "ip-10-0-{}.eu-west-1.compute.internal"
+    hosts = [Place(name.format(h), card(400), ranks_in_host([2 * h, 2 * h + 1], CORE)) for h in range(4)]
+    racks = [Place(f"rack{r}", card(200), tuple(hosts[2 * r : 2 * r + 2])) for r in range(2)]
+    topology = Topology(LEVELS[:3], tuple(racks))
+    choice = replace(planner.choose(topology, "all_reduce", 8 * MB), measured=Measured(4, 32 * MB, 2.0))
+    ranks = [page.Rank(r, topology.hosts[r], 2.0, 0.1 if r == 3 else 1.5) for r in range(8)]
+    file = tmp_path / "job.html"
+    file.write_text(page.of_job("8 < 9 & <b>more</b>", topology, [choice], ranks))
+    seen = opened(file, tmp_path / "profile")
+    assert seen["title"] == "8 < 9 & <b>more</b>"
+    assert seen["headings"][0] == "8 < 9 & <b>more</b>"
+    assert f"Plan {choice.plan.id}: all_reduce" in seen["headings"]
+    assert [row[1:] for row in table_of(seen, "time in collectives")][4] == [name.format(1), "2 s", "100 ms"]
+    assert len(table_of(seen, "phases")) == 1 + len(choice.plan.phases)
+    (tree,) = seen["pictures"]
+    assert tree["red"] == 2  # both uplinks, which are the busiest
+    assert len(tree["boxes"]) == 1 + 2 + 4
+    for text, (left, _, right, _) in tree["texts"]:
+        assert any(box[0] <= left and right <= box[2] for box in tree["boxes"]), f"{text} does not fit its box"
+
+
+def test_a_simulation(tmp_path: Path) -> None:
+    file = tmp_path / "minsky.html"
+    report.write(file, machine="minsky", hosts=4, strategy="ring,halving,multiring", sweep="hosts=1..8")
+    seen = opened(file, tmp_path / "profile")
+    assert seen["title"] == "resnet50 on minsky"
+    rows = table_of(seen, "a training step by each strategy")
+    assert [row[0] for row in rows] == ["strategy", "ring", "halving", "multiring"]
+    assert all(90 < float(row[3].rstrip("%")) < 100 for row in rows[1:])
+    tree, curves = seen["pictures"]
+    assert len(tree["boxes"]) == 1 + 4
+    assert tree["red"] == 4  # the cards are alike
+    assert curves["curves"] == 3
+    texts = [text for text, _ in curves["texts"]]
+    assert {"ring", "halving", "multiring", "1", "2", "4", "8", "hosts", "90 %", "100 %"} <= set(texts)
