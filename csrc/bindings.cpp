@@ -299,6 +299,7 @@ void bind_engine(nb::module_& m) {
         .def("attached", &Engine::attached, "peer"_a)
         .def("communicator", &Engine::add_communicator, "id"_a, "members"_a)
         .def("forget", &Engine::forget, "id"_a)
+        .def("completed", &Engine::completed, "communicator"_a)
         .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "blocks"_a, "segment_bytes"_a,
              "window"_a, "plan_id"_a)
         .def(

@@ -126,15 +126,21 @@ Lane& Communicator::free_point_lane() {
     return *point_lanes_.emplace_back(std::make_unique<Lane>(machine_));
 }
 
-void Communicator::end(Lane& lane) {
+void Communicator::end(Lane& lane, bool completed) {
     const Call& call = lane.call();
     if (call.is_point()) {
         points_.erase({tagged(call), call.number});
     } else {
         next_in_lane_[call.number % lane_count] += lane_count;
-        ++completed_;
+        ++ended_;
+        if (!completed) first_failed_ = std::min(first_failed_, call.number);
     }
     lane.end();
+}
+
+// A lane's next collective is the first of it that has not ended.
+std::uint64_t Communicator::completed() const {
+    return std::min(first_failed_, *std::min_element(next_in_lane_.begin(), next_in_lane_.end()));
 }
 
 void Communicator::deliver(const Delivery& delivery) {
@@ -181,7 +187,7 @@ void Communicator::deliver_point(const Delivery& delivery) {
 }
 
 bool Communicator::is_busy() const {
-    return completed_ != next_number_ || !points_.empty() || !queued_.empty();
+    return ended_ != next_number_ || !points_.empty() || !queued_.empty();
 }
 
 bool Communicator::is_read_from() const {

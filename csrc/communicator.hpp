@@ -102,7 +102,9 @@ class Communicator {
     void give_number(Call& call);       // collectives
     Lane* try_begin(const Call& call);  // nullptr while its lane is taken or it is not its turn
     Lane* begin_point(Call& call);      // send, recv: numbers it too; nullptr if it has to wait for its turn
-    void end(Lane& lane);
+    void end(Lane& lane, bool completed);
+    // So many collectives, from the first on, were completed here.
+    std::uint64_t completed() const;
     void deliver(const Delivery& delivery);
     bool is_busy() const;       // something was called and has not ended
     bool is_read_from() const;  // peers still read its staging
@@ -141,7 +143,8 @@ class Communicator {
     std::array<std::unique_ptr<Lane>, lane_count> lanes_;
     std::array<std::uint64_t, lane_count> next_in_lane_;
     std::uint64_t next_number_ = 0;  // of the next collective called here
-    std::uint64_t completed_ = 0;    // collectives
+    std::uint64_t ended_ = 0;        // collectives
+    std::uint64_t first_failed_ = no_number;
     std::vector<Delivery> parked_;
 
     std::vector<std::unique_ptr<Lane>> point_lanes_;

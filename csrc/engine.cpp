@@ -248,6 +248,11 @@ std::uint32_t Engine::install(std::uint32_t communicator, std::span<const std::i
     return machine_->install(communicator, table, peers, blocks, segment_bytes, window, plan);
 }
 
+std::uint64_t Engine::completed(std::uint32_t communicator) const {
+    check_owned();
+    return machine_->completed(communicator);
+}
+
 Installed& Engine::installed(std::uint32_t handle) {
     return machine_->installed(handle);
 }
@@ -326,7 +331,7 @@ void Engine::run(Call call, const CheckSignals& check_signals) {
     if (outcome == Outcome::finished) return;
     if (outcome == Outcome::failed) {
         machine_->abandon();
-        machine_->end(*lane);
+        machine_->end(*lane, false);
         throw EngineError(failure_of(call));
     }
     auto work = std::make_shared<Work>();
@@ -357,7 +362,7 @@ Engine::Outcome Engine::drive(Lane& lane, Spinner& spinner) try {
         if (lane.finished()) {
             go_on();
             const bool clear = lane.flush();
-            machine_->end(lane);
+            machine_->end(lane, true);
             if (!clear) wake_progress();  // a peer does not read: the progress thread sends the rest
             return Outcome::finished;
         }

@@ -94,6 +94,7 @@ class Engine final : public Surroundings {
 
     void add_communicator(std::uint32_t id, std::vector<int> members);
     void forget(std::uint32_t id);
+    std::uint64_t completed(std::uint32_t communicator) const;  // collectives, from the first on
     std::uint32_t install(std::uint32_t communicator, std::span<const std::int64_t> table,
                           std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
                           std::uint32_t window, std::uint64_t plan);

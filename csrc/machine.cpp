@@ -267,10 +267,16 @@ std::unique_ptr<Installed> Machine::make_point_schedule(Communicator& communicat
     return made;
 }
 
-void Machine::end(Lane& lane) {
+void Machine::end(Lane& lane, bool completed) {
     Communicator& communicator = *lane.call().installed->communicator;
     const std::lock_guard lock(communicator.mutex);
-    communicator.end(lane);
+    communicator.end(lane, completed);
+}
+
+std::uint64_t Machine::completed(std::uint32_t id) const {
+    const auto communicator = find(id);
+    const std::lock_guard lock(communicator->mutex);
+    return communicator->completed();
 }
 
 void Machine::deliver(Link& from, const Frame& frame, Payload payload) {

@@ -60,7 +60,8 @@ class Machine final : public Receiver {
     Lane* try_begin(const Call& call);
     // Check a send or receive, number it and begin it; nullptr for a receive that has to wait for its turn.
     Lane* begin_point(std::uint32_t communicator, int other, Call& call);
-    void end(Lane& lane);
+    void end(Lane& lane, bool completed);
+    std::uint64_t completed(std::uint32_t communicator) const;  // collectives, from the first on
     std::unique_ptr<Installed> make_point_schedule(Communicator& communicator, Collective collective,
                                                    std::uint32_t other) const;
     struct LastCall {

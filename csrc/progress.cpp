@@ -146,7 +146,7 @@ void Engine::finish(Work& work, std::optional<Failure> failure) {
     if (work.lane != nullptr) {
         const Call& call = work.lane->call();
         if (call.is_point()) work.other = call.installed->communicator->members[call.other];
-        machine_->end(*work.lane);
+        machine_->end(*work.lane, !failure);
     }
     work.failure = std::move(failure);
     {

@@ -119,6 +119,9 @@ class Engine:
         """Register a communicator; ``id`` is a 32-bit number that all members share."""
 
     def forget(self, id: int) -> None: ...
+    def completed(self, communicator: int) -> int:
+        """How many collectives, from the first on, were completed here."""
+
     def install(
         self,
         communicator: int,

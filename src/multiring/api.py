@@ -7,13 +7,16 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from multiring import env, planner, sharding, weights
-from multiring.comm import Communicator
+from multiring.comm import Communicator, time_limit
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
+
+if TYPE_CHECKING:
+    from multiring.membership import Agreement
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _M = TypeVar("_M", float, Mapping[str, float])
@@ -72,6 +75,35 @@ def shutdown() -> None:
             world = leaving.world
             bootstrap.report(_blamed(world.engine.failure(), world.rank), world.account())
             world.close()
+
+
+def shrink(timeout: float | None = None) -> Agreement:
+    """Go on without the ranks that were lost: to be called by all survivors after PeerLost or CollectiveTimeout.
+
+    The survivors agree on who they are and on the last collective that all of them completed, get new ranks in the
+    order of the old ones, and plan anew, without a restart of the processes. Afterwards the default communicator is
+    theirs; groups, arrays of `empty` to be zero-copy, and what was built on the old one are to be made again. Ranks
+    that live and have not called this are waited for ``timeout`` seconds (None: MULTIRING_INIT_TIMEOUT). More than half
+    of the ranks go on, or half of them with rank 0. RendezvousError for all others, and for a rank that was taken for
+    lost: they have left the job then.
+    """
+    from multiring import membership
+
+    global _default
+    with _lock:
+        communicator = _communicator(None)
+        world = communicator.world
+        failure = world.engine.failure()
+        if failure is None:
+            raise MultiringError("no rank was lost: shrink() is called after PeerLost or CollectiveTimeout")
+        if not isinstance(failure, (PeerLost, CollectiveTimeout)):
+            raise failure
+        seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
+        _default = None
+        completed = world.engine.completed(0)
+        world, agreement = membership.shrink(world, completed, seconds)
+        adopt(Communicator(world, timeout=communicator.timeout))
+        return agreement
 
 
 def _blamed(failure: BaseException | None, own: int) -> int | None:

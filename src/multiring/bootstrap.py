@@ -70,7 +70,7 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
         if found:
             return found
     _refuse_half(environ)
-    return Place(0, 1, "no launcher", _alone)
+    return Place(0, 1, "no launcher", no_meeting)
 
 
 def _refuse_half(environ: Mapping[str, str]) -> None:
@@ -182,7 +182,7 @@ def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch)
 
 def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> Place:
     if size == 1:
-        return Place(rank, size, launcher, _alone)
+        return Place(rank, size, launcher, no_meeting)
     address = _master(environ, launcher)
     job = env.join_address(*address)
 
@@ -194,8 +194,9 @@ def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str
 
 
 @contextlib.contextmanager
-def _alone(settings: env.Settings) -> Iterator[Meeting]:
-    raise RendezvousError("a world of one meets nobody")
+def no_meeting(settings: env.Settings) -> Iterator[Meeting]:
+    """For a world of one, and for ranks that have met before."""
+    raise RendezvousError("there is no store in which to meet")
     yield
 
 

@@ -50,7 +50,8 @@ _ALL_TO_ALL, _BARRIER = COLLECTIVES["all_to_all"], COLLECTIVES["barrier"]
 _TAGS = {"new_group": -1, "gather": -2, "scatter": -3, "all_to_all": -4}
 
 
-def _limit(timeout: float) -> float:
+def time_limit(timeout: float) -> float:
+    """Seconds as a call takes them; ValueError if they are none."""
     if isinstance(timeout, Real) and timeout >= 0:
         return float(timeout)
     raise ValueError(f"timeout={timeout!r}: a time limit is in seconds, 0 or more")
@@ -90,7 +91,7 @@ class Communicator:
         self.members = tuple(range(world.topology.world_size) if members is None else members)
         self.rank = self.members.index(world.rank)
         self.size = len(self.members)
-        self.timeout = world.settings.timeout if timeout is None else _limit(timeout)
+        self.timeout = world.settings.timeout if timeout is None else time_limit(timeout)
         self._engine = world.engine
         self._number = number
         self._engine.communicator(number, list(self.members))
@@ -402,7 +403,7 @@ class Communicator:
         return result if finish is None else finish()
 
     def _seconds(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else _limit(timeout)
+        return self.timeout if timeout is None else time_limit(timeout)
 
     def _send(self, piece: Piece, dst: int, tag: int, part_of: str, timeout: float | None) -> _native.Work:
         return self._engine.send(self._number, *self._message(piece, dst, tag, part_of, timeout))

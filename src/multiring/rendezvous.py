@@ -1,6 +1,7 @@
 """The ranks of a job find each other, prove who shares a host, connect the hosts, and hand all of it to the engine.
 
-Three rounds through the store, which is not used afterwards:
+Three rounds through the store, which is not used afterwards; the survivors of a loss meet by the same rounds, in a
+store that one of them stands for (membership.py):
 
 ``arrive``   every rank publishes its host, its sockets, and the settings that must agree
 ``prove``    ranks that claim one host have attached each other over unix sockets, or are taken for different hosts
@@ -17,22 +18,25 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import multiring
 from multiring import env, probe, topology_file, trace
-from multiring.bootstrap import Place
+from multiring.bootstrap import Place, no_meeting
 from multiring.errors import RendezvousError
 from multiring.exchange import Exchange, Record, spans
 from multiring.net import auth, interfaces, listen, local
 from multiring.net.cards import Way, ways_between
+from multiring.net.dial import Address
+from multiring.net.gate import Gate, Membership
 from multiring.net.links import Links
 from multiring.plan import is_id
 from multiring.planner import check_wire
+from multiring.store import Store
 from multiring.strategies import Strategy, forced
 from multiring.topology import Topology
 
@@ -41,6 +45,9 @@ if TYPE_CHECKING:
 
 CONTROL_FANOUT = 4
 """Children of a host in the control tree: depth 5 at 1,024 hosts."""
+
+REJOIN_HEARTBEATS = 4
+"""In the time of so many heartbeat time-outs survivors meet, or look once more for who survives."""
 
 _log = logging.getLogger("multiring")
 _joins: Counter[str] = Counter()  # init after shutdown must not read what the last one wrote
@@ -58,12 +65,19 @@ class World:
     engine: Engine
     links: Links | None
     settings: env.Settings
-    known: bool = False
-    """Whether a file or a measurement says how the hosts are linked; else the links in the topology are as usual."""
+    gate: Gate | None = None
+    """None where this rank has always been alone."""
+    measured: str = ""
+    """What a file or a measurement says of the links between the hosts; "": in the topology they are as usual."""
     groups: set[int] = field(default_factory=set)
     """The numbers of the communicators that exist."""
     timeline: trace.Timeline | None = None
     began: float = field(default_factory=time.monotonic)
+
+    @property
+    def known(self) -> bool:
+        """Whether somebody said or measured how the hosts are linked."""
+        return bool(self.measured)
 
     def connect(self, peers: set[int]) -> None:
         """Make the links to ``peers`` that do not stand yet."""
@@ -73,6 +87,14 @@ class World:
 
     def close(self) -> None:
         """Say farewell and release everything. May be called twice."""
+        try:
+            self.leave()
+        finally:
+            if self.gate:
+                self.gate.close()
+
+    def leave(self) -> None:
+        """Say farewell and release everything but the gate, for another generation to come. May be called twice."""
         if self.links:
             self.links.close()
         try:
@@ -102,43 +124,78 @@ def join(place: Place, settings: env.Settings) -> World:
     """
     strategy = forced.wanted(settings.plan, settings.wire)
     if place.world_size == 1:
-        hosts = [settings.host or socket.gethostname()]
-        topology, timeline = _topology(_topology_text(settings), hosts), _timeline(place, settings)
-        return World(0, topology, _engine(place, hosts, settings), None, settings, timeline=timeline)
+        return _alone(place, settings, _topology_text(settings))
     prefix = f"multiring/{place.job}/{place.generation}/{place.restart}"
     _joins[prefix] += 1
     with place.meet(settings) as meeting, contextlib.ExitStack() as undo:
         key = f"{prefix}/{_joins[prefix]}"
         exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
-        world = _join(place, settings, meeting.secret, exchange, undo)
+        world = _join(place, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
         _check_strategy(strategy, world.topology)
         undo.pop_all()
         return world
 
 
+def rejoin(
+    world: World, gate: Gate, membership: Membership, store: Store, failure: Callable[[], BaseException | None]
+) -> World:
+    """The world of those who have agreed to go on, at whose rank 0 is ``store``; ``world`` has been left.
+
+    ``failure`` tells of another loss in the meantime. RendezvousError for all that `join` raises it for.
+    """
+    rank, size = membership.members.index(gate.rank), len(membership.members)
+    place = Place(rank, size, "shrink", no_meeting, gate.hello.job, membership.generation)
+    settings = replace(world.settings, host=world.topology.hosts[world.rank])  # as it was told apart from others
+    if size == 1:
+        return _alone(place, settings, world.measured, gate)
+    patience = min(settings.init_timeout, REJOIN_HEARTBEATS * settings.heartbeat_timeout)
+    exchange = Exchange(store, "shrink", rank, size, patience)
+    with contextlib.ExitStack() as undo:
+        joined = _join(place, settings, exchange, gate.secret, lambda: world.measured, undo, gate, failure)
+        undo.pop_all()
+        return joined
+
+
+def _alone(place: Place, settings: env.Settings, text: str, gate: Gate | None = None) -> World:
+    hosts = [settings.host or socket.gethostname()]
+    topology, timeline = _topology(text, hosts), _timeline(place, settings)
+    return World(0, topology, _engine(place, hosts, settings), None, settings, gate, text, timeline=timeline)
+
+
 def _join(
     place: Place,
     settings: env.Settings,
-    secret: bytes | None,
     exchange: Exchange,
+    secret: bytes | None,
+    topology_text: Callable[[], str],
     undo: contextlib.ExitStack,
+    gate: Gate | None = None,
+    failure: Callable[[], BaseException | None] = lambda: None,
 ) -> World:
+    """``gate`` is the one that this rank has from an earlier generation; ``topology_text`` is asked for on rank 0."""
+    hello = auth.Hello(auth.LOCAL, place.rank, generation=place.generation, job=place.job)
+    listening: list[socket.socket] = []
     with exchange.reporting("arrive"):
         unix, unix_name = local.listen()
         undo.enter_context(unix)
-        listening, addresses = _listen(settings)
-        for sock in listening:
-            undo.enter_context(sock)
-        text = _topology_text(settings) if place.rank == 0 else ""
+        if gate is None:
+            listening, own = _listen(settings)
+            for sock in listening:
+                undo.enter_context(sock)
+        else:
+            own = list(gate.own)
+            gate.hello = hello
+        text = topology_text() if place.rank == 0 else ""
         timeline = _timeline(place, settings)
-    cards = interfaces.admitted(settings.interface, loopback=True)
+    ports = dict(own)
+    cards = [card for card in interfaces.admitted(settings.interface, loopback=True) if str(card[1]) in ports]
     introduction = {
         "version": multiring.__version__,
         "agreed": {"the number of ranks": str(place.world_size), **env.agreed(settings)},
         "host": settings.host or socket.gethostname(),
         "machine": local.machine(),
         "unix": unix_name,
-        "addresses": addresses,
+        "addresses": [(str(ip), ports[str(ip)]) for _, ip in cards],
         "cards": [name for name, _ in cards],
         "fastest": interfaces.fastest(name for name, ip in cards if not ip.is_loopback),
         "hardware": sorted({interfaces.hardware(name) for name, ip in cards if not ip.is_loopback}),
@@ -146,14 +203,12 @@ def _join(
     shared = {"secret": "" if secret else secrets.token_hex(32), "topology": text}
     records, shared = exchange.round("arrive", introduction, partial(_agree, shared=shared))
     secret = secret or bytes.fromhex(shared["secret"])
-    hello = auth.Hello(auth.LOCAL, place.rank, generation=place.generation, job=place.job)
 
     with exchange.reporting("prove"):
         engine = _engine(place, [record["host"] for record in records], settings)
         undo.callback(engine.shutdown)
         claimed = _claimed(records, place.rank)
-        attached = local.attach(engine, unix, claimed, secret, hello, exchange.deadline)
-        unix.close()
+        attached = local.attach(engine, unix, claimed, secret, hello, exchange.deadline, failure)
     judge = partial(_prove, introductions=records, text=shared["topology"], settings=settings)
     _, proof = exchange.round("prove", {"attached": attached}, judge)
     hosts: list[str] = proof["hosts"]
@@ -162,16 +217,19 @@ def _join(
     text = proof["topology"]
     with exchange.reporting("connect"):
         _topology(text, hosts)
+        if gate is None:
+            gate = _gate(hello, secret, listening, unix, records, hosts, settings)
+            undo.callback(gate.close)
+        else:
+            unix.close()
         if len(set(hosts)) > 1:
-            links = _links(hello, secret, listening, records, hosts, engine, settings)
+            links = _links(gate, hello, records, hosts, engine, settings)
             undo.callback(links.close)
             remaining = max(exchange.deadline - time.monotonic(), 0.0)
-            links.ensure(auth.CONTROL, control_edges(hosts, place.rank), remaining, engine.failure)
+            either = partial(_first, failure, engine.failure)
+            links.ensure(auth.CONTROL, control_edges(hosts, place.rank), remaining, either)
             if proof["measure"] and place.rank in _leaders(hosts):
                 text = probe.measured(links, _party(records, hosts, place.rank), exchange.deadline)
-        else:
-            for sock in listening:
-                sock.close()
     _, told = exchange.round("connect", {}, lambda _: {"topology": text})
     text = told["topology"]
     topology = _topology(text, hosts)
@@ -180,7 +238,7 @@ def _join(
         links.spread(_over_cards(records, topology, place.rank))
     if timeline is not None:
         timeline.host = hosts[place.rank]
-    return World(place.rank, topology, engine, links, settings, known=bool(text), timeline=timeline)
+    return World(place.rank, topology, engine, links, settings, gate, text, timeline=timeline)
 
 
 def _timeline(place: Place, settings: env.Settings) -> trace.Timeline | None:
@@ -189,6 +247,10 @@ def _timeline(place: Place, settings: env.Settings) -> trace.Timeline | None:
     host = settings.host or socket.gethostname()
     anew = place.generation == 0 == place.restart
     return trace.prepare(settings.trace, place.rank, host, place.generation, anew=anew)
+
+
+def _first(*failures: Callable[[], BaseException | None]) -> BaseException | None:
+    return next((error for error in (failure() for failure in failures) if error is not None), None)
 
 
 def _topology_text(settings: env.Settings) -> str:
@@ -391,10 +453,33 @@ def control_edges(hosts: Sequence[str], rank: int) -> list[int]:
     return [leaders[(position - 1) // CONTROL_FANOUT], *edges] if position else edges
 
 
-def _links(
+def _gate(
     hello: auth.Hello,
     secret: bytes,
     listening: list[socket.socket],
+    unix: socket.socket,
+    records: list[Record],
+    hosts: Sequence[str],
+    settings: env.Settings,
+) -> Gate:
+    """Where all ranks share a host, nobody else can reach it: it is the unix socket, over which they have attached."""
+    own: Sequence[Address] = records[hello.rank]["addresses"]
+    if len(set(hosts)) > 1:
+        unix.close()
+        addresses = [_reachable(record, records[hello.rank]) for record in records]
+    else:
+        for sock in listening:
+            sock.close()
+        unix.setblocking(False)
+        listening = [unix]
+        addresses = [[("\0" + record["unix"], 0)] for record in records]
+    others = {rank: found for rank, found in enumerate(addresses) if rank != hello.rank}
+    return Gate(listening, secret, hello, others, own, settings.heartbeat_timeout)
+
+
+def _links(
+    gate: Gate,
+    hello: auth.Hello,
     records: list[Record],
     hosts: Sequence[str],
     engine: Engine,
@@ -407,9 +492,8 @@ def _links(
             engine.attach_tcp(peer, descriptors)
 
     return Links(
+        gate,
         hello,
-        secret,
-        listening,
         {peer: _reachable(record, records[hello.rank]) for peer, record in enumerate(records)},
         settings.streams,
         attach,

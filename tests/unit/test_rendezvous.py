@@ -229,6 +229,7 @@ def test_unreachable_names_both_and_the_addresses(job: Job, monkeypatch: pytest.
 def test_a_lost_peer_ends_the_wait_for_a_link(job: Job) -> None:
     job.join(2, settings("ab"))
     job.worlds[1].links.close()  # type: ignore[union-attr]
+    job.worlds[1].gate.close()  # type: ignore[union-attr]
     lost = RendezvousError("rank 1 is gone", rank=1)
     threading.Timer(0.3, setattr, (job.engine(0), "failed", lost)).start()
     with pytest.raises(RendezvousError, match="rank 1 is gone"):

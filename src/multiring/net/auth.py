@@ -32,8 +32,8 @@ PROTOCOL = 1
 HANDSHAKE_SECONDS = 10.0
 """A connection that has not proved itself by then is closed."""
 
-STORE, DATA, CONTROL, LOCAL, LAUNCH, PROBE = range(6)
-"""Roles: what the connection is for."""
+STORE, DATA, CONTROL, LOCAL, LAUNCH, PROBE, SURVIVOR = range(7)
+"""Roles: what the connection is for. Survivors may be of different generations: they tell each other of theirs."""
 
 _MAGIC = b"multirng"
 _LAYOUT = struct.Struct("!8s HH 32s iiI HHQ 16s 32s")
@@ -89,7 +89,7 @@ def _check(packed: bytes, mine: Hello) -> Hello:
         )
     if role != mine.role:
         raise Refused("it is a connection for another purpose")
-    if job != _digest(mine.job) or generation != mine.generation:
+    if job != _digest(mine.job) or (generation != mine.generation and role != SURVIVOR):
         raise Refused("it belongs to another job, or to another generation of this one")
     if mine.peer not in (-1, rank) or peer not in (-1, mine.rank):
         raise Refused(f"it is rank {rank} and looks for rank {peer}; this is rank {mine.rank}, looking for {mine.peer}")

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from multiring.env import join_address
 from multiring.errors import RendezvousError
@@ -44,11 +44,18 @@ def _reason(error: Exception) -> str:
 
 
 async def connect(address: Address, handshake: auth.Step, source: str = "") -> Proven:
-    """A proven, non-blocking connection to one address, from the address ``source`` of this host if one is given."""
+    """A proven, non-blocking connection to one address, from the address ``source`` of this host if one is given.
+
+    A host "\\0name" is an abstract unix socket.
+    """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, resolved = found[0]
-    sock = socket.socket(family, kind, protocol)
+    resolved: Any
+    if address[0].startswith("\0"):
+        sock, resolved = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), address[0]
+    else:
+        found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, resolved = found[0]
+        sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
         if source:
@@ -63,6 +70,8 @@ async def connect(address: Address, handshake: auth.Step, source: str = "") -> P
 
 def keep_alive(sock: socket.socket) -> None:
     """Send at once, and notice within half a minute that the other host is gone."""
+    if sock.family == socket.AF_UNIX:
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field, replace
 from multiring.errors import RendezvousError
 from multiring.net import auth, dial
 from multiring.net.cards import Way
-from multiring.net.listen import Listener
-from multiring.net.loop import LoopThread
+from multiring.net.gate import Gate
 
 CHOSEN = b"\1"
 RETRY_SECONDS = 0.2
@@ -59,31 +58,25 @@ class Links:
 
     def __init__(
         self,
+        gate: Gate,
         mine: auth.Hello,
-        secret: bytes,
-        listening: Sequence[socket.socket],
         addresses: Mapping[int, Sequence[dial.Address]],
         streams: int,
         attach: Callable[[int, int, list[int]], None],
         describe: Callable[[int], str],
     ) -> None:
         """``addresses[r]`` are those of rank r; ``describe(r)`` names it for messages."""
+        self._gate = gate
         self._mine = mine
-        self._secret = secret
         self._addresses = addresses
         self._streams = streams
         self._attach = attach
         self._describe = describe
         self._ways: dict[int, Sequence[Way]] = {}
         self._links: dict[tuple[int, int, int], _Link] = {}
-        self._loop = LoopThread("multiring-links")
-        self._listener = Listener(
-            self._loop,
-            listening,
-            lambda: auth.server(secret, mine, (auth.DATA, auth.CONTROL, auth.PROBE)),
-            self._accept,
-            f"rank {mine.rank}",
-        )
+        self._loop = gate.loop
+        self._closed = False
+        gate.open(self._accept)
 
     def spread(self, ways: Mapping[int, Sequence[Way]]) -> None:
         """Let the streams of data links to these ranks take turns over the ways to each."""
@@ -133,21 +126,26 @@ class Links:
         return found
 
     async def _stop(self, links: Sequence[_Link]) -> None:
-        for link in links:
-            if link.dialling:
-                link.dialling.cancel()
+        dialling = [link.dialling for link in links if link.dialling]
+        for task in dialling:
+            task.cancel()
+        await asyncio.gather(*dialling, return_exceptions=True)
 
     def close(self) -> None:
-        """Stop listening and dialling; links that were attached are the engine's. May be called twice."""
-        if not self._loop.closed:
-            self._listener.close()
-            self._loop.close()
-            for link in self._links.values():
-                for session in list(link.sessions):
-                    self._expire(link, session)
-                if link.reached is not None:
-                    link.reached.close()
+        """Stop accepting and dialling; links that were attached are the engine's. May be called twice."""
+        if not self._closed and not self._loop.closed:
+            self._closed = True
+            self._loop.run(self._end())
             del self._attach  # an event loop leaves cycles behind, and none shall hold the engine
+
+    async def _end(self) -> None:
+        await self._gate.shut()
+        await self._stop(list(self._links.values()))
+        for link in self._links.values():
+            for session in list(link.sessions):
+                self._expire(link, session)
+            if link.reached is not None:
+                link.reached.close()
 
     def _give_up(self, role: int, peers: Iterable[int], timeout: float) -> RendezvousError:
         links = [self._link(role, peer) for peer in sorted(peers)]
@@ -236,7 +234,7 @@ class Links:
                     session=session,
                 )
                 way = ways[index % len(ways)]
-                sock, _ = await dial.connect(way.address, auth.client(self._secret, hello), way.source)
+                sock, _ = await dial.connect(way.address, auth.client(self._gate.secret, hello), way.source)
                 streams.append(sock)
             await self._choose(link, streams)
         except BaseException:

@@ -136,7 +136,7 @@ class Listener:
             asyncio.get_running_loop().call_later(1.0, self._watch)  # descriptors may be free by then
             return
         sock.setblocking(False)
-        task = asyncio.create_task(self._serve(sock, address[0]))
+        task = asyncio.create_task(self._serve(sock, address[0] if address else "this host"))
         self._unproven[sock] = _Handshake(task, time.monotonic())
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)

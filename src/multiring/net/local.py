@@ -13,7 +13,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -63,12 +63,13 @@ def attach(
     secret: bytes,
     mine: auth.Hello,
     deadline: float,
+    failure: Callable[[], BaseException | None] = lambda: None,
 ) -> list[int]:
     """Attach the ranks that can be reached by their sockets' ``names``, and return them.
 
     The higher rank of a pair connects. A rank dials the lower ones before it answers the higher ones, so each waits
     only for lower ranks, and nobody in a circle. RendezvousError names a rank that has ended meanwhile, and those that
-    have not come at ``deadline``.
+    have not come at ``deadline``; what ``failure`` returns in the meantime is raised.
     """
     mine = replace(mine, role=auth.LOCAL)
     present = [peer for peer in sorted(names) if _exists(names[peer])]
@@ -90,6 +91,9 @@ def attach(
             ) from error
     strangers: set[str] = set()
     while higher:
+        lost = failure()
+        if lost is not None:
+            raise lost
         listening.settimeout(min(_remaining(deadline, higher), LOOK_SECONDS))
         try:
             sock, _ = listening.accept()

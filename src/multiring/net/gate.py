@@ -1,0 +1,206 @@
+"""The gate: where a rank is found for as long as it is in the job, whatever the generation.
+
+It proves whoever connects. A connection of the present generation goes to the links; a rank that looks for survivors
+is told which generation this one knows, and, when it answers, waits here until this rank looks for survivors too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from multiring.net import auth
+from multiring.net.dial import Address
+from multiring.net.listen import Listener
+from multiring.net.loop import LoopThread
+
+BEAT_SECONDS = 1.0
+MAX_MESSAGE = 1 << 26
+
+_LENGTH = struct.Struct("!I")
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who is in the job, by the ranks that they had at its start, in the order of the ranks that they have now."""
+
+    generation: int
+    members: tuple[int, ...]
+
+
+class Channel:
+    """Messages between two ranks. Each sends signs of life, so that one that falls silent is known to be lost.
+
+    All of it runs in the gate's loop; ConnectionError says that the other side is gone, or silent for ``patience`` s.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._patience = patience
+        self._beats = asyncio.create_task(self._beat())
+
+    @classmethod
+    async def over(cls, sock: socket.socket, patience: float) -> Channel:
+        """Takes the proven socket over."""
+        try:
+            return cls(*await asyncio.open_connection(sock=sock), patience)
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _beat(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await asyncio.sleep(min(BEAT_SECONDS, self._patience / 5))
+                await self._write(b"")
+
+    async def _write(self, content: bytes) -> None:
+        self._writer.write(_LENGTH.pack(len(content)) + content)
+        await self._writer.drain()
+
+    async def send(self, message: Message) -> None:
+        await self._write(json.dumps(message).encode())
+
+    async def receive(self) -> Message:
+        try:
+            while True:
+                (size,) = _LENGTH.unpack(await self._read(_LENGTH.size))
+                if size > MAX_MESSAGE:
+                    raise ConnectionError(f"a message of {size} bytes")
+                if size:
+                    message: Message = json.loads(await self._read(size))
+                    return message
+        except asyncio.IncompleteReadError:
+            raise ConnectionError("closed by the other side") from None
+        except asyncio.TimeoutError:
+            raise ConnectionError(f"silent for {self._patience:g} s") from None
+
+    async def _read(self, size: int) -> bytes:
+        return await asyncio.wait_for(self._reader.readexactly(size), self._patience)
+
+    def close(self) -> None:
+        """What was sent still arrives. May be called twice."""
+        self._beats.cancel()
+        self._writer.close()
+
+
+class Gate:
+    """The gate of this rank, and what it needs to find those of the others."""
+
+    def __init__(
+        self,
+        listening: Sequence[socket.socket],
+        secret: bytes,
+        hello: auth.Hello,
+        addresses: Mapping[int, Sequence[Address]],
+        own: Sequence[Address],
+        patience: float,
+    ) -> None:
+        """``hello`` as this rank says it at the job's start; ``addresses[r]`` are those of the gate of rank r, ``own``
+        those that this rank told all of; after ``patience`` seconds of silence another rank counts as lost."""
+        self.secret = secret
+        self.rank = hello.rank
+        self.hello = hello
+        self.addresses = addresses
+        self.own = own
+        self.patience = patience
+        self.membership = Membership(hello.generation, tuple(sorted({hello.rank, *addresses})))
+        self.arrived: asyncio.Queue[tuple[Channel, Message]] = asyncio.Queue()
+        """Ranks that look for survivors, each with its first message."""
+        self._waiting: set[Channel] = set()
+        self._serve: Callable[[socket.socket, auth.Hello], Awaitable[None]] | None = None
+        self._served = asyncio.Event()
+        self._serving: set[asyncio.Task[Any]] = set()
+        self.loop = LoopThread("multiring-gate")
+        self._listener = Listener(
+            self.loop,
+            listening,
+            lambda: auth.server(secret, self.hello, (auth.DATA, auth.CONTROL, auth.PROBE, auth.SURVIVOR)),
+            self._handle,
+            f"rank {hello.rank}",
+        )
+
+    def open(self, serve: Callable[[socket.socket, auth.Hello], Awaitable[None]]) -> None:
+        """Hand on the connections of the present generation, those that wait for it included."""
+        self.loop.run(self._open(serve))
+
+    async def _open(self, serve: Callable[[socket.socket, auth.Hello], Awaitable[None]]) -> None:
+        self._serve = serve
+        self._served.set()
+
+    async def shut(self) -> None:
+        """Hand on nothing more, and end what still negotiates."""
+        self._serve = None
+        self._served.clear()
+        ending = set(self._serving)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def announce(self, membership: Membership) -> None:
+        """This rank knows of a later generation now, and tells those that wait here."""
+        self.membership = membership
+        for channel in set(self._waiting):
+            with contextlib.suppress(ConnectionError):
+                await channel.send(self._news())
+
+    def take(self, channel: Channel) -> None:
+        """A rank that has arrived is attended to now."""
+        self._waiting.discard(channel)
+
+    def close(self) -> None:
+        """Nobody finds this rank any more. May be called twice."""
+        if not self.loop.closed:
+            self._listener.close()
+            self.loop.run(self._end())
+            self.loop.close()
+
+    async def _end(self) -> None:
+        for channel in self._waiting:
+            channel.close()
+        await asyncio.sleep(0)  # for their transports
+
+    async def _handle(self, sock: socket.socket, hello: auth.Hello) -> None:
+        if hello.role == auth.SURVIVOR:
+            await self._greet(sock)
+            return
+        try:
+            await self._served.wait()  # ranks of one generation are not ready for each other at the same moment
+            if self._serve is None or hello.generation != self.hello.generation:
+                sock.close()
+                return
+        except BaseException:
+            sock.close()
+            raise
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            await self._serve(sock, hello)
+        finally:
+            self._serving.discard(task)
+
+    async def _greet(self, sock: socket.socket) -> None:
+        channel = await Channel.over(sock, self.patience)
+        self._waiting.add(channel)
+        try:
+            await channel.send(self._news())
+            self.arrived.put_nowait((channel, await channel.receive()))
+        except BaseException as error:
+            self._waiting.discard(channel)
+            channel.close()
+            if not isinstance(error, ConnectionError):
+                raise
+
+    def _news(self) -> Message:
+        known = self.membership
+        return {"kind": "news", "rank": self.rank, "generation": known.generation, "members": known.members}

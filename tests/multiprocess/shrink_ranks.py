@@ -1,0 +1,171 @@
+"""Ranks that lose others and go on without them, every sum compared to the last bit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import multiring as mr
+from multiring import rendezvous
+from multiring.net.gate import Channel, Message
+
+STEPS, LOST_AT = 12, 5
+
+
+def reduced(count: int, step: int, timeout: float | None = None) -> None:
+    """An all_reduce whose sum depends on who takes part, on the step and on the index."""
+    x = np.arange(count) % 1021 * (mr.rank() + 1.0) + step
+    mr.all_reduce(x, timeout=timeout)
+    size = mr.world_size()
+    assert (x == np.arange(count) % 1021 * (size * (size + 1) / 2) + step * size).all(), f"wrong sum in step {step}"
+
+
+def steps_until(stop: int, count: int = 20_000) -> None:
+    for step in range(stop):
+        reduced(count, step)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Shrink, and as many steps more."""
+    began = time.monotonic()
+    try:
+        agreement = mr.shrink()
+    except mr.RendezvousError as error:
+        assert not mr.is_initialized()
+        return {**outcome, "refused": str(error), "seconds": time.monotonic() - began}
+    steps_until(STEPS)
+    group = mr.new_group([mr.world_size() - 1, 0]) if mr.world_size() > 1 else None
+    if group is not None:
+        x = np.full(3, float(mr.rank()))
+        mr.broadcast(x, 0, group=group)
+        assert (x == mr.world_size() - 1).all()
+    return {
+        **outcome,
+        "members": agreement.members,
+        "generation": agreement.generation,
+        "completed": agreement.completed,
+        "rank": mr.rank(),
+        "size": mr.world_size(),
+        "plan": mr.plan(1 << 20).plan.id,
+    }
+
+
+def lose(victims: Sequence[int]) -> dict[str, Any]:
+    """The ``victims`` are killed in the middle of the steps, all at once."""
+    mr.init()
+    rank = mr.rank()
+    try:
+        for step in range(STEPS):
+            if step == LOST_AT and rank in victims:
+                die()
+            reduced(20_000, step)
+    except mr.PeerLost as error:
+        if rank in victims:
+            die()
+        outcome = go_on({"blamed": error.rank, "done": step})
+    mr.shutdown()
+    return outcome
+
+
+def lose_while_shrinking(first: int, second: int, when: str) -> dict[str, Any]:
+    """Rank ``second`` is killed in the middle of the agreement about the loss of ``first``.
+
+    ``when`` is the kind of message that it does not send (a leader: to all but one), or "meeting".
+    """
+    if int(os.environ["MULTIRING_RANK"]) == second:
+        _die_at(when)
+    return lose([first])
+
+
+def _die_at(when: str) -> None:
+    send, seen = Channel.send, 0
+    make: Callable[..., Any] = rendezvous._engine
+
+    def see(which: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == which:
+            die()
+
+    async def send_or_die(self: Channel, message: Message) -> None:
+        if message.get("kind", "join") == when:
+            see(2 if when in ("accept", "decided") else 1)
+        await send(self, message)
+
+    def make_or_die(*arguments: Any) -> Any:
+        see(2)  # the first was that of generation 0
+        return make(*arguments)
+
+    if when == "meeting":
+        rendezvous._engine = make_or_die
+    else:
+        Channel.send = send_or_die  # type: ignore[method-assign]
+
+
+def stop_and_wake(end: str) -> dict[str, Any]:
+    """Rank 1 is stopped from outside; the others go on, and end when the file ``end`` is there."""
+    mr.init()
+    rank = mr.rank()
+    say("running")
+    outcome: dict[str, Any] = {}
+    try:
+        step = 0
+        while True:
+            reduced(20_000, step)
+            step += 1
+    except mr.PeerLost as error:
+        outcome = go_on({"blamed": error.rank})
+    say("went on" if "members" in outcome else "refused")
+    while not Path(end).exists():
+        time.sleep(0.05)
+    if rank != 1:
+        steps_until(STEPS)  # what the excluded one sent has not reached us
+    mr.shutdown()
+    return outcome
+
+
+def shrink_without_a_loss() -> list[str]:
+    mr.init()
+    told = []
+    try:
+        mr.shrink()
+    except mr.MultiringError as error:
+        told.append(str(error))
+    reduced(100, 1)  # nothing has changed
+    with contextlib.suppress(mr.Mismatch):
+        mr.all_reduce(np.zeros(3 + mr.rank()))
+    for timeout in (None, -1.0):
+        try:
+            mr.shrink(timeout)
+        except (mr.Mismatch, ValueError) as error:
+            told.append(type(error).__name__)
+    mr.shutdown()
+    return told
+
+
+def late() -> dict[str, Any]:
+    """Rank 1 does not come to the collective in time, but to the agreement."""
+    mr.init()
+    try:
+        reduced(1000, 0)
+        if mr.rank() == 1:
+            time.sleep(2.5)
+        reduced(1000, 1, timeout=1.0)
+    except mr.CollectiveTimeout as error:
+        return go_on({"blamed": error.rank})
+    raise AssertionError("nobody was late")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,93 @@
+"""Survivors of a loss go on without a restart: who they are, what they computed, and who may not."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import jobs
+import pytest
+import shrink_ranks
+
+QUICK = {"MULTIRING_HEARTBEAT_TIMEOUT": "3"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "victims"),
+    [("aaaaa", [0, 3]), ("aabbc", [1, 4]), ("aabbc", [0, 1])],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
+)
+def test_those_who_are_left_go_on(hosts: str, victims: list[int]) -> None:
+    left = [rank for rank in range(len(hosts)) if rank not in victims]
+    job = jobs.start(shrink_ranks.lose, len(hosts), victims, hosts=hosts, environment=QUICK)
+    outcomes = job.wait()
+    assert [outcomes[rank].code for rank in victims] == [-signal.SIGKILL] * len(victims)
+    values = [outcomes[rank].value for rank in left]
+    for rank, value in enumerate(values):
+        assert value["blamed"] in victims
+        assert (value["members"], value["rank"], value["size"]) == (left, rank, len(left))
+        assert value["generation"] == 1
+        # The call before the loss may have completed on some of them only.
+        assert value["completed"] == min(other["done"] for other in values) - 1
+        assert value["completed"] in (shrink_ranks.LOST_AT - 2, shrink_ranks.LOST_AT - 1)
+    assert len({value["plan"] for value in values}) == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "when"),
+    [(3, "join"), (2, "accepted"), (0, "accept"), (0, "decided"), (1, "meeting")],
+)
+def test_a_loss_while_they_agree(second: int, when: str) -> None:
+    job = jobs.start(shrink_ranks.lose_while_shrinking, 5, 4, second, when, hosts="aabba", environment=QUICK)
+    outcomes = job.wait()
+    left = [rank for rank in range(4) if rank != second]
+    assert outcomes[second].code == -signal.SIGKILL
+    assert [outcomes[rank].value["members"] for rank in left] == [left] * 3
+    assert len({outcomes[rank].value["generation"] for rank in left}) == 1
+    # A membership that was accepted by all, or decided on, is one of its own.
+    assert outcomes[left[0]].value["generation"] == (1 if when == "join" else 2)
+
+
+def test_less_than_half_may_not_go_on() -> None:
+    outcomes = jobs.start(shrink_ranks.lose, 3, [0, 1], environment=QUICK).wait()
+    assert "of the 3 ranks only 2 found each other" in outcomes[2].value["refused"]
+    assert outcomes[2].value["seconds"] < 10
+
+
+def test_of_two_halves_that_with_rank_zero_goes_on() -> None:
+    with_zero = jobs.start(shrink_ranks.lose, 2, [1], environment=QUICK).wait()
+    assert (with_zero[0].value["members"], with_zero[0].value["size"]) == ([0], 1)
+    without = jobs.start(shrink_ranks.lose, 2, [0], environment=QUICK).wait()
+    assert "of the 2 ranks only 1 found each other" in without[1].value["refused"]
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "abc"])
+def test_an_excluded_rank_that_wakes_up_raises(hosts: str, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    job = jobs.start(shrink_ranks.stop_and_wake, 3, str(end), hosts=hosts, environment=QUICK)
+    try:
+        for rank in range(3):
+            job.line(rank)
+        time.sleep(0.5)
+        job.signal(1, signal.SIGSTOP)
+        assert [job.line(rank) for rank in (0, 2)] == ["went on", "went on"]
+        job.signal(1, signal.SIGCONT)
+        assert job.line(1) == "refused"
+    finally:
+        job.signal(1, signal.SIGCONT)
+        end.touch()
+        outcomes = job.wait()
+    assert "the job went on as generation 1 without this rank, which was rank 1" in outcomes[1].value["refused"]
+    assert [outcomes[rank].value["members"] for rank in (0, 2)] == [[0, 2]] * 2
+
+
+def test_a_rank_that_was_late_stays_a_member() -> None:
+    values = jobs.run(shrink_ranks.late, 3)
+    assert [value["members"] for value in values] == [[0, 1, 2]] * 3
+    assert {value["blamed"] for value in values} == {1}
+
+
+def test_without_a_loss_there_is_nothing_to_shrink() -> None:
+    for told in jobs.run(shrink_ranks.shrink_without_a_loss, 2):
+        assert told == ["no rank was lost: shrink() is called after PeerLost or CollectiveTimeout"] + ["Mismatch"] * 2
