@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -129,3 +131,36 @@ def test_narrow_wires_are_refused() -> None:
     for outcome in start(watched.sums_in_order, 2, hosts=["a", "b"], environment=environment).wait():
         assert outcome.code != 0
         assert "MULTIRING_WIRE=host=bfloat16 and MULTIRING_REPRODUCIBLE do not go together" in outcome.error
+
+
+def can_have_another_clock() -> bool:
+    found = shutil.which("unshare")
+    return found is not None and subprocess.run([found, "-T", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_have_another_clock(), reason="needs root and time namespaces")
+def test_hosts_whose_clocks_differ_are_shown_on_one(launch: Launch) -> None:
+    script = launch.script("""
+        import os, sys
+
+        if os.environ["RANK"] == "1" and "MULTIRING_HOST" not in os.environ:
+            os.environ["MULTIRING_HOST"] = "b"
+            words = ["unshare", "-T", "-f", "--monotonic", "5000", sys.executable, *sys.argv]
+            os.execvp(words[0], words)
+
+        import numpy as np
+        import multiring as mr
+
+        mr.init(trace="t.json")
+        for _ in range(10):
+            mr.all_reduce(np.ones(1000, np.float32))
+    """)
+    result = launch.run("-n", "2", script)
+    assert result.returncode == 0, result.stderr
+    calls: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for e in timeline(launch.directory / "t.json"):
+        if e["ph"] == "X" and e["cat"] == "call" and e["name"].startswith("all_reduce"):
+            calls[e["name"]][e["pid"]] = e
+    assert len(calls) == 10
+    for both in calls.values():  # none ends one before it has begun on the other
+        assert max(e["ts"] for e in both.values()) <= min(e["ts"] + e["dur"] for e in both.values()) + 1e6
