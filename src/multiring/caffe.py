@@ -29,6 +29,9 @@ def distribute(
     The scalar outputs of the net, such as the loss, are averaged with them: after ``solver.step(1)``,
     ``solver.net.blobs["loss"].data`` is the same on all ranks. What Caffe itself logs is this rank's.
     """
+    if not hasattr(solver, "add_callback"):
+        kind = type(solver)
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no solver of pycaffe")
     return Distribution(solver, weight, bucket_bytes, multiring.init() if group is None else group)
 
 

@@ -100,7 +100,9 @@ def reshaping() -> None:
 
 def mistakes() -> None:
     with pytest.raises(ValueError, match="net has no parameters"):
-        distribute(SimpleNamespace(net=SimpleNamespace(params={})))
+        distribute(SimpleNamespace(net=SimpleNamespace(params={}), add_callback=None))
+    with pytest.raises(TypeError, match=r"caffe\.\w*\.?Net is no solver of pycaffe"):
+        distribute(solver(np.arange(2), 0).net)
 
 
 def loss_of_a_rank() -> None:

@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits
 
 import multiring as mr
 import multiring.jax as mrj
+from multiring import recipes
 
 jax.config.update("jax_enable_x64", True)
 mr.init()
@@ -150,6 +151,18 @@ def trees() -> None:
         np.testing.assert_allclose(mean["b"].ravel(), np.average(everyone(700, "float64"), 0, weights), rtol=1e-12)
         np.testing.assert_allclose(mean["a"], np.average(everyone(5), 0, weights), rtol=1e-6)
         assert mean["c"].shape == ()
+
+
+def recipe_as_schedule() -> None:
+    """Optax takes the table of a schedule, inside jit."""
+    schedule = recipes.scaled(recipes.warm_up(recipes.cosine(8), 4, start=0.25), 0.2)
+    rates = jnp.asarray(recipes.table(schedule, 10))
+    optimizer = optax.chain(mrj.all_reduce_gradients(), optax.sgd(lambda step: rates[step]))
+    state = optimizer.init(jnp.zeros(3))
+    update = jax.jit(optimizer.update)
+    for step in range(10):
+        change, state = update(jnp.arange(3.0) + RANK, state)
+        np.testing.assert_allclose(change, -schedule(step) * (np.arange(3) + (SIZE - 1) / 2), rtol=1e-12)
 
 
 def mistakes() -> None:

@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 
 import multiring as mr
 import multiring.keras as mrk
+from multiring import recipes
 
 mr.init()
 RANK, SIZE = mr.rank(), mr.world_size()
@@ -99,6 +100,20 @@ def warm_up() -> None:
         rows = slice((i % 3) * 10 * SIZE, (i % 3 + 1) * 10 * SIZE)
         whole.train_on_batch(X[rows], Y[rows])
     close(model, whole)
+
+
+def recipe_as_schedule() -> None:
+    """Keras' own callback takes a schedule of epochs as it is."""
+    schedule = recipes.scaled(recipes.warm_up(recipes.cosine(8), 4, start=0.25), 0.2)
+    seen = fit(
+        network(0),
+        X[:8],
+        Y[:8],
+        keras.optimizers.SGD(0.2),
+        callbacks=[keras.callbacks.LearningRateScheduler(schedule)],
+        epochs=6,
+    )
+    np.testing.assert_allclose(seen["learning_rate"], [schedule(epoch) for epoch in range(6)], rtol=1e-6)
 
 
 def mistakes() -> None:

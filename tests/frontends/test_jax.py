@@ -17,7 +17,7 @@ def test_collectives_derivatives_loops_and_order(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_uneven_ranks_train_what_one_process_trains(ranks: int) -> None:
-    succeeds("jax_ranks.py", "training", ranks=ranks)
+    succeeds("jax_ranks.py", "training", "recipe_as_schedule", ranks=ranks)
 
 
 def test_mistakes_are_told_and_differing_shapes_are_a_mismatch() -> None:

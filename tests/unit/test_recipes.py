@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from multiring import recipes
+from multiring.torch import use_lars
 
 
 def test_linear_scaling_and_warm_up_of_goyal_et_al() -> None:
@@ -87,6 +88,29 @@ def test_in_torch() -> None:
         scheduler.step()
     assert rates[0] == pytest.approx(0.1)
     assert rates[4:] == pytest.approx([0.4 * (1 + math.cos(math.pi * step / 10)) for step in range(4, 11)])
+
+
+def test_lars_in_torch() -> None:
+    """Weights follow the formula of the paper at a constant rate, decay and momentum included; biases plain SGD."""
+    net = torch.nn.Linear(3, 2).double()
+    weight, bias = (p.detach().numpy().copy() for p in net.parameters())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9, weight_decay=0.1)
+    use_lars(optimizer, trust=0.01)
+    momentum, momentum_of_bias = np.zeros_like(weight), np.zeros_like(bias)
+    x = torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (net(x) ** 2).mean().backward()
+        gradient = net.weight.grad.numpy().copy()
+        trust = 0.01 * np.linalg.norm(weight) / (np.linalg.norm(gradient) + 0.1 * np.linalg.norm(weight))
+        momentum = 0.9 * momentum + trust * (gradient + 0.1 * weight)
+        momentum_of_bias = 0.9 * momentum_of_bias + net.bias.grad.numpy() + 0.1 * bias
+        weight, bias = weight - 0.5 * momentum, bias - 0.5 * momentum_of_bias
+        optimizer.step()
+        np.testing.assert_allclose(net.weight.detach().numpy(), weight, rtol=1e-12)
+        np.testing.assert_allclose(net.bias.detach().numpy(), bias, rtol=1e-12)
+    with pytest.raises(ValueError, match="trust=0: it is above 0"):
+        use_lars(optimizer, trust=0)
 
 
 WRONG: list[tuple[Callable[[], object], str]] = [

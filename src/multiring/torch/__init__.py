@@ -6,6 +6,7 @@
 from multiring.api import broadcast_object
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from multiring.torch.hooks import Weighted, comm_hook
+from multiring.torch.lars import use_lars
 from multiring.torch.optimizer import DistributedOptimizer
 from multiring.torch.options import Options
 from multiring.torch.start import init
@@ -19,4 +20,5 @@ __all__ = [
     "broadcast_parameters",
     "comm_hook",
     "init",
+    "use_lars",
 ]

@@ -1,0 +1,34 @@
+"""Layer-wise adaptive rate scaling for any optimizer of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from multiring import recipes
+
+
+def use_lars(optimizer: Any, trust: float = 0.001) -> Any:
+    """Let every weight of the optimizer take steps in proportion to its own norm, and return the optimizer.
+
+    Before each step a gradient is scaled such that gradient and weight decay together, of the group's
+    ``weight_decay``, are multiplied by `multiring.recipes.lars`. Biases and norms are left as they are. For optimizers
+    that add the decay to the gradient, as SGD does. Source: You et al. 2017, arXiv 1708.03888.
+    """
+    if not trust > 0:
+        raise ValueError(f"trust={trust}: it is above 0, such as 0.001")
+    optimizer.register_step_pre_hook(lambda stepping, arguments, options: _scale(stepping, trust))
+    return optimizer
+
+
+@torch.no_grad()
+def _scale(optimizer: torch.optim.Optimizer, trust: float) -> None:
+    for group in optimizer.param_groups:
+        decay = group.get("weight_decay", 0.0)
+        for weight in group["params"]:
+            if weight.grad is None or not recipes.decays(weight.shape):
+                continue
+            factor = recipes.lars(weight.norm().item(), weight.grad.norm().item(), decay, trust)
+            # The optimizer will add decay * weight: that is scaled in advance.
+            weight.grad.mul_(factor).add_(weight, alpha=(factor - 1) * decay)
