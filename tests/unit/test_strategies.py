@@ -160,6 +160,7 @@ def card_bytes(name: str, topology: Topology) -> float:
         ("ring", 2 * 31 / 32 * S),
         ("halving", 2 * 7 / 8 * S),
         ("masters", 2 * 7 / 8 * S),
+        ("masters:8", (1 + 2 * 3 / 4) * S),
         ("multiring:4x8", 2 * 7 / 8 * S),
         ("multiring:4x2x4", 2 * 7 / 8 * S),
         ("double-tree", 2 * S),
@@ -171,7 +172,21 @@ def test_bytes_through_the_card_of_a_host(name, bytes_a_card):
     assert card_bytes(name, cluster(8, 4)) == pytest.approx(bytes_a_card, rel=0.01)
 
 
+def test_a_master_for_two_hosts():
+    """16 of 4 ranks: a chain in the host, one between two hosts, a ring of 8."""
+    plan = strategy("masters:8").plan(cluster(16, 4), S)
+    prove_in_full(plan)
+    found = [(phase.kind, len(phase.rings), len(phase.rings[0].members)) for phase in plan.phases]
+    out = [("reduce", 16, 4), ("reduce", 8, 2), ("reduce_scatter", 1, 8)]
+    assert found == [*out, ("all_gather", 1, 8), ("broadcast", 8, 2), ("broadcast", 16, 4)]
+    assert strategy("masters:4").plan(cluster(16, 4), S).id == strategy("masters").plan(cluster(16, 4), S).id
+
+
 def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="groups of 6 are no whole hosts of 4 ranks"):
+        strategy("masters:6").plan(cluster(6, 4), S)
+    with pytest.raises(ValueError, match="masters:4x4: give the ranks of a group, as in masters:16"):
+        strategy("masters:4x4")
     with pytest.raises(ValueError, match="4x8 is 32 ranks; the topology has 256"):
         strategy("multiring:4x8").plan(cluster(64, 4), S)
     with pytest.raises(ValueError, match="power of two hosts, not 6"):

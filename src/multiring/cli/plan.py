@@ -35,7 +35,10 @@ def plan(
     root: Annotated[int, typer.Option(help="The root of a broadcast or reduce.")] = 0,
     wire: Annotated[str, typer.Option(metavar="LEVEL=FORMAT", help="As MULTIRING_WIRE, such as rack=bfloat16.")] = "",
     strategy: Annotated[
-        str, typer.Option(metavar="NAME", help=f"One of {', '.join(STRATEGIES)}, multiring:4x8x8, as MULTIRING_PLAN.")
+        str,
+        typer.Option(
+            metavar="NAME", help=f"One of {', '.join(STRATEGIES)}, multiring:4x8x8, masters:16, as MULTIRING_PLAN."
+        ),
     ] = "multiring",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:

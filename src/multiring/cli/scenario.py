@@ -33,7 +33,9 @@ Speed = Annotated[
     typer.Option(min=1e-3, help="Samples a second that one rank trains on; else as the machine has it."),
 ]
 Job = Annotated[Path | None, typer.Option(metavar="FILE", help="Your own model: a recording, as JSON.")]
-Strategies = Annotated[str, typer.Option(help=f"all, or some of {', '.join(NAMES)}, multiring:4x8x8; comma-separated.")]
+Strategies = Annotated[
+    str, typer.Option(help=f"all, or some of {', '.join(NAMES)}, multiring:4x8x8, masters:16; comma-separated.")
+]
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ class Strategy:
 
 
 def strategy(name: str) -> Strategy:
-    """One of ``STRATEGIES``, or ``multiring:4x8x8`` for rings of given sizes, innermost first.
+    """One of ``STRATEGIES``; or ``multiring:4x8x8`` for rings of given sizes, innermost first, or ``masters:16`` for a
+    master for so many ranks.
 
     ValueError for a name that is not known, or that is no collective.
     """
@@ -44,10 +45,16 @@ def strategy(name: str) -> Strategy:
         dimensions = parse_dimensions(sizes)
         about = f"rings of {', '.join(map(str, dimensions))} members"
         return Strategy(name, about, STRATEGIES[base].source, partial(_given_rings, dimensions))
+    if base == "masters" and sizes:
+        (size, *more) = parse_dimensions(sizes)
+        if more:
+            raise ValueError(f"masters:{sizes}: give the ranks of a group, as in masters:16")
+        about = f"reduce in groups of {size}, a ring of masters, broadcast"
+        return Strategy(name, about, STRATEGIES[base].source, partial(_grouped_masters, size))
     if name in ASYNCHRONOUS:
         raise ValueError(f"strategy {name!r} is no collective ({ASYNCHRONOUS[name]}): it can be simulated only")
     if name not in STRATEGIES:
-        raise ValueError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}, multiring:4x8x8")
+        raise ValueError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}, multiring:4x8x8, masters:16")
     return STRATEGIES[name]
 
 
@@ -77,6 +84,19 @@ def _leaders_ring(topology: Topology, nbytes: int) -> Plan:
 def _leaders(topology: Topology, across: str) -> Plan:
     inside, outside = topology.levels[:1], topology.levels[1:]
     return _composed(topology, [Stage(Dimension(inside), LEAD, "ring"), Stage(Dimension(outside), SPLIT, across)])
+
+
+def _grouped_masters(size: int, topology: Topology, nbytes: int) -> Plan:
+    """A master for several hosts: their leaders reduce to one of them."""
+    hosts = equal_hosts(topology)
+    width = len(hosts[0])
+    if size % width or len(hosts) % (size // width):
+        raise ValueError(
+            f"groups of {size} are no whole hosts of {width} ranks, or do not divide {len(hosts)} of them equally"
+        )
+    inside, outside = topology.levels[:1], topology.levels[1:]
+    groups = [Stage(Dimension(inside), LEAD, "ring"), Stage(Dimension(outside, size // width), LEAD, "ring")]
+    return _composed(topology, [*groups, Stage(Dimension(outside), SPLIT, "ring")])
 
 
 def _torus(topology: Topology, nbytes: int) -> Plan:
