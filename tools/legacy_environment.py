@@ -1,6 +1,6 @@
 """Make the environment in which Chainer, Theano and Aesara are tried: ``python tools/legacy_environment.py DIRECTORY``.
 
-They need older releases of Python and NumPy than the rest: Theano 1.0.5 Python 3.10 at most, Chainer 7.8.1 Python 3.11.
+They need older releases of Python and NumPy than the rest: Theano 1.0.5 Python 3.10 at most, the others Python 3.11.
 Where a machine has newer ones only, what cannot be installed is left out and named. Multiring itself comes from the
 wheels in dist/.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from interpreters import find_interpreters
 
 ROOT = Path(__file__).resolve().parent.parent
-NEWEST = {"Chainer 7.8.1": (3, 11), "Theano 1.0.5": (3, 10)}
+NEWEST = {"Chainer 7.8.1": (3, 11), "Aesara 2.9.4": (3, 11), "Theano 1.0.5": (3, 10)}
 
 
 def main() -> None:
