@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import multiring
 from multiring import env, probe, topology_file, trace
 from multiring.bootstrap import Place, no_meeting
-from multiring.errors import RendezvousError
+from multiring.errors import MultiringError, RendezvousError
 from multiring.exchange import Exchange, Record, spans
 from multiring.net import auth, interfaces, listen, local
 from multiring.net.cards import Way, ways_between
@@ -80,10 +80,17 @@ class World:
         return bool(self.measured)
 
     def connect(self, peers: set[int]) -> None:
-        """Make the links to ``peers`` that do not stand yet."""
+        """Make the links to ``peers`` that do not stand yet.
+
+        When the engine fails meanwhile it is left to the call that wanted them to raise that, and to say which it was.
+        """
         missing = {peer for peer in peers if not self.engine.attached(peer)}
         if missing and self.links:
-            self.links.ensure(auth.DATA, missing, self.settings.timeout, self.engine.failure)
+            try:
+                self.links.ensure(auth.DATA, missing, self.settings.timeout, self.engine.failure)
+            except MultiringError:
+                if self.engine.failure() is None:
+                    raise
 
     def close(self) -> None:
         """Say farewell and release everything. May be called twice."""

@@ -232,8 +232,8 @@ def test_a_lost_peer_ends_the_wait_for_a_link(job: Job) -> None:
     job.worlds[1].gate.close()  # type: ignore[union-attr]
     lost = RendezvousError("rank 1 is gone", rank=1)
     threading.Timer(0.3, setattr, (job.engine(0), "failed", lost)).start()
-    with pytest.raises(RendezvousError, match="rank 1 is gone"):
-        job.worlds[0].connect({1})
+    job.worlds[0].connect({1})  # the engine refuses the call that wanted it
+    assert not job.engine(0).attached(1)
 
 
 def test_same_name_without_a_common_socket_is_another_host(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
