@@ -65,11 +65,13 @@ def draw(dice: random.Random, with_lab: bool) -> Round:
         fault: Fault | Shortage = dice.choice(FAULTS)
         calls = dice.choice([name for name in victims.CALLS if name not in SLOW])
     else:
-        # Hosts by name only speak TCP to each other, as across a network.
+        # Hosts by name only speak TCP to each other, as across a network; what runs short does so within a host.
         hosts = dice.choice([("here",) * size, tuple(dice.choice("xyz") for _ in range(size))])
         fault = dice.choice([*(fault for fault in FAULTS if not fault.on_link), *SHORTAGES])
         calls = dice.choice(list(victims.CALLS))
     pause = 0.0 if dice.random() < BUSY_SHARE else 0.1
+    if isinstance(fault, Shortage):
+        hosts = ("here",) * size
     beside = dice.random() < BESIDE_SHARE
     return Round(fault, hosts, calls, dice.randrange(size), pause, dice.uniform(0, 1.0), beside)
 
@@ -96,7 +98,8 @@ def play(this: Round, world: World, folder: Path) -> None:
 def hurt(this: Round, world: World, folder: Path) -> Iterator[Job]:
     """The job to which it was done, and which was judged."""
     if isinstance(this.fault, Shortage):
-        with launched(world, folder, this.calls, limits={this.victim: this.fault.limit}) as job:
+        patience = {"MULTIRING_INIT_TIMEOUT": "15"}
+        with launched(world, folder, this.calls, limits={this.victim: this.fault.limit}, environment=patience) as job:
             this.fault.judge(job, this.victim)
             yield job
         return

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from multiring.errors import ResourceError
+from multiring.errors import ResourceError, system_message
 from multiring.net import auth
 from multiring.net.dial import keep_alive
 from multiring.net.loop import LoopThread
@@ -109,6 +109,7 @@ class Listener:
         self._unproven: dict[socket.socket, _Handshake] = {}  # the oldest first
         self._connections: set[asyncio.Task[None]] = set()
         self._makes_room = False
+        self._is_short = False  # of descriptors: said once
         self._closed = False
         _open_listeners.add(self)
         loop.run(self._begin())
@@ -131,7 +132,9 @@ class Listener:
         except BlockingIOError:  # it was gone before it was accepted
             return
         except OSError as error:
-            _log.warning("%s cannot accept connections: %s", self._about, error.strerror)
+            if not self._is_short:
+                _log.warning("%s cannot accept connections: %s", self._about, system_message(error))
+            self._is_short = True
             self._unwatch()
             asyncio.get_running_loop().call_later(1.0, self._watch)  # descriptors may be free by then
             return
