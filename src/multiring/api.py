@@ -17,6 +17,7 @@ from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
 
 if TYPE_CHECKING:
     from multiring.membership import Agreement
+    from multiring.rendezvous import World
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _M = TypeVar("_M", float, Mapping[str, float])
@@ -73,7 +74,7 @@ def shutdown() -> None:
         if _default is not None:
             leaving, _default = _default, None
             world = leaving.world
-            bootstrap.report(_blamed(world.engine.failure(), world.rank), world.account())
+            bootstrap.report(_blamed(world), world.account())
             world.close()
 
 
@@ -106,10 +107,17 @@ def shrink(timeout: float | None = None) -> Agreement:
         return agreement
 
 
-def _blamed(failure: BaseException | None, own: int) -> int | None:
+def release(communicator: Communicator) -> None:
+    """Shut down if this is still the default communicator, which the survivors of a loss replace."""
+    if _default is communicator:
+        shutdown()
+
+
+def _blamed(world: World) -> int | None:
     """The other rank because of which this one fails: the launcher tells them apart by that."""
+    failure = world.engine.failure()
     blamed = failure.rank if isinstance(failure, (PeerLost, CollectiveTimeout)) else -1
-    return None if blamed in (-1, own) else blamed
+    return None if blamed in (-1, world.rank) else world.at_start(blamed)
 
 
 def is_initialized() -> bool:

@@ -120,8 +120,12 @@ class World:
             "bytes": sum(peer["bytes_sent"] for peer in peers.values()),
             "in_calls": counted["seconds_in_calls"],
             "waiting": counted["seconds_waiting"],
-            "waited_for": {rank: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()},
+            "waited_for": {self.at_start(rank): peer.get("seconds_waited", 0.0) for rank, peer in peers.items()},
         }
+
+    def at_start(self, rank: int) -> int:
+        """The rank that ``rank`` had when the job started: the launcher knows it by that."""
+        return self.gate.membership.members[rank] if self.gate else rank
 
 
 def join(place: Place, settings: env.Settings) -> World:

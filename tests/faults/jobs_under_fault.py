@@ -120,8 +120,9 @@ def launched(
     pause: float = 0.0,
     environment: dict[str, str] | None = None,
     limits: Mapping[int, str] = MappingProxyType({}),
+    program: str = "victims.py",
 ) -> Iterator[Job]:
-    """Victims as processes; ``limits`` are options of prlimit, by rank."""
+    """Victims as processes; ``limits`` are options of prlimit, by rank; ``program`` is one of this directory."""
     folder.mkdir(parents=True, exist_ok=True)
     secret = folder / "secret"
     secret.write_text(os.urandom(32).hex())
@@ -147,11 +148,11 @@ def launched(
                 **(environment or {}),
             }
             limit = ["prlimit", limits[rank]] if rank in limits else []
-            program = [*limit, sys.executable, str(HERE / "victims.py"), str(folder), calls, str(pause)]
+            words = [*limit, sys.executable, str(HERE / program), str(folder), calls, str(pause)]
             with (folder / f"{rank}.log").open("w") as log:
                 job.ranks.append(
                     subprocess.Popen(
-                        world.command(host, *program), env={**common, **settings}, stdout=log, stderr=log, text=True
+                        world.command(host, *words), env={**common, **settings}, stdout=log, stderr=log, text=True
                     )
                 )
         yield job

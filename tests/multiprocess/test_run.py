@@ -294,6 +294,19 @@ def test_a_reader_that_has_gone_ends_the_job(launch: Launch) -> None:
         wait_until(lambda: launch.processes() == [], "all processes have ended")
 
 
+def test_ranks_that_fail_may_be_missing(launch: Launch) -> None:
+    words = ("sh", "-c", "test $RANK -lt $FIRST || exit 6")
+    launch.environment["FIRST"] = "2"
+    result = launch.run("-n", "3", "--min-ranks", "2", *words)
+    assert result.returncode == 0, result.stderr
+    assert "rank 2 on host" in result.stderr
+    assert "exit code 6" in result.stderr
+    assert "the job may go on with 2 of 3 ranks" in result.stderr
+    launch.environment["FIRST"] = "1"
+    result = launch.run("-n", "3", "--min-ranks", "2", *words)
+    assert result.returncode == 6, result.stderr
+
+
 def test_restarts_count_up(launch: Launch) -> None:
     script = launch.script("""
         import os, sys

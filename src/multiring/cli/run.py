@@ -75,6 +75,10 @@ def run(
         typer.Option(metavar="|".join(BINDINGS), help="Bind ranks to their share of the cores, or of NUMA domains."),
     ] = BINDINGS[0],
     max_restarts: Annotated[int, typer.Option(min=0, help="Start all ranks again after a failure, so often.")] = 0,
+    min_ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Let ranks that fail be missing while so many are left: for programs that shrink."),
+    ] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Also write each rank's output to rank-N.log there.")] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show where each rank runs.")] = False,
 ) -> None:
@@ -88,11 +92,16 @@ def run(
         os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
     try:
         _check(program, bind, typed, listed)
-        own = {"--bind": bind != BINDINGS[0], "--max-restarts": max_restarts, "--log-dir": log_dir}
+        own = {
+            "--bind": bind != BINDINGS[0],
+            "--max-restarts": max_restarts,
+            "--min-ranks": min_ranks,
+            "--log-dir": log_dir,
+        }
         _check_launcher(launcher, [name for name, value in {**own, **typed}.items() if value])
         if launcher is not None:
             _become(launcher, program, _placements(ranks, hosts, hostfile), listed=bool(hosts or hostfile))
-        job = Job(tuple(program), bind, max_restarts, log_dir, verbose)
+        job = Job(tuple(program), bind, max_restarts, log_dir, verbose, min_ranks)
         if host_count is not None and host_index is not None and rendezvous is not None:
             code = run_as_typed(job, *_meeting(ranks, host_count, host_index, rendezvous), _note)
         else:

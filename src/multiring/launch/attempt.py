@@ -50,8 +50,8 @@ def culprit(failures: Sequence[Failure]) -> Failure | None:
 class Attempt:
     """Follows the ranks that the agents have been told to start; `run` returns when all have ended."""
 
-    def __init__(self, agents: Agents, output: Output, stdin: Input | None) -> None:
-        """``stdin`` is what rank 0 reads if it runs on another host."""
+    def __init__(self, agents: Agents, output: Output, stdin: Input | None, min_ranks: int) -> None:
+        """``stdin`` is what rank 0 reads if it runs on another host; ``min_ranks`` go on without those that fail."""
         self._agents = agents
         self._output = output
         self._stdin = stdin
@@ -62,6 +62,9 @@ class Attempt:
         """Set at the first failure or interrupt, or when all have ended."""
         self._ended = asyncio.Event()
         self._interrupted = False
+        self._min_ranks = min_ranks
+        self._failed: set[int] = set()
+        self._has_failed = False
         self._failures: list[Failure] = []
         self._judged = False
         """Whether ranks that end now do so because they were told to."""
@@ -72,7 +75,7 @@ class Attempt:
     @property
     def failure(self) -> Failure | None:
         """What ended the job."""
-        return culprit(self._failures)
+        return culprit(self._failures) if self._has_failed else None
 
     async def run(self) -> None:
         if self._stdin is not None:
@@ -151,7 +154,7 @@ class Attempt:
             if code != 0:
                 seconds = time.monotonic() - self._begin
                 what = f"rank {rank} on host {self._host[rank]} failed: {describe_exit(code)}, after {seconds:.1f} s"
-                self._fail(Failure(what, shell_code(code), rank, message["blames"]))
+                self._fail(Failure(what, shell_code(code), rank, message["blames"]), [rank])
             self._end({rank})
         else:
             raise ValueError(f"an agent sent {message}")
@@ -159,13 +162,19 @@ class Attempt:
     def _lose(self, placement: Placement, reason: str) -> Failure:
         self.agent_lost = True
         failure = Failure(f"host {placement.host}: {reason}", 1)
-        self._fail(failure)
+        self._fail(failure, placement.ranks)
         self._end(placement.ranks)
         return failure
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: Failure, ranks: Collection[int]) -> None:
         if not self._judged and not self._interrupted:
             self._failures.append(failure)
+            self._failed.update(ranks)
+            left = len(self._host) - len(self._failed)
+            if left >= self._min_ranks and not self._has_failed:
+                self._output.note(f"{failure.what}; the job may go on with {left} of {len(self._host)} ranks")
+                return
+        self._has_failed = True
         self._over.set()
 
     def _end(self, ranks: Collection[int]) -> None:

@@ -37,6 +37,8 @@ class Job:
     max_restarts: int = 0
     log_dir: Path | None = None
     verbose: bool = False
+    min_ranks: int | None = None
+    """So many go on when others fail; None: all ranks are needed."""
 
 
 class Launcher:
@@ -162,7 +164,9 @@ class Launcher:
             agent.send("start", secret=told, variables=variables, terminal=terminal.as_dict())
         if not isinstance(self._first, ForkedAgent) and self._stdin is None:
             self._stdin = Input(lambda data: self._first.send("input", text=to_text(data)))
-        self._attempt = attempt = Attempt(self._agents, self._output, self._stdin)
+        self._attempt = attempt = Attempt(
+            self._agents, self._output, self._stdin, self._job.min_ranks or self._world_size
+        )
         await attempt.run()
         self._attempt = None
         return attempt

@@ -4,12 +4,12 @@
 """
 
 from multiring.api import broadcast_object
-from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
+from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters, sync_state
 from multiring.torch.hooks import Weighted, comm_hook
 from multiring.torch.lars import use_lars
 from multiring.torch.optimizer import DistributedOptimizer
 from multiring.torch.options import Options
-from multiring.torch.start import init
+from multiring.torch.start import init, shrink
 
 __all__ = [
     "DistributedOptimizer",
@@ -20,5 +20,7 @@ __all__ = [
     "broadcast_parameters",
     "comm_hook",
     "init",
+    "shrink",
+    "sync_state",
     "use_lars",
 ]

@@ -58,6 +58,23 @@ def broadcast_optimizer_state(
         optimizer.load_state_dict(state)
 
 
+def sync_state(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    root: int = 0,
+    *,
+    group: Communicator | None = None,
+) -> None:
+    """Copy the state of rank ``root``'s model, buffers included, and of its optimizer to those of all others.
+
+    After `shrink` some ranks may have taken a step that others have not: then all continue from the same one.
+    ValueError on all ranks if names, types or shapes differ.
+    """
+    broadcast_parameters(model.state_dict(), root, group=group)
+    if optimizer is not None:
+        broadcast_optimizer_state(optimizer, root, group=group)
+
+
 class _Form:
     """What stands for a tensor until its elements come."""
 

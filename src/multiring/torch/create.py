@@ -39,7 +39,7 @@ def create(settings: Any, options: Options | None) -> MultiringGroup:
         return _beside(api.init(), settings, options)
     communicator = Communicator(_join(settings, options), timeout=timeout)
     api.adopt(communicator)
-    return MultiringGroup(communicator, timeout, api.shutdown)
+    return MultiringGroup(communicator, timeout, lambda: api.release(communicator))
 
 
 def _beside(default: Communicator, settings: Any, options: Options | None) -> MultiringGroup:

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 import multiring
 from multiring.comm import Communicator
+from multiring.membership import Agreement
 from multiring.net import interfaces
 from multiring.torch.options import Options
 
@@ -27,7 +28,22 @@ def init(**settings: Any) -> None:
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         dist.init_process_group("multiring", pg_options=Options(**settings))
         return
-    communicator = multiring.init(**settings)
+    _over(multiring.init(**settings))
+
+
+def shrink(timeout: float | None = None) -> Agreement:
+    """`multiring.shrink`, and torch's default process group made anew among the survivors.
+
+    Groups of some ranks, DistributedDataParallel, FSDP and samplers refer to the old one, and are to be made again.
+    """
+    agreement = multiring.shrink(timeout)
+    dist.destroy_process_group()
+    _over(multiring.init())
+    return agreement
+
+
+def _over(communicator: Communicator) -> None:
+    """torch's default process group over the default communicator."""
     store = _store(communicator)
     dist.init_process_group("multiring", store=store, rank=communicator.rank, world_size=communicator.size)
 

@@ -1,0 +1,84 @@
+"""A torch job that loses a rank and goes on without a restart: what is rebuilt, and from whom the state comes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch_helpers import Net, caught, group, own  # noqa: E402
+from torch_ranks import run  # noqa: E402
+
+import multiring.torch  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+
+
+def trained(net: Net, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """A step on samples of this rank's own, so that every rank has a model and moments of its own."""
+    optimizer.zero_grad()
+    net(torch.full((4, 6), rank + 1.0, dtype=torch.float64)).square().sum().backward()
+    optimizer.step()
+
+
+def go_on_from_rank_one() -> list[float]:
+    with group() as (rank, size):
+        dist.new_group([0, size - 1])
+        net = Net()
+        optimizer = torch.optim.Adam(net.parameters())
+        trained(net, optimizer, rank)
+        if rank == size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        caught(multiring.PeerLost, lambda: dist.all_reduce(own(rank, 100_000)))
+        multiring.torch.shrink()
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, size - 1)
+        multiring.torch.sync_state(net, optimizer, root=1)
+        expected = Net()
+        moments = torch.optim.Adam(expected.parameters())
+        trained(expected, moments, rank=1)
+        for model, state in ((net, optimizer), (expected, moments)):
+            trained(model, state, rank=5)  # the moments are part of this step
+        for mine, theirs in zip(net.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+        optimizer.zero_grad()
+        parallel = DistributedDataParallel(net)
+        parallel(torch.full((4, 6), rank + 1.0, dtype=torch.float64)).sum().backward()
+        gradient = net.layers[4].bias.grad
+        assert gradient is not None
+        return [float(value) for value in gradient]
+
+
+def test_state_comes_from_the_survivor_that_is_named() -> None:
+    *survivors, killed = run(go_on_from_rank_one, world_size=3)
+    assert killed.exitcode == -signal.SIGKILL
+    assert not survivors[0].error + survivors[1].error
+    assert survivors[0].value == survivors[1].value == [4.0] * 3
+
+
+def test_the_example_loses_a_rank_and_no_accuracy(tmp_path: Path) -> None:
+    words = ["-m", "multiring", "run", "-n", "3", "--min-ranks", "2", str(ROOT / "examples/surviving_digits.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(
+        [sys.executable, *words, "--kill", "30"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 2 on host" in done.stderr
+    assert "the job may go on with 2 of 3 ranks" in done.stderr
+    assert re.search(r"ranks \(0, 1\) go on near step (29|30) of 132", done.stdout), done.stdout
+    found = re.search(r"Test accuracy ([\d.]+)% with 2 ranks", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) > 93
