@@ -132,6 +132,14 @@ WorkHandle start(nb::handle self, std::uint32_t schedule, int collective, std::u
     return {nb::borrow(self), &engine, std::move(work)};
 }
 
+constexpr std::array<std::string_view, 3> wire_names{"same", "bfloat16", "float16"};
+
+Wire narrow_wire(int value) {
+    const Wire wire = code<Wire>(value, wire_names, "wire");
+    if (wire == Wire::same) throw std::invalid_argument("wire 0 is no narrower than float32");
+    return wire;
+}
+
 template <Collective collective>
 WorkHandle start_point(nb::handle self, std::uint32_t communicator, int other, std::int64_t tag, std::uintptr_t pointer,
                        std::size_t count, int dtype, double timeout, nb::object owner, int part_of) {
@@ -232,6 +240,47 @@ ChoosePlan choose_plan_by(nb::object function) {
         const nb::gil_scoped_acquire gil;
         return nb::cast<std::uint32_t>((*shared)(static_cast<int>(collective), bytes, root));
     };
+}
+
+// The arithmetic of an executor outside this library, on memory that it answers for.
+void bind_arithmetic(nb::module_& m) {
+    m.def(
+        "reduce",
+        [](std::uintptr_t destination, const std::vector<std::uintptr_t>& addresses, std::size_t count, int dtype,
+           int op, double divisor, int wire, int rounded) {
+            const Dtype type = code<Dtype>(dtype, dtype_names, "dtype");
+            const Reduction reduction = find_reduction(type, code<Op>(op, op_names, "op"));
+            const bool narrows = wire != 0 || rounded != 0;
+            if (reduction == nullptr || (narrows && type != Dtype::float32))
+                throw std::invalid_argument("op " + std::to_string(op) + " is not defined for " +
+                                            std::string(name(type)));
+            std::vector<const void*> sources;
+            for (const auto address : addresses) sources.push_back(reinterpret_cast<const void*>(address));
+            auto* to = reinterpret_cast<float*>(destination);
+            const nb::gil_scoped_release nogil;
+            if (narrows)
+                reduce_narrow(reduction, to, sources, count, divisor, code<Wire>(wire, wire_names, "wire"),
+                              code<Wire>(rounded, wire_names, "wire"));
+            else
+                reduction(to, sources.data(), static_cast<int>(sources.size()), count, divisor, false);
+        },
+        "destination"_a, "sources"_a, "count"_a, "dtype"_a, "op"_a, "divisor"_a = 1.0, "wire"_a = 0, "rounded"_a = 0);
+    m.def(
+        "narrow",
+        [](int wire, std::uintptr_t destination, std::uintptr_t source, std::size_t count) {
+            const nb::gil_scoped_release nogil;
+            narrow(narrow_wire(wire), reinterpret_cast<void*>(destination), reinterpret_cast<const float*>(source),
+                   count);
+        },
+        "wire"_a, "destination"_a, "source"_a, "count"_a);
+    m.def(
+        "widen",
+        [](int wire, std::uintptr_t destination, std::uintptr_t source, std::size_t count) {
+            const nb::gil_scoped_release nogil;
+            widen(narrow_wire(wire), reinterpret_cast<float*>(destination), reinterpret_cast<const void*>(source),
+                  count);
+        },
+        "wire"_a, "destination"_a, "source"_a, "count"_a);
 }
 
 void bind_describe(nb::module_& m) {
@@ -408,6 +457,7 @@ NB_MODULE(_native, m) {
         },
         "table"_a, "error_class"_a, "message"_a);
     m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&xla::run_collective)); });
+    bind_arithmetic(m);
     bind_describe(m);
     bind_work(m);
     bind_engine(m);

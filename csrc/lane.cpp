@@ -348,41 +348,9 @@ void Lane::reduce(const Instruction& in, void* destination, std::size_t count, b
     const double divisor =
         in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->communicator->members.size()) : 1.0;
     if (narrows_ && (is_narrow(in) || in.rounded != Wire::same))
-        reduce_narrow(in, static_cast<float*>(destination), count, divisor);
+        reduce_narrow(reduction_, static_cast<float*>(destination), sources_, count, divisor, in.wire, in.rounded);
     else
         reduction_(destination, sources_.data(), static_cast<int>(sources_.size()), count, divisor, streaming);
-}
-
-// Every contribution is rounded once, this rank's too, so that whoever sums them gets the same; the sum is float32, and
-// is rounded where later messages that carry it are narrow.
-void Lane::reduce_narrow(const Instruction& in, float* destination, std::size_t count, double divisor) {
-    constexpr std::size_t piece = 1024;
-    const std::size_t places = sources_.size();
-    widened_.resize(places * piece);
-    std::uint16_t narrowed[piece];
-    pieces_.resize(places);
-    for (std::size_t first = 0; first < count; first += piece) {
-        const std::size_t n = std::min(piece, count - first);
-        float* here = destination + first;
-        for (std::size_t i = 0; i < places; ++i) {
-            float* wide = widened_.data() + i * piece;
-            if (!is_narrow(in)) {
-                pieces_[i] = static_cast<const float*>(sources_[i]) + first;
-                continue;
-            }
-            pieces_[i] = wide;
-            if (sources_[i] == destination) {
-                narrow(in.wire, narrowed, here, n);
-                widen(in.wire, wide, narrowed, n);
-            } else {
-                widen(in.wire, wide, static_cast<const std::uint16_t*>(sources_[i]) + first, n);
-            }
-        }
-        reduction_(here, pieces_.data(), static_cast<int>(places), n, divisor, false);
-        if (in.rounded == Wire::same) continue;
-        narrow(in.rounded, narrowed, here, n);
-        widen(in.rounded, here, narrowed, n);
-    }
 }
 
 bool Lane::flush() {

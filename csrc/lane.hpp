@@ -136,7 +136,6 @@ class Lane {
         return narrows_ && schedule_->arrival_wires[index] != Wire::same ? bytes / itemsize_ * narrow_bytes : bytes;
     }
     void reduce(const Instruction& in, void* destination, std::size_t count, bool streaming);
-    void reduce_narrow(const Instruction& in, float* destination, std::size_t count, double divisor);
     // Whether the send's bytes are read where the caller keeps them, and still are.
     bool is_leaving(const Row& row, const Instruction& in) const;
 
@@ -161,8 +160,6 @@ class Lane {
     std::atomic<bool> has_early_{false};
     std::vector<Delivery> early_;
     std::vector<const void*> sources_;
-    std::vector<float> widened_;       // a piece of each source,
-    std::vector<const void*> pieces_;  // and where it is
 
     // flow control, where peers do not share memory
     bool bulk_ = false;    // segments wait for grants; otherwise messages use the eager credit

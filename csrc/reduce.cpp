@@ -1,7 +1,9 @@
 #include "reduce.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "kernels.hpp"
 
@@ -72,6 +74,36 @@ void narrow(Wire wire, void* destination, const float* source, std::size_t count
 void widen(Wire wire, float* destination, const void* source, std::size_t count) {
     choice.kernels->widen[static_cast<std::size_t>(wire) - 1](destination, static_cast<const std::uint16_t*>(source),
                                                               count);
+}
+
+void reduce_narrow(Reduction reduction, float* destination, std::span<const void* const> sources, std::size_t count,
+                   double divisor, Wire arriving, Wire rounded) {
+    constexpr std::size_t piece = 1024;
+    std::vector<float> widened(sources.size() * piece);
+    std::vector<const void*> pieces(sources.size());
+    std::uint16_t narrowed[piece];
+    for (std::size_t first = 0; first < count; first += piece) {
+        const std::size_t n = std::min(piece, count - first);
+        float* here = destination + first;
+        for (std::size_t i = 0; i < sources.size(); ++i) {
+            float* wide = widened.data() + i * piece;
+            if (arriving == Wire::same) {
+                pieces[i] = static_cast<const float*>(sources[i]) + first;
+                continue;
+            }
+            pieces[i] = wide;
+            if (sources[i] == destination) {
+                narrow(arriving, narrowed, here, n);
+                widen(arriving, wide, narrowed, n);
+            } else {
+                widen(arriving, wide, static_cast<const std::uint16_t*>(sources[i]) + first, n);
+            }
+        }
+        reduction(here, pieces.data(), static_cast<int>(pieces.size()), n, divisor, false);
+        if (rounded == Wire::same) continue;
+        narrow(rounded, narrowed, here, n);
+        widen(rounded, here, narrowed, n);
+    }
 }
 
 void copy(void* destination, const void* source, std::size_t bytes) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "types.hpp"
@@ -26,6 +27,12 @@ enum class Wire : std::uint8_t { same, bfloat16, float16 };
 inline constexpr std::size_t narrow_bytes = 2;  // of an element
 void narrow(Wire wire, void* destination, const float* source, std::size_t count);
 void widen(Wire wire, float* destination, const void* source, std::size_t count);
+
+// The reduction of float32 whose sources, but for the destination, are in the format `arriving`. Every contribution is
+// rounded once, this rank's too, so that whoever sums them gets the same; the sum is float32, and is `rounded` where
+// later messages that carry it are narrow.
+void reduce_narrow(Reduction reduction, float* destination, std::span<const void* const> sources, std::size_t count,
+                   double divisor, Wire arriving, Wire rounded);
 
 void copy(void* destination, const void* source, std::size_t bytes);
 // Copy past the caches: for destinations that nobody reads soon.

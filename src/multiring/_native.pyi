@@ -4,6 +4,7 @@ Ranks are world ranks, except in schedules, whose peers are indices into the com
 Errors are raised as the classes of ``multiring.errors``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,28 @@ def describe(x: Any) -> Description:
 
 def cut(numerator: int, denominator: int, count: int, itemsize: int) -> int:
     """The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md)."""
+
+def reduce(
+    destination: int,
+    sources: Sequence[int],
+    count: int,
+    dtype: int,
+    op: int,
+    divisor: float = 1.0,
+    wire: int = 0,
+    rounded: int = 0,
+) -> None:
+    """Combine ``count`` elements at the addresses ``sources``, from left to right.
+
+    The ``destination`` may be one of them. float32 may arrive in the format ``wire`` and be ``rounded`` to one, as in
+    `Engine.install`.
+    """
+
+def narrow(wire: int, destination: int, source: int, count: int) -> None:
+    """Round ``count`` float32 at ``source`` to the format ``wire`` (1 or 2)."""
+
+def widen(wire: int, destination: int, source: int, count: int) -> None:
+    """The reverse of `narrow`, exact."""
 
 def fill_c(table: int, rank: int, world_size: int) -> None:
     """Hand the functions of ``multiring.h`` to the table of libmultiring.so at that address (csrc/c_api.hpp)."""

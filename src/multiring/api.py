@@ -100,8 +100,8 @@ def shrink(timeout: float | None = None) -> Agreement:
         if not isinstance(failure, (PeerLost, CollectiveTimeout)):
             raise failure
         seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
-        _default = None
         completed = world.engine.completed(0)
+        _default = None
         world, agreement = membership.shrink(world, completed, seconds)
         adopt(Communicator(world, timeout=communicator.timeout))
         return agreement

@@ -259,13 +259,7 @@ def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.
 
 @contextlib.contextmanager
 def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) -> Iterator[Meeting]:
-    world = _mpi_world()
-    if world.Get_size() != size:
-        library = importlib.import_module("mpi4py.MPI").Get_library_version().partition("\n")[0].strip(" \0")
-        raise RendezvousError(
-            f"mpirun started rank {rank} of {size}, but the MPI library that mpi4py has loaded ({library}) knows of "
-            f"{world.Get_size()}: use the mpirun of that library, or let mpi4py load the other by MPI4PY_LIBMPI=PATH"
-        )
+    world = mpi_world("mpirun", rank, size)
     with contextlib.ExitStack() as stack:
         told: tuple[tuple[str, ...], bytes] | None = None
         if rank == 0:
@@ -279,6 +273,38 @@ def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) ->
 
 def _mpi_world() -> Any:
     return importlib.import_module("mpi4py.MPI").COMM_WORLD
+
+
+def mpi_world(launcher: str, rank: int, size: int) -> Any:
+    """The ranks that MPI knows of; RendezvousError if they are not those that ``launcher`` started."""
+    world = _mpi_world()
+    if (world.Get_rank(), world.Get_size()) == (rank, size):
+        return world
+    library = importlib.import_module("mpi4py.MPI").Get_library_version().partition("\n")[0].strip(" \0")
+    remedy = (
+        "use the mpirun of that library, or let mpi4py load the other by MPI4PY_LIBMPI=PATH"
+        if launcher == "mpirun"
+        else "start the ranks by mpirun, or by multiring run --launcher mpirun"
+    )
+    known = f"{world.Get_size()}" if world.Get_size() != size else f"this process as rank {world.Get_rank()}"
+    raise RendezvousError(
+        f"{launcher} started rank {rank} of {size}, but the MPI library that mpi4py has loaded ({library}) knows of "
+        f"{known}: {remedy}"
+    )
+
+
+def mpi_that_moves_data(place: Place) -> Any:
+    """The same for MULTIRING_ENGINE=mpi, where MPI itself has to be able to."""
+    if not _importable("mpi4py"):
+        raise RendezvousError("MULTIRING_ENGINE=mpi needs mpi4py: pip install 'multiring[mpi]'")
+    world = mpi_world(place.launcher, place.rank, place.world_size)
+    mpi = importlib.import_module("mpi4py.MPI")
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        raise RendezvousError(
+            "MULTIRING_ENGINE=mpi calls MPI from several threads, and MPI was initialised without MPI_THREAD_MULTIPLE: "
+            "leave mpi4py.rc.thread_level at its default, or use an MPI that supports it"
+        )
+    return world
 
 
 def _importable(package: str) -> bool:

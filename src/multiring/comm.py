@@ -31,6 +31,7 @@ from multiring.buffers import (
     source,
     target,
 )
+from multiring.engine import Part
 from multiring.errors import Mismatch, ResourceError
 from multiring.plans import Plans
 from multiring.tuner import Tuner
@@ -405,10 +406,10 @@ class Communicator:
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else time_limit(timeout)
 
-    def _send(self, piece: Piece, dst: int, tag: int, part_of: str, timeout: float | None) -> _native.Work:
+    def _send(self, piece: Piece, dst: int, tag: int, part_of: str, timeout: float | None) -> Part:
         return self._engine.send(self._number, *self._message(piece, dst, tag, part_of, timeout))
 
-    def _recv(self, piece: Piece, src: int | None, tag: int, part_of: str, timeout: float | None) -> _native.Work:
+    def _recv(self, piece: Piece, src: int | None, tag: int, part_of: str, timeout: float | None) -> Part:
         return self._engine.recv(self._number, *self._message(piece, src, tag, part_of, timeout))
 
     def _message(
@@ -420,10 +421,10 @@ class Communicator:
         self.world.connect({peer} if rank is not None else {*self.members} - {self.world.rank})
         return peer, tag, pointer, count, DTYPES[dtype], self._seconds(timeout), owner, COLLECTIVES[part_of]
 
-    def _part_to(self, collective: str, rank: int, piece: Piece, timeout: float | None) -> _native.Work:
+    def _part_to(self, collective: str, rank: int, piece: Piece, timeout: float | None) -> Part:
         return self._send(piece, rank, _TAGS[collective], collective, timeout)
 
-    def _part_from(self, collective: str, rank: int, piece: Piece, timeout: float | None) -> _native.Work:
+    def _part_from(self, collective: str, rank: int, piece: Piece, timeout: float | None) -> Part:
         return self._recv(piece, rank, _TAGS[collective], collective, timeout)
 
     def _uneven_all_to_all(self, x: Any, splits: Sequence[int], out: Any, async_op: bool, timeout: float | None) -> Any:

@@ -138,6 +138,13 @@ def _knob(default: Any, parse: Callable[[str], Any], form: str, about: str, *, a
 class Settings:
     """What a user may set, by environment or as an option of `init` (the name in lower case, without the prefix)."""
 
+    engine: str = _knob(
+        "native",
+        _one_of("native", "mpi"),
+        "native, mpi",
+        "what moves the data: multiring's own engine, or the MPI whose mpirun or srun started the ranks",
+        agree=True,
+    )
     host: str = _knob("", str, "name", "name of this host; ranks with different names never share memory")
     interface: str = _knob(
         "",

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import multiring
-from multiring import env, probe, topology_file, trace
+from multiring import _native, bootstrap, env, probe, topology_file, trace
 from multiring.bootstrap import Place, no_meeting
 from multiring.errors import MultiringError, RendezvousError
 from multiring.exchange import Exchange, Record, spans
@@ -41,7 +41,8 @@ from multiring.strategies import Strategy, forced
 from multiring.topology import Topology
 
 if TYPE_CHECKING:
-    from multiring._native import Engine
+    from multiring.engine import Engine
+    from multiring.mpi.engine import Engine as MpiEngine
 
 CONTROL_FANOUT = 4
 """Children of a host in the control tree: depth 5 at 1,024 hosts."""
@@ -190,7 +191,7 @@ def _join(
         unix, unix_name = local.listen()
         undo.enter_context(unix)
         if gate is None:
-            listening, own = _listen(settings)
+            listening, own = _listen(settings) if settings.engine == "native" else ([], [])
             for sock in listening:
                 undo.enter_context(sock)
         else:
@@ -228,13 +229,16 @@ def _join(
     text = proof["topology"]
     with exchange.reporting("connect"):
         _topology(text, hosts)
-        if gate is None:
+        if settings.engine == "mpi":
+            unix.close()
+            cast("MpiEngine", engine).connect()
+        elif gate is None:
             gate = _gate(hello, secret, listening, unix, records, hosts, settings)
             undo.callback(gate.close)
         else:
             unix.close()
-        if len(set(hosts)) > 1:
-            links = _links(gate, hello, records, hosts, engine, settings)
+        if gate is not None and len(set(hosts)) > 1:
+            links = _links(gate, hello, records, hosts, cast("_native.Engine", engine), settings)
             undo.callback(links.close)
             remaining = max(exchange.deadline - time.monotonic(), 0.0)
             either = partial(_first, failure, engine.failure)
@@ -286,6 +290,15 @@ def _check_wire(settings: env.Settings, topology: Topology) -> None:
     except ValueError as error:
         raise RendezvousError(f"MULTIRING_WIRE: {error}") from None
     _check_reproducible(settings)
+    _check_trace(settings)
+
+
+def _check_trace(settings: env.Settings) -> None:
+    if settings.trace and settings.engine != "native":
+        raise RendezvousError(
+            f"MULTIRING_TRACE={settings.trace} and MULTIRING_ENGINE={settings.engine} do not go together: the native "
+            "engine alone notes what happens when"
+        )
 
 
 def _check_reproducible(settings: env.Settings) -> None:
@@ -312,10 +325,13 @@ def _check_strategy(strategy: Strategy | None, topology: Topology) -> None:
         raise RendezvousError(f"MULTIRING_PLAN={strategy.name}: {error}") from None
 
 
-def _engine(place: Place, hosts: list[str], settings: env.Settings) -> Engine:
-    from multiring._native import Engine
+def _engine(place: Place, hosts: list[str], settings: env.Settings) -> _native.Engine | MpiEngine:
+    if settings.engine == "mpi" and place.world_size > 1:
+        world = bootstrap.mpi_that_moves_data(place)
+        from multiring.mpi.engine import Engine as MpiEngine
 
-    return Engine(
+        return MpiEngine(world, hosts, settings)
+    return _native.Engine(
         place.rank,
         place.world_size,
         generation=place.generation,
@@ -374,7 +390,7 @@ def _prove(records: list[Record], introductions: list[Record], text: str, settin
     """Who shares a host; and what is known of the links between the hosts, or that they are to be measured."""
     hosts = _proven(records, [introduction["host"] for introduction in introductions])
     leaders = [introductions[rank] for rank in _leaders(hosts)]
-    if text or len(leaders) == 1 or settings.probe == "off":
+    if text or len(leaders) == 1 or settings.probe == "off" or settings.engine == "mpi":
         return {"hosts": hosts, "topology": text, "measure": False}
     if len(leaders) > probe.MOST_HOSTS:
         _log.warning(
@@ -493,7 +509,7 @@ def _links(
     hello: auth.Hello,
     records: list[Record],
     hosts: Sequence[str],
-    engine: Engine,
+    engine: _native.Engine,
     settings: env.Settings,
 ) -> Links:
     def attach(role: int, peer: int, descriptors: list[int]) -> None:

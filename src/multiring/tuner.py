@@ -28,6 +28,7 @@ from multiring.units import duration, size
 
 if TYPE_CHECKING:
     from multiring.comm import Communicator
+    from multiring.engine import Part
     from multiring.plan import Plan
 
 TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
@@ -46,7 +47,7 @@ class Trial:
     handle: int
     entered: float = 0.0
     left: float = inf
-    work: _native.Work | None = None
+    work: Part | None = None
 
     def __enter__(self) -> None:
         self.entered = time.monotonic()
@@ -55,7 +56,7 @@ class Trial:
         if error[0] is None:
             self.left = time.monotonic()
 
-    def started(self, work: _native.Work) -> _native.Work:
+    def started(self, work: Part) -> Part:
         """The call goes on without the caller."""
         self.work = work
         return work

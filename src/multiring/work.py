@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from multiring import _native
+from multiring.engine import Part
 
 
 class Work:
@@ -15,9 +15,7 @@ class Work:
 
     __slots__ = ("_finish", "_finishing", "_parts", "_result")
 
-    def __init__(
-        self, parts: Sequence[_native.Work], result: Any = None, finish: Callable[[], Any] | None = None
-    ) -> None:
+    def __init__(self, parts: Sequence[Part], result: Any = None, finish: Callable[[], Any] | None = None) -> None:
         """``finish`` is what remains to be done when all ``parts`` are complete; `wait` runs it once, and its value is
         the result."""
         self._parts = parts

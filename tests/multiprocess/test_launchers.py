@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -12,27 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from mpi_jobs import FREELY, MPIRUN, directory_of, start
 
 PROGRAM = str(Path(__file__).with_name("launchers.py"))
-
-
-def clean_environment() -> dict[str, str]:
-    own = ("MULTIRING_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC")
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(own) and name not in names}
-    source = str(Path(__file__).parents[2] / "src")
-    return {**kept, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
 
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
-
-
-def start(words: Sequence[str], **variables: str) -> subprocess.Popen[str]:
-    environment = {**clean_environment(), **variables}
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def check(processes: Sequence[subprocess.Popen[str]], size: int) -> None:
@@ -65,38 +52,16 @@ def test_slurm() -> None:
     check([start([sys.executable, PROGRAM], **here, SLURM_PROCID=str(rank)) for rank in range(2)], 2)
 
 
-MPIRUN = shutil.which("mpirun", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
-
-
 @pytest.mark.skipif(not MPIRUN, reason="mpirun is not installed")
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_mpirun(by_hand: bool) -> None:
     words = [str(MPIRUN), "-n", "2"]
-    more = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    more["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+    more = dict(FREELY)
     if by_hand:
         more |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     elif not importlib.util.find_spec("mpi4py"):
         pytest.skip("mpi4py is not installed")
     check([start([*words, sys.executable, PROGRAM], **more)], 2)
-
-
-MPICH = Path(sys.prefix) / "mpich" / "bin"  # where `make test` puts it
-FREELY = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
-
-
-def directory_of(implementation: str) -> Path:
-    """Where an MPI has its mpirun, and a Python whose mpi4py loads it."""
-    if not importlib.util.find_spec("mpi4py"):
-        pytest.skip("mpi4py is not installed")
-    found = MPICH if implementation == "MPICH" else Path(MPIRUN or "/nowhere/mpirun").parent
-    if not (found / "mpirun").exists():
-        pytest.skip(f"{implementation} is not installed")
-    return found
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

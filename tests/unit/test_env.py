@@ -71,7 +71,7 @@ def test_bad_value_names_variable_value_and_form(name: str, value: str) -> None:
 
 
 def test_unknown_option() -> None:
-    with pytest.raises(TypeError, match="unknown option 'tiemout'; options are host, interface"):
+    with pytest.raises(TypeError, match="unknown option 'tiemout'; options are engine, host, interface"):
         env.read(env.Settings, {}, tiemout=3)
 
 

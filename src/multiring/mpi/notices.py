@@ -1,0 +1,65 @@
+"""What ranks tell one another beside the data: that one has failed, and that one leaves."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+from multiring import errors
+from multiring.errors import MultiringError
+
+_FAILURE, _FAREWELL = 1, 2
+
+
+class Failure(NamedTuple):
+    """An error as it travels: the name of its class, the rank to blame, the message."""
+
+    kind: str
+    rank: int
+    message: str
+
+    def error(self) -> MultiringError:
+        made: MultiringError = getattr(errors, self.kind)(self.message, rank=self.rank)
+        return made
+
+
+class Notices:
+    """In an MPI communicator of all ranks that carries nothing else."""
+
+    def __init__(self, mpi: MPI.Intracomm) -> None:
+        self._mpi = mpi
+        self._own = mpi.Get_rank()
+        self._sent: list[tuple[bytes, MPI.Request]] = []
+        self._status = MPI.Status()
+        self.left: dict[int, float] = {}
+        """When each rank that has left was heard to."""
+
+    def fail(self, failure: Failure) -> None:
+        """Tell all others."""
+        self._tell(pickle.dumps(tuple(failure)), _FAILURE)
+
+    def leave(self) -> None:
+        """Say farewell to all others: this rank takes part in nothing more."""
+        self._tell(b"", _FAREWELL)
+
+    def _tell(self, said: bytes, tag: int) -> None:
+        others = [rank for rank in range(self._mpi.Get_size()) if rank != self._own]
+        self._sent += [(said, self._mpi.Isend([said, MPI.BYTE], rank, tag)) for rank in others]
+
+    def sent(self) -> bool:
+        """Whether all that was told is on its way."""
+        return all([request.Test() for _, request in self._sent])
+
+    def heard(self) -> Failure | None:
+        """A failure, if one has been told; farewells are noted."""
+        while self._mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status):
+            rank, tag = self._status.Get_source(), self._status.Get_tag()
+            said = bytearray(self._status.Get_count(MPI.BYTE))
+            self._mpi.Recv([said, MPI.BYTE], rank, tag)
+            if tag == _FAILURE:
+                return Failure(*pickle.loads(said))
+            self.left[rank] = time.monotonic()
+        return None

@@ -1,0 +1,73 @@
+"""Programs for ranks whose data MPI moves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import collectives
+import numpy as np
+
+import multiring as mr
+
+
+def on_hosts(hosts: str, program: str, *arguments: int) -> Any:
+    """A program of `collectives` over hosts named by letters, one a rank: plans of several levels."""
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["MULTIRING_RANK"])
+    os.environ["MULTIRING_HOST"] = hosts[rank]
+    return getattr(collectives, program)(*arguments)
+
+
+def what_is_not_one_plan() -> str:
+    """Messages, objects, calls in flight, groups; and what this engine does not have."""
+    collectives.others()
+    collectives.groups()
+    communicator = mr.init()
+    mr.barrier()
+    assert sum(counted["bytes_sent"] for counted in communicator.stats()["peers"].values()) > 0
+    try:
+        communicator.publish()
+    except mr.MultiringError as error:
+        return str(error)
+    return "published"
+
+
+def torch_training() -> list[Any]:
+    """DistributedDataParallel and DistributedOptimizer: the gradient of rank r is r + 1 times the index."""
+    import torch
+    import torch.distributed as dist
+
+    from multiring._torch_entry import register
+    from multiring.torch import init
+
+    register()
+    init(init_timeout=40)
+    index = torch.arange(1000.0)
+    layer = torch.nn.Linear(1000, 1, bias=False)
+    torch.nn.init.zeros_(layer.weight)
+    model = torch.nn.parallel.DistributedDataParallel(layer)
+    model(index * (dist.get_rank() + 1)).sum().backward()
+    mean = (dist.get_world_size() + 1) / 2
+    assert layer.weight.grad is not None
+    assert torch.equal(layer.weight.grad, mean * index[None])
+    gathered = [torch.empty(3) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, torch.arange(3.0) + 10 * dist.get_rank())
+    dist.destroy_process_group()
+    return [block.tolist() for block in gathered]
+
+
+def fail(how: str) -> None:
+    """Rank 1 fails after the first collective, the others call the next one."""
+    communicator = mr.init()
+    x = np.arange(100.0) + communicator.rank
+    communicator.all_reduce(x)
+    if communicator.rank == 1 and how == "raise":
+        raise KeyError("no such sample")
+    if communicator.rank == 1 and how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if communicator.rank == 1 and how == "leave":
+        sys.exit()
+    communicator.all_reduce(x[:10] if communicator.rank == 1 and how == "differ" else x)
+    communicator.all_reduce(x)
