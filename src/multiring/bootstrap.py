@@ -281,11 +281,11 @@ def mpi_world(launcher: str, rank: int, size: int) -> Any:
     if (world.Get_rank(), world.Get_size()) == (rank, size):
         return world
     library = importlib.import_module("mpi4py.MPI").Get_library_version().partition("\n")[0].strip(" \0")
-    remedy = (
-        "use the mpirun of that library, or let mpi4py load the other by MPI4PY_LIBMPI=PATH"
-        if launcher == "mpirun"
-        else "start the ranks by mpirun, or by multiring run --launcher mpirun"
-    )
+    remedies = {
+        "mpirun": "use the mpirun of that library, or let mpi4py load the other by MPI4PY_LIBMPI=PATH",
+        "srun": "let srun start MPI too, such as by --mpi=pmix, or start the ranks by mpirun",
+    }
+    remedy = remedies.get(launcher, "start the ranks by mpirun, or by multiring run --launcher mpirun")
     known = f"{world.Get_size()}" if world.Get_size() != size else f"this process as rank {world.Get_rank()}"
     raise RendezvousError(
         f"{launcher} started rank {rank} of {size}, but the MPI library that mpi4py has loaded ({library}) knows of "

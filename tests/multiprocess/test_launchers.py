@@ -1,4 +1,4 @@
-"""init() under the launchers that people have: torchrun, mpirun, Slurm's variables, and variables set by hand."""
+"""init() under the launchers that people have: torchrun, mpirun, srun, and variables set by hand."""
 
 from __future__ import annotations
 
@@ -40,16 +40,39 @@ def test_variables_set_by_hand() -> None:
     check([start([sys.executable, PROGRAM], **here, RANK=str(rank)) for rank in range(3)], 3)
 
 
-def test_slurm() -> None:
+@pytest.fixture
+def srun(tmp_path: Path) -> dict[str, str]:
+    """The environment in which a command ``srun`` is found: one that stands for Slurm's, on this host."""
+    command = tmp_path / "srun"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("stand_in_for_srun.py")} "$@"\n')
+    command.chmod(0o755)
     port = free_port()
-    here = {
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_JOB_ID": "4711",
-        "SLURM_STEP_ID": "3",
+    return {
+        "PATH": os.pathsep.join([str(tmp_path), os.environ["PATH"]]),
         "MULTIRING_PORTS": f"{port}-{port + 3}",
     }
-    check([start([sys.executable, PROGRAM], **here, SLURM_PROCID=str(rank)) for rank in range(2)], 2)
+
+
+def test_srun(srun: dict[str, str]) -> None:
+    check([start(["srun", "-n", "2", sys.executable, PROGRAM], **srun)], 2)
+
+
+def test_srun_by_multiring_run(srun: dict[str, str]) -> None:
+    check([start([sys.executable, "-m", "multiring", "run", "--launcher", "srun", "-n", "3", PROGRAM], **srun)], 3)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+def test_torch_under_srun(srun: dict[str, str]) -> None:
+    check([start(["srun", "--ntasks", "2", sys.executable, PROGRAM, "torch"], **srun)], 2)
+
+
+def test_mpi_that_srun_has_not_started_is_refused_as_engine(srun: dict[str, str]) -> None:
+    directory_of("Open MPI")
+    process = start(["srun", "-n", "2", sys.executable, PROGRAM], **srun, MULTIRING_ENGINE="mpi")
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "srun started rank 1 of 2, but the MPI library that mpi4py has loaded (Open MPI" in said
+    assert "knows of 1: let srun start MPI too, such as by --mpi=pmix" in said
 
 
 @pytest.mark.skipif(not MPIRUN, reason="mpirun is not installed")
