@@ -251,6 +251,8 @@ def _join(
     _check_wire(settings, topology)
     if links:
         links.spread(_over_cards(records, topology, place.rank))
+        if place.rank == 0:
+            _warn_of_missing_cards(records, topology)
     if timeline is not None:
         timeline.host = hosts[place.rank]
     return World(place.rank, topology, engine, links, settings, gate, text, timeline=timeline)
@@ -467,6 +469,21 @@ def _over_cards(records: list[Record], topology: Topology, rank: int) -> dict[in
     mine = cards(rank)
     others = (peer for peer, host in enumerate(topology.hosts) if host != topology.hosts[rank])
     return {peer: ways_between(mine, cards(peer)) for peer in others}
+
+
+def _warn_of_missing_cards(records: list[Record], topology: Topology) -> None:
+    """Say which hosts have fewer usable cards than plans count on."""
+    for rank in _leaders(topology.hosts):
+        usable = _ways(records[rank], records[rank], True)
+        if max(len(usable), 1) < topology.cards[rank]:
+            _log.warning(
+                "host %s has %d cards by the topology, but only %d of its interfaces (%s) can be used as equals: plans "
+                "count on more than there is. Correct `cards` in the topology file, or see MULTIRING_INTERFACE",
+                topology.hosts[rank],
+                topology.cards[rank],
+                len(usable),
+                ", ".join(records[rank]["fastest"]) or "none",
+            )
 
 
 def control_edges(hosts: Sequence[str], rank: int) -> list[int]:

@@ -17,7 +17,7 @@ from multiring import env, rendezvous, topology_file
 from multiring.bootstrap import Meeting, Place
 from multiring.errors import RendezvousError
 from multiring.exchange import Exchange, spans
-from multiring.net import auth, local
+from multiring.net import auth, interfaces, local
 from multiring.store import Client, Server
 from multiring.topology import Link, Topology
 
@@ -338,6 +338,18 @@ def test_a_rank_that_fails_tells_the_others(job: Job) -> None:
     assert "no free port" in str(job.errors[2])
     for rank in (0, 1):
         assert f"rank 2 failed to join: no free port on any address in {port}-{port}" in str(job.errors[rank])
+
+
+def test_cards_that_a_host_does_not_have_are_named(
+    job: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interfaces, "fastest", lambda names: ["eth7"])
+    file = tmp_path / "topology.toml"
+    file.write_text('host = [{ name = "a", cards = 2 }, { name = "b" }]\n')
+    job.join(2, lambda rank: env.Settings(host="ab"[rank], topology=str(file) if rank == 0 else ""))
+    assert not job.errors
+    (said,) = [record.getMessage() for record in caplog.records if "cards" in record.getMessage()]
+    assert said.startswith("host a has 2 cards by the topology, but only 0 of its interfaces (eth7) can be used")
 
 
 def test_topology_file_of_rank_zero_is_everybodys(job: Job, tmp_path: Path) -> None:
