@@ -13,6 +13,7 @@ from multiring.compose import SPLIT, Stage, compose
 from multiring.layout import Dimension
 from multiring.net import auth
 from multiring.net.cards import Way, ways_between
+from multiring.net.gate import Gate
 from multiring.net.links import Links
 from multiring.net.listen import bind
 from multiring.simulate import Call, simulate, simulate_exactly
@@ -57,17 +58,19 @@ class Pair:
         self.cards = [[[sock.getsockname()] for sock in mine] for mine in self.sockets]
         for rank in range(2):
             stack.callback(self._close, rank)
-        self.links = [self._start(rank) for rank in range(2)]
-        for links in self.links:
-            stack.callback(links.close)
+        self.links = [self._start(rank, stack) for rank in range(2)]
 
-    def _start(self, rank: int) -> Links:
+    def _start(self, rank: int, stack: ExitStack) -> Links:
         def attach(role: int, peer: int, descriptors: list[int]) -> None:
             self.attached[rank] = [socket.socket(fileno=fd) for fd in descriptors]
 
         addresses = {1 - rank: [card[0] for card in self.cards[1 - rank]]}
         hello = auth.Hello(auth.DATA, rank, job="cards")
-        return Links(hello, SECRET, self.sockets[rank], addresses, 1, attach, lambda rank: f"rank {rank}")
+        gate = Gate(self.sockets[rank], SECRET, hello, addresses, [], 30.0)
+        stack.callback(gate.close)
+        links = Links(gate, hello, addresses, 1, attach, lambda rank: f"rank {rank}")
+        stack.callback(links.close)
+        return links
 
     def _close(self, rank: int) -> None:
         for sock in self.attached.get(rank, []):
