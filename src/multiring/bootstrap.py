@@ -239,7 +239,7 @@ def _served_by_rank_zero(
                 server = Server(secret, job=job, ports=range(port, port + 1))
             except listen.NoFreePort as error:
                 why = "not allowed to this user" if error.forbidden else "occupied"
-                raise ResourceError(f"{origin} is {why} on this host: {remedy}") from error
+                raise ResourceError(f"{origin} is {why} on this host: {remedy}") from None
             stack.enter_context(_server(server, settings))
             address = "localhost", port
         yield stack.enter_context(_client([address], secret, job, settings))
@@ -293,10 +293,19 @@ def mpi_world(launcher: str, rank: int, size: int) -> Any:
     )
 
 
+_MPI_RANKS = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
+
+
 def mpi_that_moves_data(place: Place) -> Any:
     """The same for MULTIRING_ENGINE=mpi, where MPI itself has to be able to."""
     if not _importable("mpi4py"):
         raise RendezvousError("MULTIRING_ENGINE=mpi needs mpi4py: pip install 'multiring[mpi]'")
+    if place.launcher not in ("mpirun", "srun") and not _MPI_RANKS & os.environ.keys():
+        # MPI would start for this process alone, and leave shared memory behind where the launcher ends it.
+        raise RendezvousError(
+            f"{place.launcher} started rank {place.rank} of {place.world_size} without MPI, which MULTIRING_ENGINE=mpi "
+            "needs: start the ranks by mpirun, or by multiring run --launcher mpirun"
+        )
     world = mpi_world(place.launcher, place.rank, place.world_size)
     mpi = importlib.import_module("mpi4py.MPI")
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
@@ -342,7 +351,7 @@ def given_secret(launch: env.Launch) -> bytes | None:
             with open(launch.secret_file, "rb") as file:
                 secret = file.read().strip()
         except OSError as error:
-            raise RendezvousError(f"{origin}: {error.strerror}") from error
+            raise RendezvousError(f"{origin}: {error.strerror}") from None
     else:
         return None
     if len(secret) < MIN_SECRET:
@@ -372,6 +381,6 @@ def _read_descriptor(descriptor: int, origin: str) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             secret = file.read().strip()
     except OSError as error:
-        raise RendezvousError(f"{origin}: {error.strerror}; a launcher must let it be inherited") from error
+        raise RendezvousError(f"{origin}: {error.strerror}; a launcher must let it be inherited") from None
     _inherited[descriptor] = secret
     return secret

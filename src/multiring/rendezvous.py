@@ -278,7 +278,7 @@ def _topology_text(settings: env.Settings) -> str:
         topology_file.load(path)  # what is wrong in it is said of the file, before it is handed to all
         return path.read_text()
     except OSError as error:
-        raise RendezvousError(f"MULTIRING_TOPOLOGY={path}: {error.strerror}") from error
+        raise RendezvousError(f"MULTIRING_TOPOLOGY={path}: {error.strerror}") from None
 
 
 def _topology(text: str, hosts: Sequence[str]) -> Topology:

@@ -132,7 +132,7 @@ def prepare(path: str, rank: int, host: str, generation: int, *, anew: bool) -> 
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise RendezvousError(f"MULTIRING_TRACE={path}: {error.strerror}") from error
+        raise RendezvousError(f"MULTIRING_TRACE={path}: {error.strerror}") from None
     _prepared.add(absolute)
     return Timeline(absolute, rank, host, generation)
 

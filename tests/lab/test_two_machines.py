@@ -94,8 +94,10 @@ def test_over_ssh(machines: Cluster, directory: Path) -> None:
     with start(machines, "alpha", over_ssh) as launcher:
         output, errors = launcher.communicate(timeout=60)
     assert launcher.returncode == 0, errors
-    (line,) = errors.splitlines()
-    assert line.startswith("measured the links of 2 hosts in ")
+    measured, *summary = errors.splitlines()
+    assert measured.startswith("measured the links of 2 hosts in ")
+    assert summary[0].startswith("multiring: 4 ranks in ")
+    assert len(summary) == 3
     assert sorted(output.splitlines()) == sorted(EXPECTED)
 
 

@@ -68,4 +68,4 @@ def test_ranks_that_no_mpi_started_are_refused() -> None:
     for outcome in outcomes:
         assert outcome.code == 1
         assert "multiring run started rank " in outcome.error
-        assert "knows of 1: start the ranks by mpirun, or by multiring run --launcher mpirun" in outcome.error
+        assert "without MPI, which MULTIRING_ENGINE=mpi needs: start the ranks by mpirun" in outcome.error

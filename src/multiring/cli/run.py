@@ -103,9 +103,13 @@ def run(
             _become(launcher, program, _placements(ranks, hosts, hostfile), listed=bool(hosts or hostfile))
         job = Job(tuple(program), bind, max_restarts, log_dir, verbose, min_ranks)
         if host_count is not None and host_index is not None and rendezvous is not None:
-            code = run_as_typed(job, *_meeting(ranks, host_count, host_index, rendezvous), _note)
+            total, meeting = _meeting(ranks, host_count, host_index, rendezvous)
+            _check_min_ranks(min_ranks, total)
+            code = run_as_typed(job, total, meeting, _note)
         else:
-            code = run_over_ssh(job, _placements(ranks, hosts, hostfile), _words(ssh), python)
+            placements = _placements(ranks, hosts, hostfile)
+            _check_min_ranks(min_ranks, sum(placement.count for placement in placements))
+            code = run_over_ssh(job, placements, _words(ssh), python)
     except (LaunchError, MultiringError, ValueError) as error:
         typer.echo(f"multiring run: {error}", err=True)
         code = USAGE_ERROR
@@ -157,6 +161,11 @@ def _check(program: list[str], bind: str, typed: Mapping[str, object], listed: M
         )
     if len(given) == 1 and given[0] in typed:
         raise LaunchError(f"{given[0]} needs {' and '.join(name for name in typed if name != given[0])} too")
+
+
+def _check_min_ranks(min_ranks: int | None, world_size: int) -> None:
+    if min_ranks is not None and min_ranks > world_size:
+        raise LaunchError(f"--min-ranks {min_ranks} of {world_size} ranks: the job could not even begin")
 
 
 def _meeting(ranks: int | None, hosts: int, index: int, rendezvous: str) -> tuple[int, Meeting]:

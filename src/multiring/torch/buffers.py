@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from multiring import _native
+from multiring.buffers import DTYPES
 
 _T = TypeVar("_T")
 
@@ -23,7 +23,7 @@ _OPS: dict[Any, str] = {
     dist.ReduceOp.BXOR: "bxor",
 }
 
-_REDUCIBLE = {getattr(torch, name) for name in _native.DTYPES if hasattr(torch, name)}
+_REDUCIBLE = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 _IN_NUMPY = {dtype for dtype in _REDUCIBLE if not str(dtype).startswith(("torch.bfloat", "torch.float8"))}
 
 
