@@ -97,26 +97,25 @@ def test_ranks_agree_on_whether_there_is_a_timeline(tmp_path: Path) -> None:
 
 
 def test_multiring_run_names_the_slowest_rank(launch: Launch) -> None:
-    result = launch.run(
-        "-n",
-        "3",
-        launch.script("""
-            import time
-            import numpy as np
-            import multiring as mr
+    script = launch.script("""
+        import time
+        import numpy as np
+        import multiring as mr
 
-            mr.init()
-            for step in range(10):
-                time.sleep(0.05 * (mr.rank() == 2))
-                mr.all_reduce(np.ones(1000, np.float32))
-        """),
-    )
+        mr.init()
+        for step in range(10):
+            time.sleep(0.05 * (mr.rank() == 2))
+            mr.all_reduce(np.ones(1000, np.float32))
+    """)
+    result = launch.run("-n", "3", script)
     assert (result.returncode, result.stdout) == (0, "")
     lines = result.stderr.splitlines()
     assert re.fullmatch(r"multiring: 3 ranks in [\d.]+ m?s; of one rank at most 10 calls and .* sent", lines[0])
     assert re.fullmatch(r"multiring: the median rank was in calls for .*, of these waiting for .*", lines[1])
     assert re.fullmatch(r"multiring: slowest: rank 2 \(host .*\): others waited .* for it, it waited .*", lines[2])
     assert len(lines) == 3
+    silent = launch.run("-n", "3", "--no-summary", script)
+    assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("hosts", [None, ["a", "b", "a"], ["a", "b", "c"]])

@@ -81,6 +81,9 @@ def run(
     ] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Also write each rank's output to rank-N.log there.")] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show where each rank runs.")] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary/--no-summary", help="End with three lines: how long ranks waited, and for whom.")
+    ] = True,
 ) -> None:
     """Start the ranks of a job, here or on many hosts.
 
@@ -101,7 +104,7 @@ def run(
         _check_launcher(launcher, [name for name, value in {**own, **typed}.items() if value])
         if launcher is not None:
             _become(launcher, program, _placements(ranks, hosts, hostfile), listed=bool(hosts or hostfile))
-        job = Job(tuple(program), bind, max_restarts, log_dir, verbose, min_ranks)
+        job = Job(tuple(program), bind, max_restarts, log_dir, verbose, min_ranks, summary)
         if host_count is not None and host_index is not None and rendezvous is not None:
             total, meeting = _meeting(ranks, host_count, host_index, rendezvous)
             _check_min_ranks(min_ranks, total)

@@ -13,7 +13,7 @@ from multiring.lab.cluster import Cluster
 def start(cluster: Cluster, library: str, program: Sequence[str]) -> Command:
     """What runs Python with the arguments ``program`` on every rank of a lab, as ``library`` needs it."""
     if library in ("multiring", "gloo"):
-        return Command(cluster.launch_command(*program))
+        return Command(cluster.launch_command("--no-summary", *program))
     found = mpi(library)
     assert found is not None
     options = _open_mpi(cluster, found) if library == "openmpi" else _hydra(cluster)

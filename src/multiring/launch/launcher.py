@@ -39,6 +39,8 @@ class Job:
     verbose: bool = False
     min_ranks: int | None = None
     """So many go on when others fail; None: all ranks are needed."""
+    summary: bool = True
+    """Whether it ends with three lines about what the ranks did."""
 
 
 class Launcher:
@@ -79,7 +81,7 @@ class Launcher:
         elif failure is not None:
             self._report(failure)
             code = failure.code
-        else:
+        elif self._job.summary:
             for line in summary(self._accounts, self._hosts):
                 self._output.note(line)
         for _, agent in self._agents:
