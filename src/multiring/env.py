@@ -294,13 +294,9 @@ def warn_unknown(environ: Mapping[str, str] | None = None) -> None:
 
 def _short(row: Field[Any]) -> str:
     default: Any = row.default
-    return (
-        f"{default >> 20}M"
-        if row.metadata["parse"] is parse_size
-        else f"{default}"
-        if isinstance(default, str)
-        else f"{default:g}"
-    )
+    if row.metadata["parse"] is parse_size:
+        return f"{default >> 20}M"
+    return default if isinstance(default, str) else f"{default:g}"
 
 
 def markdown(table: type) -> str:

@@ -18,7 +18,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -134,18 +134,30 @@ def join(place: Place, settings: env.Settings) -> World:
 
     ValueError for a strategy to force that is none.
     """
+    _check_settings(settings)
     strategy = forced.wanted(settings.plan, settings.wire)
     if place.world_size == 1:
         return _alone(place, settings, _topology_text(settings))
     prefix = f"multiring/{place.job}/{place.generation}/{place.restart}"
     _joins[prefix] += 1
-    with place.meet(settings) as meeting, contextlib.ExitStack() as undo:
+    with _blaming(place.rank), place.meet(settings) as meeting, contextlib.ExitStack() as undo:
         key = f"{prefix}/{_joins[prefix]}"
         exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
         world = _join(place, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
         _check_strategy(strategy, world.topology)
         undo.pop_all()
         return world
+
+
+@contextlib.contextmanager
+def _blaming(rank: int) -> Iterator[None]:
+    """The launcher learns because of which other rank this one could not join."""
+    try:
+        yield
+    except RendezvousError as error:
+        if error.rank not in (-1, rank):
+            bootstrap.report(error.rank)
+        raise
 
 
 def rejoin(
@@ -291,31 +303,23 @@ def _check_wire(settings: env.Settings, topology: Topology) -> None:
         check_wire(env.parse_wire(settings.wire), topology)
     except ValueError as error:
         raise RendezvousError(f"MULTIRING_WIRE: {error}") from None
-    _check_reproducible(settings)
-    _check_trace(settings)
 
 
-def _check_trace(settings: env.Settings) -> None:
+def _check_settings(settings: env.Settings) -> None:
+    """RendezvousError for settings that contradict one another, wherever the job runs."""
+    trace, engine = f"MULTIRING_TRACE={settings.trace}", f"MULTIRING_ENGINE={settings.engine}"
+    wire, plan = f"MULTIRING_WIRE={settings.wire}", f"MULTIRING_PLAN={settings.plan}"
     if settings.trace and settings.engine != "native":
-        raise RendezvousError(
-            f"MULTIRING_TRACE={settings.trace} and MULTIRING_ENGINE={settings.engine} do not go together: the native "
-            "engine alone notes what happens when"
-        )
+        raise _contradiction(trace, engine, "the native engine alone notes what happens when")
+    if settings.reproducible and settings.wire:
+        why = "where a sum is rounded to a narrower format depends on where the ranks are"
+        raise _contradiction(wire, "MULTIRING_REPRODUCIBLE", why)
+    if settings.reproducible and settings.plan and not is_id(settings.plan):
+        raise _contradiction(plan, "MULTIRING_REPRODUCIBLE", "the strategy sums in an order of its own")
 
 
-def _check_reproducible(settings: env.Settings) -> None:
-    if not settings.reproducible:
-        return
-    if settings.wire:
-        raise RendezvousError(
-            f"MULTIRING_WIRE={settings.wire} and MULTIRING_REPRODUCIBLE do not go together: where a sum is rounded to "
-            "a narrower format depends on where the ranks are"
-        )
-    if settings.plan and not is_id(settings.plan):
-        raise RendezvousError(
-            f"MULTIRING_PLAN={settings.plan} and MULTIRING_REPRODUCIBLE do not go together: the strategy sums in an "
-            "order of its own"
-        )
+def _contradiction(one: str, other: str, why: str) -> RendezvousError:
+    return RendezvousError(f"{one} and {other} do not go together: {why}")
 
 
 def _check_strategy(strategy: Strategy | None, topology: Topology) -> None:

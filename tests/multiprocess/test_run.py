@@ -162,6 +162,26 @@ def test_the_first_failure_ends_the_job_and_is_reported_last(launch: Launch) -> 
     assert launch.processes() == []
 
 
+def test_the_rank_that_could_not_join_is_named_and_not_the_one_that_missed_it(launch: Launch) -> None:
+    script = launch.script("""
+        import os
+        import time
+        import multiring as mr
+
+        if os.environ["RANK"] == "0":
+            mr.init()  # ends first
+        try:
+            mr.init(interface="none-such")
+        except mr.MultiringError:
+            time.sleep(0.5)
+            raise
+    """)
+    result = launch.run("-n", "2", script)
+    assert result.returncode == 1
+    assert "rank 1 failed to join: " in result.stderr
+    assert re.search(r"rank 1 on host \S+ failed: exit code 1", result.stderr.split("failed to join")[-1])
+
+
 def test_the_signal_that_ended_a_rank_is_named_and_passed_on(launch: Launch) -> None:
     script = launch.script("import os, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 11); time.sleep(60)")
     result = launch.run("-n", "2", script)

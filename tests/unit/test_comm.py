@@ -58,6 +58,23 @@ def test_init_twice_is_one(alone: mr.Communicator) -> None:
         mr.init(timeout=5)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"trace": "t.json", "engine": "mpi"},
+        {"reproducible": True, "wire": "host=bfloat16"},
+        {"reproducible": True, "plan": "ring"},
+    ],
+)
+def test_settings_that_contradict_one_another(options: dict[str, Any]) -> None:
+    one, other = (f"MULTIRING_{name.upper()}" for name in options)
+    with pytest.raises(mr.RendezvousError, match="do not go together") as error:
+        mr.init(**options)
+    assert one in str(error.value)
+    assert other in str(error.value)
+    assert not mr.is_initialized()
+
+
 def test_not_initialised() -> None:
     assert not mr.is_initialized()
     with pytest.raises(mr.MultiringError, match=r"call multiring\.init\(\) first"):
