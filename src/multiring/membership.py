@@ -33,6 +33,7 @@ from multiring.errors import PeerLost, RendezvousError
 from multiring.exchange import spans
 from multiring.net import auth, dial
 from multiring.net.gate import Channel, Gate, Membership, Message
+from multiring.net.loop import within
 
 WATCH_AFTER_SECONDS = 0.5
 """Who has not come by then is looked for."""
@@ -182,7 +183,7 @@ class Survivor:
                 return None
             attempt = dial.race(self._gate.addresses[rank], lambda at: self._knock(rank, at), _discard)
             try:
-                channel, news = await asyncio.wait_for(attempt, remaining)
+                channel, news = await within(remaining, attempt, _discard)
             except dial.Unreachable as unreachable:
                 if all(isinstance(e, (ConnectionRefusedError, auth.Refused)) for e in unreachable.failures.values()):
                     return None
@@ -246,7 +247,7 @@ class Survivor:
     async def _follow(self, leader: Channel) -> Star:
         await leader.send(self._join())
         patience = self._began + self._timeout + self._gate.patience - time.monotonic()
-        told = await asyncio.wait_for(leader.receive(), max(patience, self._gate.patience))
+        told = await within(max(patience, self._gate.patience), leader.receive())
         while True:
             if told["kind"] == "news":
                 await self._learn(told)
@@ -442,7 +443,7 @@ class Star:
                 raise self._lost
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), max(until - time.monotonic(), 0.0))
+                await within(until - time.monotonic(), self._changed.wait())
             except asyncio.TimeoutError:
                 raise TimeoutError(f"{key!r} was not set within {timeout:g} s") from None
         return self._values[key]

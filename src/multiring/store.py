@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from multiring.env import join_address
 from multiring.errors import RendezvousError
 from multiring.net import auth, dial, interfaces, listen
-from multiring.net.loop import LoopThread
+from multiring.net.loop import LoopThread, within
 
 MAX_KEY = 1 << 10
 MAX_VALUE = 1 << 26
@@ -122,7 +122,7 @@ class Server:
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, []).append(waiter)
         try:
-            return _DONE, await asyncio.wait_for(waiter, seconds)
+            return _DONE, await within(seconds, waiter)
         except asyncio.TimeoutError:
             return _TIMED_OUT, b""
 

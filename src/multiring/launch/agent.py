@@ -31,6 +31,7 @@ from multiring.launch.program import resolve
 from multiring.launch.rank import Rank
 from multiring.launch.terminal import Terminal
 from multiring.net import interfaces, listen
+from multiring.net.loop import within
 
 DRAIN_SECONDS = 0.5
 """How long the output of ranks that have ended is waited for: a process that they left behind may hold it open."""
@@ -301,7 +302,7 @@ async def _open_writer(descriptor: int) -> asyncio.StreamWriter:
 
 async def _answers(address: str, port: int) -> bool:
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), REACH_SECONDS)
+        _, writer = await within(REACH_SECONDS, asyncio.open_connection(address, port))
     except (OSError, asyncio.TimeoutError):
         return False
     writer.close()

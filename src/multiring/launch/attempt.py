@@ -16,6 +16,7 @@ from multiring.launch.messages import Message, to_bytes
 from multiring.launch.output import Output
 from multiring.launch.processes import describe_exit, shell_code
 from multiring.launch.stdin import Input
+from multiring.net.loop import within
 
 PATIENCE_SECONDS = 1.0
 """How long the others may go on after a rank has failed: those that notice say what they were doing."""
@@ -120,7 +121,7 @@ class Attempt:
 
     async def _have_ended(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self._ended.wait(), seconds)
+            await within(seconds, self._ended.wait())
         except asyncio.TimeoutError:
             return False
         return True

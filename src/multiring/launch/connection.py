@@ -14,6 +14,7 @@ from typing import IO, Any, TypeVar
 import multiring
 from multiring.launch import LaunchError
 from multiring.launch.messages import LIMIT, Message, decode, encode
+from multiring.net.loop import within
 
 _T = TypeVar("_T")
 
@@ -82,7 +83,7 @@ class Connection(ABC):
     async def expect(self, kind: str, seconds: float = ANSWER_SECONDS) -> Message:
         """The next message, which must be of ``kind``; LaunchError if the agent answers otherwise, or not at all."""
         try:
-            message = await asyncio.wait_for(self.receive(), seconds)
+            message = await within(seconds, self.receive())
         except asyncio.TimeoutError:
             raise LaunchError(f"host {self.host}: no answer within {seconds:g} s") from None
         if message is None:

@@ -15,7 +15,7 @@ from multiring.launch import LaunchError
 from multiring.launch.agent import Typed
 from multiring.launch.connection import Connection, Streams
 from multiring.net import auth, dial, listen
-from multiring.net.loop import LoopThread
+from multiring.net.loop import LoopThread, within
 
 RETRY_SECONDS = 0.5
 
@@ -73,7 +73,7 @@ async def accept(meeting: Meeting, typed: Typed, note: Callable[[str], None]) ->
         while missing := sorted(set(range(1, meeting.hosts)) - found.keys()):
             note(f"waiting at {meeting} for host {', '.join(map(str, missing))} of {meeting.hosts}")
             try:
-                sock, index = await asyncio.wait_for(arrivals.get(), deadline - time.monotonic())
+                sock, index = await within(deadline - time.monotonic(), arrivals.get())
             except asyncio.TimeoutError:
                 raise LaunchError(
                     f"host {', '.join(map(str, missing))} of {meeting.hosts} has not come to {meeting} within "
@@ -112,7 +112,7 @@ class JoinedAgent(Connection):
 
     async def end(self, seconds: float) -> None:
         try:
-            await asyncio.wait_for(self.streams.writer.wait_closed(), seconds)
+            await within(seconds, self.streams.writer.wait_closed())
         except (OSError, asyncio.TimeoutError):
             self.streams.writer.transport.abort()
 

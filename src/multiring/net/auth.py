@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 
 import multiring
 from multiring.errors import RendezvousError
+from multiring.net.loop import within
 
 PROTOCOL = 1
 HANDSHAKE_SECONDS = 10.0
@@ -184,7 +185,7 @@ async def run_async(sock: socket.socket, steps: Step, seconds: float = HANDSHAKE
             except StopIteration as finished:
                 return finished.value  # type: ignore[no-any-return]
 
-    return await asyncio.wait_for(perform(), seconds)
+    return await within(seconds, perform())
 
 
 async def receive_async(sock: socket.socket, size: int) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from multiring.env import join_address
 from multiring.errors import RendezvousError
 from multiring.net import auth
+from multiring.net.loop import within
 
 STAGGER_SECONDS = 0.05
 """Between the starts of two attempts: an address earlier in the list wins over one that is no faster to answer."""
@@ -60,7 +61,7 @@ async def connect(address: Address, handshake: auth.Step, source: str = "") -> P
         sock.setblocking(False)
         if source:
             sock.bind((source, 0))
-        await asyncio.wait_for(loop.sock_connect(sock, resolved), ATTEMPT_SECONDS)
+        await within(ATTEMPT_SECONDS, loop.sock_connect(sock, resolved))
         keep_alive(sock)
         return sock, await auth.run_async(sock, handshake)
     except BaseException:

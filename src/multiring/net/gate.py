@@ -18,7 +18,7 @@ from typing import Any
 from multiring.net import auth
 from multiring.net.dial import Address
 from multiring.net.listen import Listener
-from multiring.net.loop import LoopThread
+from multiring.net.loop import LoopThread, within
 
 BEAT_SECONDS = 1.0
 MAX_MESSAGE = 1 << 26
@@ -85,7 +85,7 @@ class Channel:
             raise ConnectionError(f"silent for {self._patience:g} s") from None
 
     async def _read(self, size: int) -> bytes:
-        return await asyncio.wait_for(self._reader.readexactly(size), self._patience)
+        return await within(self._patience, self._reader.readexactly(size))
 
     def close(self) -> None:
         """What was sent still arrives. May be called twice."""

@@ -25,6 +25,7 @@ from multiring.errors import RendezvousError
 from multiring.net import auth, dial
 from multiring.net.cards import Way
 from multiring.net.gate import Gate
+from multiring.net.loop import within
 
 CHOSEN = b"\1"
 RETRY_SECONDS = 0.2
@@ -192,7 +193,7 @@ class Links:
                     link.unreachable,
                 )
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(link.attached.wait(), pause)
+                await within(pause, link.attached.wait())
             pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     async def _dial_by_cards(self, link: _Link) -> None:
@@ -207,7 +208,7 @@ class Links:
         if not isinstance(error, (OSError, auth.Refused, asyncio.TimeoutError, asyncio.CancelledError, type(None))):
             raise error
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(link.attached.wait(), CARDS_SECONDS)
+            await within(CARDS_SECONDS, link.attached.wait())
             return
         _log.warning(
             "%s cannot be linked to %s over the cards %s (%s): they use one",

@@ -1,4 +1,5 @@
-"""An event loop in a thread of its own, so that a caller may be inside another event loop (a notebook is)."""
+"""An event loop in a thread of its own, so that a caller may be inside another event loop (a notebook is); and a limit
+of time that forgets no cancellation."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import concurrent.futures
 import select
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from multiring.errors import ResourceError, system_message
@@ -23,6 +24,31 @@ def check_room() -> None:
             pass
     except OSError as error:
         raise ResourceError(f"cannot create an event loop: {system_message(error)}") from error
+
+
+async def within(seconds: float, awaitable: Awaitable[_T], discard: Callable[[_T], None] = lambda _: None) -> _T:
+    """The result of ``awaitable``, or asyncio.TimeoutError after ``seconds``; one that nobody gets goes to ``discard``.
+
+    Unlike `asyncio.wait_for` before Python 3.12, this is always cancelled when it is told to be: that one forgets it
+    when the result comes in the same moment, and whoever then waits for the cancelled task does so for ever.
+    """
+    future = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait([future], timeout=max(seconds, 0.0))
+        if future.done():
+            return future.result()
+    except asyncio.CancelledError:
+        await _end(future, discard)
+        raise
+    await _end(future, discard)
+    raise asyncio.TimeoutError
+
+
+async def _end(future: asyncio.Future[_T], discard: Callable[[_T], None]) -> None:
+    future.cancel()
+    await asyncio.wait([future])
+    if not future.cancelled() and future.exception() is None:
+        discard(future.result())
 
 
 class LoopThread:
