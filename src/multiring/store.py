@@ -26,7 +26,7 @@ RETRY_SECONDS = 0.2
 
 _REQUEST = struct.Struct("!BIId")
 _REPLY = struct.Struct("!BI")
-_SET, _GET, _ADD = range(3)
+_SET, _GET, _ADD, _SETTLE, _BEQUEATH = range(5)
 _DONE, _TIMED_OUT, _INVALID = range(3)
 
 
@@ -79,23 +79,35 @@ class Server:
         self._loop.close()
 
     async def _serve(self, sock: socket.socket, hello: auth.Hello) -> None:
+        bequests: dict[str, bytes] = {}
+        try:
+            with sock, contextlib.suppress(ConnectionError):
+                await self._answer_all(sock, bequests)
+        finally:
+            for key, value in bequests.items():
+                self._settle(key, value)
+
+    async def _answer_all(self, sock: socket.socket, bequests: dict[str, bytes]) -> None:
         loop = asyncio.get_running_loop()
-        with sock, contextlib.suppress(ConnectionError):
-            while True:
-                operation, key_size, value_size, seconds = _REQUEST.unpack(
-                    await auth.receive_async(sock, _REQUEST.size)
-                )
-                if key_size > MAX_KEY or value_size > MAX_VALUE:
-                    return
-                try:
-                    key = (await auth.receive_async(sock, key_size)).decode()
-                except UnicodeDecodeError:
-                    return
-                value = await auth.receive_async(sock, value_size)
+        while True:
+            operation, key_size, value_size, seconds = _REQUEST.unpack(await auth.receive_async(sock, _REQUEST.size))
+            if key_size > MAX_KEY or value_size > MAX_VALUE:
+                return
+            try:
+                key = (await auth.receive_async(sock, key_size)).decode()
+            except UnicodeDecodeError:
+                return
+            value = await auth.receive_async(sock, value_size)
+            if operation == _BEQUEATH:
+                bequests[key] = value
+                status, result = _DONE, b""
+            else:
                 status, result = await self._answer(operation, key, value, seconds)
-                await loop.sock_sendall(sock, _REPLY.pack(status, len(result)) + result)
+            await loop.sock_sendall(sock, _REPLY.pack(status, len(result)) + result)
 
     async def _answer(self, operation: int, key: str, value: bytes, seconds: float) -> tuple[int, bytes]:
+        if operation == _SETTLE:
+            return _DONE, self._settle(key, value)
         if operation == _SET:
             self._set(key, value)
             return _DONE, b""
@@ -110,6 +122,15 @@ class Server:
             return _DONE, total
         return _INVALID, b""
 
+    def peek(self, key: str) -> bytes | None:
+        """The value of ``key`` as it is now, for the process that serves."""
+        return self._values.get(key)
+
+    def _settle(self, key: str, value: bytes) -> bytes:
+        if key not in self._values:
+            self._set(key, value)
+        return self._values[key]
+
     def _set(self, key: str, value: bytes) -> None:
         self._values[key] = value
         for waiter in self._waiters.pop(key, ()):
@@ -119,6 +140,8 @@ class Server:
     async def _wait(self, key: str, seconds: float) -> tuple[int, bytes]:
         if key in self._values:
             return _DONE, self._values[key]
+        if seconds <= 0:
+            return _TIMED_OUT, b""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, []).append(waiter)
         try:
@@ -153,6 +176,14 @@ class Client:
     def add(self, key: str, amount: int) -> int:
         """Add to the whole number at ``key`` (0 if unset) and return the sum."""
         return int(self._call(_ADD, key, b"%d" % amount, 0.0))
+
+    def settle(self, key: str, value: bytes) -> bytes:
+        """Set ``key`` unless it is set; the value that it has then."""
+        return self._call(_SETTLE, key, value, 0.0)
+
+    def bequeath(self, key: str, value: bytes) -> None:
+        """Let the server settle ``key`` when this connection ends, however that comes about."""
+        self._call(_BEQUEATH, key, value, 0.0)
 
     def close(self) -> None:
         """Close the connection. May be called twice."""

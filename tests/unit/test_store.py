@@ -43,6 +43,28 @@ def test_set_get_add(server: Server) -> None:
     two.close()
 
 
+def test_what_is_settled_stays(server: Server) -> None:
+    one, two = connect(server), connect(server)
+    assert one.settle("verdict", b"first") == two.settle("verdict", b"second") == b"first"
+    assert server.peek("verdict") == two.get("verdict", 0) == b"first"
+    assert server.peek("another") is None
+    one.close()
+    two.close()
+
+
+def test_the_end_of_a_connection_settles_what_it_bequeathed(server: Server) -> None:
+    one, two = connect(server), connect(server)
+    one.settle("settled", b"before")
+    one.bequeath("settled", b"too late")
+    one.bequeath("open", b"one is gone")
+    with pytest.raises(TimeoutError):
+        two.get("open", 0)
+    one.close()
+    assert two.get("open", 10) == b"one is gone"
+    assert two.get("settled", 0) == b"before"
+    two.close()
+
+
 def test_get_waits_for_set(server: Server) -> None:
     one, two = connect(server), connect(server)
     late = threading.Timer(0.1, one.set, ("late", b"value"))
