@@ -36,14 +36,16 @@ def init(**options: Any) -> Communicator:
     ``options`` are settings (docs/settings.md) in lower case and without prefix; they win over the environment. Called
     again it returns the communicator that is there. RendezvousError names who did not come or cannot be reached.
     """
-    from multiring import bootstrap, rendezvous  # what only a job needs
+    from multiring import bootstrap, growth, rendezvous  # what only a job needs
 
     env.warn_unknown()
     settings = env.read(env.Settings, **options)
     with _lock:
         if _default is None:
             _refuse_to_impersonate()
-            adopt(Communicator(rendezvous.join(bootstrap.place(), settings)))
+            place = bootstrap.place()
+            join = growth.enter if place.replacement else rendezvous.join
+            adopt(Communicator(join(place, settings)))
         elif options and settings != _default.world.settings:
             raise ValueError(f"multiring is initialised with other settings than {options}: call shutdown() first")
         return _communicator(None)
@@ -107,6 +109,38 @@ def shrink(timeout: float | None = None) -> Agreement:
         return agreement
 
 
+def grow(timeout: float | None = None) -> Agreement | None:
+    """Admit the ranks that the launcher has started in the place of lost ones: all ranks call it, between collectives.
+
+    None if nobody waits to be admitted (that costs a broadcast of one byte, and rank 0 a look into the launcher's
+    store), or if it fails because of a newcomer: the log says which, and the job goes on as it was. Otherwise the
+    default communicator is that of the larger world, whose ranks stand in the order that they had at the job's start;
+    ``members[r]`` is the rank that rank r had before, -1 for a newcomer, whose `init` returns now. Groups, arrays of
+    `empty` to be zero-copy, and what was built on the old one are to be made again; what newcomers lack they get from
+    rank `oldest`. All have ``timeout`` seconds to meet (None: MULTIRING_INIT_TIMEOUT, or 4 MULTIRING_HEARTBEAT_TIMEOUT
+    if that is less). PeerLost where one of those that are there is lost meanwhile: then `shrink` may be called.
+    """
+    from multiring import growth
+
+    global _default
+    with _lock:
+        communicator = _communicator(None)
+        try:
+            grown = growth.grow(communicator, None if timeout is None else time_limit(timeout))
+        except growth.Excluded:
+            _default = None
+            communicator.world.close()
+            raise
+        if grown is None:
+            return None
+        world, agreement = grown
+        try:
+            adopt(Communicator(world, timeout=communicator.timeout))
+        finally:
+            communicator.world.close()
+        return agreement
+
+
 def release(communicator: Communicator) -> None:
     """Shut down if this is still the default communicator, which the survivors of a loss replace."""
     if _default is communicator:
@@ -117,7 +151,7 @@ def _blamed(world: World) -> int | None:
     """The other rank because of which this one fails: the launcher tells them apart by that."""
     failure = world.engine.failure()
     blamed = failure.rank if isinstance(failure, (PeerLost, CollectiveTimeout)) else -1
-    return None if blamed in (-1, world.rank) else world.at_start(blamed)
+    return None if blamed in (-1, world.rank) else world.members[blamed]
 
 
 def is_initialized() -> bool:
@@ -196,6 +230,11 @@ def local_rank(group: Communicator | None = None) -> int:
 def local_world_size(group: Communicator | None = None) -> int:
     """Number of processes on this host."""
     return _communicator(group).local_size
+
+
+def oldest(group: Communicator | None = None) -> int:
+    """The lowest of the ranks that have been in the job for longest: from it newcomers get what they lack."""
+    return _communicator(group).oldest
 
 
 def _method(function: _T) -> _T:

@@ -52,6 +52,12 @@ class Place:
     job: str = ""
     generation: int = 0
     restart: int = 0
+    replacement: int = 0
+    """Above 0: this process takes the place of a rank that was lost, and is to be admitted by the others."""
+    members: tuple[int, ...] = ()
+    """The ranks that they had, or took the places of, when the job started; (): their own."""
+    entered: tuple[int, ...] = ()
+    """The generation in which each rank came; (): this one."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -177,7 +183,7 @@ def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch)
             raise RendezvousError(f"rank {rank} of {size}: {missing} is not set; start by `multiring run`, which does")
         return _client(list(map(env.split_address, launch.store)), secret, launch.job, settings)
 
-    return Place(rank, size, launcher, meet, launch.job, launch.generation, launch.restart)
+    return Place(rank, size, launcher, meet, launch.job, launch.generation, launch.restart, launch.replacement)
 
 
 def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> Place:

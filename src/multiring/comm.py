@@ -117,6 +117,11 @@ class Communicator:
         """The name of each rank's host; ranks share memory where it is the same."""
         return tuple(self.world.topology.hosts[member] for member in self.members)
 
+    @property
+    def oldest(self) -> int:
+        """The lowest of the ranks that have been in the job for longest: the others came by `grow`, after them."""
+        return min(range(self.size), key=lambda rank: self.world.entered[self.members[rank]])
+
     def all_reduce(self, x: Any, op: str = "sum", *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Combine ``x`` of all ranks, element by element, in place. All ranks end with the same bits.
 

@@ -228,6 +228,12 @@ class Launch:
     job: str = _knob("", str, "name", "identity of the job, part of every handshake", agree=True)
     generation: int = _knob(0, _natural, "count", "counts the membership changes of the job", agree=True)
     restart: int = _knob(0, _natural, "count", "counts the restarts of the job", agree=True)
+    replacement: int = _knob(
+        0,
+        _natural,
+        "count",
+        "counts the ranks that were started again one by one; above 0, init waits until the others call grow",
+    )
 
 
 def _rows(table: type) -> Iterator[tuple[str, Field[Any]]]:

@@ -47,10 +47,10 @@ Ballot = tuple[int, int]
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the survivors have agreed on.
+    """What the survivors of a loss have agreed on, or those who have admitted others.
 
-    ``members[r]`` is the rank that rank r had before. ``completed`` is the number of the last collective of the default
-    communicator that all of them have completed, -1 if there is none.
+    ``members[r]`` is the rank that rank r had before, -1 for one that was admitted. ``completed`` is the number of the
+    last collective of the default communicator that all of them have completed, -1 if there is none.
     """
 
     generation: int

@@ -70,6 +70,10 @@ class World:
     """None where this rank has always been alone."""
     measured: str = ""
     """What a file or a measurement says of the links between the hosts; "": in the topology they are as usual."""
+    members: tuple[int, ...] = (0,)
+    """The ranks that they had, or took the places of, when the job started: the launcher knows them by these."""
+    entered: tuple[int, ...] = (0,)
+    """The generation in which each rank came."""
     groups: set[int] = field(default_factory=set)
     """The numbers of the communicators that exist."""
     timeline: trace.Timeline | None = None
@@ -121,12 +125,13 @@ class World:
             "bytes": sum(peer["bytes_sent"] for peer in peers.values()),
             "in_calls": counted["seconds_in_calls"],
             "waiting": counted["seconds_waiting"],
-            "waited_for": {self.at_start(rank): peer.get("seconds_waited", 0.0) for rank, peer in peers.items()},
+            "waited_for": {self.members[rank]: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()},
         }
 
-    def at_start(self, rank: int) -> int:
-        """The rank that ``rank`` had when the job started: the launcher knows it by that."""
-        return self.gate.membership.members[rank] if self.gate else rank
+    @property
+    def settings_again(self) -> env.Settings:
+        """Those to join with once more: the host has the name by which it was told apart from others."""
+        return replace(self.settings, host=self.topology.hosts[self.rank])
 
 
 def join(place: Place, settings: env.Settings) -> World:
@@ -134,7 +139,7 @@ def join(place: Place, settings: env.Settings) -> World:
 
     ValueError for a strategy to force that is none.
     """
-    _check_settings(settings)
+    check_settings(settings)
     strategy = forced.wanted(settings.plan, settings.wire)
     if place.world_size == 1:
         return _alone(place, settings, _topology_text(settings))
@@ -145,6 +150,24 @@ def join(place: Place, settings: env.Settings) -> World:
         exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
         world = _join(place, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
         _check_strategy(strategy, world.topology)
+        undo.pop_all()
+        return world
+
+
+def join_beside(
+    place: Place,
+    settings: env.Settings,
+    exchange: Exchange,
+    secret: bytes | None,
+    topology_text: str,
+    failure: Callable[[], BaseException | None],
+) -> World:
+    """A world beside the one that this rank may be in, which is left alone, with a gate of its own.
+
+    ``failure`` tells why it cannot come about any more. RendezvousError for all that `join` raises it for.
+    """
+    with contextlib.ExitStack() as undo:
+        world = _join(place, settings, exchange, secret, lambda: topology_text, undo, failure=failure)
         undo.pop_all()
         return world
 
@@ -168,8 +191,18 @@ def rejoin(
     ``failure`` tells of another loss in the meantime. RendezvousError for all that `join` raises it for.
     """
     rank, size = membership.members.index(gate.rank), len(membership.members)
-    place = Place(rank, size, "shrink", no_meeting, gate.hello.job, membership.generation)
-    settings = replace(world.settings, host=world.topology.hosts[world.rank])  # as it was told apart from others
+    entered = tuple(world.entered[world.members.index(member)] for member in membership.members)
+    place = Place(
+        rank,
+        size,
+        "shrink",
+        no_meeting,
+        gate.hello.job,
+        membership.generation,
+        members=membership.members,
+        entered=entered,
+    )
+    settings = world.settings_again
     if size == 1:
         return _alone(place, settings, world.measured, gate)
     patience = min(settings.init_timeout, REJOIN_HEARTBEATS * settings.heartbeat_timeout)
@@ -183,7 +216,14 @@ def rejoin(
 def _alone(place: Place, settings: env.Settings, text: str, gate: Gate | None = None) -> World:
     hosts = [settings.host or socket.gethostname()]
     topology, timeline = _topology(text, hosts), _timeline(place, settings)
-    return World(0, topology, _engine(place, hosts, settings), None, settings, gate, text, timeline=timeline)
+    engine = _engine(place, hosts, settings)
+    return World(0, topology, engine, None, settings, gate, text, *_origins(place), timeline=timeline)
+
+
+def _origins(place: Place) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which ranks they were when the job started, and in which generation each came."""
+    size = place.world_size
+    return place.members or tuple(range(size)), place.entered or (place.generation,) * size
 
 
 def _join(
@@ -245,7 +285,7 @@ def _join(
             unix.close()
             cast("MpiEngine", engine).connect()
         elif gate is None:
-            gate = _gate(hello, secret, listening, unix, records, hosts, settings)
+            gate = _gate(hello, _origins(place)[0], secret, listening, unix, records, hosts, settings)
             undo.callback(gate.close)
         else:
             unix.close()
@@ -267,7 +307,7 @@ def _join(
             _warn_of_missing_cards(records, topology)
     if timeline is not None:
         timeline.host = hosts[place.rank]
-    return World(place.rank, topology, engine, links, settings, gate, text, timeline=timeline)
+    return World(place.rank, topology, engine, links, settings, gate, text, *_origins(place), timeline=timeline)
 
 
 def _timeline(place: Place, settings: env.Settings) -> trace.Timeline | None:
@@ -305,7 +345,7 @@ def _check_wire(settings: env.Settings, topology: Topology) -> None:
         raise RendezvousError(f"MULTIRING_WIRE: {error}") from None
 
 
-def _check_settings(settings: env.Settings) -> None:
+def check_settings(settings: env.Settings) -> None:
     """RendezvousError for settings that contradict one another, wherever the job runs."""
     trace, engine = f"MULTIRING_TRACE={settings.trace}", f"MULTIRING_ENGINE={settings.engine}"
     wire, plan = f"MULTIRING_WIRE={settings.wire}", f"MULTIRING_PLAN={settings.plan}"
@@ -371,15 +411,22 @@ def _agree(records: list[Record], shared: Record) -> Record:
                 f"{first['host']}) multiring {first['version']}: install the same version everywhere",
                 rank=rank,
             )
-        for name, value in record["agreed"].items():
-            if value != first["agreed"][name]:
-                raise RendezvousError(
-                    f"{name} is {value or 'not set'} on rank {rank} (host {record['host']}) and "
-                    f"{first['agreed'][name] or 'not set'} on rank 0 (host {first['host']}): it must be the same "
-                    "everywhere",
-                    rank=rank,
-                )
+        different = difference(f"rank {rank}", record, "rank 0", first)
+        if different:
+            raise RendezvousError(different, rank=rank)
     return shared
+
+
+def difference(one: str, record: Record, other: str, first: Record) -> str:
+    """Both sides of the first setting in which two ranks differ that must agree; "" if they do."""
+    for name, value in record["agreed"].items():
+        if value != first["agreed"][name]:
+            theirs = first["agreed"][name]
+            return (
+                f"{name} is {value or 'not set'} on {one} (host {record['host']}) and {theirs or 'not set'} on {other} "
+                f"(host {first['host']}): it must be the same everywhere"
+            )
+    return ""
 
 
 def _claimed(records: list[Record], rank: int) -> dict[int, str]:
@@ -503,6 +550,7 @@ def control_edges(hosts: Sequence[str], rank: int) -> list[int]:
 
 def _gate(
     hello: auth.Hello,
+    members: Sequence[int],
     secret: bytes,
     listening: list[socket.socket],
     unix: socket.socket,
@@ -521,8 +569,8 @@ def _gate(
         unix.setblocking(False)
         listening = [unix]
         addresses = [[("\0" + record["unix"], 0)] for record in records]
-    others = {rank: found for rank, found in enumerate(addresses) if rank != hello.rank}
-    return Gate(listening, secret, hello, others, own, settings.heartbeat_timeout)
+    others = {members[rank]: found for rank, found in enumerate(addresses) if rank != hello.rank}
+    return Gate(listening, secret, hello, members[hello.rank], others, own, settings.heartbeat_timeout)
 
 
 def _links(

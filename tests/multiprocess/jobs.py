@@ -48,11 +48,25 @@ class Outcome:
 
 
 class Job:
-    """The processes of a job; `wait` ends it."""
+    """The processes of a job, first those of its ranks; `wait` ends it."""
 
-    def __init__(self, server: Server, processes: list[subprocess.Popen[str]]) -> None:
+    def __init__(self, server: Server, size: int, spawn: Callable[[int, Mapping[str, str]], subprocess.Popen[str]]):
         self._server = server
-        self.processes = processes
+        self._spawn = spawn
+        self.processes = [spawn(rank, {}) for rank in range(size)]
+        self._replacements = 0
+
+    def replace(self, rank: int, **environment: str) -> int:
+        """Start a rank again, as the launcher does; the index of its process."""
+        self._replacements += 1
+        number = {"MULTIRING_REPLACEMENT": str(self._replacements)}
+        self.processes.append(self._spawn(rank, {**number, **environment}))
+        return len(self.processes) - 1
+
+    @property
+    def applied(self) -> int:
+        """How many have asked to be admitted."""
+        return int(self._server.peek("multiring/test/0/lobby/tickets") or 0)
 
     @property
     def store_port(self) -> int:
@@ -100,8 +114,8 @@ def start(
     """
     server = Server(SECRET, job="test", bind=["127.0.0.1"])
     module = Path(inspect.getfile(function))
-    processes = []
-    for rank in range(size):
+
+    def spawn(rank: int, own: Mapping[str, str]) -> subprocess.Popen[str]:
         reading, writing = os.pipe()
         os.write(writing, SECRET)
         os.close(writing)
@@ -121,18 +135,19 @@ def start(
         if hosts:
             job["MULTIRING_HOST"] = hosts[rank]
         call = CALL.format(module=module.stem, function=function.__name__)
-        processes.append(
-            subprocess.Popen(
+        try:
+            return subprocess.Popen(
                 [sys.executable, "-c", call, json.dumps(arguments)],
-                env={**os.environ, **job, **(environment or {})},
+                env={**os.environ, **job, **(environment or {}), **own},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 pass_fds=[reading],
             )
-        )
-        os.close(reading)
-    return Job(server, processes)
+        finally:
+            os.close(reading)
+
+    return Job(server, size, spawn)
 
 
 def run(function: Callable[..., Any], size: int, *arguments: Any, timeout: float = 90, **options: Any) -> list[Any]:

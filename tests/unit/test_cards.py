@@ -66,7 +66,7 @@ class Pair:
 
         addresses = {1 - rank: [card[0] for card in self.cards[1 - rank]]}
         hello = auth.Hello(auth.DATA, rank, job="cards")
-        gate = Gate(self.sockets[rank], SECRET, hello, addresses, [], 30.0)
+        gate = Gate(self.sockets[rank], SECRET, hello, rank, addresses, [], 30.0)
         stack.callback(gate.close)
         links = Links(gate, hello, addresses, 1, attach, lambda rank: f"rank {rank}")
         stack.callback(links.close)

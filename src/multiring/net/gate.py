@@ -101,19 +101,21 @@ class Gate:
         listening: Sequence[socket.socket],
         secret: bytes,
         hello: auth.Hello,
+        rank: int,
         addresses: Mapping[int, Sequence[Address]],
         own: Sequence[Address],
         patience: float,
     ) -> None:
-        """``hello`` as this rank says it at the job's start; ``addresses[r]`` are those of the gate of rank r, ``own``
-        those that this rank told all of; after ``patience`` seconds of silence another rank counts as lost."""
+        """``hello`` as this rank says it now; ``rank`` was its rank at the job's start, and ``addresses[r]`` are those
+        of the gate of the one that was rank r then; ``own`` are those that this rank told all of; after ``patience``
+        seconds of silence another rank counts as lost."""
         self.secret = secret
-        self.rank = hello.rank
+        self.rank = rank
         self.hello = hello
         self.addresses = addresses
         self.own = own
         self.patience = patience
-        self.membership = Membership(hello.generation, tuple(sorted({hello.rank, *addresses})))
+        self.membership = Membership(hello.generation, tuple(sorted({rank, *addresses})))
         self.arrived: asyncio.Queue[tuple[Channel, Message]] = asyncio.Queue()
         """Ranks that look for survivors, each with its first message."""
         self._waiting: set[Channel] = set()
