@@ -12,6 +12,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+REGROW = """
+    import os, signal
+    import numpy as np
+    import multiring as mr
+
+    mr.init(host=os.environ.get("FAKE_HOST", ""))
+    if os.environ["MULTIRING_REPLACEMENT"] == "0":
+        if os.environ["RANK"] == os.environ["VICTIM"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            while True:
+                mr.barrier()
+        except mr.PeerLost:
+            mr.shrink()
+        while mr.world_size() < 4:
+            mr.grow()
+    x = np.arange(5) * (mr.rank() + 1)
+    mr.all_reduce(x)
+    print("sum", *x, "of", mr.rank(), "beside", mr.local_world_size(), "oldest", mr.oldest())
+"""
+"""A job of 4 ranks that loses one, and admits the one that the launcher starts in its place."""
+
 COMMAND = (sys.executable, "-m", "multiring", "run")
 
 

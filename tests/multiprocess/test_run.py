@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import Launch, wait_until
+from launching import REGROW, Launch, wait_until
 
 PRINT_ENVIRONMENT = """
     import json, os, sys
@@ -327,6 +327,56 @@ def test_ranks_that_fail_may_be_missing(launch: Launch) -> None:
     assert result.returncode == 6, result.stderr
 
 
+def test_a_lost_rank_is_started_again_and_admitted(launch: Launch) -> None:
+    launch.environment["VICTIM"] = "0"
+    result = launch.run("-n", "4", "--min-ranks", "3", "--max-replacements", "2", launch.script(REGROW))
+    assert result.returncode == 0, result.stdout + result.stderr
+    for rank in range(4):
+        assert f"sum 0 10 20 30 40 of {rank} beside 4 oldest 1\n" in result.stdout
+    assert "the job may go on with 3 of 4 ranks" in result.stderr
+    assert "rank 0 is started again, replacement 1 of 2" in result.stderr
+    assert "ranks in" in result.stderr  # the summary
+
+
+def test_replacements_that_are_not_admitted_do_not_end_the_job(launch: Launch) -> None:
+    script = launch.script("""
+        import os, pathlib, sys, time
+        replacement = int(os.environ["MULTIRING_REPLACEMENT"])
+        assert ("MASTER_ADDR" in os.environ) == (not replacement)
+        if os.environ["RANK"] == "1":
+            if replacement < 2:
+                sys.exit(7)
+            pathlib.Path("waits").touch()
+            time.sleep(100)
+        while not pathlib.Path("waits").exists():
+            time.sleep(0.02)
+    """)
+    result = launch.run("-n", "3", "--min-ranks", "2", "--max-replacements", "2", script)
+    assert result.returncode == 0, result.stderr  # the one that waits is ended, since nobody can admit it any more
+    lines = [re.sub(r" on host \S+|, after .*? s\b", "", line) for line in result.stderr.splitlines()]
+    assert lines == [
+        "multiring: rank 1 failed: exit code 7; the job may go on with 2 of 3 ranks",
+        "multiring: rank 1 is started again, replacement 1 of 2",
+        "multiring: rank 1 failed: exit code 7; the others had not admitted it",
+        "multiring: rank 1 is started again, replacement 2 of 2",
+    ]
+    assert not launch.processes()
+
+
+def test_too_few_ranks_end_a_job_whose_replacements_wait(launch: Launch) -> None:
+    script = launch.script("""
+        import os, sys, time
+        if os.environ["MULTIRING_REPLACEMENT"] == "0" and os.environ["RANK"] != "0":
+            time.sleep(int(os.environ["RANK"]))
+            sys.exit(10 + int(os.environ["RANK"]))
+        time.sleep(100)
+    """)
+    result = launch.run("-n", "3", "--min-ranks", "2", "--max-replacements", "9", script)
+    assert result.returncode == 11, result.stderr
+    assert result.stderr.count("is started again") == 1
+    assert not launch.processes()
+
+
 def test_restarts_count_up(launch: Launch) -> None:
     script = launch.script("""
         import os, sys
@@ -360,6 +410,7 @@ def test_restarts_end(launch: Launch) -> None:
         (["-n", "2", "--bnd", "core", "true"], r"no such option: --bnd"),
         (["-n", "2", "--bind", "socket", "true"], r"--bind socket: choose one of core, numa, none"),
         (["-n", "2", "--min-ranks", "3", "true"], r"--min-ranks 3 of 2 ranks: the job could not even begin"),
+        (["-n", "2", "--max-replacements", "1", "true"], r"--max-replacements 1 needs --min-ranks M"),
         (["-n", "2", "-m"], r"-m needs the name of a module"),
         (["true"], r"how many ranks\? Give -n N"),
         (["-n", "0", "true"], r"Invalid value for .-n"),

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import COMMAND, Launch, wait_until
+from launching import COMMAND, REGROW, Launch, wait_until
 from test_run_terminal import at_terminal, exit_code
 
 SSH = """#!/bin/sh
@@ -343,3 +343,13 @@ def test_an_agent_checks_what_it_shall_run(tmp_path: Path) -> None:
         "kind": "error",
         "text": f"no such script: train.py (looked for {tmp_path}/train.py)",
     }
+
+
+def test_a_lost_rank_is_started_again_on_its_host(hosts: Launch) -> None:
+    words = ["-H", "a:2,b:2", "--min-ranks", "3", "--max-replacements", "1", "--python", sys.executable]
+    hosts.environment["VICTIM"] = "3"
+    result = hosts.run(*words, hosts.script(REGROW))
+    assert result.returncode == 0, result.stdout + result.stderr
+    for rank in range(4):
+        assert f"sum 0 10 20 30 40 of {rank} beside 2 oldest 0\n" in result.stdout
+    assert "rank 3 is started again, replacement 1 of 1" in result.stderr

@@ -79,6 +79,9 @@ def run(
         int | None,
         typer.Option(min=1, help="Let ranks that fail be missing while so many are left: for programs that shrink."),
     ] = None,
+    max_replacements: Annotated[
+        int, typer.Option(min=0, help="Start such ranks again, so many in all: for programs that grow.")
+    ] = 0,
     log_dir: Annotated[Path | None, typer.Option(help="Also write each rank's output to rank-N.log there.")] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show where each rank runs.")] = False,
     summary: Annotated[
@@ -99,12 +102,18 @@ def run(
             "--bind": bind != BINDINGS[0],
             "--max-restarts": max_restarts,
             "--min-ranks": min_ranks,
+            "--max-replacements": max_replacements,
             "--log-dir": log_dir,
         }
         _check_launcher(launcher, [name for name, value in {**own, **typed}.items() if value])
         if launcher is not None:
             _become(launcher, program, _placements(ranks, hosts, hostfile), listed=bool(hosts or hostfile))
-        job = Job(tuple(program), bind, max_restarts, log_dir, verbose, min_ranks, summary)
+        if max_replacements and min_ranks is None:
+            raise LaunchError(
+                f"--max-replacements {max_replacements} needs --min-ranks M: while so many ranks are left, others are "
+                "replaced"
+            )
+        job = Job(tuple(program), bind, max_restarts, log_dir, verbose, min_ranks, max_replacements, summary)
         if host_count is not None and host_index is not None and rendezvous is not None:
             total, meeting = _meeting(ranks, host_count, host_index, rendezvous)
             _check_min_ranks(min_ranks, total)

@@ -47,8 +47,12 @@ JOB_VARIABLES = (
     "MULTIRING_JOB",
     "MULTIRING_GENERATION",
     "MULTIRING_RESTART",
+    "MULTIRING_REPLACEMENT",
 )
 """What the launcher sets for all ranks."""
+
+OF_THE_START = ("MASTER_ADDR", "MASTER_PORT")
+"""Where the ranks of a start meet, and no newcomer: torch then says what it misses, where it would wait."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,10 @@ class Agent:
         self._refusal = ""
         self._launcher_group = os.getpgid(os.getppid())
         self._ranks: dict[int, Rank] = {}
+        self._former: list[Rank] = []
+        """Those in whose place others were started."""
+        self._recipes: dict[int, Recipe] = {}
+        self._secret = b""
         self._running: set[int] = set()
         self._stdin: asyncio.StreamWriter | None = None
         self._feeding: asyncio.Task[None] | None = None
@@ -89,6 +97,7 @@ class Agent:
             "listen": self._listen,
             "reach": self._reach,
             "start": self._start,
+            "replace": self._replace,
             "input": self._feed,
             "window": self._resize,
             "signal": self._signal,
@@ -179,14 +188,14 @@ class Agent:
     async def _start(self, message: Message) -> None:
         if self._listening is not None:
             self._listening.close()
-        secret = bytes.fromhex(message["secret"])
+        self._secret = bytes.fromhex(message["secret"])
         if self._typed is not None and self._typed.secret is not None:
-            secret = self._typed.secret
+            self._secret = self._typed.secret
         job = {name: message["variables"][name] for name in JOB_VARIABLES}
         for local_rank, rank in enumerate(self._placement.ranks):
             place = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self._placement.count}
             share = self._shares[local_rank]
-            recipe = Recipe(
+            recipe = self._recipes[rank] = Recipe(
                 self._command,
                 {
                     "OMP_NUM_THREADS": str(share.threads),
@@ -198,15 +207,27 @@ class Agent:
                 share.cpus,
             )
             try:
-                await self._launch(rank, recipe, secret, Terminal(**message["terminal"]))
+                await self._launch(rank, recipe, Terminal(**message["terminal"]))
             except (OSError, subprocess.SubprocessError) as error:
                 raise LaunchError(
                     f"cannot start rank {rank}, {shlex.join(self._command)}: {system_message(error)}"
                 ) from None
 
-    async def _launch(self, number: int, recipe: Recipe, secret: bytes, terminal: Terminal) -> None:
+    async def _replace(self, message: Message) -> None:
+        number, recipe = message["rank"], self._recipes[message["rank"]]
+        environment = {name: value for name, value in recipe.environment.items() if name not in OF_THE_START}
+        environment["MULTIRING_REPLACEMENT"] = str(message["number"])
+        self._former.append(self._ranks.pop(number))
+        try:
+            await self._launch(number, replace(recipe, environment=environment), None)
+        except (OSError, subprocess.SubprocessError) as error:  # the other ranks of the host go on
+            self._pass_on(number, 2, f"cannot start rank {number} again: {system_message(error)}\n".encode())
+            self._send("exit", rank=number, code=1, blames=None, account=None)
+
+    async def _launch(self, number: int, recipe: Recipe, terminal: Terminal | None) -> None:
+        """Start a rank; that with number 0 has the ``terminal``, if there is one for it."""
         feed = None
-        if number != 0:
+        if number != 0 or terminal is None:
             stdin, terminal = os.open(os.devnull, os.O_RDONLY), Terminal(output=False, error=False)
         elif self._forked:
             stdin = os.dup(0)
@@ -215,7 +236,7 @@ class Agent:
         else:
             stdin, feed = os.pipe()
         try:
-            rank = Rank(recipe, secret, stdin, terminal, partial(self._pass_on, number))
+            rank = Rank(recipe, self._secret, stdin, terminal, partial(self._pass_on, number))
         finally:
             os.close(stdin)
         self._ranks[number] = rank
@@ -267,12 +288,14 @@ class Agent:
 
     async def _finish(self, message: Message) -> None:
         deadline = time.monotonic() + DRAIN_SECONDS
-        while not all(rank.silent for rank in self._ranks.values()) and time.monotonic() < deadline:
+        ranks = [*self._ranks.values(), *self._former]
+        while not all(rank.silent for rank in ranks) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         _kill_all()
-        for rank in self._ranks.values():
+        for rank in ranks:
             rank.close()
         self._ranks.clear()
+        self._former.clear()
         if self._stdin is not None:
             self._stdin.close()
             self._stdin = None

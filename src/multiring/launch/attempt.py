@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,10 +48,29 @@ def culprit(failures: Sequence[Failure]) -> Failure | None:
     )
 
 
+class Replacements:
+    """How many ranks may still be started again one by one, over all attempts, and whether they were admitted."""
+
+    def __init__(self, most: int, is_member: Callable[[int], bool]) -> None:
+        """``is_member(number)`` tells whether the other ranks have admitted the one of that number."""
+        self.most = most
+        self.is_member = is_member
+        self._taken = 0
+
+    def take(self) -> int | None:
+        """The number of another one; None if there were as many as there may be."""
+        if self._taken == self.most:
+            return None
+        self._taken += 1
+        return self._taken
+
+
 class Attempt:
     """Follows the ranks that the agents have been told to start; `run` returns when all have ended."""
 
-    def __init__(self, agents: Agents, output: Output, stdin: Input | None, min_ranks: int) -> None:
+    def __init__(
+        self, agents: Agents, output: Output, stdin: Input | None, min_ranks: int, replacements: Replacements
+    ) -> None:
         """``stdin`` is what rank 0 reads if it runs on another host; ``min_ranks`` go on without those that fail."""
         self._agents = agents
         self._output = output
@@ -65,6 +84,9 @@ class Attempt:
         self._interrupted = False
         self._min_ranks = min_ranks
         self._failed: set[int] = set()
+        self._replacements = replacements
+        self._replaced: dict[int, int] = {}
+        """The number of the replacement of each rank that was started again."""
         self._has_failed = False
         self._failures: list[Failure] = []
         self._judged = False
@@ -102,7 +124,8 @@ class Attempt:
             self._over.set()
 
     def signal(self, number: int, without: Collection[int] = ()) -> None:
-        self._tell("signal", number=number, without=list(without))
+        # Whoever was started again is not at the terminal, and gets no signal from there.
+        self._tell("signal", number=number, without=[rank for rank in without if rank not in self._replaced])
 
     def _tell(self, kind: str, **fields: object) -> None:
         for _, agent in self._agents:
@@ -157,6 +180,8 @@ class Attempt:
                 what = f"rank {rank} on host {self._host[rank]} failed: {describe_exit(code)}, after {seconds:.1f} s"
                 self._fail(Failure(what, shell_code(code), rank, message["blames"]), [rank])
             self._end({rank})
+            if code != 0 and not self._over.is_set():
+                self._replace(rank)
         else:
             raise ValueError(f"an agent sent {message}")
 
@@ -167,11 +192,32 @@ class Attempt:
         self._end(placement.ranks)
         return failure
 
+    def _replace(self, rank: int) -> None:
+        number = self._replacements.take()
+        if number is not None:
+            agent = next(agent for placement, agent in self._agents if rank in placement.ranks)
+            agent.send("replace", rank=rank, number=number)
+            self._running.add(rank)
+            self._replaced[rank] = number
+            self._output.note(f"rank {rank} is started again, replacement {number} of {self._replacements.most}")
+
+    def _is_back(self, rank: int) -> bool:
+        """Whether it was started again and admitted by the others."""
+        return rank in self._replaced and self._replacements.is_member(self._replaced[rank])
+
+    def _waits(self, rank: int) -> bool:
+        """Whether it was started again and is no member yet."""
+        return rank in self._replaced and not self._replacements.is_member(self._replaced[rank])
+
     def _fail(self, failure: Failure, ranks: Collection[int]) -> None:
+        if failure.rank is not None and self._waits(failure.rank):
+            if not self._judged and not self._interrupted:
+                self._output.note(f"{failure.what}; the others had not admitted it")
+            return
         if not self._judged and not self._interrupted:
             self._failures.append(failure)
             self._failed.update(ranks)
-            left = len(self._host) - len(self._failed)
+            left = len(self._host) - sum(rank in ranks or not self._is_back(rank) for rank in self._failed)
             if left >= self._min_ranks and not self._has_failed:
                 self._output.note(f"{failure.what}; the job may go on with {left} of {len(self._host)} ranks")
                 return
@@ -180,6 +226,7 @@ class Attempt:
 
     def _end(self, ranks: Collection[int]) -> None:
         self._running.difference_update(ranks)
-        if not self._running:
+        if all(self._waits(rank) for rank in self._running):  # for whom, with nobody else there?
             self._over.set()
+        if not self._running:
             self._ended.set()

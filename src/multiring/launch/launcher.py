@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multiring import env
-from multiring.launch.attempt import Agents, Attempt, Failure
+from multiring import admission, env
+from multiring.launch.attempt import Agents, Attempt, Failure, Replacements
 from multiring.launch.connection import gather
 from multiring.launch.forked import ForkedAgent
 from multiring.launch.join import JoinedAgent
@@ -39,6 +39,8 @@ class Job:
     verbose: bool = False
     min_ranks: int | None = None
     """So many go on when others fail; None: all ranks are needed."""
+    max_replacements: int = 0
+    """So many ranks that fail while others go on are started again, one by one, over all restarts."""
     summary: bool = True
     """Whether it ends with three lines about what the ranks did."""
 
@@ -112,6 +114,7 @@ class Launcher:
         job = secrets.token_hex(8)
         bind = ("127.0.0.1",) if self._is_local else ()
         server = Server(secret, job=job, bind=bind, ports=settings.ports, interface=settings.interface)
+        replacements = Replacements(self._job.max_replacements, lambda number: admission.is_member(server, job, number))
         try:
             for restart in range(self._job.max_restarts + 1):
                 address, port = await self._reserve_port()
@@ -124,8 +127,10 @@ class Launcher:
                     "MULTIRING_JOB": job,
                     "MULTIRING_GENERATION": restart,
                     "MULTIRING_RESTART": restart,
+                    "MULTIRING_REPLACEMENT": 0,
                 }
-                attempt = await self._run_once(secret, {name: str(value) for name, value in variables.items()})
+                texts = {name: str(value) for name, value in variables.items()}
+                attempt = await self._run_once(secret, texts, replacements)
                 failure = attempt.failure
                 self._accounts = attempt.accounts
                 if failure is None or attempt.agent_lost or self._interrupted or restart == self._job.max_restarts:
@@ -158,7 +163,7 @@ class Launcher:
         )
         return (addresses or [self._first.host])[0], port
 
-    async def _run_once(self, secret: bytes, variables: dict[str, str]) -> Attempt:
+    async def _run_once(self, secret: bytes, variables: dict[str, str], replacements: Replacements) -> Attempt:
         terminal = Terminal.of_this_process()
         for _, agent in self._agents:
             # A socket can be listened to: whoever joined through it has the given secret already.
@@ -167,7 +172,7 @@ class Launcher:
         if not isinstance(self._first, ForkedAgent) and self._stdin is None:
             self._stdin = Input(lambda data: self._first.send("input", text=to_text(data)))
         self._attempt = attempt = Attempt(
-            self._agents, self._output, self._stdin, self._job.min_ranks or self._world_size
+            self._agents, self._output, self._stdin, self._job.min_ranks or self._world_size, replacements
         )
         await attempt.run()
         self._attempt = None
