@@ -64,11 +64,17 @@ def test_state_comes_from_the_survivor_that_is_named() -> None:
     assert survivors[0].value == survivors[1].value == [4.0] * 3
 
 
-def test_the_example_loses_a_rank_and_no_accuracy(tmp_path: Path) -> None:
-    words = ["-m", "multiring", "run", "-n", "3", "--min-ranks", "2", str(ROOT / "examples/surviving_digits.py")]
+@pytest.mark.parametrize(
+    ("options", "wait", "ranks"), [((), 0, 2), (("--max-replacements", "1"), 60, 3)], ids=["lost", "replaced"]
+)
+def test_the_example_loses_a_rank_and_no_accuracy(
+    options: tuple[str, ...], wait: int, ranks: int, tmp_path: Path
+) -> None:
+    example = str(ROOT / "examples/surviving_digits.py")
+    words = ["-m", "multiring", "run", "-n", "3", "--min-ranks", "2", *options, example]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
-        [sys.executable, *words, "--kill", "30"],
+        [sys.executable, *words, "--kill", "30", "--wait", str(wait)],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -79,6 +85,6 @@ def test_the_example_loses_a_rank_and_no_accuracy(tmp_path: Path) -> None:
     assert "rank 2 on host" in done.stderr
     assert "the job may go on with 2 of 3 ranks" in done.stderr
     assert re.search(r"ranks \(0, 1\) go on near step (29|30) of 132", done.stdout), done.stdout
-    found = re.search(r"Test accuracy ([\d.]+)% with 2 ranks", done.stdout)
+    found = re.search(rf"Test accuracy ([\d.]+)% with {ranks} ranks", done.stdout)
     assert found, done.stdout
     assert float(found[1]) > 93

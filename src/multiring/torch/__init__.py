@@ -9,7 +9,7 @@ from multiring.torch.hooks import Weighted, comm_hook
 from multiring.torch.lars import use_lars
 from multiring.torch.optimizer import DistributedOptimizer
 from multiring.torch.options import Options
-from multiring.torch.start import init, shrink
+from multiring.torch.start import grow, init, shrink
 
 __all__ = [
     "DistributedOptimizer",
@@ -19,6 +19,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "comm_hook",
+    "grow",
     "init",
     "shrink",
     "sync_state",

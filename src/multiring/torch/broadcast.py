@@ -61,15 +61,18 @@ def broadcast_optimizer_state(
 def sync_state(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
-    root: int = 0,
+    root: int | None = None,
     *,
     group: Communicator | None = None,
 ) -> None:
     """Copy the state of rank ``root``'s model, buffers included, and of its optimizer to those of all others.
 
-    After `shrink` some ranks may have taken a step that others have not: then all continue from the same one.
-    ValueError on all ranks if names, types or shapes differ.
+    After `shrink` some ranks may have taken a step that others have not: then all continue from the same one. After
+    `grow` newcomers have none: the root is `multiring.oldest`, unless given. ValueError on all ranks if names, types
+    or shapes differ.
     """
+    if root is None:
+        root = (multiring.init() if group is None else group).oldest
     broadcast_parameters(model.state_dict(), root, group=group)
     if optimizer is not None:
         broadcast_optimizer_state(optimizer, root, group=group)

@@ -22,8 +22,8 @@ CONNECT_SECONDS = 5.0
 def init(**settings: Any) -> None:
     """``init_process_group("multiring")`` under any launcher that `multiring.init` understands; alone, a world of one.
 
-    torch itself needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which mpirun and srun do not set. ``settings`` are
-    those of `multiring.init`.
+    torch itself needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. mpirun and srun do not set them, nor does
+    `multiring run` for a rank that the others are to admit by `grow`. ``settings`` are those of `multiring.init`.
     """
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         dist.init_process_group("multiring", pg_options=Options(**settings))
@@ -39,6 +39,18 @@ def shrink(timeout: float | None = None) -> Agreement:
     agreement = multiring.shrink(timeout)
     dist.destroy_process_group()
     _over(multiring.init())
+    return agreement
+
+
+def grow(timeout: float | None = None) -> Agreement | None:
+    """`multiring.grow`, and torch's default process group made anew if somebody was admitted.
+
+    A newcomer calls `init`. What is to be made again is as for `shrink`; then `sync_state`, by all.
+    """
+    agreement = multiring.grow(timeout)
+    if agreement is not None:
+        dist.destroy_process_group()
+        _over(multiring.init())
     return agreement
 
 
