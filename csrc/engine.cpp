@@ -231,7 +231,8 @@ void Engine::choose_patience() {
 // ---- communicators and schedules ----------------------------------------------------------------------------------
 
 void Engine::add_communicator(std::uint32_t id, std::vector<int> members) {
-    check_usable();
+    check_owned();  // an engine that has failed already says so in the calls, as on communicators that it had
+    if (closed_.load(std::memory_order_acquire)) throw_shut_down();
     machine_->add_communicator(id, std::move(members));
 }
 

@@ -411,6 +411,20 @@ def test_ranks_that_wait_for_each_other_in_different_calls_are_a_mismatch():
             assert f"all_reduce number 0 of communicator {number} for rank {1 - number}" in str(error)
 
 
+def test_a_communicator_that_is_made_after_the_failure_raises_it_in_its_calls():
+    plan = all_reduce_plan(2, "direct")
+    with world(2) as ranks:
+        engine = ranks[0].engine
+        engine.fail("PeerLost", 1, "rank 1 is gone")
+        engine.communicator(9, [0, 1])
+        assert engine.completed(9) == 0
+        with pytest.raises(PeerLost, match="rank 1 is gone"):
+            ranks[0].run(plan, np.zeros(10), communicator=9)
+        engine.shutdown()
+        with pytest.raises(MultiringError, match="shut down"):
+            engine.communicator(10, [0, 1])
+
+
 def test_threads_that_hold_the_interpreter_are_not_silent(caplog):
     """A rank computes for long in one call, with the GIL: its progress thread beats all the same."""
     with world(2, heartbeat_timeout=1) as ranks:
