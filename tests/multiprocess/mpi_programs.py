@@ -69,5 +69,9 @@ def fail(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if communicator.rank == 1 and how == "leave":
         sys.exit()
-    communicator.all_reduce(x[:10] if communicator.rank == 1 and how == "differ" else x)
-    communicator.all_reduce(x)
+    try:
+        communicator.all_reduce(x[:10] if communicator.rank == 1 and how == "differ" else x)
+        communicator.all_reduce(x)
+    except mr.MultiringError as error:
+        print(type(error).__name__, error.rank, error.host, error.collective, error.number, file=sys.stderr)
+        raise

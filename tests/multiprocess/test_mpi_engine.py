@@ -50,6 +50,7 @@ def test_torch() -> None:
         ("kill", "rank 1 (host {host}) was lost: its process has ended"),
         ("leave", "PeerLost: rank 1 (host {host}) has left the job, and all_reduce(count=100, "),
         ("differ", "all_reduce(count=10, dtype=float64, op=sum, plan="),
+        ("differ", "{host} all_reduce 1\n"),
     ],
 )
 def test_a_failure_ends_the_job_with_a_line_that_names_the_rank(how: str, said: str) -> None:

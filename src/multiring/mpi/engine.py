@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from multiring import env
+from multiring import env, errors
 from multiring._native import ANY_SOURCE, COLLECTIVES, OPS
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
 from multiring.mpi.channel import Channel, largest_tag
@@ -335,7 +335,7 @@ class Engine:
                     return True
                 return self._advance()
             except MultiringError as error:
-                self.fail(type(error).__name__, error.rank, str(error))
+                self._fail(error)
             except MPI.Exception as error:
                 self.fail("PeerLost", -1, f"MPI on {self._name(self._rank)} says: {error}")
             return True
@@ -390,9 +390,15 @@ class Engine:
     # --- failure and leaving ---
 
     def fail(self, kind: str, rank: int, message: str) -> None:
+        self._fail(getattr(errors, kind)(message, rank=rank))
+
+    def _fail(self, error: MultiringError) -> None:
         with self._lock:
             if self._failure is None:
-                failure = Failure(kind, rank, message)
+                host = self._hosts[error.rank] if error.rank >= 0 else ""
+                failure = Failure(
+                    type(error).__name__, str(error), error.rank, host, error.collective, error.number, error.seconds
+                )
                 self._give_up(failure)
                 with contextlib.suppress(MPI.Exception):  # then it is MPI that has failed, and ends the job itself
                     self._notices.fail(failure)

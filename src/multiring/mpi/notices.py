@@ -15,14 +15,19 @@ _FAILURE, _FAREWELL = 1, 2
 
 
 class Failure(NamedTuple):
-    """An error as it travels: the name of its class, the rank to blame, the message."""
+    """An error as it travels: the name of its class, the message, and what MultiringError keeps beside it."""
 
     kind: str
-    rank: int
     message: str
+    rank: int
+    host: str
+    collective: str = ""
+    number: int = -1
+    seconds: float = 0.0
 
     def error(self) -> MultiringError:
-        made: MultiringError = getattr(errors, self.kind)(self.message, rank=self.rank)
+        kind, message, *kept = self
+        made: MultiringError = getattr(errors, kind)(message, **dict(zip(self._fields[2:], kept, strict=True)))
         return made
 
 
