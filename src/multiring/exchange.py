@@ -19,6 +19,9 @@ Record = dict[str, Any]
 NOTICE_SECONDS = 10.0
 """After this long the missing ranks are named, then at doubling intervals."""
 
+LOOK_SECONDS = 1.0
+"""How often rank 0 looks whether somebody has failed, and how long it waits then for others to say why they have."""
+
 GRACE_SECONDS = 5.0
 """How much longer than rank 0 the others wait, so that its report of who is missing reaches them."""
 
@@ -29,7 +32,8 @@ class Exchange:
     """Rounds in which every rank publishes a record and receives those of all.
 
     Rank 0 gathers, judges and publishes the result, so a round is two operations a rank. If a rank is missing, or
-    reports an error in place of its record, or the records do not fit together, every rank raises the same error.
+    reports an error in place of its record, or the records do not fit together, every rank raises the same error: of
+    several that failed that of the one because of which the others did.
     """
 
     def __init__(self, store: Store, prefix: str, rank: int, world_size: int, timeout: float) -> None:
@@ -40,6 +44,7 @@ class Exchange:
         self._timeout = timeout
         self.deadline = time.monotonic() + timeout
         """When every round must be over, in monotonic seconds."""
+        self._failed: tuple[str, Record] | None = None
 
     def round(
         self, name: str, record: Record, judge: Callable[[list[Record]], Record] = lambda records: {}
@@ -64,14 +69,36 @@ class Exchange:
         try:
             yield
         except BaseException as error:
-            self._fail(name, error)
+            told = f"rank {self._rank} failed to join: {error or type(error).__name__}"
+            blamed = error.rank if isinstance(error, MultiringError) and error.rank >= 0 else self._rank
+            self._failed = name, {"error": told, "rank": blamed, "by": self._rank}
+            self._publish(name, self._rank, self._failed[1])
             raise
 
-    def _fail(self, name: str, error: BaseException) -> None:
-        record = {"error": f"rank {self._rank} failed to join: {error or type(error).__name__}", "rank": self._rank}
-        self._publish(name, self._rank, record)
-        if self._rank == 0:
-            self._publish(name, "all", record)
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """Around all rounds, and what this rank shares with others in them: what it fails of because another one has
+        failed becomes what all ranks raise."""
+        try:
+            yield
+        except BaseException:
+            told = self._settled() if self._failed is not None else None
+            if told is None or self._rank in (told["by"], told["rank"]):
+                raise
+            raise RendezvousError(told["error"], rank=told["rank"]) from None
+
+    def _settled(self) -> Record | None:
+        """The failure because of which all fail; None if this rank cannot learn it."""
+        assert self._failed is not None
+        name, own = self._failed
+        is_cause = own["rank"] == self._rank
+        with contextlib.suppress(MultiringError, TimeoutError):
+            if self._rank == 0:
+                told = own if is_cause else self._conclude(name, lambda records: {})
+                self._publish(name, "all", told)
+                return told
+            return own if is_cause else self._read(name, "all", 2 * LOOK_SECONDS + GRACE_SECONDS)
+        return None
 
     def _publish(self, name: str, who: int | str, record: Record) -> None:
         self._store.set(f"{self._prefix}/{name}/{who}", zlib.compress(json.dumps(record).encode()))
@@ -84,48 +111,59 @@ class Exchange:
         try:
             records = self._gather(name)
             failed = [record for record in records if "error" in record]
-            return failed[0] if failed else {"records": records, "verdict": judge(records)}
+            return _cause(failed) if failed else {"records": records, "verdict": judge(records)}
         except MultiringError as error:
-            return {"error": str(error), "rank": error.rank}
+            return {"error": str(error), "rank": error.rank, "by": 0}
 
     def _conclusion(self, name: str) -> Record:
         try:
             return self._read(name, "all", self._remaining() + GRACE_SECONDS)
         except TimeoutError:
             arrived, missing = self._roll(name)
-            late = _late(missing, arrived) if missing else "rank 0 did not answer"
+            late = _late(missing, list(arrived)) if missing else "rank 0 did not answer"
             raise RendezvousError(f"{late}, within {self._timeout:g} s", rank=(missing or [0])[0]) from None
 
     def _gather(self, name: str) -> list[Record]:
+        """The records of all ranks; once one of them tells of an error, those that are there a moment later."""
         records: list[Record] = []
-        patience = NOTICE_SECONDS
+        began, patience = time.monotonic(), NOTICE_SECONDS
         while len(records) < self._world_size:
             try:
-                records.append(self._read(name, len(records), min(patience, self._remaining())))
+                records.append(self._read(name, len(records), min(LOOK_SECONDS, self._remaining())))
             except TimeoutError:
                 arrived, missing = self._roll(name)
+                if any("error" in record for record in arrived.values()):
+                    time.sleep(LOOK_SECONDS)
+                    return list(self._roll(name)[0].values())
                 if missing and self._remaining() <= 0:
-                    late = f"{_late(missing, arrived)}, within {self._timeout:g} s"
+                    late = f"{_late(missing, list(arrived))}, within {self._timeout:g} s"
                     raise RendezvousError(late, rank=missing[0]) from None
-                if missing:
-                    _log.warning("%s yet", _late(missing, arrived))
+                if missing and time.monotonic() - began >= patience:
+                    _log.warning("%s yet", _late(missing, list(arrived)))
                     patience *= 2
         return records
 
-    def _roll(self, name: str) -> tuple[list[int], list[int]]:
-        """Who has arrived in a round, and who is missing."""
-        arrived: list[int] = []
+    def _roll(self, name: str) -> tuple[dict[int, Record], list[int]]:
+        """The records of those who have arrived in a round, and who is missing."""
+        arrived: dict[int, Record] = {}
         missing: list[int] = []
         for rank in range(self._world_size):
             try:
-                self._read(name, rank, 0.0)
-                arrived.append(rank)
+                arrived[rank] = self._read(name, rank, 0.0)
             except TimeoutError:
                 missing.append(rank)
         return arrived, missing
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
+
+
+def _cause(failed: Sequence[Record]) -> Record:
+    """Of those that failed who blames nobody else, or else somebody who could not even report."""
+    reported = {record["by"] for record in failed}
+    own = [record for record in failed if record["rank"] == record["by"]]
+    silent = [record for record in failed if record["rank"] not in reported]
+    return (own or silent or failed)[0]
 
 
 def _late(missing: list[int], arrived: list[int]) -> str:

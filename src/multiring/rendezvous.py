@@ -145,13 +145,14 @@ def join(place: Place, settings: env.Settings) -> World:
         return _alone(place, settings, _topology_text(settings))
     prefix = f"multiring/{place.job}/{place.generation}/{place.restart}"
     _joins[prefix] += 1
-    with _blaming(place.rank), place.meet(settings) as meeting, contextlib.ExitStack() as undo:
+    with _blaming(place.rank), place.meet(settings) as meeting:
         key = f"{prefix}/{_joins[prefix]}"
         exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
-        world = _join(place, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
-        _check_strategy(strategy, world.topology)
-        undo.pop_all()
-        return world
+        with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
+            world = _join(place, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
+            _check_strategy(strategy, world.topology)
+            undo.pop_all()
+            return world
 
 
 def join_beside(

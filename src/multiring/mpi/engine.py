@@ -439,7 +439,7 @@ class Engine:
             time.sleep(SHORTEST_SLEEP)
         with self._lock:
             if self._active:
-                self._give_up(Failure("MultiringError", -1, f"{self._name(self._rank)} leaves the job"))
+                self._give_up(Failure("MultiringError", f"{self._name(self._rank)} leaves the job"))
             self._closing = True
             self._neighbours.close()
             self._busy.set()
@@ -453,9 +453,8 @@ class Engine:
         if self._failure is None or os.getpid() != self._process:
             return
         sys.stdout.flush()
-        kind, _, message = self._failure
-        own = self._name(self._rank)
-        print(f"multiring: {own} ends the job: {kind}: {message}", file=sys.stderr, flush=True)
+        own, failure = self._name(self._rank), self._failure
+        print(f"multiring: {own} ends the job: {failure.kind}: {failure.message}", file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)
 
     def _name(self, rank: int) -> str:

@@ -19,8 +19,8 @@ class Failure(NamedTuple):
 
     kind: str
     message: str
-    rank: int
-    host: str
+    rank: int = -1
+    host: str = ""
     collective: str = ""
     number: int = -1
     seconds: float = 0.0

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from multiring.errors import RendezvousError
+from multiring.errors import RendezvousError, ResourceError
 from multiring.net import auth
 
 BACKLOG = 4096
@@ -153,7 +153,7 @@ def _exchange(engine: LocalEngine, sock: socket.socket, peer: int) -> None:
     if len(descriptors) != 2:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise auth.Refused("its memory did not arrive: out of descriptors (see ulimit -n)?")
+        raise ResourceError(f"the memory of rank {peer} did not arrive: out of descriptors (raise ulimit -n)")
     memory, doorbell = descriptors
     sock.setblocking(False)
     engine.attach_local(peer, memory, doorbell, sock.detach())

@@ -1,0 +1,90 @@
+"""Of several ranks that fail, all learn which one the others failed of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from multiring.errors import MultiringError, PeerLost, RendezvousError, ResourceError
+from multiring.exchange import Exchange
+from multiring.store import Client, Server
+
+SECRET = b"the secret of a test's job"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server(SECRET, job="test", bind=["127.0.0.1"])
+    yield server
+    server.close()
+
+
+def _outcomes(server: Server, size: int, failures: Mapping[int, MultiringError | None]) -> dict[int, BaseException]:
+    """What each rank raises when those of ``failures`` fail with that, the silent ones (None) not at all."""
+
+    def take_part(rank: int) -> None:
+        store = Client([("127.0.0.1", server.port)], SECRET, job="test")
+        exchange = Exchange(store, "test", rank, size, 30)
+        try:
+            with exchange.settling():
+                with exchange.reporting("prove"):
+                    if rank in failures:
+                        time.sleep(0.1 * rank)
+                        error = failures[rank]
+                        assert error is not None
+                        raise error
+                exchange.round("prove", {})
+        finally:
+            store.close()
+
+    taking_part = [rank for rank in range(size) if failures.get(rank, 0) is not None]
+    with ThreadPoolExecutor(size) as pool:
+        futures = {rank: pool.submit(take_part, rank) for rank in taking_part}
+        found = {rank: future.exception(20) for rank, future in futures.items()}
+    assert None not in found.values()
+    return {rank: error for rank, error in found.items() if error is not None}
+
+
+@pytest.mark.parametrize("zero_is_struck", [False, True])
+def test_the_cause_and_not_its_consequences(server: Server, zero_is_struck: bool) -> None:
+    failures: dict[int, MultiringError | None] = {
+        1: RendezvousError("rank 2 has ended before it was attached", rank=2),
+        2: PeerLost("rank 3 closed its connection", rank=3),
+        3: ResourceError("out of shared memory"),
+    }
+    if zero_is_struck:
+        failures[0] = PeerLost("rank 1 closed its connection", rank=1)
+    errors = _outcomes(server, 5, failures)
+    assert isinstance(errors[3], ResourceError)
+    for rank in (0, 1, 2, 4):
+        error = errors[rank]
+        assert isinstance(error, RendezvousError)
+        assert (str(error), error.rank) == ("rank 3 failed to join: out of shared memory", 3)
+
+
+def test_a_rank_that_could_not_even_report(server: Server) -> None:
+    began = time.monotonic()
+    errors = _outcomes(
+        server,
+        4,
+        {
+            1: RendezvousError("rank 2 has ended before it was attached", rank=2),
+            2: PeerLost("rank 3 closed its connection", rank=3),
+            3: None,
+        },
+    )
+    assert time.monotonic() - began < 15  # not the 30 s that ranks may take to come
+    for rank in (0, 1):
+        error = errors[rank]
+        assert isinstance(error, RendezvousError)
+        assert (str(error), error.rank) == ("rank 2 failed to join: rank 3 closed its connection", 3)
+    assert isinstance(errors[2], PeerLost)  # its own words
+
+
+def test_rank_zero_is_the_cause(server: Server) -> None:
+    errors = _outcomes(server, 3, {0: ResourceError("out of shared memory"), 1: PeerLost("rank 0 is lost", rank=0)})
+    assert isinstance(errors[0], ResourceError)
+    assert [str(errors[rank]) for rank in (1, 2)] == ["rank 0 failed to join: out of shared memory"] * 2
