@@ -110,15 +110,57 @@ void Engine::beat() {
     report_lateness();
 }
 
+// What a notice says. Who hears of the missed rank all the same, and that rank itself, know better: it lives, and the
+// one that misses it does not hear.
+Failure Engine::told_by(const Notice& notice) const {
+    const int deaf = notice.missed_by;
+    if (deaf < 0 || deaf >= options_.world_size || deaf == options_.rank || !liveness_.hears(notice.rank))
+        return {notice.kind, notice.rank, host(notice.rank), "", -1, notice.text, notice.seconds, deaf};
+    return {ErrorKind::peer_lost,
+            deaf,
+            host(deaf),
+            "",
+            -1,
+            rank_name(deaf) + " has not heard of " + rank_name(notice.rank) + " for " + seconds_text(notice.seconds) +
+                ", which lives: nothing reaches its host",
+            notice.seconds};
+}
+
+// Who hears of no other host any more is cut off itself, rather than that all of them are lost at once.
+Failure Engine::silence_of(int rank, double silent) const {
+    const auto edges = control_->edges();
+    const auto statuses = liveness_.statuses();
+    const bool is_cut_off = edges.size() > 1 && std::find(edges.begin(), edges.end(), rank) != edges.end() &&
+                            std::all_of(edges.begin(), edges.end(), [&](int edge) {
+                                return 2 * statuses[static_cast<std::size_t>(edge)].silent >= liveness_.timeout();
+                            });
+    const int own = options_.rank;
+    if (is_cut_off)
+        return {
+            ErrorKind::peer_lost,
+            own,
+            host(own),
+            "",
+            -1,
+            rank_name(own) + " has heard of no other host for " + seconds_text(silent) + ": its own host is cut off",
+            silent};
+    return {ErrorKind::peer_lost,
+            rank,
+            host(rank),
+            "",
+            -1,
+            rank_name(rank) + " has not been heard of for " + seconds_text(silent) +
+                ": its process is stopped, or its host is down or cannot be reached",
+            silent,
+            own};
+}
+
 void Engine::check_silence() {
     const auto statuses = liveness_.statuses();
     for (int rank = 0; rank < options_.world_size; ++rank) {
         const double silent = statuses[static_cast<std::size_t>(rank)].silent;
         if (liveness_.is_direct(rank) && silent >= liveness_.timeout()) {
-            fail({ErrorKind::peer_lost, rank, host(rank), "", -1,
-                  rank_name(rank) + " has not been heard of for " + seconds_text(silent) +
-                      ": its process is stopped, or its host is down or cannot be reached",
-                  silent});
+            fail(silence_of(rank, silent));
             fail_works();
             return;
         }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 namespace multiring {
 namespace nb = nanobind;
@@ -171,7 +172,17 @@ std::string device_name(int type, int id) {
     throw nb::type_error((name_of_type(x) + " cannot be read: " + reason).c_str());
 }
 
+// torch hands over the memory of such views as it is, though it holds other numbers than they show.
+void refuse_lazy_view(nb::handle x) {
+    for (const auto& [is, resolve] : {std::pair("is_conj", "resolve_conj"), std::pair("is_neg", "resolve_neg")})
+        if (nb::hasattr(x, resolve) && nb::cast<bool>(nb::object(x.attr(is)())))
+            throw nb::value_error((name_of_type(x) + " is a view whose memory holds other numbers than it shows (" +
+                                   is + "): hand over x." + resolve + "()")
+                                      .c_str());
+}
+
 Description describe_dlpack(nb::handle x) {
+    refuse_lazy_view(x);
     nb::ndarray<nb::ro> array;
     if (!nb::try_cast(x, array, false)) refuse_dlpack(x);
     Description d;

@@ -514,8 +514,9 @@ std::optional<Failure> Engine::ask(const std::shared_ptr<Work>& work) {
 // ---- failure ------------------------------------------------------------------------------------------------------
 
 void Engine::fail(Failure failure) {
-    const Notice notice{-1, failure.kind, failure.rank, failure.message.substr(0, Notice::longest_text),
-                        failure.seconds};
+    const Notice notice{
+        -1,    failure.kind,     failure.rank, failure.message.substr(0, Notice::longest_text), failure.seconds,
+        false, failure.missed_by};
     std::vector<std::shared_ptr<Letterbox>> in_process;
     {
         const std::lock_guard lock(mutex_);

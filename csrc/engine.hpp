@@ -191,6 +191,8 @@ class Engine final : public Surroundings {
     void beat();
     void publish_status();
     void check_silence();
+    Failure silence_of(int rank, double silent) const;
+    Failure told_by(const Notice& notice) const;
     void report_lateness();
     void report(std::string line);
     static double age_of(const Call& call);  // seconds

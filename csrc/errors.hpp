@@ -26,6 +26,7 @@ struct Failure {
     std::int64_t number = -1;
     std::string message;
     double seconds = 0;  // that the culprit was waited for
+    int missed_by = -1;  // the rank that has not heard of the culprit, if it is that
 };
 
 class EngineError : public std::runtime_error {

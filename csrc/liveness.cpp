@@ -66,6 +66,7 @@ void Liveness::look(std::span<const LocalLink* const> local, std::span<const int
                     const std::vector<bool>& departed, bool all) {
     const auto now = Clock::now();
     const auto elapsed = std::chrono::duration<float>(std::min(now - last_look_, 2 * interval_)).count();
+    if (was_away(now)) came_back_ = now;
     last_look_ = now;
     for (const LocalLink* link : local) {
         const auto rank = static_cast<std::size_t>(link->peer);
@@ -104,6 +105,14 @@ void Liveness::forget_the_old(float elapsed) {
         statuses_[rank].silent = silent;
         via_[rank] = nobody;
     }
+}
+
+bool Liveness::hears(int rank) const {
+    const auto now = Clock::now();
+    if (was_away(now) || now - came_back_ < seconds(timeout_)) return false;
+    const auto index = static_cast<std::size_t>(rank);
+    if (index >= statuses_.size()) return false;
+    return index == self_ || ((direct_[index] || via_[index] != nobody) && !is_quiet(rank));
 }
 
 bool Liveness::is_trouble() const {

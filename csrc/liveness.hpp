@@ -40,6 +40,8 @@ class Liveness {
     std::span<const Status> statuses() const { return statuses_; }  // by rank
     bool is_quiet(int rank) const { return at(rank).silent >= quiet_seconds(); }
     bool is_direct(int rank) const { return direct_[static_cast<std::size_t>(rank)]; }
+    // Whether a rank is known to live: it was heard of lately, by us or by who told us, and we have not been away.
+    bool hears(int rank) const;
     bool is_trouble() const;  // somebody waits or is quiet: statuses are worth passing on
     // What to pass on over an edge, cut into pieces of at most `most_bytes`: all that did not come over it.
     std::vector<std::vector<std::byte>> to_pass_on(int edge, std::size_t most_bytes) const;
@@ -52,11 +54,13 @@ class Liveness {
     const Status& at(int rank) const { return statuses_[static_cast<std::size_t>(rank)]; }
     void count_silence(std::size_t rank, std::uint64_t heard, float elapsed, bool has_left);
     void forget_the_old(float elapsed);
+    bool was_away(Clock::time_point now) const { return now - last_look_ >= seconds(quiet_seconds()); }
 
     const std::size_t self_;
     const double timeout_;
     const Clock::duration interval_;
     Clock::time_point last_look_;
+    Clock::time_point came_back_;  // after the last time that we were away: stopped, or starved
     std::vector<Status> statuses_;
     std::vector<std::uint64_t> heard_;  // beats over an edge
     std::vector<std::uint64_t> seen_;   // beats, or what was heard, at the last look

@@ -44,7 +44,7 @@ Arena::Arena(std::size_t bytes, bool in_process, int rank, int world_size, std::
     std::size_t wanted = round_up(std::max(std::min(bytes == 0 ? memory : bytes, memory), fixed + page), page);
     if (wanted < bytes) remedy_ = "the machine has no more";
     if (!in_process && within_file_size_limit(wanted) < wanted) {
-        wanted = within_file_size_limit(wanted);
+        wanted = std::max(within_file_size_limit(wanted), page);
         remedy_ = "a limit of file sizes (ulimit -f) cuts it: raise that";
     }
     const std::size_t asked = wanted;
@@ -66,7 +66,8 @@ Arena::Arena(std::size_t bytes, bool in_process, int rank, int world_size, std::
             const int error = errno;
             if (fd_ >= 0) close(fd_);
             throw_resource_error(
-                system_message("cannot reserve " + std::to_string(wanted) + " bytes of shared memory", error));
+                system_message("cannot reserve " + std::to_string(wanted) + " bytes of shared memory", error) +
+                (remedy_.empty() ? "" : ": " + remedy_));
         }
     }
     size_ = wanted;

@@ -20,6 +20,7 @@ struct Notice {
     std::string text;
     double seconds = 0;     // that the culprit was waited for
     bool farewell = false;  // no failure: `rank` leaves on purpose
+    int missed_by = -1;     // the rank that has not heard of the culprit, if it is that
 };
 
 // The frame that comes before the text.
@@ -31,6 +32,7 @@ inline Frame frame_of(const Notice& notice, std::uint16_t generation) {
     frame.root = static_cast<std::uint32_t>(notice.rank);
     frame.count = static_cast<std::uint64_t>(1e3 * notice.seconds);
     frame.bytes = static_cast<std::uint32_t>(notice.text.size());
+    frame.segment = static_cast<std::uint32_t>(notice.missed_by + 1);
     return frame;
 }
 
@@ -40,9 +42,13 @@ inline bool is_notice(const Frame& frame) {
 }
 
 inline Notice notice_of(const Frame& frame, std::span<const std::byte> text, int from) {
-    return {from, static_cast<ErrorKind>(frame.token), static_cast<int>(frame.root),
+    return {from,
+            static_cast<ErrorKind>(frame.token),
+            static_cast<int>(frame.root),
             std::string(reinterpret_cast<const char*>(text.data()), text.size()),
-            1e-3 * static_cast<double>(frame.count)};
+            1e-3 * static_cast<double>(frame.count),
+            false,
+            static_cast<int>(frame.segment) - 1};
 }
 
 }  // namespace multiring

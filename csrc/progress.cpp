@@ -78,7 +78,7 @@ void Engine::take_inbox() {
         question->answered.set();
     }
     for (const Notice& notice : notices)
-        if (!notice.farewell) fail({notice.kind, notice.rank, host(notice.rank), "", -1, notice.text, notice.seconds});
+        if (!notice.farewell) fail(told_by(notice));
 }
 
 bool Engine::advance_works() {

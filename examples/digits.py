@@ -148,7 +148,10 @@ def alone(net: nn.Module, batch: Images, steps: int, cores: set[int]) -> float:
 
 
 def time_steps(data: Images, args: argparse.Namespace) -> dict[str, float]:
-    """Median seconds of a step: the contestants take turns, so that each meets the same moods of the machine."""
+    """Median seconds of a step.
+
+    The contestants take turns, in one order and then in the other, so that each meets the same moods of the machine.
+    """
     batch = next(batches(data, args.batch, epoch=0))
     cores = host_cores()
     groups = {name: dist.group.WORLD if name == args.backend else dist.new_group(backend=name) for name in BACKENDS}
@@ -163,7 +166,8 @@ def time_steps(data: Images, args: argparse.Namespace) -> dict[str, float]:
         **{name: lambda net=net: seconds_per_step(net, part(batch), args.steps) for name, net in nets.items()},
         "no communication": unsynchronised,
     }
-    rounds = [{name: run() for name, run in contestants.items()} for _ in tqdm(range(5), "timing", disable=RANK != 0)]
+    orders = 3 * [list(contestants), list(reversed(contestants))]
+    rounds = [{name: contestants[name]() for name in order} for order in tqdm(orders, "timing", disable=RANK != 0)]
     return {name: statistics.median(seconds[name] for seconds in rounds) for name in contestants}
 
 
@@ -208,7 +212,7 @@ def report(net: nn.Module, data: Images, args: argparse.Namespace) -> int:
             print(f"\nPlan for the gradient of {gradient / 2**20:.2f} MiB\n{multiring.plan(gradient)}")
         share = 1 - seconds["no communication"] / seconds[args.backend]
         print(f"\nCommunication takes {max(share, 0):.0%} of a step; the rest of it is hidden behind the computation.")
-        print(f"\nOne step of {args.batch} images, median of 5 alternated rounds of {args.steps}")
+        print(f"\nOne step of {args.batch} images, median of 6 alternated rounds of {args.steps}")
         print(f"  one process, all cores   {seconds['one process'] * 1e3:7.1f} ms")
         for name in BACKENDS:
             print(f"  {WORLD_SIZE} ranks, {name:<16}  {seconds[name] * 1e3:7.1f} ms")

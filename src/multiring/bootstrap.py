@@ -330,8 +330,8 @@ def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not host or not port:
         raise RendezvousError(
-            f"{launcher} gives MASTER_ADDR={host} and MASTER_PORT={port}: set both (the host of rank 0, a free port "
-            "there) for all ranks, or start by `multiring run`"
+            f"{launcher} came with MASTER_ADDR={host} and MASTER_PORT={port}: set both (the host of rank 0, a free "
+            "port there) for all ranks, or start by `multiring run`"
         )
     number = _number(environ, "MASTER_PORT")
     if not 0 < number < 1 << 16:

@@ -219,9 +219,12 @@ async def _reach(addresses: Sequence[dial.Address], secret: bytes, hello: auth.H
             )
         except dial.Unreachable as error:
             if error.refused:
-                raise RendezvousError(f"the job's store cannot be used: {error}") from error
+                raise RendezvousError(f"the job's store cannot be used: {error}") from None
             if time.monotonic() > deadline:
-                raise RendezvousError(f"the job's store did not answer within {timeout:g} s: {error}") from error
+                raise RendezvousError(
+                    f"the job's store did not answer within {timeout:g} s: {error}; is what serves it (rank 0, or the "
+                    "launcher) running there, and does a firewall let this host reach it?"
+                ) from None
         await asyncio.sleep(RETRY_SECONDS)
 
 

@@ -52,6 +52,12 @@ def test_across_hosts(fault: Fault, spread: World, tmp_path: Path) -> None:
     hurt(fault, spread, "medium", 3, tmp_path)
 
 
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=in_lab), pytest.param(4, marks=in_lab)])
+def test_who_hears_nothing_accuses_others_in_vain(victim: int, spread: World, tmp_path: Path) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == "hears nothing")
+    hurt(fault, spread, "all_gather", victim, tmp_path)
+
+
 @pytest.mark.parametrize("shortage", SHORTAGES, ids=name_of)
 def test_a_rank_that_lacks_something(shortage: Shortage, tmp_path: Path) -> None:
     world = World(("here",) * 3)

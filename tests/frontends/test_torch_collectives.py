@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch_helpers import caught, everyone, group, own, same
 from torch_ranks import values
 
+from multiring import _native
+
 FORMATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16]
 FORMATS += [torch.int32, torch.int64]
 SIZES = [0, 1, 2, 3, 17, 1000]
@@ -390,3 +392,14 @@ WORKERS = [
 @pytest.mark.parametrize("worker", WORKERS, ids=lambda worker: worker.__name__)
 def test_collectives(worker: Callable[[], None], world_size: int) -> None:
     values(worker, world_size=world_size)
+
+
+def test_views_whose_memory_holds_other_numbers_are_refused() -> None:
+    x = torch.tensor([1 + 2j, 3 + 4j])
+    with pytest.raises(
+        ValueError, match=r"holds other numbers than it shows \(is_conj\): hand over x\.resolve_conj\(\)"
+    ):
+        _native.describe(x.conj())
+    with pytest.raises(ValueError, match=r"\(is_neg\): hand over x\.resolve_neg\(\)"):
+        _native.describe(x.conj().imag)
+    assert _native.describe(x.conj().resolve_conj()).count == 2

@@ -129,4 +129,4 @@ def test_contradictory_environment_is_one_clear_error() -> None:
     process = start([sys.executable, PROGRAM], RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "RANK and WORLD_SIZE gives MASTER_ADDR=127.0.0.1 and MASTER_PORT=None: set both" in said
+    assert "RANK and WORLD_SIZE came with MASTER_ADDR=127.0.0.1 and MASTER_PORT=None: set both" in said

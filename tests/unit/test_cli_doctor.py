@@ -85,6 +85,14 @@ def test_host_with_loopback_alone_is_noted(monkeypatch: pytest.MonkeyPatch) -> N
     assert "loopback" in found.found
 
 
+def test_a_limit_of_file_sizes_below_the_arena_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    found = about("shared memory")
+    assert found.state is State.note
+    assert "leaves a rank 1024 KB of the 256 MB" in found.found
+    assert found.remedy == "raise ulimit -f"
+
+
 def test_quota_below_the_cores_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "cgroup_quota", lambda: 0.5)
     found = about("cores")

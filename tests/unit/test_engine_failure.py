@@ -293,6 +293,22 @@ except Exception as error:
     assert "MULTIRING_ARENA_BYTES" not in result.stdout
 
 
+def test_an_arena_that_a_limit_forbids_names_the_limit():
+    program = """
+import resource
+from multiring import _native as native
+resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+try:
+    native.Engine(0, 1, arena_bytes=1 << 28)
+except Exception as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout.strip() == (
+        "cannot reserve 4096 bytes of shared memory: File too large: a limit of file sizes (ulimit -f) cuts it: raise that"
+    )
+
+
 def test_too_few_descriptors_name_the_limit():
     program = """
 import os, resource

@@ -11,10 +11,10 @@ from multiring.models import model
 from multiring.recording import Gradient, Recording
 from multiring.simulate import Speeds
 from multiring.simulate.asynchronous import simulate_servers
-from multiring.simulate.compare import NAMES, Training, simulate_strategy
 from multiring.simulate.spread import slowest, slowness
 from multiring.simulate.training import simulate_step
 from multiring.strategies import strategy
+from multiring.strategies.compare import NAMES, Training, simulate_strategy
 from multiring.topology import Link, Topology
 
 FREE = Link(1e15, 1e15, 0.0)

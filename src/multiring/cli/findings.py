@@ -94,6 +94,11 @@ def _settings() -> Iterator[Finding]:
 
 def _memory(settings: env.Settings) -> Iterator[Finding]:
     arena, available = settings.arena_bytes, _available_memory()
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < arena:
+        found = f"a limit of file sizes leaves a rank {limit >> 10} KB of the {arena >> 20} MB that it wants"
+        yield Finding("shared memory", State.note, found, "raise ulimit -f")
+        return
     try:
         _allocate_sealed(PROBE_BYTES)
     except OSError as error:

@@ -17,8 +17,8 @@ from multiring.machines import MACHINES, machine
 from multiring.models import MODELS, model
 from multiring.recording import Recording
 from multiring.simulate import Speeds
-from multiring.simulate.compare import NAMES, Result, Training, simulate_strategy
 from multiring.simulate.spread import slowest
+from multiring.strategies.compare import NAMES, Result, Training, simulate_strategy
 
 ITEMSIZES = {"float32": 4, "float16": 2}
 SWEPT = ("hosts", "batch")

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from ..plan import Plan
 from ..recording import Recording
-from ..strategies import ASYNCHRONOUS, GROUPS, STRATEGIES, Strategy, strategy
+from ..simulate import with_fastest_segments
+from ..simulate.asynchronous import simulate_servers
+from ..simulate.calls import Load, Speeds
+from ..simulate.spread import slowest, slowness
+from ..simulate.training import Step, simulate_step
 from ..topology import Topology
-from . import with_fastest_segments
-from .asynchronous import simulate_servers
-from .calls import Load, Speeds
-from .spread import slowest, slowness
-from .training import Step, simulate_step
+from . import ASYNCHRONOUS, GROUPS, STRATEGIES, Strategy, strategy
 
 NAMES = (*STRATEGIES, *ASYNCHRONOUS)
 
