@@ -329,8 +329,10 @@ class Communicator:
         """The plan for a buffer of ``nbytes`` (of all blocks together); printed, it explains itself."""
         if collective not in PLANNED:
             raise ValueError(f"collective={collective!r}: known are {', '.join(PLANNED)}")
-        if not isinstance(nbytes, (int, np.integer)) or nbytes < 0:
-            raise ValueError(f"nbytes={nbytes!r}: a buffer has a whole number of bytes, 0 or more")
+        if not isinstance(nbytes, (int, np.integer)):
+            raise TypeError(f"nbytes={nbytes!r}: a buffer has a whole number of bytes")
+        if nbytes < 0:
+            raise ValueError(f"nbytes={nbytes}: a buffer has 0 bytes or more")
         choice = self._plans.choose(collective, nbytes, self._rank("root", root))
         measured = self._plans.measured().get(choice.plan.id)
         return replace(choice, measured=measured) if measured and measured.calls else choice

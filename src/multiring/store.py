@@ -24,6 +24,9 @@ MAX_KEY = 1 << 10
 MAX_VALUE = 1 << 26
 RETRY_SECONDS = 0.2
 
+SHORT_SECONDS, POLL_SECONDS = 2.0, 0.01
+"""Of torch's store: what is waited for no longer is asked for so often: each wait that ends in vain logs lines."""
+
 _REQUEST = struct.Struct("!BIId")
 _REPLY = struct.Struct("!BI")
 _SET, _GET, _ADD, _SETTLE, _BEQUEATH = range(5)
@@ -240,9 +243,13 @@ class TorchStore:
 
     def get(self, key: str, timeout: float) -> bytes:
         """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
-        if not self._store.check([key]):
-            try:
-                self._store.wait([key], timedelta(seconds=max(timeout, 0.001)))
-            except RuntimeError as error:
-                raise TimeoutError(f"{key!r} was not set within {timeout:g} s: {error}") from error
+        if timeout > SHORT_SECONDS and not self._store.check([key]):
+            with contextlib.suppress(RuntimeError):
+                self._store.wait([key], timedelta(seconds=timeout))
+            timeout = 0.0
+        until = time.monotonic() + timeout
+        while not self._store.check([key]):
+            if time.monotonic() >= until:
+                raise TimeoutError(f"{key!r} was not set in time")
+            time.sleep(POLL_SECONDS)
         return bytes(self._store.get(key))

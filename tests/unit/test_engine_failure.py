@@ -304,9 +304,8 @@ except Exception as error:
     print(error)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
-    assert result.stdout.strip() == (
-        "cannot reserve 4096 bytes of shared memory: File too large: a limit of file sizes (ulimit -f) cuts it: raise that"
-    )
+    assert result.stdout.startswith("cannot reserve 4096 bytes of shared memory: File too large")
+    assert result.stdout.strip().endswith(": a limit of file sizes (ulimit -f) cuts it: raise that")
 
 
 def test_too_few_descriptors_name_the_limit():
