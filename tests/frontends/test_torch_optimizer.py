@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_helpers import Net, batch, caught, close, group, same, steps
+from torch_helpers import Net, batch, caught, close, deadly, group, same, steps
 from torch_ranks import run, the_killed_last_rank_is_named, values
 
 import multiring as mr
@@ -447,11 +445,10 @@ def die_during_backward() -> str:
     with group() as (rank, size):
         net = Net()
         optimizer = distributed(net)
-        steps(net, optimizer, rank, size, 2)
         if rank == size - 1:
-            net.layers[2].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+            net.layers[2].weight.register_hook(deadly(call=3))
         started = time.monotonic()
-        error = caught(mr.PeerLost, lambda: steps(net, optimizer, rank, size, 1))
+        error = caught(mr.PeerLost, lambda: steps(net, optimizer, rank, size, 3))
         assert time.monotonic() - started < 10
         assert "rank" in str(caught(mr.PeerLost, optimizer.step))
         return str(error)

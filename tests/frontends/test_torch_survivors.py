@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import losing  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch_helpers import Net, caught, group, own  # noqa: E402
@@ -36,9 +37,7 @@ def go_on_from_rank_one() -> list[float]:
         net = Net()
         optimizer = torch.optim.Adam(net.parameters())
         trained(net, optimizer, rank)
-        if rank == size - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        caught(multiring.PeerLost, lambda: dist.all_reduce(own(rank, 100_000)))
+        caught(multiring.PeerLost, lambda: losing.the_last_between(lambda: dist.all_reduce(own(rank, 100_000))))
         multiring.torch.shrink()
         assert (dist.get_rank(), dist.get_world_size()) == (rank, size - 1)
         multiring.torch.sync_state(net, optimizer, root=1)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +44,27 @@ def everyone(size: int, count: int, dtype: torch.dtype = torch.float32) -> Tenso
 
 def same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def tell(sign: str) -> None:
+    """Let those that `wait_for` the sign go on."""
+    Path(os.environ["FOLDER"], sign).touch()
+
+
+def wait_for(sign: str) -> None:
+    while not Path(os.environ["FOLDER"], sign).exists():
+        time.sleep(0.01)
+
+
+def deadly(call: int) -> Callable[[Tensor], None]:
+    """A hook that kills its rank in its call ``call``; after the first, when the others may be in an earlier step."""
+    calls = itertools.count(1)
+
+    def hook(_: Tensor) -> None:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
 
 
 def caught(error: type[Exception], call: Callable[[], object]) -> Exception:

@@ -47,6 +47,8 @@ def lose(victims: Sequence[int]) -> None:
                 die()
             reduced(20_000, step)
     except mr.PeerLost:
+        if mr.rank() in victims:  # another one was gone before this one's turn
+            die()
         mr.shrink()
     steps_until(STEPS)
 
@@ -74,10 +76,11 @@ def come_back(victims: Sequence[int], go: str) -> dict[str, Any]:
         wait_for(go)
         agreement = grow_until(size)
     outcome = members(agreement)
-    if mr.rank() == 1:
-        die()
     try:
-        reduced(20_000, 0)
+        for step in range(2):  # the others may be in the first still when rank 1 is gone
+            reduced(20_000, step)
+            if mr.rank() == 1:
+                die()
     except mr.PeerLost:
         outcome["after"] = mr.shrink().members
     steps_until(STEPS)

@@ -19,11 +19,11 @@ REGROW = """
 
     mr.init(host=os.environ.get("FAKE_HOST", ""))
     if os.environ["MULTIRING_REPLACEMENT"] == "0":
-        if os.environ["RANK"] == os.environ["VICTIM"]:
-            os.kill(os.getpid(), signal.SIGKILL)
         try:
             while True:
                 mr.barrier()
+                if os.environ["RANK"] == os.environ["VICTIM"]:
+                    os.kill(os.getpid(), signal.SIGKILL)
         except mr.PeerLost:
             mr.shrink()
         while mr.world_size() < 4:
