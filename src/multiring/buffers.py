@@ -44,7 +44,7 @@ def all_of(x: Any, found: _native.Description) -> Piece:
 
 def source(x: Any) -> _native.Description:
     """Describe a buffer that is read; TypeError or ValueError with the remedy if it cannot be."""
-    found = _native.describe(x)
+    found = _described(x)
     if not found.contiguous or found.device != "cpu":
         raise _refusal(found)
     return found
@@ -57,10 +57,19 @@ def target(x: Any) -> _native.Description:
             f"{type(x).__module__}.{type(x).__qualname__} is immutable, and the result is written in place: hand over "
             "numpy.array(x), and convert it back"
         )
-    found = _native.describe(x)
+    found = _described(x)
     if not found.contiguous or not found.writable or found.device != "cpu":
         raise _refusal(found)
     return found
+
+
+def _described(x: Any) -> _native.Description:
+    if type(x) is not np.ndarray and isinstance(x, np.ndarray) and isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            "a masked array is moved without its mask, so that what it hides would count: hand over x.filled(0), or "
+            "x.data if it is to count"
+        )
+    return _native.describe(x)
 
 
 def _refusal(found: _native.Description) -> Exception:

@@ -129,11 +129,32 @@ def test_rank_0_reads_standard_input_and_the_others_nothing(launch: Launch) -> N
 
 
 def test_output_is_logged_for_each_rank(launch: Launch) -> None:
-    script = launch.script("import os, sys; print('out', os.environ['RANK']); print('error', file=sys.stderr)")
-    assert launch.run("-n", "2", "--log-dir", "logs/today", script).returncode == 0
-    for rank in range(2):
+    script = launch.script("""
+        import os, sys
+
+        if os.environ["RANK"] != "2":
+            print("out", os.environ["RANK"])
+            print("error", file=sys.stderr)
+    """)
+    assert launch.run("-n", "3", "--log-dir", "logs/today", script).returncode == 0
+    for rank in range(3):
         lines = (launch.directory / f"logs/today/rank-{rank}.log").read_text().splitlines()
-        assert sorted(lines) == ["error", f"out {rank}"]
+        assert sorted(lines) == (["error", f"out {rank}"] if rank != 2 else [])
+
+
+def test_a_full_disk_does_not_end_the_job(launch: Launch) -> None:
+    script = launch.script("print(*range(100_000), sep='\\n'); open('trained', 'w').close()")
+    logs = launch.directory / "logs"
+    logs.mkdir()
+    (logs / "rank-1.log").symlink_to("/dev/full")
+    result = launch.run("-n", "2", "--log-dir", "logs", script, prefix=("sh", "-c", '"$@" > /dev/full', "sh"))
+    assert result.returncode == 0
+    assert sorted(result.stderr.splitlines()) == [
+        f"multiring: cannot write to {name}: No space left on device; what else should go there is lost"
+        for name in ("logs/rank-1.log", "standard output")
+    ]
+    assert (logs / "rank-0.log").read_text().splitlines() == [str(number) for number in range(100_000)]
+    assert (launch.directory / "trained").exists()
 
 
 def test_the_first_failure_ends_the_job_and_is_reported_last(launch: Launch) -> None:
@@ -419,7 +440,7 @@ def test_restarts_end(launch: Launch) -> None:
         (["-H", "a:0", "true"], r"-H a:0: 'a:0' gives the host no slot"),
         (["-H", "a", "--hostfile", "f", "true"], r"-H and --hostfile do not go together"),
         (["--hostfile", "missing", "true"], r"cannot read the hostfile missing: No such file"),
-        (["-n", "1", "--log-dir", "/proc/logs", "true"], r"cannot create --log-dir /proc/logs: No such file"),
+        (["-n", "1", "--log-dir", "/proc/logs", "true"], r"cannot create --log-dir /proc/logs: .*No such file"),
     ],
 )
 def test_a_wrong_command_line_is_one_clear_error(launch: Launch, words: list[str], message: str) -> None:
@@ -464,7 +485,11 @@ def test_cores_are_divided(launch: Launch) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "what"),
-    [(10, r"multiring run: cannot create an event loop"), (20, r"multiring: host \S+: cannot start rank")],
+    [
+        (6, r"multiring run: cannot start an agent on this host"),
+        (10, r"multiring run: cannot create an event loop"),
+        (20, r"multiring: host \S+: cannot start rank"),
+    ],
 )
 def test_too_few_descriptors_are_said_in_one_line(launch: Launch, limit: int, what: str) -> None:
     result = launch.run("-n", "8", launch.script("pass"), prefix=("prlimit", f"--nofile={limit}"))

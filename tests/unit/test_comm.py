@@ -124,6 +124,7 @@ def read_only() -> np.ndarray[Any, Any]:
         (lambda: mr.all_reduce(Immutable()), TypeError, r"jaxlib\._jax\.Immutable is immutable.*numpy\.array\(x\)"),
         (lambda: mr.all_reduce(read_only()), ValueError, r"read-only.*x\.copy\(\)"),
         (lambda: mr.all_reduce(np.zeros((4, 4))[:, 1]), ValueError, r"shape \(4,\), float64\) is not contiguous"),
+        (lambda: mr.all_reduce(np.ma.masked_equal([1.0, 2.0], 2)), TypeError, r"mask.*x\.filled\(0\)"),
         (lambda: mr.all_reduce(np.zeros(3, "U4")), TypeError, "not supported"),
         (lambda: mr.all_reduce(np.zeros(3), "mean"), ValueError, "op='mean': known are sum, avg"),
         (lambda: mr.all_reduce(np.zeros(3), ["sum"]), ValueError, r"op=\['sum'\]: known are sum, avg"),

@@ -142,8 +142,8 @@ class Agent:
                 raise ValueError(f"not a message of the launcher: {line[:100]!r}")
             try:
                 await self._handlers[message["kind"]](message)
-            except (LaunchError, MultiringError, ValueError) as error:
-                self._send("error", text=str(error))
+            except (LaunchError, MultiringError, ValueError, OSError) as error:
+                self._send("error", text=system_message(error))
 
     def _send(self, kind: str, **fields: Any) -> None:
         """Blocks while the launcher does not read: so do the ranks then, once their pipes are full."""

@@ -109,10 +109,12 @@ class Attempt:
         if self._stdin is not None:
             self._stdin.detach()
         self._tell("finish")
-        _, late = await asyncio.wait(followers, timeout=GRACE_SECONDS)
+        followed, late = await asyncio.wait(followers, timeout=GRACE_SECONDS)
         for follower in late:
             follower.cancel()
         self._output.end_streams()
+        for follower in followed:
+            follower.result()
 
     def interrupt(self, number: int, without: Collection[int]) -> None:
         """End the ranks by a signal, ``without`` those that have got it; kill them if they are ending already."""
@@ -150,6 +152,13 @@ class Attempt:
         return True
 
     async def _follow(self, placement: Placement, agent: Connection) -> None:
+        try:
+            await self._hear(placement, agent)
+        except Exception:  # an error of this program, after which the job would never end
+            self._lose(placement, "it is not listened to any more")
+            raise
+
+    async def _hear(self, placement: Placement, agent: Connection) -> None:
         while (message := await agent.receive()) is not None:
             if message["kind"] == "finished":
                 return

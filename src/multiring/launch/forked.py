@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 
+from multiring.errors import system_message
+from multiring.launch import LaunchError
 from multiring.launch.agent import Agent
 from multiring.launch.connection import END_SECONDS, KILL_SECONDS, Connection, Streams, wait_until
 from multiring.launch.processes import describe_exit
@@ -48,9 +50,12 @@ def fork_agent() -> tuple[int, int, int]:
 
     To be called before this process has any thread.
     """
-    agents_input, to_agent = os.pipe()
-    from_agent, agents_output = os.pipe()
-    process = os.fork()
+    try:
+        agents_input, to_agent = os.pipe()
+        from_agent, agents_output = os.pipe()
+        process = os.fork()
+    except OSError as error:
+        raise LaunchError(f"cannot start an agent on this host: {system_message(error)}") from None
     if process == 0:
         code = 1
         try:

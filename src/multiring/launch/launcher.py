@@ -56,7 +56,7 @@ class Launcher:
         self._first = agents[0][1]
         self._is_local = len(agents) == 1 and isinstance(self._first, ForkedAgent)
         self._world_size = sum(placement.count for placement, _ in agents)
-        self._output = Output(job.log_dir, on_broken=lambda: self._interrupt(signal.SIGPIPE))
+        self._output = Output(job.log_dir, self._world_size, on_broken=lambda: self._interrupt(signal.SIGPIPE))
         self._stdin: Input | None = None
         self._attempt: Attempt | None = None
         self._interrupted = 0

@@ -10,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from multiring.errors import system_message
 from multiring.launch import LaunchError
 from multiring.launch.messages import write_all
 
 TAIL_LINES = 20
 MAX_LINE = 1 << 16
 """Bytes; a longer line is cut."""
+
+STREAMS = {1: "standard output", 2: "standard error"}
 
 HOLD_SECONDS = 0.05
 """How long another rank's line waits for rank 0 to end its own."""
@@ -58,14 +61,17 @@ class Output:
     Where rank 0 stands in the middle of a line, another's waits a little and then begins a new one.
     """
 
-    def __init__(self, log_dir: Path | None, on_broken: Callable[[], None]) -> None:
-        """``on_broken`` is called once if nobody reads what is written any more."""
-        self._log_dir = log_dir
+    def __init__(self, log_dir: Path | None, ranks: int, on_broken: Callable[[], None]) -> None:
+        """``log_dir`` gets a file for each rank; ``on_broken`` is called once if nobody reads what is written any more.
+
+        LaunchError if the files cannot be made.
+        """
         self._on_broken = on_broken
         self._broken = False
         self._logs: dict[int, BinaryIO] = {}
         self._lines: dict[tuple[int, int], Lines] = defaultdict(Lines)
         self._tails: dict[int, deque[bytes]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
+        self._full: set[int] = set()
         self._mid_line: set[object] = set()
         self._held: list[tuple[int, bytes]] = []
         # On one terminal, a line on either stream disturbs the other.
@@ -73,13 +79,15 @@ class Output:
         if log_dir is not None:
             try:
                 log_dir.mkdir(parents=True, exist_ok=True)
+                for rank in range(ranks):
+                    self._logs[rank] = (log_dir / f"rank-{rank}.log").open("wb", buffering=0)
             except OSError as error:
-                raise LaunchError(f"cannot create --log-dir {log_dir}: {error.strerror}") from None
+                raise LaunchError(f"cannot create --log-dir {log_dir}: {system_message(error)}") from None
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
         """Pass on what a rank wrote to its output (1) or error (2) stream."""
-        if self._log_dir is not None:
-            self._log(rank).write(data)
+        if self._logs:
+            self._write(self._logs[rank].fileno(), self._logs[rank].name, data)
         lines = self._lines[rank, stream].feed(data)
         self._tails[rank].extend(lines)
         if rank == 0:
@@ -111,12 +119,6 @@ class Output:
     def close(self) -> None:
         for log in self._logs.values():
             log.close()
-
-    def _log(self, rank: int) -> BinaryIO:
-        if rank not in self._logs:
-            assert self._log_dir is not None
-            self._logs[rank] = (self._log_dir / f"rank-{rank}.log").open("wb", buffering=0)
-        return self._logs[rank]
 
     def _write_rank_0(self, stream: int, data: bytes) -> None:
         self._emit(stream, data)
@@ -152,8 +154,20 @@ class Output:
 
     def _emit(self, stream: int, data: bytes) -> None:
         try:
-            write_all(stream, data)
+            self._write(stream, STREAMS[stream], data)
         except BrokenPipeError:
             if not self._broken:
                 self._broken = True
                 self._on_broken()
+
+    def _write(self, descriptor: int, name: str, data: bytes) -> None:
+        """Write until it fails for the first time: a full disk does not end the job, and is told once."""
+        if descriptor in self._full:
+            return
+        try:
+            write_all(descriptor, data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._full.add(descriptor)
+            self.note(f"cannot write to {name}: {error.strerror}; what else should go there is lost")
