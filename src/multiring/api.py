@@ -102,9 +102,10 @@ def shrink(timeout: float | None = None) -> Agreement:
         if not isinstance(failure, (PeerLost, CollectiveTimeout)):
             raise failure
         seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
-        completed = world.engine.completed(0)
+        completed, account = world.engine.completed(0), world.account()
         _default = None
         world, agreement = membership.shrink(world, completed, seconds)
+        world.former.update(account)
         adopt(Communicator(world, timeout=communicator.timeout))
         return agreement
 
@@ -134,6 +135,7 @@ def grow(timeout: float | None = None) -> Agreement | None:
         if grown is None:
             return None
         world, agreement = grown
+        world.former.update(communicator.world.account())
         try:
             adopt(Communicator(world, timeout=communicator.timeout))
         finally:

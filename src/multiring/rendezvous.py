@@ -78,6 +78,8 @@ class World:
     """The numbers of the communicators that exist."""
     timeline: trace.Timeline | None = None
     began: float = field(default_factory=time.monotonic)
+    former: dict[str, Any] = field(default_factory=dict)
+    """The account of the generations before this one, if there were any."""
 
     @property
     def known(self) -> bool:
@@ -116,17 +118,20 @@ class World:
                 self.timeline.write(self.engine.traced())
 
     def account(self) -> dict[str, Any]:
-        """What this rank did since it joined, and for which ranks its callers waited."""
+        """What this rank did since it joined the job, and for which ranks its callers waited."""
         counted = self.engine.statistics()
         peers = counted["peers"]
-        return {
+        account = {
             "seconds": time.monotonic() - self.began,
             "calls": counted["operations"],
             "bytes": sum(peer["bytes_sent"] for peer in peers.values()),
             "in_calls": counted["seconds_in_calls"],
             "waiting": counted["seconds_waiting"],
-            "waited_for": {self.members[rank]: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()},
+            "waited_for": Counter(
+                {self.members[rank]: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()}
+            ),
         }
+        return {name: self.former[name] + account[name] for name in account} if self.former else account
 
     @property
     def settings_again(self) -> env.Settings:

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -239,10 +239,15 @@ class TorchStore:
 
     def set(self, key: str, value: bytes) -> None:
         """Set ``key`` to ``value``."""
-        self._store.set(key, value)
+        with self._errors():
+            self._store.set(key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
         """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
+        with self._errors():
+            return self._get(key, timeout)
+
+    def _get(self, key: str, timeout: float) -> bytes:
         if timeout > SHORT_SECONDS and not self._store.check([key]):
             with contextlib.suppress(RuntimeError):
                 self._store.wait([key], timedelta(seconds=timeout))
@@ -253,3 +258,11 @@ class TorchStore:
                 raise TimeoutError(f"{key!r} was not set in time")
             time.sleep(POLL_SECONDS)
         return bytes(self._store.get(key))
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Those of torch are RuntimeErrors, with a trace of the C++ below the first line."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RendezvousError(f"torch's store was lost: {str(error).splitlines()[0]}") from error

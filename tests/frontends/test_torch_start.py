@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +16,7 @@ from torch_helpers import Net, close, everyone, group, own, same, steps
 from torch_ranks import values
 
 import multiring
-from multiring.store import Server
+from multiring.store import Server, TorchStore
 
 SECRET = b"the secret of a test's job"
 
@@ -105,3 +108,29 @@ def options() -> None:
 
 def test_options_reach_multiring_and_its_functions_work_on_the_group() -> None:
     values(options)
+
+
+SERVE = """
+import sys
+import torch.distributed as dist
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_loss_of_torchs_store_is_one_of_multirings_errors() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            store = TorchStore(dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False))
+            store.set("here", b"1")
+            assert store.get("here", 30) == b"1"
+        finally:
+            server.kill()
+    for lost in (lambda: store.get("there", 30), lambda: store.set("there", b"1")):
+        with pytest.raises(multiring.RendezvousError, match="torch's store was lost: "):
+            lost()

@@ -44,6 +44,7 @@ def go_on(outcome: dict[str, Any]) -> dict[str, Any]:
     except mr.RendezvousError as error:
         assert not mr.is_initialized()
         return {**outcome, "refused": str(error), "seconds": time.monotonic() - began}
+    outcome["calls"] = mr.init().world.account()["calls"]
     steps_until(STEPS)
     group = mr.new_group([mr.world_size() - 1, 0]) if mr.world_size() > 1 else None
     if group is not None:
