@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -22,7 +23,10 @@ from multiring.net import listen
 from multiring.store import Client, Server, Store, TorchStore
 
 SLURM_PORTS = range(20000, 30000)
-"""Where rank 0 of a Slurm step serves the store if MULTIRING_PORTS does not say; the step's number picks one."""
+"""Where rank 0 of a Slurm step serves the store if MULTIRING_PORTS does not say."""
+
+SLURM_CHOICES = 8
+"""So many of these ports, chosen by the step's number, are tried: other jobs of the host may have some of them."""
 
 REPORT = "multiring-report"
 """The name of the memory behind MULTIRING_REPORT_FD."""
@@ -119,7 +123,7 @@ def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
 
 def _mpi(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
     for name, size_name in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
-        if name in environ:
+        if name in environ and not (name == "PMI_RANK" and _pmi_is_sruns(environ)):
             rank, size = _number(environ, name), _number(environ, size_name)
             break
     else:
@@ -144,6 +148,12 @@ def _mpi(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
     return Place(rank, size, "mpirun", lambda settings: _at_mpi(rank, size, launch, settings), launch.job)
 
 
+def _pmi_is_sruns(environ: Mapping[str, str]) -> bool:
+    """Whether PMI_RANK is from `srun --mpi=pmi2`; an mpirun in an allocation starts by srun too, and adds a mark."""
+    step = environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS")
+    return (environ["PMI_RANK"], environ.get("PMI_SIZE")) == step and "MPI_LOCALRANKID" not in environ
+
+
 def _slurm(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
     # A batch script has SLURM_PROCID too, but no step: it is one process.
     if not {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= environ.keys():
@@ -155,24 +165,48 @@ def _slurm(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
     if "MASTER_ADDR" in environ:
         return _at_rank_zero("srun", rank, size, environ, launch)
     job, step = _number(environ, "SLURM_JOB_ID"), _number(environ, "SLURM_STEP_ID")
-    host = first_host(environ["SLURM_STEP_NODELIST"])
+    hosts = step_hosts(environ["SLURM_STEP_NODELIST"])
+    anywhere = environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") or "SLURM_HET_SIZE" in environ
+    hosts = hosts if anywhere else hosts[:1]  # those of which one has rank 0
 
     def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
-        ports = settings.ports or SLURM_PORTS
-        address = host, ports[(16 * job + step) % len(ports)]
-        origin = f"port {address[1]}, which the number of the Slurm step chose from MULTIRING_PORTS,"
+        ports = slurm_ports(settings.ports or SLURM_PORTS, 16 * job + step)
+        named = ", ".join(map(str, ports))
+        origin = f"each of the ports {named}, which the number of the Slurm step chose from MULTIRING_PORTS,"
         remedy = "set other MULTIRING_PORTS for all ranks"
-        return _served_by_rank_zero(rank, address, f"slurm {job}.{step}", launch, settings, origin, remedy)
+        return _served_by_rank_zero(rank, hosts, ports, f"slurm {job}.{step}", launch, settings, origin, remedy)
 
     return Place(rank, size, "srun", meet, f"slurm {job}.{step}")
 
 
-def first_host(hosts: str) -> str:
-    """The first host of a Slurm host list: "n1" of "n[1-3,7],m2"."""
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,]*)", hosts)
-    if not match:
-        raise ValueError(f"SLURM_STEP_NODELIST={hosts!r}: expected hosts such as n[1-3],m2")
-    return match[1] + (match[2] or "") + match[3]
+def slurm_ports(ports: range, number: int) -> range:
+    """Those of ``ports`` that are tried in the step of this number; spread, as ranks take the first ones for data."""
+    stride = max(len(ports) // SLURM_CHOICES, 1)
+    return ports[number % stride :: stride][:SLURM_CHOICES]
+
+
+_HOSTS = r"([^][,]|\[\d+(-\d+)?(,\d+(-\d+)?)*\])+"
+
+
+def step_hosts(listed: str) -> list[str]:
+    """The hosts of a Slurm host list, in its order: "n1", "n2" and "m7" of "n[1-2],m7"."""
+    if not re.fullmatch(rf"{_HOSTS}(,{_HOSTS})*", listed):
+        raise ValueError(f"SLURM_STEP_NODELIST={listed!r}: expected hosts such as n[1-3],m2")
+    hosts: list[str] = []
+    for word in re.findall(r"(?:[^][,]|\[[^]]*\])+", listed):
+        parts = re.split(r"[][]", word)  # every second one was within brackets
+        choices = [_numbers(part) if index % 2 else [part] for index, part in enumerate(parts)]
+        hosts += map("".join, itertools.product(*choices))
+    return hosts
+
+
+def _numbers(ranges: str) -> list[str]:
+    """Of "03-04,7": "03", "04" and "7"."""
+    numbers = []
+    for each in ranges.split(","):
+        first, _, last = each.partition("-")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    return numbers
 
 
 def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch) -> Place:
@@ -194,7 +228,9 @@ def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str
 
     def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
         remedy = "choose another for all ranks (or two processes have rank 0)"
-        return _served_by_rank_zero(rank, address, job, launch, settings, f"MASTER_PORT={address[1]}", remedy)
+        host, port = address
+        ports = range(port, port + 1)
+        return _served_by_rank_zero(rank, [host], ports, job, launch, settings, f"MASTER_PORT={port}", remedy)
 
     return Place(rank, size, launcher, meet, job)
 
@@ -207,8 +243,10 @@ def no_meeting(settings: env.Settings) -> Iterator[Meeting]:
 
 
 @contextlib.contextmanager
-def _client(addresses: list[tuple[str, int]], secret: bytes, job: str, settings: env.Settings) -> Iterator[Meeting]:
-    client = Client(addresses, secret, job=job, timeout=settings.init_timeout)
+def _client(
+    addresses: list[tuple[str, int]], secret: bytes, job: str, settings: env.Settings, *, sought: bool = False
+) -> Iterator[Meeting]:
+    client = Client(addresses, secret, job=job, timeout=settings.init_timeout, sought=sought)
     try:
         yield Meeting(client, secret)
     finally:
@@ -226,7 +264,8 @@ def _server(server: Server, settings: env.Settings) -> Iterator[None]:
 @contextlib.contextmanager
 def _served_by_rank_zero(
     rank: int,
-    address: tuple[str, int],
+    hosts: list[str],
+    ports: range,
     job: str,
     launch: env.Launch,
     settings: env.Settings,
@@ -235,20 +274,21 @@ def _served_by_rank_zero(
 ) -> Iterator[Meeting]:
     """Without a given secret one is derived from the job's name: that keeps out strays and scanners only.
 
-    ``origin`` and ``remedy`` say where the port is from, and what helps if it cannot be had.
+    Rank 0 is on one of ``hosts`` and takes the first of ``ports`` that is free. ``origin`` and ``remedy`` say where the
+    ports are from, and what helps if none can be had.
     """
     secret = given_secret(launch) or hashlib.sha256(f"multiring {job}".encode()).digest()
     with contextlib.ExitStack() as stack:
         if rank == 0:
-            port = address[1]
             try:
-                server = Server(secret, job=job, ports=range(port, port + 1))
+                server = Server(secret, job=job, ports=ports)
             except listen.NoFreePort as error:
                 why = "not allowed to this user" if error.forbidden else "occupied"
                 raise ResourceError(f"{origin} is {why} on this host: {remedy}") from None
             stack.enter_context(_server(server, settings))
-            address = "localhost", port
-        yield stack.enter_context(_client([address], secret, job, settings))
+            hosts, ports = ["localhost"], range(server.port, server.port + 1)
+        addresses = [(host, port) for port in ports for host in hosts]
+        yield stack.enter_context(_client(addresses, secret, job, settings, sought=len(ports) > 1))
 
 
 @contextlib.contextmanager
@@ -289,7 +329,7 @@ def mpi_world(launcher: str, rank: int, size: int) -> Any:
     library = importlib.import_module("mpi4py.MPI").Get_library_version().partition("\n")[0].strip(" \0")
     remedies = {
         "mpirun": "use the mpirun of that library, or let mpi4py load the other by MPI4PY_LIBMPI=PATH",
-        "srun": "let srun start MPI too, such as by --mpi=pmix, or start the ranks by mpirun",
+        "srun": "let srun start MPI too, by --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI), or start the ranks by mpirun",
     }
     remedy = remedies.get(launcher, "start the ranks by mpirun, or by multiring run --launcher mpirun")
     known = f"{world.Get_size()}" if world.Get_size() != size else f"this process as rank {world.Get_rank()}"

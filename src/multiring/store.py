@@ -157,13 +157,23 @@ class Client:
     """A connection to a `Server`, for one thread at a time.
 
     All ``addresses`` ((host, port) pairs) are tried until one answers or ``timeout`` seconds have passed;
-    RendezvousError then, or at once if what answers has another secret, job or version.
+    RendezvousError then, or at once if what answers has another secret, job or version, unless the server is ``sought``
+    at addresses of which others may be those of other jobs.
     """
 
-    def __init__(self, addresses: Sequence[dial.Address], secret: bytes, *, job: str = "", timeout: float = 120.0):
+    def __init__(
+        self,
+        addresses: Sequence[dial.Address],
+        secret: bytes,
+        *,
+        job: str = "",
+        timeout: float = 120.0,
+        sought: bool = False,
+    ):
         loop = LoopThread("multiring-store-client")
         try:
-            self._sock, _ = loop.run(_reach(addresses, secret, auth.Hello(auth.STORE, job=job), timeout))
+            hello = auth.Hello(auth.STORE, job=job)
+            self._sock, _ = loop.run(_reach(addresses, secret, hello, timeout, sought=sought))
         finally:
             loop.close()
         self._sock.setblocking(True)
@@ -212,7 +222,9 @@ class Client:
         return result
 
 
-async def _reach(addresses: Sequence[dial.Address], secret: bytes, hello: auth.Hello, timeout: float) -> dial.Proven:
+async def _reach(
+    addresses: Sequence[dial.Address], secret: bytes, hello: auth.Hello, timeout: float, *, sought: bool
+) -> dial.Proven:
     deadline = time.monotonic() + timeout
     numeric = await dial.resolve(addresses)
     while True:
@@ -221,7 +233,7 @@ async def _reach(addresses: Sequence[dial.Address], secret: bytes, hello: auth.H
                 numeric, lambda address: dial.connect(address, auth.client(secret, hello)), lambda late: late[0].close()
             )
         except dial.Unreachable as error:
-            if error.refused:
+            if error.refused and not sought:
                 raise RendezvousError(f"the job's store cannot be used: {error}") from None
             if time.monotonic() > deadline:
                 raise RendezvousError(

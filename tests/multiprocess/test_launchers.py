@@ -65,8 +65,9 @@ def srun(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_srun(srun: dict[str, str]) -> None:
-    check([start(["srun", "-n", "2", sys.executable, PROGRAM], **srun)], 2)
+@pytest.mark.parametrize("options", [[], ["--mpi", "pmi2"], ["-m", "arbitrary"]], ids=["plain", "pmi2", "arbitrary"])
+def test_srun(srun: dict[str, str], options: list[str]) -> None:
+    check([start(["srun", *options, "-n", "2", sys.executable, PROGRAM], **srun)], 2)
 
 
 def test_srun_by_multiring_run(srun: dict[str, str]) -> None:
@@ -85,7 +86,7 @@ def test_mpi_that_srun_has_not_started_is_refused_as_engine(srun: dict[str, str]
     assert process.returncode == 1
     # The first rank that says so ends the job, perhaps before the other has said it.
     assert re.search(r"srun started rank [01] of 2, but the MPI library that mpi4py has loaded \(Open MPI", said), said
-    assert "knows of 1: let srun start MPI too, such as by --mpi=pmix" in said
+    assert "knows of 1: let srun start MPI too, by --mpi=pmi2" in said
 
 
 @pytest.mark.skipif(not MPIRUN, reason="mpirun is not installed")
