@@ -171,6 +171,12 @@ class Buckets:
             self._buckets[self._started].start(self._op)
             self._started += 1
 
+    def abandon(self) -> None:
+        """Forget the step that was begun, whose gradients will not all come."""
+        for bucket in self._buckets[: self._started]:
+            bucket.wait()
+        self._reset()
+
     def finish(self) -> set[int]:
         """Send off what is left, a gradient that is not ready as zeros, and wait for all.
 
@@ -185,13 +191,16 @@ class Buckets:
         present: set[int] = set()
         for members, bucket in zip(self._members, self._buckets, strict=True):
             bucket.wait()
-            present.update(index for index, mark in zip(members, bucket.marks.tolist(), strict=True) if mark > 0)
+            present.update(index for index, mark in zip(members, bucket.marks.tolist(), strict=True) if mark != 0)
         return present
 
 
 def fill(slot: np.ndarray[Any, Any], values: np.ndarray[Any, Any], factor: float) -> None:
-    """Put ``values``, of any shape, times ``factor`` into a slot of NumPy."""
-    np.multiply(values.reshape(-1), values.dtype.type(factor), out=slot)
+    """Put ``values``, of any shape, times ``factor`` into a slot of NumPy; what counts for nothing may be NaN."""
+    if factor == 0:
+        slot[:] = 0
+    else:
+        np.multiply(values.reshape(-1), values.dtype.type(factor), out=slot)
 
 
 def averages(

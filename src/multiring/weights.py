@@ -18,11 +18,12 @@ def share(communicator: Communicator, weight: float) -> float:
 
     ValueError, on all of them, if the sum is zero.
     """
-    total = np.array([_valid(weight)])
+    mine = _valid(weight)
+    total = np.array([mine])
     communicator.all_reduce(total)
     if total[0] == 0:
         raise ValueError(f"weight={weight}: the weights of all {communicator.size} ranks are 0")
-    return float(weight / total[0])
+    return float(mine / total[0])
 
 
 def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) -> _Metrics:
@@ -34,8 +35,9 @@ def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) 
     named: Mapping[str, float] = metrics if isinstance(metrics, Mapping) else {"": metrics}
     names: list[str] = sorted(named)
     sums = np.zeros(len(names) + 1)
-    if _valid(weight):
-        sums[:] = [*(weight * float(named[name]) for name in names), weight]
+    counts: float = _valid(weight)
+    if counts:
+        sums[:] = [*(counts * float(named[name]) for name in names), counts]
     communicator.all_reduce(sums)
     if sums[-1] == 0:
         raise ValueError(f"weight={weight}: the weights of all {communicator.size} ranks are 0")
@@ -44,6 +46,8 @@ def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) 
 
 
 def _valid(weight: float) -> float:
-    if not 0 <= weight < math.inf:
+    """The weight in float64, since ranks may give it in several types, and sums of small integers would overflow."""
+    number = math.nan if isinstance(weight, str) else float(weight)
+    if not 0 <= number < math.inf:
         raise ValueError(f"weight={weight}: a weight is 0 or more, such as the number of this rank's samples")
-    return weight
+    return number

@@ -25,6 +25,7 @@ from multiring.torch import (
     broadcast_parameters,
     comm_hook,
 )
+from multiring.weights import share
 
 SMALL = 2000  # bytes in a bucket: several of them even here
 
@@ -393,6 +394,88 @@ def broadcasts() -> None:
         assert optimizer.param_groups[0]["lr"] == 0.003
 
 
+def frozen_for_a_while() -> None:
+    """A layer that is frozen at first is trained later, and another one is frozen then, as in fine-tuning."""
+    with group() as (rank, size):
+        net, reference = Net(), Net()
+        for model in (net, reference):
+            model.layers[0].requires_grad_(False)
+        alone = torch.optim.Adam(reference.parameters(), 0.01)
+        for model, optimizer, part in ((net, distributed(net), (rank, size)), (reference, alone, (0, 1))):
+            for step in range(12):
+                model.layers[0].requires_grad_(step >= 4)
+                model.layers[4].requires_grad_(step < 8)
+                x, y = batch(step, *part)
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def complex_parameters() -> None:
+    with group() as (rank, size):
+        net = nn.ParameterList([torch.arange(3) * (1 + 2j)])
+        distributed(net, torch.optim.SGD(net.parameters(), 0.1))
+        (net[0] * (rank + 1)).imag.sum().backward()
+        same(net[0].grad, torch.full((3,), 1j * (size + 1) / 2))
+
+
+def weights_of_any_type() -> None:
+    with group() as (rank, size):
+        weights = [np.uint8(200), torch.tensor(100, dtype=torch.int8), True][:size]
+        total = sum(map(float, weights))
+        assert share(mr.init(), weights[rank]) == float(weights[rank]) / total
+        mean = sum(r * float(weight) for r, weight in enumerate(weights)) / total
+        assert mr.average(rank, weight=weights[rank]) == mean
+
+
+def what_counts_for_nothing_may_be_nan() -> None:
+    with group() as (rank, _):
+        net = nn.Linear(3, 1)
+        net.weight.data[:] = 1.0
+        net.bias.data[:] = 0.0
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.1), weight=0.0 if rank else 2.0)
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=False)
+            net(torch.full((1, 3), math.nan if rank else 5.0)).sum().backward()
+            same(net.weight.grad, torch.full((1, 3), 5.0))
+
+
+def a_pass_that_failed() -> list[str]:
+    """One process goes on after a backward pass that ended in an error; several have lost each other."""
+    with group() as (rank, size):
+        net = Net()
+        optimizer = distributed(net)
+        for when in (0, 3) if size == 1 else (3,):
+            steps(net, optimizer, rank, size, when)
+            weight = net.layers[2].weight
+            hook = weight.register_hook(lambda gradient: gradient.new_empty(1))  # of a wrong shape
+            x, y = batch(0, rank, size)
+            caught(RuntimeError, lambda: F.cross_entropy(net(x), y).backward())  # noqa: B023
+            hook.remove()
+            if size > 1:
+                return [str(caught(ValueError, lambda: F.cross_entropy(net(x), y).backward()))]  # noqa: B023
+        steps(net, optimizer, rank, size)
+        reference = Net()
+        plain = torch.optim.Adam(reference.parameters(), 0.01)
+        for count in (3, 20):
+            steps(reference, plain, rank, size, count)
+        for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+            same(actual, expected)
+        return []
+
+
+def different_orders_in_memory() -> list[str]:
+    with group() as (rank, _):
+        net = nn.Conv2d(2, 3, 4)
+        if rank == 0:
+            net.to(memory_format=torch.channels_last)
+        said = [str(caught(ValueError, lambda: broadcast_parameters(net.named_parameters())))]
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.1))
+        return [*said, str(caught(ValueError, optimizer.step))]
+
+
 def different_models() -> list[str]:
     with group() as (rank, _):
         net = nn.Linear(2, 1 + rank)
@@ -422,6 +505,10 @@ WORKERS = [
     reentrant_checkpoints,
     scheduler_clipping_and_closures,
     added_parameters,
+    frozen_for_a_while,
+    complex_parameters,
+    weights_of_any_type,
+    what_counts_for_nothing_may_be_nan,
     join,
     weighted_hook,
     broadcasts,
@@ -434,9 +521,31 @@ def test_optimizer(worker: Callable[[], None], world_size: int) -> None:
     values(worker, world_size=world_size)
 
 
+def test_a_pass_that_failed() -> None:
+    values(a_pass_that_failed, world_size=1)
+    for said in values(a_pass_that_failed, world_size=2):
+        assert "the backward pass before this one ended before all gradients were there" in said[0]
+
+
+def test_different_orders_in_memory_are_refused() -> None:
+    strides = "weight is float32 of shape (3, 2, 4, 4) with strides (32, 1, 8, 2) here and float32 of shape"
+    parameters, optimizer = values(different_orders_in_memory)[0]
+    assert parameters.startswith(strides)
+    assert optimizer.startswith("parameter 0 of the optimizer is weight (float32 of shape (3, 2, 4, 4) with strides")
+
+
+def test_what_is_no_optimizer_is_refused() -> None:
+    plain = torch.optim.SGD(Net().parameters(), 0.1)
+    for wrong in ("adam", Net()):
+        with pytest.raises(TypeError, match="is no optimizer of torch"):
+            DistributedOptimizer(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="bucket_bytes=-1: a number of bytes is needed"):
+        DistributedOptimizer(plain, bucket_bytes=-1)
+
+
 def test_different_models_are_refused_with_the_remedy() -> None:
     shapes, first, values_differ = values(different_models)[0]
-    assert shapes == "weight is torch.float32 of shape (1, 2) here and torch.float32 of shape (2, 2) on rank 1"
+    assert shapes == "weight is float32 of shape (1, 2) here and float32 of shape (2, 2) on rank 1"
     assert "parameter 0 of the optimizer is weight (float32 of shape (1, 2)) here and weight" in first
     assert "weight has other values here than on rank 1: call multiring.torch.broadcast_parameters" in values_differ
 

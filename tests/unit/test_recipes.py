@@ -98,15 +98,21 @@ def test_lars_in_torch() -> None:
     use_lars(optimizer, trust=0.01)
     momentum, momentum_of_bias = np.zeros_like(weight), np.zeros_like(bias)
     x = torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
-    for _ in range(3):
+
+    def evaluated() -> torch.Tensor:
         optimizer.zero_grad()
-        (net(x) ** 2).mean().backward()
+        loss = (net(x) ** 2).mean()
+        loss.backward()
+        return loss
+
+    for step in range(4):
+        evaluated()
         gradient = net.weight.grad.numpy().copy()
         trust = 0.01 * np.linalg.norm(weight) / (np.linalg.norm(gradient) + 0.1 * np.linalg.norm(weight))
         momentum = 0.9 * momentum + trust * (gradient + 0.1 * weight)
         momentum_of_bias = 0.9 * momentum_of_bias + net.bias.grad.numpy() + 0.1 * bias
         weight, bias = weight - 0.5 * momentum, bias - 0.5 * momentum_of_bias
-        optimizer.step()
+        optimizer.step(evaluated if step % 2 else None)
         np.testing.assert_allclose(net.weight.detach().numpy(), weight, rtol=1e-12)
         np.testing.assert_allclose(net.bias.detach().numpy(), bias, rtol=1e-12)
     with pytest.raises(ValueError, match="trust=0: it is above 0"):

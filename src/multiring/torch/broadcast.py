@@ -10,7 +10,7 @@ from torch import Tensor
 
 import multiring
 from multiring.comm import Communicator
-from multiring.torch.buffers import raw
+from multiring.torch.buffers import form, raw
 
 
 def broadcast_parameters(
@@ -18,12 +18,13 @@ def broadcast_parameters(
 ) -> None:
     """Copy ``model.state_dict()`` or ``model.named_parameters()`` of rank ``root`` into that of all others, in place.
 
-    What is no tensor is left alone. ValueError on all ranks if names, types or shapes differ.
+    What is no tensor is left alone. ValueError on all ranks if names, types, shapes or orders in memory
+    differ.
     """
     communicator = multiring.init() if group is None else group
     named = parameters.items() if isinstance(parameters, Mapping) else parameters
     tensors = {name: value for name, value in named if isinstance(value, Tensor)}
-    mine = {name: f"{tensor.dtype} of shape {tuple(tensor.shape)}" for name, tensor in tensors.items()}
+    mine = {name: form(tensor) for name, tensor in tensors.items()}
     for rank, theirs in enumerate(communicator.all_gather_object(mine)):
         for name in [*mine, *(theirs.keys() - mine.keys())]:
             if mine.get(name) != theirs.get(name):

@@ -72,6 +72,12 @@ def dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def form(tensor: torch.Tensor) -> str:
+    """Type, shape and order in memory, in words: ranks on which they differ cannot exchange elements as they lie."""
+    words = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    return words if tensor.is_contiguous() or not dense(tensor) else f"{words} with strides {tensor.stride()}"
+
+
 def raw(tensor: torch.Tensor) -> Any:
     """The elements for a collective that only moves them: formats unknown to the communicator travel as bytes."""
     elements = flat(tensor)

@@ -39,6 +39,10 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
 
         ``group`` is a communicator, None for the default one, which is made as `multiring.init` does if there is none.
         """
+        if isinstance(optimizer, DistributedOptimizer) or not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"{type(optimizer).__name__} is no optimizer of torch, or one that averages already")
+        if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes={bucket_bytes!r}: a number of bytes is needed, such as {BUCKET_BYTES}")
         Joinable.__init__(self)
         self._optimizer = optimizer
         self._names = {id(parameter): name for name, parameter in named_parameters or ()}

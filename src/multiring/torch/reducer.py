@@ -16,7 +16,7 @@ from torch.autograd import Variable
 
 from multiring.buckets import Buckets, Gradient, agreed_order
 from multiring.comm import Communicator
-from multiring.torch.buffers import dense
+from multiring.torch.buffers import dense, form
 from multiring.torch.sparse import all_reduce_sparse
 
 
@@ -38,6 +38,8 @@ class Reducer:
         self._before = before
         self._parameters: list[Tensor] = []
         self._names: list[str] = []
+        self._trained: list[int] = []
+        """Of the parameters those that are not frozen."""
         self._buckets: Buckets | None = None
         self._slots: dict[int, Tensor] = {}
         self._factor: float | None = None
@@ -46,9 +48,13 @@ class Reducer:
         self._lock = threading.Lock()  # autograd may call hooks from several threads
 
     def watch(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Reduce the gradients of these parameters, from the next backward pass on; in the same order on all ranks."""
+        """Reduce the gradients of these parameters, from the next backward pass on; in the same order on all ranks.
+
+        Those that are frozen take no part until they are to be trained again.
+        """
         for name, parameter in named:
-            if not parameter.requires_grad:
+            trained = parameter.requires_grad
+            if not trained and not (parameter.is_cpu and parameter.is_floating_point()):
                 continue
             if not parameter.is_cpu:
                 raise ValueError(
@@ -58,7 +64,9 @@ class Reducer:
             index = len(self._parameters)
             self._parameters.append(parameter)
             self._names.append(name)
+            parameter.requires_grad_(True)  # only then it takes a hook, which stays
             parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            parameter.requires_grad_(trained)
         self._buckets = None
 
     @contextlib.contextmanager
@@ -73,7 +81,7 @@ class Reducer:
     def synchronize(self) -> None:
         """Reduce what has not been reduced since the last backward pass, and wait; all ranks call it."""
         if not self._seen:
-            self._before()
+            self._begin()
         buckets = self._buckets or self._learn()
         if self._factor is None:
             self._factor = buckets.begin(self.weight)
@@ -81,7 +89,8 @@ class Reducer:
             if index in buckets and parameter.grad is not None and not buckets.is_ready(index):
                 self._fill(buckets, index)
         present = buckets.finish()
-        for index, parameter in enumerate(self._parameters):
+        for index in self._trained:
+            parameter = self._parameters[index]
             if index not in buckets:
                 self._reduce_sparse(parameter)
             elif index in present and parameter.grad is None:
@@ -96,8 +105,10 @@ class Reducer:
             if self._paused:
                 return
             with self._lock:
+                if index in self._seen:
+                    self._abandon()
                 if not self._seen:
-                    self._before()
+                    self._begin()
                     # Called by autograd when the pass is complete, as for DistributedDataParallel and FSDP.
                     Variable._execution_engine.queue_callback(self.synchronize)
                 self._seen[index] = None
@@ -111,6 +122,26 @@ class Reducer:
 
         return became_ready
 
+    def _begin(self) -> None:
+        """A pass begins, or a step without any."""
+        self._before()
+        trained = [index for index, parameter in enumerate(self._parameters) if parameter.requires_grad]
+        if trained != self._trained:
+            self._trained, self._buckets = trained, None
+
+    def _abandon(self) -> None:
+        """A gradient comes again before all had come: the pass before this one ended in an error."""
+        if self._communicator.size > 1:
+            raise ValueError(
+                "the backward pass before this one ended before all gradients were there, or used a parameter twice: "
+                "the other ranks have counted on it, so end the job, or go on from a checkpoint with a new model and "
+                "optimizer on all ranks"
+            )
+        if self._buckets is not None:
+            self._buckets.abandon()
+        self._seen.clear()
+        self._factor = None
+
     @torch.no_grad()
     def _fill(self, buckets: Buckets, index: int) -> None:
         """Move a gradient into its slot, multiplied by this rank's share."""
@@ -123,9 +154,13 @@ class Reducer:
         if gradient.data_ptr() != slot.data_ptr():
             if factor == 1:
                 slot.copy_(gradient)
+            elif factor == 0:  # also where it is NaN
+                slot.zero_()
             else:
                 torch.mul(gradient, factor, out=slot)
             parameter.grad = slot
+        elif factor == 0:
+            slot.zero_()
         elif factor != 1:
             slot.mul_(factor)
         buckets.ready(index)
@@ -147,18 +182,16 @@ class Reducer:
 
     def _learn(self) -> Buckets:
         """Make the buckets, by what the first pass has shown; ValueError if the ranks have different models."""
-        mine = [
-            (name, str(p.dtype).removeprefix("torch."), tuple(p.shape), _checksum(p))
-            for name, p in zip(self._names, self._parameters, strict=True)
-        ]
+        trained = [(self._names[index], self._parameters[index]) for index in self._trained]
+        mine = [(name, form(parameter), _checksum(parameter)) for name, parameter in trained]
         sparse = {i for i, p in enumerate(self._parameters) if p.grad is not None and p.grad.is_sparse}
         everyones = self._communicator.all_gather_object((mine, sparse))
         for rank, (theirs, _) in enumerate(everyones):
             _compare(mine, theirs, rank)
         anywhere = set().union(*(their_sparse for _, their_sparse in everyones))
-        order = agreed_order(self._communicator, list(self._seen), len(mine))
-        fused = [index for index in order if index not in anywhere]
-        gradients = [Gradient(p.numel(), dtype) for (_, dtype, _, _), p in zip(mine, self._parameters, strict=True)]
+        order = agreed_order(self._communicator, list(self._seen), len(self._parameters))
+        fused = [index for index in order if index in self._trained and index not in anywhere]
+        gradients = [Gradient(p.numel(), str(p.dtype).removeprefix("torch.")) for p in self._parameters]
         buckets = Buckets(self._communicator, gradients, fused, bucket_bytes=self._bucket_bytes, view=_tensor)
         self._slots = {index: _shaped(buckets.slot(index), self._parameters[index]) for index in fused}
         self._buckets = buckets
@@ -187,7 +220,7 @@ def _compare(mine: Sequence[Any], theirs: Sequence[Any], rank: int) -> None:
         if here == there:
             continue
         if here is None or there is None or here[:-1] != there[:-1]:
-            shown = ["none" if one is None else f"{one[0]} ({one[1]} of shape {one[2]})" for one in (here, there)]
+            shown = ["none" if one is None else f"{one[0]} ({one[1]})" for one in (here, there)]
             raise ValueError(
                 f"parameter {number} of the optimizer is {shown[0]} here and {shown[1]} on rank {rank}: all ranks need "
                 "the same parameters in the same order"
