@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from launching import REGROW, Launch, wait_until
@@ -357,6 +358,29 @@ def test_a_lost_rank_is_started_again_and_admitted(launch: Launch) -> None:
     assert "the job may go on with 3 of 4 ranks" in result.stderr
     assert "rank 0 is started again, replacement 1 of 2" in result.stderr
     assert "ranks in" in result.stderr  # the summary
+
+
+def test_the_end_names_who_left_early_and_not_what_the_job_had_recovered_from(launch: Launch) -> None:
+    leaves = """
+        import sys
+        for _ in range(5):
+            mr.all_reduce(x)
+        if mr.rank() == 1:
+            mr.shutdown()
+            sys.exit()
+        mr.all_reduce(x)
+    """
+    script = launch.script("import numpy as np; import multiring as mr; mr.init(); x = np.ones(10)\n" + dedent(leaves))
+    result = launch.run("-n", "3", script)
+    assert result.returncode == 1
+    failed = r"rank [02] on host \S+ failed: exit code 1, after \S+ s; "
+    left = failed + r"it lost rank 1 on host \S+, which had ended with exit code 0;"
+    assert re.search(left, result.stderr), result.stderr
+    launch.environment["VICTIM"] = "1"
+    script = launch.script(dedent(REGROW) + dedent(leaves))
+    result = launch.run("-n", "4", "--min-ranks", "3", "--max-replacements", "1", script)
+    assert result.returncode == 1
+    assert re.search(left.replace("[02]", "[023]"), result.stderr), result.stderr
 
 
 def test_replacements_that_are_not_admitted_do_not_end_the_job(launch: Launch) -> None:

@@ -84,6 +84,8 @@ class Attempt:
         self._interrupted = False
         self._min_ranks = min_ranks
         self._failed: set[int] = set()
+        self._left: set[int] = set()
+        """The ranks that have ended well."""
         self._replacements = replacements
         self._replaced: dict[int, int] = {}
         """The number of the replacement of each rank that was started again."""
@@ -98,7 +100,11 @@ class Attempt:
     @property
     def failure(self) -> Failure | None:
         """What ended the job."""
-        return culprit(self._failures) if self._has_failed else None
+        found = culprit(self._failures) if self._has_failed else None
+        if found is not None and found.blames in self._left:
+            left = f"it lost rank {found.blames} on host {self._host[found.blames]}, which had ended with exit code 0"
+            return replace(found, what=f"{found.what}; {left}")
+        return found
 
     async def run(self) -> None:
         if self._stdin is not None:
@@ -188,6 +194,8 @@ class Attempt:
                 seconds = time.monotonic() - self._begin
                 what = f"rank {rank} on host {self._host[rank]} failed: {describe_exit(code)}, after {seconds:.1f} s"
                 self._fail(Failure(what, shell_code(code), rank, message["blames"]), [rank])
+            else:
+                self._left.add(rank)
             self._end({rank})
             if code != 0 and not self._over.is_set():
                 self._replace(rank)
@@ -224,6 +232,8 @@ class Attempt:
                 self._output.note(f"{failure.what}; the others had not admitted it")
             return
         if not self._judged and not self._interrupted:
+            # What the job has recovered from is not why it ends.
+            self._failures = [other for other in self._failures if other.rank is None or not self._is_back(other.rank)]
             self._failures.append(failure)
             self._failed.update(ranks)
             left = len(self._host) - sum(rank in ranks or not self._is_back(rank) for rank in self._failed)
