@@ -191,7 +191,13 @@ class Settings:
         agree=True,
     )
     trace: str = _knob("", str, "path", "write a timeline of all ranks there, which Perfetto opens", agree=True)
-    timeout: float = _knob(600.0, _seconds, "seconds", "a collective that takes longer raises CollectiveTimeout")
+    timeout: float = _knob(
+        600.0,
+        _seconds,
+        "seconds",
+        "a collective that takes longer raises CollectiveTimeout; in torch.distributed its own timeout where that is "
+        "less, and 30 min unless either is given",
+    )
     heartbeat_timeout: float = _knob(
         30.0, _heartbeat, "seconds", "a rank of which nothing is heard for so long is lost", agree=True
     )

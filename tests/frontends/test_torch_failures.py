@@ -119,8 +119,10 @@ def test_wait_gives_up_and_may_be_called_again() -> None:
     values(be_late)
 
 
-def never_come() -> str:
-    with group(timeout=timedelta(seconds=1)) as (rank, _):
+def never_come(of_the_group: bool) -> str:
+    if not of_the_group:
+        os.environ["MULTIRING_TIMEOUT"] = "1"
+    with group(timeout=timedelta(seconds=1 if of_the_group else 60)) as (rank, _):
         if rank == 0:
             error = caught(multiring.CollectiveTimeout, dist.barrier)
             return str(error)
@@ -128,8 +130,9 @@ def never_come() -> str:
         return ""
 
 
-def test_the_groups_time_limit_holds() -> None:
-    outcomes = run(never_come)
+@pytest.mark.parametrize("of_the_group", [True, False], ids=["the group's", "the job's"])
+def test_the_lower_time_limit_holds(of_the_group: bool) -> None:
+    outcomes = run(never_come, of_the_group)
     assert not outcomes[0].error
     assert "rank 1" in outcomes[0].value
 

@@ -26,7 +26,7 @@ def create(settings: Any, options: Options | None) -> MultiringGroup:
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options is a {type(options).__name__}: multiring takes multiring.torch.Options")
     _refuse_mixture(sys._getframe())
-    timeout = settings.timeout.total_seconds()
+    timeout = _time_limit(settings)
     ranks = list(settings.global_ranks_in_group)
     world = dist.group.WORLD
     if isinstance(world, MultiringGroup):
@@ -44,11 +44,17 @@ def create(settings: Any, options: Options | None) -> MultiringGroup:
 
 def _beside(default: Communicator, settings: Any, options: Options | None) -> MultiringGroup:
     """A group where `multiring.init` was called before: over the same communicator if it has the same ranks."""
-    timeout = settings.timeout.total_seconds()
+    timeout = _time_limit(settings)
     if options is None and (default.rank, default.size) == (settings.group_rank, settings.group_size):
         return MultiringGroup(default, timeout, lambda: None)
     communicator = Communicator(_join(settings, options), timeout=timeout)
     return MultiringGroup(communicator, timeout, communicator.world.close)
+
+
+def _time_limit(settings: Any) -> float:
+    """In seconds; torch always gives one, 30 minutes unless asked, so MULTIRING_TIMEOUT holds only where it is set."""
+    seconds: float = settings.timeout.total_seconds()
+    return min(seconds, env.read(env.Settings).timeout) if "MULTIRING_TIMEOUT" in os.environ else seconds
 
 
 def _join(settings: Any, options: Options | None) -> rendezvous.World:
