@@ -11,7 +11,6 @@ not notice. It ends at the first round that differs, with what repeats it.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import secrets
 import shutil
@@ -21,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,16 +81,24 @@ def play(this: Round, world: World, folder: Path) -> None:
         others: list[Job] = []
         if this.beside:
             others.append(jobs.enter_context(started(World(("here",) * 3), folder / "beside", "medium")))
-        job = jobs.enter_context(hurt(this, world, folder / "job"))
+        jobs.enter_context(hurt(this, world, folder / "job"))
         for other in others:
             other.write("stop")
             other.end(range(3))
             assert [other.outcome(rank)["kind"] for rank in range(3)] == ["", "", ""], "the other job noticed"
-        pids = [process.pid for each in (job, *others) for process in each.ranks]
-    left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    assert not left, f"processes are left: {left}"
-    named = [name for name in os.listdir("/dev/shm") if "multiring" in name]
-    assert not named, f"shared memory is left: {named}"
+    left = processes_of(folder)
+    assert not left, f"processes are left, and the memory that they share: {left}"
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Those of the jobs in a folder, which stands in the environment of each; memory without a name ends with them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):  # it has ended meanwhile
+                if bytes(folder) in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
 
 
 @contextmanager
