@@ -1,6 +1,7 @@
 #include "c_api.hpp"
 
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <optional>
@@ -40,9 +41,11 @@ int run_collective(int collective, void* data, std::size_t count, int dtype, int
     const auto world = published(0);
     if (root < 0) throw std::invalid_argument("root=" + std::to_string(root) + ": a rank is 0 or more");
     if (data == nullptr && count != 0) throw std::invalid_argument("data is NULL and count is not 0");
-    const Call call = world->call(checked<Collective>(collective, collective_names, "collective"), data, count,
-                                  checked<Dtype>(dtype, dtype_names, "dtype"), checked<Op>(op, op_names, "op"),
-                                  static_cast<std::uint32_t>(root));
+    const auto type = checked<Dtype>(dtype, dtype_names, "dtype");
+    if (count > PTRDIFF_MAX / itemsize(type))  // such as a negative number
+        throw std::invalid_argument("count=" + std::to_string(count) + ": no buffer has so many elements");
+    const Call call = world->call(checked<Collective>(collective, collective_names, "collective"), data, count, type,
+                                  checked<Op>(op, op_names, "op"), static_cast<std::uint32_t>(root));
     if (done == nullptr) {
         world->engine->run(call, [] {});
     } else {

@@ -35,6 +35,7 @@ int main(int count, char** arguments) {
     say("init", started);
     if (started) return 1;
     const int rank = multiring_rank(), size = multiring_world_size();
+    say("negative", multiring_all_reduce(x, (size_t)-1, MULTIRING_FLOAT64, MULTIRING_SUM, NULL, NULL));
     say("null", multiring_all_reduce(NULL, 3, MULTIRING_FLOAT64, MULTIRING_SUM, NULL, NULL));
     say("dtype", multiring_all_reduce(x, 3, (multiring_dtype)99, MULTIRING_SUM, NULL, NULL));
     say("op", multiring_all_reduce(x, 3, MULTIRING_INT32, MULTIRING_AVG, NULL, NULL));

@@ -53,6 +53,7 @@ def test_results_and_usage_errors(launch: Launch, program: str) -> None:
     for line in (
         "early: 6 multiring is not initialised",
         "init: 0",
+        "negative: 6 count=18446744073709551615: no buffer has so many elements",
         "null: 6 data is NULL and count is not 0",
         "dtype: 6 no dtype has the number 99",
         "op: 6 avg is not defined for int32",
