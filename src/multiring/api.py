@@ -59,7 +59,7 @@ def adopt(communicator: Communicator) -> None:
     _default = communicator
     bootstrap.report(None)
     if communicator.world.timeline is not None and communicator.size > 1:
-        communicator.world.timeline.align(communicator)
+        communicator.world.timeline.align(communicator.aside)
     atexit.unregister(_exit)
     atexit.register(_exit)
 

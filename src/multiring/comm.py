@@ -34,6 +34,7 @@ from multiring.buffers import (
 from multiring.engine import Part
 from multiring.errors import Mismatch, ResourceError
 from multiring.plans import Plans
+from multiring.trace import ASIDE
 from multiring.tuner import Tuner
 from multiring.work import Work
 
@@ -98,9 +99,20 @@ class Communicator:
         self._engine.communicator(number, list(self.members))
         world.groups.add(number)
         self._plans = Plans(world, number, self.members)
+        self._aside: Communicator | None = None
         self._tuner: Tuner | None = None
-        if world.settings.tune and not world.settings.plan and self.size > 1:
+        if world.settings.tune and not world.settings.plan and self.size > 1 and number < ASIDE:
             self._tuner = Tuner(self, self._plans)
+
+    @property
+    def aside(self) -> Communicator:
+        """The same ranks, for the library's own calls: they take no numbers of the caller's and try no plans.
+
+        All ranks make it together, by asking for it.
+        """
+        if self._aside is None:
+            self._aside = Communicator(self.world, self.members, number=ASIDE + self._number, timeout=self.timeout)
+        return self._aside
 
     @property
     def local_rank(self) -> int:
@@ -375,6 +387,8 @@ class Communicator:
         self._engine.forget(self._number)
         self._engine.withdraw(self._number)
         self.world.groups.discard(self._number)
+        if self._aside is not None:
+            self._aside.close()
 
     def _call(
         self,

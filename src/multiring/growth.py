@@ -60,7 +60,9 @@ def grow(communicator: Communicator, timeout: float | None) -> tuple[rendezvous.
         try:
             joined = _meet(admission, roster, label, place.job, world.settings_again, world.engine.failure)
         except Kept as kept:
-            communicator.barrier(timeout=communicator.timeout + seconds)  # raises if it was one of those who are there
+            communicator.aside.barrier(
+                timeout=communicator.timeout + seconds
+            )  # raises if it was one of those who are there
             if communicator.rank == 0:
                 _log.warning("nobody was admitted, and the job goes on with %d ranks: %s", communicator.size, kept)
             return None
@@ -163,10 +165,10 @@ def _look(lobby: Lobby, world: rendezvous.World, seconds: float) -> tuple[Admiss
 
 
 def _told(communicator: Communicator, roster: Record | None) -> Record | None:
-    """What rank 0 has found, on all ranks."""
+    """What rank 0 has found, on all ranks. Whatever comes of it, `grow` is one call of the communicator."""
     someone = np.array([roster is not None], np.uint8)
     communicator.broadcast(someone, timeout=communicator.timeout + 2 * ANSWER_SECONDS)
-    return communicator.broadcast_object(roster) if someone[0] else None
+    return communicator.aside.broadcast_object(roster) if someone[0] else None
 
 
 def _meet(

@@ -43,6 +43,9 @@ CALL, SEGMENT, PHASE, HELD_UP, CALLER, IDLE = range(6)
 PIDS = 100_000
 """Ranks of generation g have the process ids from g times this, plus one: 0 is no process."""
 
+ASIDE = 1 << 31
+"""From this number on a communicator is for the library's own calls, beside the one whose number is so much less."""
+
 ROUND_TRIPS = 16
 """Of the clock's estimate; the shortest counts."""
 
@@ -194,7 +197,8 @@ def _place(event: Mapping[str, int], thread: int) -> tuple[tuple[int, ...], str]
     kind, lane, row = event["kind"], event["lane"], event["row"]
     if kind in (CALLER, IDLE):
         return (0, thread), ""
-    of = f"communicator {event['communicator']}, lane {lane}"
+    aside, number = divmod(event["communicator"], ASIDE)
+    of = f"communicator {number}, lane {lane}" + (" (multiring's own calls)" if aside else "")
     return ((1, lane), of) if kind == CALL else ((1, lane, row), f"{of}, row {row}")
 
 

@@ -86,17 +86,15 @@ class Tuner:
         self._plans = plans
         self._courses: dict[Key, Course] = {}
         self._settled: set[Key] = set()
-        self._busy = True  # its own calls try nothing
         self._file = _file(plans, communicator)
-        kept = communicator.broadcast_object(read(self._file) if communicator.rank == 0 else None)
+        kept = communicator.aside.broadcast_object(read(self._file) if communicator.rank == 0 else None)
         for key, tuned in kept.items():
             plans.settle(key, tuned)
-        self._busy = False
 
     def trial(self, collective: int, nbytes: int, root: int) -> Trial | None:
         """What the next call for a buffer of ``nbytes`` tries; None if it is to use the plan that is settled."""
         key = collective, nbytes.bit_length(), root
-        if self._busy or nbytes == 0 or key in self._settled:
+        if nbytes == 0 or key in self._settled:
             return None
         course = self._courses.get(key) or self._begin(key, nbytes)
         if course and len(course.trials) == course.heat.calls:
@@ -123,14 +121,10 @@ class Tuner:
 
     def _conclude(self, key: Key, course: Course) -> Course | None:
         """The course of the next heat, or None when the plan is settled."""
-        self._busy = True
-        try:
-            seconds = self._seconds(course.trials)
-            first = self._communicator.rank == 0
-            verdict = tuning.after(course.heat, seconds, str(date.today())) if first else None
-            verdict = self._communicator.broadcast_object(verdict)
-        finally:
-            self._busy = False
+        seconds = self._seconds(course.trials)
+        first = self._communicator.rank == 0
+        verdict = tuning.after(course.heat, seconds, str(date.today())) if first else None
+        verdict = self._communicator.aside.broadcast_object(verdict)
         if isinstance(verdict, Heat):
             self._courses[key] = Course(verdict, course.plans)
             return self._courses[key]
@@ -144,7 +138,7 @@ class Tuner:
         for trial in trials:
             trial.complete()
         stamps = np.array([[trial.entered, trial.left] for trial in trials]) + self._offset()
-        self._communicator.reduce(stamps, "max")
+        self._communicator.aside.reduce(stamps, "max")
         found: list[float] = (stamps[:, 1] - stamps[:, 0]).tolist()
         return found
 
@@ -155,10 +149,10 @@ class Tuner:
         stamps = np.empty((BARRIERS, 2))
         for row in stamps:
             row[0] = time.monotonic()
-            self._communicator.barrier()
+            self._communicator.aside.barrier()
             row[1] = time.monotonic()
         reference = stamps.copy()
-        self._communicator.broadcast(reference)
+        self._communicator.aside.broadcast(reference)
         return tuning.offset(stamps, reference)
 
     def _keep(self, key: Key, chosen: str, tuned: Tuned) -> None:

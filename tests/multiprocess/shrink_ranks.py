@@ -79,6 +79,25 @@ def lose(victims: Sequence[int]) -> dict[str, Any]:
     return outcome
 
 
+def lose_after(steps: int) -> dict[str, int]:
+    """Rank 1 is killed when it has done so many steps, of a collective each; the second of them is to grow."""
+    mr.init()
+    done = 0
+    try:
+        while True:
+            if done == steps and mr.rank() == 1:
+                die()
+            if done == 1:
+                assert mr.grow() is None
+            else:
+                reduced(2000, done)
+            done += 1
+    except mr.PeerLost:
+        completed = mr.shrink().completed
+    mr.shutdown()
+    return {"done": done, "completed": completed}
+
+
 def lose_while_shrinking(first: int, second: int, when: str) -> dict[str, Any]:
     """Rank ``second`` is killed in the middle of the agreement about the loss of ``first``.
 

@@ -35,6 +35,19 @@ def test_those_who_are_left_go_on(hosts: str, victims: list[int]) -> None:
     assert len({value["plan"] for value in values}) == 1
 
 
+@pytest.mark.parametrize("setting", ["MULTIRING_TRACE", "MULTIRING_TUNE"])
+def test_calls_of_the_library_itself_are_not_counted(setting: str, tmp_path: Path) -> None:
+    value = {"MULTIRING_TRACE": str(tmp_path / "t.json"), "MULTIRING_TUNE": "1"}[setting]
+    environment = {**QUICK, setting: value, "XDG_CACHE_HOME": str(tmp_path)}
+    steps = 200  # more than any tuning takes
+    outcomes = jobs.start(shrink_ranks.lose_after, 3, steps, environment=environment).wait()
+    assert outcomes[1].code == -signal.SIGKILL
+    values = [outcomes[rank].value for rank in (0, 2)]
+    done = min(value["done"] for value in values)
+    assert done in (steps - 1, steps)
+    assert [value["completed"] for value in values] == [done - 1] * 2
+
+
 @pytest.mark.parametrize(
     ("second", "when"),
     [(3, "join"), (2, "accepted"), (0, "accept"), (0, "decided"), (1, "meeting")],
