@@ -320,6 +320,8 @@ def _timeline(place: Place, settings: env.Settings) -> trace.Timeline | None:
     if not settings.trace:
         return None
     host = settings.host or socket.gethostname()
+    if place.members:  # of a job that goes on
+        return trace.resume(settings.trace, place.rank, host, place.generation)
     anew = place.generation == 0 == place.restart
     return trace.prepare(settings.trace, place.rank, host, place.generation, anew=anew)
 

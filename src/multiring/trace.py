@@ -8,6 +8,7 @@ file is whole after each: a job that fails has a timeline too.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -53,6 +54,8 @@ _OPEN, _CLOSE = b"[\n", b"\n]\n"
 _EMPTY = b"[\n]\n"
 _NO_NUMBER = (1 << 64) - 1  # of a receive that waited for its turn
 _log = logging.getLogger("multiring")
+_paths: dict[str, Path] = {}  # as the job began: the program may change its directory
+_lacking: set[Path] = set()  # in which something could not be written: that is said once
 _prepared: set[Path] = set()  # by this process: init after shutdown adds to what it wrote before
 
 Thread = tuple[int, bool, int, bytes]
@@ -82,15 +85,18 @@ class Timeline:
         self.offset = offsets[first]
 
     def write(self, threads: Sequence[Thread]) -> None:
-        """Add what the engine recorded to the file, once; a failure to do so is logged."""
+        """Add what the engine recorded to the file, once; the first time that it cannot be added, that is logged."""
         if self._written or self.process != os.getpid():
             return
         self._written = True
         events = (json.dumps(event, separators=(",", ":")) for event in self.events(threads))
         try:
-            _append(self.path, ",\n".join(events).encode())
-        except OSError as error:
-            _log.warning("MULTIRING_TRACE=%s: %s", self.path, error.strerror)
+            with _opened(self.path) as descriptor:
+                _append(descriptor, ",\n".join(events).encode())
+        except RendezvousError as error:
+            if self.path not in _lacking:
+                _lacking.add(self.path)
+                _log.warning("the timeline lacks events of rank %d, and the job goes on without: %s", self.rank, error)
 
     def events(self, threads: Sequence[Thread]) -> Iterator[dict[str, Any]]:
         """The events of this rank, in the Trace Event Format."""
@@ -119,25 +125,18 @@ class Timeline:
 
 def prepare(path: str, rank: int, host: str, generation: int, *, anew: bool) -> Timeline:
     """Make the file, ``anew`` or as it was left by an earlier generation; RendezvousError if that cannot be."""
-    absolute = Path(path).absolute()  # the program may change its directory
-    try:
-        descriptor = os.open(absolute, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            begins = os.pread(descriptor, len(_OPEN), 0)
-            if begins not in (b"", _OPEN):
-                raise RendezvousError(
-                    f"MULTIRING_TRACE={path} exists and is no timeline: name another file, or remove it"
-                )
-            if (anew and absolute not in _prepared) or not begins:
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, _EMPTY, 0)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise RendezvousError(f"MULTIRING_TRACE={path}: {error.strerror}") from None
+    absolute = _paths[path] = Path(path).absolute()
+    with _opened(absolute) as descriptor:
+        if (anew and absolute not in _prepared) or not os.fstat(descriptor).st_size:
+            os.ftruncate(descriptor, 0)
+            _put(descriptor, _EMPTY, 0)
     _prepared.add(absolute)
     return Timeline(absolute, rank, host, generation)
+
+
+def resume(path: str, rank: int, host: str, generation: int) -> Timeline:
+    """The timeline of a later generation of a job that goes on, which it does whether or not that can be written."""
+    return Timeline(_paths.setdefault(path, Path(path).absolute()), rank, host, generation)
 
 
 def best_offset(round_trips: Sequence[tuple[int, int, int]]) -> int:
@@ -178,18 +177,45 @@ def _boot() -> str:
     return f"{boot} {namespace.stat().st_ino if namespace.exists() else 0}"
 
 
-def _append(path: Path, events: bytes) -> None:
-    """Put events before the closing bracket, so that the file is whole whoever writes last."""
-    descriptor = os.open(path, os.O_RDWR)
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The descriptor of the file, locked; RendezvousError if it is no timeline, or cannot be had, or written."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        size = os.fstat(descriptor).st_size
-        if size == len(_EMPTY):
-            os.pwrite(descriptor, events + _CLOSE, len(_OPEN))
-        else:
-            os.pwrite(descriptor, b",\n" + events + _CLOSE, size - len(_CLOSE))
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.pread(descriptor, len(_OPEN), 0) not in (b"", _OPEN):
+                raise RendezvousError(
+                    f"MULTIRING_TRACE={path} exists and is no timeline: name another file, or remove it"
+                )
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise RendezvousError(f"MULTIRING_TRACE={path}: {error.strerror}") from None
+
+
+def _append(descriptor: int, events: bytes) -> None:
+    """Put events before the closing bracket, so that the file is whole whoever writes last, even if they do not fit."""
+    if not os.fstat(descriptor).st_size:
+        _put(descriptor, _EMPTY, 0)
+    size = os.fstat(descriptor).st_size
+    is_first = size == len(_EMPTY)
+    start = len(_OPEN) if is_first else size - len(_CLOSE)
+    end = os.pread(descriptor, size - start, start)
+    try:
+        _put(descriptor, (b"" if is_first else b",\n") + events + _CLOSE, start)
+    except OSError:
+        _put(descriptor, end, start)
+        os.ftruncate(descriptor, size)
+        raise
+
+
+def _put(descriptor: int, content: bytes, position: int) -> None:
+    """Write all of it: a full disk takes a part of it before it refuses the rest."""
+    while content:
+        written = os.pwrite(descriptor, content, position)
+        content, position = content[written:], position + written
 
 
 def _place(event: Mapping[str, int], thread: int) -> tuple[tuple[int, ...], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -96,6 +97,16 @@ def lose_after(steps: int) -> dict[str, int]:
         completed = mr.shrink().completed
     mr.shutdown()
     return {"done": done, "completed": completed}
+
+
+def lose_the_timeline_too(directory: str) -> dict[str, Any]:
+    """The directory of the timeline is removed before rank 1 is lost."""
+    mr.init()
+    reduced(100, 0)
+    if mr.rank() == 0:
+        shutil.rmtree(directory)
+    reduced(100, 1)
+    return lose([1])
 
 
 def lose_while_shrinking(first: int, second: int, when: str) -> dict[str, Any]:

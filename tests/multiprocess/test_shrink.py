@@ -48,6 +48,17 @@ def test_calls_of_the_library_itself_are_not_counted(setting: str, tmp_path: Pat
     assert [value["completed"] for value in values] == [done - 1] * 2
 
 
+def test_a_timeline_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
+    directory = tmp_path / "removed"
+    directory.mkdir()
+    environment = {**QUICK, "MULTIRING_TRACE": str(directory / "t.json")}
+    outcomes = jobs.start(shrink_ranks.lose_the_timeline_too, 3, str(directory), environment=environment).wait()
+    for rank in (0, 2):
+        assert outcomes[rank].value["members"] == [0, 2]
+        (told,) = (line for line in outcomes[rank].error.splitlines() if "the timeline lacks events" in line)
+        assert f"MULTIRING_TRACE={directory / 't.json'}: No such file" in told
+
+
 @pytest.mark.parametrize(
     ("second", "when"),
     [(3, "join"), (2, "accepted"), (0, "accept"), (0, "decided"), (1, "meeting")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import resource
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -117,6 +118,39 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "import multiring\n"
     with pytest.raises(RendezvousError, match=r"MULTIRING_TRACE=.*missing/t.json: No such file"):
         trace.prepare(str(tmp_path / "missing" / "t.json"), 0, "a", 0, anew=True)
+
+
+def test_a_file_that_is_full_stays_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "t.json"
+    first, second = (trace.prepare(str(path), rank, "a", 0, anew=True) for rank in (0, 1))
+    first.write([(first.process, False, 0, record(trace.CALL, 0, 1))])
+    before = path.read_bytes()
+    many = b"".join(record(trace.CALL, i, i + 1, number=i) for i in range(100))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 1000, limits[1]))  # takes a part, as a full disk does
+    try:
+        second.write([(second.process, False, 0, many)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert "the timeline lacks events of rank 1" in caplog.text
+    assert f"MULTIRING_TRACE={path}: File too large" in caplog.text
+    third = trace.Timeline(path, 2, "a")
+    third.write([(third.process, False, 0, many)])
+    assert len(intervals(json.loads(path.read_text()))) == 101
+
+
+def test_a_job_that_goes_on_has_the_path_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace.prepare("t.json", 0, "a", 0, anew=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    later = trace.resume("t.json", 0, "a", 1)
+    later.write([(later.process, False, 0, record(trace.CALL, 0, 1))])
+    assert len(intervals(json.loads((tmp_path / "t.json").read_text()))) == 1
+    assert not (elsewhere / "t.json").exists()
+    assert trace.prepare("t.json", 0, "a", 0, anew=True).path == elsewhere / "t.json"  # of another job
 
 
 @pytest.mark.parametrize("method", ["direct", "ring", "halving"])
