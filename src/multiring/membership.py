@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ ASKED_AT_ONCE = 16
 """So many of the lower ranks are asked at the same time whether they live."""
 
 Ballot = tuple[int, int]
+
+_log = logging.getLogger("multiring")
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,16 @@ def shrink(world: rendezvous.World, completed: int, timeout: float) -> tuple[ren
         silent.add(gate.membership.members[failure.rank])
     before = gate.membership
     world.leave()
-    survivor = Survivor(gate, completed, timeout, silent)
+    survivor, reason = Survivor(gate, completed, timeout, silent), ""
     try:
         while True:
             star = survivor.agree()
             try:
                 joined = rendezvous.rejoin(world, gate, gate.membership, star, star.failure)
             except RendezvousError as error:
+                if str(error) != reason:
+                    reason = str(error)
+                    _log.warning("the survivors have not met, and try again: %s", reason)
                 survivor.count_failure(error)
                 continue
             finally:
