@@ -26,7 +26,7 @@ import base64
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from multiring import rendezvous
@@ -86,7 +86,7 @@ def shrink(world: rendezvous.World, completed: int, timeout: float) -> tuple[ren
         silent.add(gate.membership.members[failure.rank])
     before = gate.membership
     world.leave()
-    survivor, reason = Survivor(gate, completed, timeout, silent), ""
+    survivor, reason = Survivor(gate, completed, timeout, silent, world.settings.late_warning), ""
     try:
         while True:
             star = survivor.agree()
@@ -110,14 +110,20 @@ def shrink(world: rendezvous.World, completed: int, timeout: float) -> tuple[ren
 class Survivor:
     """One rank's part in the agreement."""
 
-    def __init__(self, gate: Gate, completed: int, timeout: float, silent: Collection[int]) -> None:
-        """``silent`` ranks are known to have been so for long enough."""
+    def __init__(
+        self, gate: Gate, completed: int, timeout: float, silent: Collection[int], late_seconds: float
+    ) -> None:
+        """``silent`` ranks are known to have been so for long enough; after ``late_seconds`` it is logged who is late:
+        it lives, and has not called `shrink`."""
         self._gate = gate
         self._rank = gate.rank
         self._lived = gate.membership.generation
         self._completed = completed
         self._silent = set(silent)
         self._timeout = timeout
+        self._late_seconds = late_seconds
+        self._told_of: set[int] = set()
+        self._left_out: set[int] = set()  # they were late for the whole time
         self._began = time.monotonic()
         self._promised: Ballot = (0, 0)
         self._accepted: tuple[Ballot, tuple[int, ...]] | None = None
@@ -146,10 +152,11 @@ class Survivor:
             return await self._lead()
         rank, leader = found
         try:
-            return await self._follow(leader)
+            return await self._follow(rank, leader)
         except asyncio.TimeoutError:
             leader.close()
             self._silent.add(rank)
+            self._leave_out({rank})
             raise _Again(f"the lowest rank lives, but has not called this in {self._timeout:g} s") from None
         except ConnectionError as error:
             leader.close()
@@ -231,10 +238,38 @@ class Survivor:
             before = self._gate.membership.members
             raise RendezvousError(
                 f"the job went on as generation {told['generation']} without this rank, which was rank "
-                f"{before.index(self._rank)}: it was not heard of in time, and can only end"
+                f"{before.index(self._rank)}: it did not answer the others, or did not call shrink(), in time, and can "
+                "only end"
             )
         self._accepted = None
         await self._gate.announce(Membership(told["generation"], members))
+
+    # ---- who is late ----
+
+    async def _tell_of(self, late: Callable[[], Collection[int]]) -> None:
+        """Log once for whom this rank waits, when it has for long."""
+        while True:
+            await asyncio.sleep(max(self._began + self._late_seconds - time.monotonic(), RETRY_SECONDS))
+            found = set(late()) - self._told_of
+            self._told_of |= found
+            self._tell("has waited for others in shrink() for", found)
+
+    def _leave_out(self, late: Collection[int]) -> None:
+        self._left_out |= set(late)
+        self._tell("waits no longer in shrink(), after", late)
+
+    def _tell(self, what: str, late: Collection[int]) -> None:
+        if words := self._in_words(late):
+            _log.warning("this rank %s %.1f s: %s", what, time.monotonic() - self._began, words)
+
+    def _in_words(self, late: Collection[int]) -> str:
+        """What is said of ranks that are late, if there are any."""
+        members = self._gate.membership.members
+        now = [members.index(rank) for rank in sorted(late) if rank in members]
+        if not now:
+            return ""
+        live = f"rank {now[0]} lives, and has" if len(now) == 1 else f"ranks {spans(now)} live, and have"
+        return f"{live} not called shrink()"
 
     # ---- one that follows ----
 
@@ -250,10 +285,14 @@ class Survivor:
             "completed": self._completed,
         }
 
-    async def _follow(self, leader: Channel) -> Star:
+    async def _follow(self, rank: int, leader: Channel) -> Star:
         await leader.send(self._join())
         patience = self._began + self._timeout + self._gate.patience - time.monotonic()
-        told = await within(max(patience, self._gate.patience), leader.receive())
+        telling = asyncio.create_task(self._tell_of(lambda: {rank}))
+        try:
+            told = await within(max(patience, self._gate.patience), leader.receive())
+        finally:
+            telling.cancel()
         while True:
             if told["kind"] == "news":
                 await self._learn(told)
@@ -294,12 +333,15 @@ class Survivor:
         until = max(self._began + self._timeout, time.monotonic() + self._gate.patience)
         joined: dict[int, tuple[Channel, Message]] = {}
         higher = [rank for rank in self._gate.membership.members if rank > self._rank]
-        watches = {rank: asyncio.create_task(self._watch(rank)) for rank in higher}
+        alive: set[int] = set()
+        watches = {rank: asyncio.create_task(self._watch(rank, alive)) for rank in higher}
+        telling = asyncio.create_task(self._tell_of(lambda: alive - joined.keys()))
         arrival = asyncio.ensure_future(self._gate.arrived.get())
         try:
             while missing := [rank for rank in higher if rank not in joined and not watches[rank].done()]:
                 remaining = until - time.monotonic()
                 if remaining <= 0:
+                    self._leave_out(alive & set(missing))
                     break
                 await asyncio.wait(
                     [arrival, *(watches[rank] for rank in missing)],
@@ -317,9 +359,9 @@ class Survivor:
             _close(joined)
             raise
         finally:
-            for task in [arrival, *watches.values()]:
+            for task in [arrival, telling, *watches.values()]:
                 task.cancel()
-            arrived, *_ = await asyncio.gather(arrival, *watches.values(), return_exceptions=True)
+            arrived, *_ = await asyncio.gather(arrival, telling, *watches.values(), return_exceptions=True)
             if isinstance(arrived, tuple):
                 self._gate.arrived.put_nowait(arrived)
         return joined
@@ -337,15 +379,17 @@ class Survivor:
         with contextlib.suppress(ConnectionError):  # whoever is lost now is missed later
             await channel.send({"kind": "admitted"})
 
-    async def _watch(self, rank: int) -> None:
-        """Returns when a rank is dead or silent."""
+    async def _watch(self, rank: int, alive: set[int]) -> None:
+        """Returns when a rank is dead or silent; until then it is among those ``alive`` while it answers."""
         await asyncio.sleep(WATCH_AFTER_SECONDS)
         while (channel := await self._reach(rank)) is not None:
+            alive.add(rank)
             try:
                 with contextlib.suppress(ConnectionError):
                     while True:
                         await self._learn(await channel.receive())
             finally:
+                alive.discard(rank)
                 channel.close()
 
     async def _ballot(self, joined: dict[int, tuple[Channel, Message]]) -> Star:
@@ -354,7 +398,7 @@ class Survivor:
         channels = {rank: channel for rank, (channel, _) in joined.items()}
         if not is_quorum(present, known.members):
             text = self._minority(present)
-            await self._tell(channels, {"kind": "minority", "text": text})
+            await self._send(channels, {"kind": "minority", "text": text})
             raise RendezvousError(text)
         joins = [self._join(), *(join for _, join in joined.values())]
         highest = max(int(join["promised"][0]) for join in joins)
@@ -374,7 +418,7 @@ class Survivor:
             "complete": complete,
             "completed": completed,
         }
-        await self._tell(channels, decided)
+        await self._send(channels, decided)
         await self._decide(decided)
         if not complete:
             raise _Again("a membership of before was decided on")
@@ -384,17 +428,19 @@ class Survivor:
         members = self._gate.membership.members
         now = [members.index(rank) for rank in present]
         seconds = time.monotonic() - self._began
+        late = self._in_words(self._left_out - set(present))
         return (
             f"of the {len(members)} ranks only {spans(now)} found each other, in {seconds:.1f} s: "
             f"not more than half of them, nor half with rank 0, and so the others may have gone on without them"
+            + (f"; {late}" if late else "")
         )
 
     @staticmethod
-    async def _tell(channels: dict[int, Channel], message: Message) -> None:
+    async def _send(channels: dict[int, Channel], message: Message) -> None:
         await asyncio.gather(*(channel.send(message) for channel in channels.values()))
 
     async def _ask(self, channels: dict[int, Channel], message: Message, answer: str) -> None:
-        await self._tell(channels, message)
+        await self._send(channels, message)
         for told in await asyncio.gather(*(channel.receive() for channel in channels.values())):
             if told["kind"] != answer:
                 raise ConnectionError(f"it answers {told['kind']}")

@@ -37,11 +37,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def go_on(outcome: dict[str, Any]) -> dict[str, Any]:
+def go_on(outcome: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
     """Shrink, and as many steps more."""
     began = time.monotonic()
     try:
-        agreement = mr.shrink()
+        agreement = mr.shrink(timeout)
     except mr.RendezvousError as error:
         assert not mr.is_initialized()
         return {**outcome, "refused": str(error), "seconds": time.monotonic() - began}
@@ -162,6 +162,26 @@ def stop_and_wake(end: str) -> dict[str, Any]:
         time.sleep(0.05)
     if rank != 1:
         steps_until(STEPS)  # what the excluded one sent has not reached us
+    mr.shutdown()
+    return outcome
+
+
+def do_something_else(late: int, timeout: float, go: str, end: str) -> dict[str, Any]:
+    """The last rank is killed, and rank ``late`` calls shrink when the file ``go`` is there; all end at ``end``."""
+    mr.init()
+    rank, last = mr.rank(), mr.world_size() - 1
+    try:
+        while True:
+            reduced(2000, 0)
+            if rank == last:
+                die()
+    except mr.PeerLost as error:
+        while rank == late and not Path(go).exists():
+            time.sleep(0.05)
+        outcome = go_on({"blamed": error.rank}, timeout)
+    say("went on" if "members" in outcome else "refused")
+    while not Path(end).exists():
+        time.sleep(0.05)
     mr.shutdown()
     return outcome
 

@@ -113,6 +113,33 @@ def test_a_rank_that_was_late_stays_a_member() -> None:
     assert {value["blamed"] for value in values} == {1}
 
 
+@pytest.mark.parametrize(("size", "late"), [(4, 2), (5, 0), (3, 1)])
+def test_a_rank_that_does_not_call_shrink_is_named(size: int, late: int, tmp_path: Path) -> None:
+    go, end = tmp_path / "go", tmp_path / "end"
+    environment = {"MULTIRING_HEARTBEAT_TIMEOUT": "5", "MULTIRING_LATE_WARNING": "1"}
+    job = jobs.start(shrink_ranks.do_something_else, size, late, 4.0, str(go), str(end), environment=environment)
+    others = [rank for rank in range(size - 1) if rank != late]
+    enough = size > 3
+    try:
+        assert [job.line(rank) for rank in others] == ["went on" if enough else "refused"] * len(others)
+        go.touch()
+        assert job.line(late) == "refused"
+    finally:
+        go.touch()
+        end.touch()
+        outcomes = job.wait()
+    reason = f"rank {late} lives, and has not called shrink()"
+    for rank in others:
+        if enough:
+            assert outcomes[rank].value["members"] == others
+        else:
+            assert outcomes[rank].value["refused"].endswith(f"without them; {reason}")
+    for told in ("this rank has waited for others in shrink() for", "this rank waits no longer in shrink(), after"):
+        assert any(told in line and line.endswith(reason) for line in outcomes[others[0]].error.splitlines())
+    if enough:
+        assert "it did not answer the others, or did not call shrink(), in time" in outcomes[late].value["refused"]
+
+
 def test_without_a_loss_there_is_nothing_to_shrink() -> None:
     for told in jobs.run(shrink_ranks.shrink_without_a_loss, 2):
         assert told == ["no rank was lost: shrink() is called after PeerLost or CollectiveTimeout"] + ["Mismatch"] * 2
