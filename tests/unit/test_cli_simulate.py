@@ -50,6 +50,15 @@ def test_one_s_own_cluster_and_job(tmp_path: Path) -> None:
     assert result["seconds"] == pytest.approx(1 + result["exposed"])
 
 
+def test_results_that_are_approximate_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uneven = TOPOLOGY.replace("""ranks = 1 }]""", """ranks = 2 }]""")
+    (tmp_path / "cluster.toml").write_text(uneven)
+    options = ("--topology", str(tmp_path / "cluster.toml"), "--speed", "8", "--strategy", "ring,masters")
+    assert "approximate" not in run(*options).output
+    monkeypatch.setattr("multiring.simulate._MESSAGE_SECONDS", 1.0)
+    assert "approximate: ring, masters; ranks differ and send too many" in run(*options).output
+
+
 def test_a_sweep_and_its_picture(tmp_path: Path) -> None:
     picture = tmp_path / "efficiency.svg"
     shown = run(

@@ -212,6 +212,31 @@ def test_direct_shares_by_bandwidth_spare_a_slow_card():
     assert slow == pytest.approx(6 * S / 1e9, rel=0.1)
 
 
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_weighted_shares_pass_each_other_in_lockstep_as_they_do_exactly(hosts):
+    cards = [Link(1e9 / (1 + 3 * (host == 1)), 1e9, 5e-5) for host in range(hosts)]
+    topology = Topology(
+        LEVELS[:2],
+        tuple(Place(f"h{i}", card, ranks_in_host((2 * i, 2 * i + 1), RANK)) for i, card in enumerate(cards)),
+    )
+    stages = [Stage(Dimension(("rank",)), SPLIT, "direct"), Stage(Dimension(("host",)), SPLIT, "direct", weighted=True)]
+    call = Call(compose(topology, "all_reduce", stages, 128 << 10), S)
+    exact = simulate_exactly(topology, [call]).seconds
+    assert simulate_in_lockstep(topology, [call]).seconds == pytest.approx(exact, rel=0.03)
+
+
+def test_ranks_that_differ_are_simulated_one_by_one_as_long_as_it_takes_seconds():
+    topology = UNEVEN["slow card"]
+    calls = [Call(by_level(topology, SPLIT, "direct", 64 << 10), S)] * 5  # some 40,000 messages
+    exact = simulate(topology, calls)
+    assert exact == simulate_exactly(topology, calls)
+    assert not exact.approximate
+    hurried = simulate(topology, calls, patience=0.1)
+    assert hurried.approximate
+    assert hurried.seconds == simulate_in_lockstep(topology, calls).seconds != exact.seconds
+    assert not simulate(EVEN["flat"], [Call(flat(EVEN["flat"], SPLIT, "ring", S), S)], patience=0.0).approximate
+
+
 def test_one_rank_needs_no_time():
     topology = Topology.flat([1])
     assert simulate(topology, [Call(by_level(topology, SPLIT, "ring", 4096), S)]).ended == (0.0,)

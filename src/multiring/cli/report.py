@@ -20,6 +20,7 @@ from multiring.cli.scenario import (
     Speed,
     Strategies,
     TopologyFile,
+    approximation_of,
     chosen,
     curves_of,
     simulated,
@@ -71,6 +72,8 @@ def _page(point: Point, points: list[Point], names: list[str], key: str) -> str:
         curve = page.curves(f"Scaling efficiency over {key}", key, values, curves_of(points, names))
     where = point.request.machine or Path(point.request.topology or "").stem
     about = [summary_of(point), f"The plan below is that of the largest bucket of gradients, {units.size(nbytes)}."]
+    if approximate := approximation_of([point, *points]):
+        about.append(f"{approximate[0].upper()}{approximate[1:]}.")
     title = f"{training.recording.name} on {where}"
     return page.of_simulation(title, training.topology, choice, _results(point), curve, about)
 

@@ -141,6 +141,17 @@ def summary_of(point: Point) -> str:
     )
 
 
+def approximation_of(points: Sequence[Point]) -> str:
+    """Which results are approximate, in a line; empty if none is."""
+    names = dict.fromkeys(result.strategy for point in points for result in point.results if result.approximate)
+    if not names:
+        return ""
+    return (
+        f"approximate: {', '.join(names)}; ranks differ and send too many messages to be simulated one by one, "
+        "so all take each step together"
+    )
+
+
 def curves_of(points: Sequence[Point], names: Sequence[str]) -> dict[str, list[float | None]]:
     """By strategy, the efficiency at each point."""
     return {

@@ -26,6 +26,7 @@ from multiring.cli.scenario import (
     Speed,
     Strategies,
     TopologyFile,
+    approximation_of,
     chosen,
     curves_of,
     simulated,
@@ -88,6 +89,8 @@ def simulate(
     else:
         console.print(summary_of(points[-1]), highlight=False)
         console.print(_sweep_table(points, sweep.partition("=")[0], names))
+    if not as_json and (approximate := approximation_of(points)):
+        typer.echo(approximate)
 
 
 def _table(point: Point) -> Table:

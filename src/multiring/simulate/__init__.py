@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..schedule import SEND, schedule
 from ..topology import Topology
@@ -36,19 +37,27 @@ __all__ = [
     "with_fastest_segments",
 ]
 
-MOST_MESSAGES = 50_000
-"""Messages up to which an irregular cluster is simulated rank by rank: some seconds."""
+PATIENCE = 10.0
+"""Seconds of a processor up to which an irregular cluster is simulated rank by rank."""
+
+_MESSAGE_SECONDS = 8e-6
+_RANK_SECONDS = 1e-6
+"""What a message costs here, and what it costs more for each rank whose messages share the links with it."""
 
 
-def simulate(topology: Topology, calls: Sequence[Call], speeds: Speeds | None = None) -> Outcome:
+def simulate(
+    topology: Topology, calls: Sequence[Call], speeds: Speeds | None = None, patience: float = PATIENCE
+) -> Outcome:
     """Run calls of collectives on a topology, all of them in their order and overlapping where they do.
 
-    Exactly where ranks differ and the cluster is small; else all ranks in lockstep, which is exact where they do
-    not differ and close to it elsewhere.
+    All ranks in lockstep where they do not differ, which is exact. Else rank by rank, if that takes about ``patience``
+    seconds at most; beyond, in lockstep too, and the outcome says that it is approximate.
     """
-    if not _is_regular(topology) and _messages(calls) <= MOST_MESSAGES:
+    if _is_regular(topology):
+        return simulate_in_lockstep(topology, calls, speeds)
+    if _messages(calls) * (_MESSAGE_SECONDS + _RANK_SECONDS * topology.world_size) <= patience:
         return simulate_exactly(topology, calls, speeds)
-    return simulate_in_lockstep(topology, calls, speeds)
+    return replace(simulate_in_lockstep(topology, calls, speeds), approximate=True)
 
 
 def _is_regular(topology: Topology) -> bool:

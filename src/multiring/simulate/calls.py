@@ -52,11 +52,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """When each call had begun and ended on all ranks, and the loads of all links, the busiest first."""
+    """When each call had begun and ended on all ranks, and the loads of all links, the busiest first.
+
+    ``approximate`` where ranks differ and yet all were taken through each step together.
+    """
 
     begun: tuple[float, ...]
     ended: tuple[float, ...]
     loads: tuple[Load, ...]
+    approximate: bool = False
 
     @property
     def seconds(self) -> float:

@@ -18,12 +18,15 @@ from .lockstep import simulate_in_lockstep
 from .rounds import rounds
 from .symmetry import Classes
 
+_PATIENCE = 2.0
+"""Seconds for a prediction: a job that runs may wait for it."""
+
 
 def predict(topology: Topology, plan: Plan, nbytes: int) -> Prediction:
     """How long a call takes by itself, each of its phases alone, and what its links carry."""
     call = Call(plan, max(nbytes, 1))
     return Prediction(
-        simulate(topology, [call]).seconds if plan.phases else 0.0,
+        simulate(topology, [call], patience=_PATIENCE).seconds if plan.phases else 0.0,
         plan.segment_bytes,
         call.segments,
         plan.window,

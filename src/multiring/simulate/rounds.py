@@ -33,6 +33,9 @@ _ALL_PAIRS = ("reduce_scatter", "all_gather", "all_reduce", "all_to_all")
 class Round:
     """A step that all ranks take ``times`` times, one after the other.
 
+    Messages of rounds with the same ``pairs`` follow one another. Where shares are weighted, scattering fills other
+    connections than gathering does, and the two pass each other.
+
     ``message`` is the largest message and ``flows[link]`` how many messages of that size the link carries.
     ``latency`` is the time from the last byte sent to the message's arrival. Of each rank: seconds spent on its
     messages before and after, and the part that it reduces.
@@ -212,7 +215,7 @@ class _Sum:
             self._circles.append(rings.members)
         self._latency = max(self._latency, float(latency.max()))
         self._message = max(self._message, float(parts.max()))
-        self._pairs.append((sources.tobytes(), targets.tobytes()))
+        self._pairs.append((sources.tobytes(), targets.tobytes(), _proportions(parts)))
 
     def _add_everyone(self, rings: _Rings, everyone: _Everyone) -> None:
         members = rings.members
@@ -230,7 +233,7 @@ class _Sum:
         is_local = self._add_overheads(members, sent > 0, taken > 0)
         self._latency = max(self._latency, latency - float(self._overhead(np.array(is_local))), 0.0)
         self._message = max(self._message, float(rings.part * everyone.sent.max() * everyone.taken.max()))
-        self._pairs.append(("everyone", members.tobytes()))
+        self._pairs.append((members.tobytes(), _proportions(everyone.sent), _proportions(everyone.taken)))
 
     def _add_overheads(self, members: Ranks, sends: NDArray[np.bool_], takes: NDArray[np.bool_]) -> bool:
         """Of messages from all that send to all that take; whether all are local."""
@@ -263,6 +266,11 @@ class _Sum:
 def _excess(*values: Floats) -> float:
     """How much the sum of the largest of each in a ring exceeds the sum of the means; the least of all rings."""
     return float(min(sum(each.max(axis=1) - each.mean(axis=1) for each in values)))
+
+
+def _proportions(parts: Floats) -> bytes:
+    proportions: Floats = np.round(parts / parts.max(), 9)
+    return proportions.tobytes()
 
 
 def _groups(places: Ranks) -> tuple[Ranks, Ranks]:

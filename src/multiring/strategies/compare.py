@@ -31,7 +31,9 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one strategy: seconds of a step and in it, the busiest link; ``note`` says more, or why there is no step."""
+    """Of one strategy: seconds of a step and in it, the busiest link; ``note`` says more, or why there is no step.
+
+    ``approximate`` if ranks differ and are too many to be simulated one by one."""
 
     strategy: str
     seconds: float | None = None
@@ -39,6 +41,7 @@ class Result:
     efficiency: float = 0.0
     busiest: Load | None = None
     note: str = ""
+    approximate: bool = False
 
 
 def simulate_strategy(training: Training, name: str) -> Result:
@@ -53,7 +56,7 @@ def simulate_strategy(training: Training, name: str) -> Result:
     except ValueError as error:
         return Result(name, note=str(error))
     step = _step(training, plans)
-    return Result(name, step.seconds, step.exposed, step.efficiency, step.busiest)
+    return Result(name, step.seconds, step.exposed, step.efficiency, step.busiest, approximate=step.outcome.approximate)
 
 
 class _Plans:
