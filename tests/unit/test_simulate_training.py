@@ -14,8 +14,8 @@ from multiring.simulate.asynchronous import simulate_servers
 from multiring.simulate.spread import slowest, slowness
 from multiring.simulate.training import simulate_step
 from multiring.strategies import strategy
-from multiring.strategies.compare import NAMES, Training, simulate_strategy
-from multiring.topology import Link, Topology
+from multiring.strategies.compare import NAMES, Training, _every_group, simulate_strategy
+from multiring.topology import LEVELS, Link, Topology
 
 FREE = Link(1e15, 1e15, 0.0)
 CARD = Link(1e9, 1e9, 10e-6)
@@ -94,6 +94,23 @@ def test_nobody_waits_for_a_slow_worker():
     compute = [0.1] * 7 + [1.0]
     pace = simulate_servers(Topology.flat([1] * 8, FREE, CARD), compute, MB, SIMPLE)
     assert pace.seconds == pytest.approx(sum(compute) / 8, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["async-server", "groups"])
+def test_asynchronous_strategies_need_equal_hosts_under_one_network(name):
+    far = training("two-sites", 4)
+    assert simulate_strategy(far, name).seconds is None
+    assert simulate_strategy(far, name).note.endswith("without links above the hosts, and here are sites")
+    first, *others = training("commodity", 4).topology.places
+    slow = replace(first, link=Link(1e6, 1e6, 50e-6))
+    uneven = replace(far, topology=Topology(LEVELS[:2], (slow, *others)))
+    assert simulate_strategy(uneven, name).note.endswith("alike, and commodity1 is not as commodity0")
+
+
+def test_every_host_is_in_a_group():
+    steps = {hosts: simulate_strategy(training("commodity", hosts), "multiring").seconds for hosts in (1, 2)}
+    paces = _every_group(training("commodity", 11))
+    assert paces == [steps[2]] * 3 + [steps[1]] * 5
 
 
 def training(name: str, hosts: int, **options) -> Training:

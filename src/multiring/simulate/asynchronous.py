@@ -43,7 +43,11 @@ class Pace:
 
 
 def simulate_servers(topology: Topology, compute: Sequence[float], nbytes: int, speeds: Speeds | None = None) -> Pace:
-    """Workers that compute for ``compute`` seconds each, from host to host; all hosts look like the first."""
+    """Workers that compute for ``compute`` seconds each, from host to host.
+
+    ValueError unless all hosts are alike and nothing but their own cards lies between them.
+    """
+    check_hosts(topology)
     return _Servers(topology, compute, nbytes, speeds or Speeds()).run()
 
 
@@ -55,7 +59,7 @@ class _Servers:
         self._compute = [compute[worker * len(compute) // shown] for worker in range(shown)]
         self._represents = len(compute) / shown
         self._nbytes = nbytes
-        host = _first_host(topology)
+        host = topology.places[0]
         self._latency = host.link.latency + hosts * speeds.wire_overhead / 2
         network = _Network(host, hosts, hosts / self._represents, speeds)
         self._pushes, self._fetches = zip(*(network.uses(worker // on_host) for worker in range(shown)), strict=True)
@@ -131,8 +135,15 @@ class _Network:
         return Use(((rank, 1.0), *([] if adders is None else [(adders, 1.0)]), *remote))
 
 
-def _first_host(topology: Topology) -> Place:
-    place = topology.places[0]
-    while place.places[0].places:
-        place = place.places[0]
-    return place
+def check_hosts(topology: Topology) -> None:
+    """ValueError for hosts that differ, or that are behind further links than their own."""
+    if len(topology.levels) > 2:
+        raise ValueError(
+            f"asynchronous strategies are simulated without links above the hosts, and here are {topology.levels[-1]}s"
+        )
+    first, *others = topology.places
+    for host in others:
+        if (host.link, len(host.places)) != (first.link, len(first.places)):
+            raise ValueError(
+                f"asynchronous strategies are simulated on hosts that are alike, and {host.name} is not as {first.name}"
+            )

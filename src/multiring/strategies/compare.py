@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..plan import Plan
 from ..recording import Recording
 from ..simulate import with_fastest_segments
-from ..simulate.asynchronous import simulate_servers
+from ..simulate.asynchronous import check_hosts, simulate_servers
 from ..simulate.calls import Load, Speeds
 from ..simulate.spread import slowest, slowness
 from ..simulate.training import Step, simulate_step
@@ -45,11 +45,12 @@ class Result:
 
 
 def simulate_strategy(training: Training, name: str) -> Result:
-    """One strategy; where the cluster does not allow it, the result says why."""
-    if name == "async-server":
-        return _asynchronous(name, training, _every_rank(training))
-    if name == "groups":
-        return _asynchronous(name, training, _every_group(training))
+    """One strategy; where the cluster does not allow it, the result says why. ValueError for a name that is none."""
+    if name in ASYNCHRONOUS:
+        try:
+            return _asynchronous(name, training)
+        except ValueError as error:
+            return Result(name, note=str(error))
     plans = _Plans(training, strategy(name))
     try:
         plans(training.recording.nbytes)
@@ -83,7 +84,9 @@ def _step(training: Training, plans: Callable[[int], Plan]) -> Step:
     )
 
 
-def _asynchronous(name: str, training: Training, paces: list[float]) -> Result:
+def _asynchronous(name: str, training: Training) -> Result:
+    check_hosts(training.topology)
+    paces = _every_group(training) if name == "groups" else _every_rank(training)
     pace = simulate_servers(training.topology, paces, training.recording.nbytes, training.speeds)
     compute = training.recording.seconds
     note = f"misses {pace.staleness:.3g} updates a step"
@@ -97,10 +100,17 @@ def _every_rank(training: Training) -> list[float]:
 
 
 def _every_group(training: Training) -> list[float]:
-    """Seconds of a step within each group of hosts."""
+    """Seconds of a step within each group of hosts; some groups have a host more than others."""
+    hosts = len(set(training.topology.hosts))
+    count = min(GROUPS, hosts)
+    size, larger = divmod(hosts, count)
+    seconds = [_seconds_of_group(training, size)] * (count - larger)
+    return [_seconds_of_group(training, size + 1)] * larger + seconds if larger else seconds
+
+
+def _seconds_of_group(training: Training, hosts: int) -> float:
+    """Of the first so many hosts."""
     topology = training.topology
-    hosts = list(dict.fromkeys(topology.hosts))
-    count = min(GROUPS, len(hosts))
-    first = set(hosts[: len(hosts) // count])
+    first = set(list(dict.fromkeys(topology.hosts))[:hosts])
     group = replace(training, topology=topology.restrict([r for r, host in enumerate(topology.hosts) if host in first]))
-    return [_step(group, _Plans(group, STRATEGIES["multiring"])).seconds] * count
+    return _step(group, _Plans(group, STRATEGIES["multiring"])).seconds
