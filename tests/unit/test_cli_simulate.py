@@ -75,9 +75,24 @@ def test_a_sweep_and_its_picture(tmp_path: Path) -> None:
 
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "matplotlib.backend_bases", raising=False)
     shown = run("--machine", "minsky", "--strategy", "ring", "--sweep", "hosts=1,2", "--plot", str(tmp_path / "a.png"))
     assert shown.exit_code == 2
     assert "pip install 'multiring[plot]'" in shown.output
+
+
+def test_what_cannot_be_drawn_is_said_before_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring.cli.scenario.simulate_strategy", lambda *_: pytest.fail("it has been simulated"))
+    sweep = ("--machine", "two-sites", "--strategy", "ring", "--sweep")
+    for file, fault in (
+        (tmp_path / "none" / "a.svg", "none is no directory"),
+        (tmp_path, "it is a directory; name a file"),
+        (tmp_path / "a.bmpp", "the suffix says the format"),
+    ):
+        shown = run(*sweep, "hosts=2,4", "--plot", str(file))
+        assert shown.exit_code == 2
+        assert fault in shown.output
+    assert "5 hosts are not equally many at 2 sites" in run(*sweep, "hosts=2,4,5").output
 
 
 def test_numbers_have_sources() -> None:

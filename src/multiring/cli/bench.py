@@ -27,7 +27,7 @@ from multiring.cli.comparison import (
     choose_peers,
     recording_of,
 )
-from multiring.cli.errors import one_line_errors
+from multiring.cli.errors import check_output, one_line_errors
 
 
 def register(app: typer.Typer) -> None:
@@ -86,5 +86,6 @@ def _record(file: Path, program: list[str], ranks: int) -> None:
     """Become `multiring run` of the program under the recorder."""
     if not program:
         raise ValueError("--record FILE: which program? multiring bench --record FILE train.py")
+    check_output("--record", file)
     command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "-m", "multiring.bench.recorder"]
     os.execv(sys.executable, [*command, str(file), *program])

@@ -19,6 +19,7 @@ from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
 from multiring.bound import cut_bound
+from multiring.cli.errors import check_output
 from multiring.models import MODELS
 from multiring.planner import plan
 from multiring.recording import Recording, load, save
@@ -84,6 +85,8 @@ class Comparison:
         for peer in self.peers:
             if peer in ONLY_ALL_REDUCE and self.collective != "all_reduce":
                 raise ValueError(f"--peers {peer}: it has all_reduce only, no {self.collective}")
+        check_output("--json", self.json_file)
+        check_output("--plot", self.plot)
         if self.plot is not None:
             curves.check(self.plot)
 
@@ -126,6 +129,7 @@ class Replay:
         for peer in self.peers:
             if peer in ONLY_ALL_REDUCE:
                 raise ValueError(f"--peers {peer}: it has no asynchronous all_reduce to replay a training step with")
+        check_output("--json", self.json_file)
 
     def run(self, site: Site) -> None:
         """Measure, print, and write what was asked for."""

@@ -8,10 +8,8 @@ from pathlib import Path
 
 def plot_efficiency(file: Path, key: str, values: Sequence[int], curves: Mapping[str, Sequence[float | None]]) -> None:
     """Draw scaling efficiency over what was swept, a line a strategy; the suffix of the file says its format."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install 'multiring[plot]'") from None
+    import matplotlib
+
     matplotlib.use("agg")
     from matplotlib import pyplot
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
 USAGE_ERROR = 2
+
+
+def check_output(option: str, file: Path | None) -> None:
+    """ValueError for a file that could not be written at the end of what takes long."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise ValueError(f"{option} {file}: it is a directory; name a file")
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        reason = "cannot be written to" if file.parent.is_dir() else "is no directory"
+        raise ValueError(f"{option} {file}: {file.parent} {reason}")
 
 
 @contextmanager

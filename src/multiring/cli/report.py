@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from multiring import explain, page, planner, units
-from multiring.cli.errors import one_line_errors
+from multiring.cli.errors import check_output, one_line_errors
 from multiring.cli.scenario import (
     Batch,
     Cluster,
@@ -56,6 +56,7 @@ def write(
     with one_line_errors("report"):
         request = Request(machine, topology, hosts, model, job, batch, speed, "float32", True, None)
         names = chosen(strategy)
+        check_output("FILE.html", file)
         (point,) = simulated([request], names)
         points = simulated(swept(request, sweep), names) if sweep else []
         file.write_text(_page(point, points, names, (sweep or "").partition("=")[0]))

@@ -118,14 +118,13 @@ def parse_values(text: str) -> list[int]:
 
 
 def simulated(requests: Sequence[Request], names: Sequence[str]) -> list[Point]:
-    """Each request by each strategy."""
-    points = []
+    """Each request by each strategy; ValueError before the first if one does not fit."""
+    trainings = [request.training() for request in requests]
     progress = Console(stderr=True)
     watched = len(requests) > 1 and progress.is_terminal
-    for request in track(requests, "simulating", console=progress, transient=True) if watched else requests:
-        training = request.training()
-        points.append(Point(request, training, [simulate_strategy(training, name) for name in names]))
-    return points
+    shown = track(trainings, "simulating", console=progress, transient=True) if watched else trainings
+    results = [[simulate_strategy(training, name) for name in names] for training in shown]
+    return list(map(Point, requests, trainings, results))
 
 
 def summary_of(point: Point) -> str:

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from multiring import units
+from multiring.bench.curves import check as check_picture
 from multiring.cli.curves import plot_efficiency
-from multiring.cli.errors import one_line_errors
+from multiring.cli.errors import check_output, one_line_errors
 from multiring.cli.scenario import (
     Batch,
     Cluster,
@@ -77,6 +78,9 @@ def simulate(
         names = chosen(strategy)
         if plot is not None and sweep is None:
             raise ValueError("--plot draws a sweep: give --sweep hosts=1..1024")
+        check_output("--plot", plot)
+        if plot is not None:
+            check_picture(plot)
         points = simulated(requests, names)
         if plot is not None:
             key = (sweep or "").partition("=")[0]
