@@ -36,7 +36,8 @@ def DistributedOptimizer(
 
     It keeps its class's name and all its state. ``weight`` is the number of samples in a batch of this rank, where it
     is not the same on all ranks; give it on all or on none. A model that was loaded has a plain optimizer: call
-    ``DistributedOptimizer(model.optimizer)`` once more.
+    ``DistributedOptimizer(model.optimizer)`` once more. A ``LossScaleOptimizer`` goes inside: it looks for overflow in
+    what was averaged, so that all ranks skip the same steps.
     """
     base = type(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -49,8 +50,14 @@ def DistributedOptimizer(
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         return base.apply(self, average_gradients(list(grads), **how), trainable_variables)
 
+    def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        averaged = average_gradients(list(grads), **how)
+        return base.stateless_apply(self, optimizer_variables, averaged, trainable_variables)
+
     # Keras saves a class by its module and name: these are of the plain one.
     names = {"apply": apply, "averages_over_ranks": True, "__module__": base.__module__, "__doc__": base.__doc__}
+    if issubclass(base, keras.optimizers.LossScaleOptimizer):  # on JAX it passes its own `apply` by
+        names["stateless_apply"] = stateless_apply
     optimizer.__class__ = type(base.__name__, (base,), names)
     return optimizer
 
@@ -102,6 +109,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
+        _refuse_own_scaling(self.model.optimizer)
         self._done = False
         if self.model.built:
             if not self.model.optimizer.built:
@@ -177,6 +185,17 @@ class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc
 
 def _communicator(group: Communicator | None) -> Communicator:
     return multiring.init() if group is None else group
+
+
+def _refuse_own_scaling(optimizer: Any) -> None:
+    """Around ours a LossScaleOptimizer skips steps in which this rank overflows, while the others wait for it."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if hasattr(inner, "averages_over_ranks"):
+        name = type(inner).__name__
+        raise ValueError(
+            f"a LossScaleOptimizer around DistributedOptimizer({name}) lets every rank skip steps of its own: give "
+            f"compile() DistributedOptimizer(LossScaleOptimizer({name}(...))), or auto_scale_loss=False"
+        )
 
 
 def _settle(model: Any) -> None:

@@ -42,6 +42,11 @@ def close(model: keras.Model, expected: keras.Model) -> None:
         np.testing.assert_allclose(found, single, rtol=0, atol=tolerance)
 
 
+def same_everywhere(model: keras.Model) -> None:
+    flat = np.concatenate([weight.ravel() for weight in model.get_weights()])
+    np.testing.assert_array_equal(mr.all_gather(flat), np.tile(flat, (SIZE, 1)))
+
+
 def training() -> None:
     """Ranks with uneven parts of 1,797 images end where one process with all of them ends; compiled and not."""
     mine = mr.shard(len(X))
@@ -114,6 +119,36 @@ def recipe_as_schedule() -> None:
         epochs=6,
     )
     np.testing.assert_allclose(seen["learning_rate"], [schedule(epoch) for epoch in range(6)], rtol=1e-6)
+
+
+def scaled_losses() -> None:
+    """An overflow on one rank is a step that all of them skip, and after which all halve the scale."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        x, y = np.full((4, 64), 1.0 + RANK), np.zeros((4, 10))
+        model = network(RANK)
+        optimizer = mrk.DistributedOptimizer(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=64.0), weight=1 + RANK
+        )
+        fit(model, x, y, optimizer, [mrk.BroadcastGlobalVariablesCallback(0)], epochs=2)
+        assert model.optimizer is optimizer
+        assert int(optimizer.iterations) == 2
+        same_everywhere(model)
+        before = model.get_weights()
+        fit(model, x, y + 1e6 * RANK, epochs=1)
+        for found, kept in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(found, kept)
+        assert float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)) == 32
+        with pytest.raises(ValueError, match=r"give compile\(\) DistributedOptimizer\(LossScaleOptimizer\(SGD"):
+            fit(
+                model,
+                x,
+                y,
+                mrk.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+                [mrk.BroadcastGlobalVariablesCallback()],
+            )
+    finally:
+        keras.config.set_dtype_policy("float64")
 
 
 def mistakes() -> None:
