@@ -105,7 +105,7 @@ def average(
     """The mean over the ranks of a tree of gradients or metrics, fused in buckets of ``bucket_bytes``.
 
     With ``weight`` the ranks count by their weights: the number of samples that each has in this step. It may be
-    traced; weights that add up to 0 give NaN.
+    traced; what a rank of weight 0 has may be NaN, and weights that add up to 0 give NaN.
     """
     leaves, structure = jax.tree.flatten(tree)
     if weight is None:
@@ -113,7 +113,7 @@ def average(
     else:
         mine = jnp.asarray(weight, float)
         share = mine / all_reduce(mine, group=group)
-        weighted = [leaf * share.astype(leaf.dtype) for leaf in map(jnp.asarray, leaves)]
+        weighted = [_weighted(jnp.asarray(leaf), share) for leaf in leaves]
         averaged = _fused(weighted, lambda flat: all_reduce(flat, group=group), bucket_bytes)
     return jax.tree.unflatten(structure, averaged)
 
@@ -129,6 +129,12 @@ def all_reduce_gradients(*, bucket_bytes: int = BUCKET_BYTES, group: Communicato
         return average(updates, weight=weight, bucket_bytes=bucket_bytes, group=group), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _weighted(leaf: Any, share: Any) -> Any:
+    _check_op(_movable(leaf), "avg")
+    weighted = leaf * share.astype(leaf.dtype)
+    return jnp.where(share == 0, jnp.zeros_like(weighted), weighted)  # 0 times NaN would be NaN on all ranks
 
 
 def _fused(leaves: list[Any], collective: Callable[[Any], Any], bucket_bytes: int) -> list[Any]:
@@ -158,6 +164,11 @@ def _movable(x: Any) -> Any:
     return x
 
 
+def _check_op(x: Any, op: str) -> None:
+    if op not in OPS_OF[x.dtype.name]:
+        raise ValueError(f"{op} is not defined for {x.dtype.name}: it has {', '.join(OPS_OF[x.dtype.name])}")
+
+
 def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | None) -> Any:
     """Check what can be checked while tracing; the rest happens when XLA calls."""
     communicator = multiring.init() if group is None else group
@@ -165,8 +176,8 @@ def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | Non
     _movable(x)
     if op not in OPS:
         raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
-    if "reduce" in collective and op not in OPS_OF[x.dtype.name]:
-        raise ValueError(f"{op} is not defined for {x.dtype.name}: it has {', '.join(OPS_OF[x.dtype.name])}")
+    if "reduce" in collective:
+        _check_op(x, op)
     if not 0 <= root < communicator.size:
         raise ValueError(f"root={root}: ranks of this communicator are 0 to {communicator.size - 1}")
     if collective in ("reduce_scatter", "all_to_all") and (x.ndim == 0 or x.shape[0] % communicator.size):

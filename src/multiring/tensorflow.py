@@ -18,6 +18,7 @@ import tensorflow as tf
 import multiring
 from multiring import weights
 from multiring.buckets import BUCKET_BYTES, Bucket, Gradient, arrange, fill
+from multiring.buffers import OPS_OF
 from multiring.comm import Communicator
 
 __all__ = ["DistributedGradientTape", "DistributedOptimizer", "all_reduce", "average", "broadcast_variables"]
@@ -51,7 +52,8 @@ def average(
     """The mean over the ranks of a nest of gradients or metrics, fused in buckets of ``bucket_bytes``.
 
     Shapes must be known; IndexedSlices come back dense, None stays None and must be so on all ranks. With ``weight``,
-    a number or a scalar tensor, the ranks count by their weights: the number of samples that each has in this step.
+    a number or a scalar tensor, the ranks count by their weights: the number of samples that each has in this step;
+    what a rank of weight 0 has may be NaN. ValueError for integers and bool.
     """
     communicator = _communicator(group)
     leaves = tf.nest.flatten(tensors)
@@ -60,6 +62,8 @@ def average(
     for tensor in dense:
         if not tensor.shape.is_fully_defined():
             raise ValueError(f"the gradient {tensor} has no fixed shape: give it one by tf.ensure_shape")
+        if "avg" not in OPS_OF.get(tensor.dtype.name, ()):
+            raise ValueError(f"avg is not defined for {tensor.dtype.name}: make it float by tf.cast")
     if communicator.size > 1:
         for place, tensor in zip(places, _reduced(dense, weight, bucket_bytes, communicator), strict=True):
             leaves[place] = tensor
@@ -149,7 +153,8 @@ class _Exchange:
     def start(self, factor: Any, *views: Any) -> np.int64:
         bucket = Bucket(self._communicator, [Gradient(view.size, view.dtype.name) for view in views])
         for slot, view in zip(bucket.slots, views, strict=True):
-            fill(slot, view, factor)
+            if factor:  # the slots of a rank of weight 0 stay zeros, whatever it has: 0 times NaN would be NaN
+                fill(slot, view, factor)
         bucket.start(self._op)
         ticket = next(self._number)
         self._buckets[ticket] = bucket

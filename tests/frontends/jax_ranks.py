@@ -150,6 +150,10 @@ def trees() -> None:
         np.testing.assert_allclose(mean["b"].ravel(), np.average(everyone(700, "float64"), 0, weights), rtol=1e-12)
         np.testing.assert_allclose(mean["a"], np.average(everyone(5), 0, weights), rtol=1e-6)
         assert mean["c"].shape == ()
+    alone = jnp.float32(7.5 if RANK == 1 else jnp.nan)
+    for wrap in (lambda f: f, jax.jit):
+        same(wrap(lambda x, w: mrj.average(x, weight=w))(alone, 3 * (RANK == 1)), 7.5)  # weight 0: only listens
+        assert np.isnan(wrap(lambda x: mrj.average(x, weight=0))(jnp.ones(2))).all()
 
 
 def recipe_as_schedule() -> None:
@@ -169,6 +173,10 @@ def mistakes() -> None:
         mrj.broadcast(own(RANK, 3), 9)
     with pytest.raises(ValueError, match="avg is not defined for int32"):
         jax.jit(lambda x: mrj.all_reduce(x, "avg"))(own(RANK, 3, "int32"))
+    for leaf, name in ((3, "int64"), (np.arange(3, dtype="int8"), "int8"), (np.array([True]), "bool")):
+        for weight in None, 1:
+            with pytest.raises(ValueError, match=f"avg is not defined for {name}"):
+                mrj.average({"n": leaf, "x": 3.0}, weight=weight)
     with pytest.raises(ValueError, match="cannot be cut"):
         mrj.reduce_scatter(own(RANK, SIZE + 1))
     with pytest.raises(TypeError, match="key_data"):

@@ -44,10 +44,21 @@ def averages() -> None:
         assert (tf.cast(wrap(lambda: mrt.average(half))(), tf.float32).numpy() == everyone(9).sum(0)).all()
         dense = wrap(lambda: mrt.average([slices]))()[0]
         np.testing.assert_allclose(dense, [[(1 + rank) / SIZE] for rank in range(SIZE)], rtol=1e-6)
+        alone = tf.constant([7.5 if RANK == 1 else np.nan])
+        found = wrap(lambda w, x=alone: mrt.average(x, weight=w))(tf.constant(3.0 * (RANK == 1)))
+        assert found.numpy() == 7.5  # ranks of weight 0 only listen
         assert (wrap(mrt.all_reduce)(own(RANK, 9)).numpy() == everyone(9).sum(0)).all()
         assert (wrap(lambda x: mrt.all_reduce(x, "max"))(own(RANK, 9)).numpy() == everyone(9).max(0)).all()
     with pytest.raises(ValueError, match="no fixed shape"):
         tf.function(mrt.average, input_signature=[tf.TensorSpec([None])])(own(RANK, 3))
+
+
+def mistakes() -> None:
+    for wrong, name in ((tf.constant(4), "int32"), (tf.constant([True]), "bool"), (tf.constant("x"), "string")):
+        for wrap in (lambda f: f, tf.function):
+            for weight in None, 2.0:
+                with pytest.raises(ValueError, match=f"avg is not defined for {name}"):
+                    wrap(lambda n=wrong, weight=weight: mrt.average({"n": n, "x": 3.0}, weight=weight))()
 
 
 def nothing_is_written_to() -> None:

@@ -10,7 +10,9 @@ pytestmark = needs("tensorflow")
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_averages_and_training(ranks: int) -> None:
-    succeeds("tensorflow_ranks.py", "averages", "nothing_is_written_to", "variables", "training", ranks=ranks)
+    succeeds(
+        "tensorflow_ranks.py", "averages", "nothing_is_written_to", "variables", "training", "mistakes", ranks=ranks
+    )
 
 
 def test_the_others_are_told_of_a_killed_rank() -> None:
