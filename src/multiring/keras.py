@@ -6,6 +6,7 @@ compiled. The names of the callbacks are Horovod's; a saved model is a plain one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,8 +151,8 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Raise the learning rate with every batch from ``initial_lr`` / number of ranks to ``initial_lr``.
 
-    ``initial_lr`` is the rate scaled for all ranks; it is reached after ``warmup_epochs`` epochs. Source: Goyal et al.,
-    "Accurate, Large Minibatch SGD" (2017), section 2.2.
+    ``initial_lr`` is the rate scaled for all ranks; it is reached after ``warmup_epochs`` epochs, 0 of which set it at
+    once. Source: Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2.
     """
 
     def __init__(
@@ -163,6 +164,8 @@ class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc
         group: Communicator | None = None,
     ) -> None:
         super().__init__()
+        if not 0 <= warmup_epochs < math.inf:
+            raise ValueError(f"warmup_epochs={warmup_epochs}: 0 or more are needed")
         self._target = initial_lr
         self._epochs = warmup_epochs
         self._steps = steps_per_epoch
@@ -176,7 +179,7 @@ class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc
         steps = self._steps or self.params.get("steps")
         if not steps:
             raise ValueError("the number of batches in an epoch is not known: give steps_per_epoch")
-        progress = (self._epoch + (batch + 1) / steps) / self._epochs
+        progress = (self._epoch + (batch + 1) / steps) / self._epochs if self._epochs else math.inf
         if progress <= 1 or (batch == 0 and self._epoch == self._epochs):
             first = 1 / _communicator(self._group).size
             _settle(self.model)

@@ -105,6 +105,9 @@ def warm_up() -> None:
         rows = slice((i % 3) * 10 * SIZE, (i % 3 + 1) * 10 * SIZE)
         whole.train_on_batch(X[rows], Y[rows])
     close(model, whole)
+    seen.clear()
+    fit(model, X[part], Y[part], callbacks=[mrk.LearningRateWarmupCallback(0.05, warmup_epochs=0), Rates()], epochs=2)
+    np.testing.assert_allclose(seen, [0.05, 0.05], rtol=1e-6)
 
 
 def recipe_as_schedule() -> None:
@@ -154,6 +157,8 @@ def scaled_losses() -> None:
 def mistakes() -> None:
     with pytest.raises(TypeError, match="no optimizer of Keras"):
         mrk.DistributedOptimizer("adam")
+    with pytest.raises(ValueError, match="warmup_epochs=-1: 0 or more"):
+        mrk.LearningRateWarmupCallback(0.1, warmup_epochs=-1)
 
 
 def loss_of_a_rank() -> None:
