@@ -37,8 +37,9 @@ def DistributedOptimizer(
 
     It keeps its class's name and all its state. ``weight`` is the number of samples in a batch of this rank, where it
     is not the same on all ranks; give it on all or on none. A model that was loaded has a plain optimizer: call
-    ``DistributedOptimizer(model.optimizer)`` once more. A ``LossScaleOptimizer`` goes inside: it looks for overflow in
-    what was averaged, so that all ranks skip the same steps.
+    ``DistributedOptimizer(model.optimizer)`` once more; a model that was trained with it is then to be compiled again.
+    A ``LossScaleOptimizer`` goes inside: it looks for overflow in what was averaged, so that all ranks skip the same
+    steps.
     """
     base = type(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -48,15 +49,18 @@ def DistributedOptimizer(
     how = {"weight": weight, "bucket_bytes": bucket_bytes, "group": group}
     average_gradients = _averaging()
 
+    def averaged(self: Any, grads: Any) -> Sequence[Any]:
+        self.averages_over_ranks = True
+        return average_gradients(list(grads), **how)
+
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        return base.apply(self, average_gradients(list(grads), **how), trainable_variables)
+        return base.apply(self, averaged(self, grads), trainable_variables)
 
     def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        averaged = average_gradients(list(grads), **how)
-        return base.stateless_apply(self, optimizer_variables, averaged, trainable_variables)
+        return base.stateless_apply(self, optimizer_variables, averaged(self, grads), trainable_variables)
 
     # Keras saves a class by its module and name: these are of the plain one.
-    names = {"apply": apply, "averages_over_ranks": True, "__module__": base.__module__, "__doc__": base.__doc__}
+    names = {"apply": apply, "averages_over_ranks": False, "__module__": base.__module__, "__doc__": base.__doc__}
     if issubclass(base, keras.optimizers.LossScaleOptimizer):  # on JAX it passes its own `apply` by
         names["stateless_apply"] = stateless_apply
     optimizer.__class__ = type(base.__name__, (base,), names)
@@ -118,6 +122,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if getattr(self.model.optimizer, "averages_over_ranks", None) is False:
+            raise multiring.MultiringError(
+                "this step averaged nothing: it was compiled before DistributedOptimizer was called on the model's "
+                "optimizer; call model.compile() with that optimizer once more"
+            )
         if not self._done:  # the first batch has built the model
             self._broadcast()
 

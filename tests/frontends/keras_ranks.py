@@ -83,6 +83,22 @@ def saving() -> None:
     close(loaded, whole)
 
 
+def trained_before() -> None:
+    """A step that was compiled with the plain optimizer is told apart; compiled again, training goes on with ranks."""
+    part = slice(RANK, 100 * SIZE, SIZE)
+    model = network(0)
+    fit(model, X[:100], Y[:100], keras.optimizers.Adam(0.01), epochs=2)
+    optimizer, callbacks = mrk.DistributedOptimizer(model.optimizer), [mrk.BroadcastGlobalVariablesCallback(0)]
+    if keras.backend.backend() != "torch":  # which compiles nothing
+        with pytest.raises(mr.MultiringError, match=r"call model.compile\(\) with that optimizer once more"):
+            fit(model, X[part], Y[part], callbacks=callbacks)
+    taken = int(optimizer.iterations)
+    fit(model, X[part], Y[part], optimizer, callbacks, epochs=3)
+    assert int(optimizer.iterations) == taken + 3
+    same_everywhere(model)
+    fit(model, X[part], Y[part], callbacks=callbacks, epochs=1)
+
+
 def warm_up() -> None:
     class Rates(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -14,7 +14,7 @@ pytestmark = needs("keras", "tensorflow", "jax")
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_training_saving_and_callbacks(backend: str, tmp_path: Path) -> None:
-    functions = ("training", "saving", "warm_up", "recipe_as_schedule", "mistakes", "scaled_losses")
+    functions = ("training", "saving", "trained_before", "warm_up", "recipe_as_schedule", "mistakes", "scaled_losses")
     succeeds("keras_ranks.py", *functions, ranks=2, KERAS_BACKEND=backend, JAX_ENABLE_X64="1", FOLDER=str(tmp_path))
 
 
