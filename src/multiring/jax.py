@@ -20,6 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 import multiring
+from multiring import api
 from multiring.buckets import BUCKET_BYTES, Gradient, arrange
 from multiring.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.comm import Communicator
@@ -171,7 +172,7 @@ def _check_op(x: Any, op: str) -> None:
 
 def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | None) -> Any:
     """Check what can be checked while tracing; the rest happens when XLA calls."""
-    communicator = multiring.init() if group is None else group
+    communicator = multiring.init() if group is None else api._communicator(group)
     x = jnp.asarray(x)
     _movable(x)
     if op not in OPS:

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 import multiring
+from multiring import api
 from multiring.buckets import BUCKET_BYTES, Gradient, averages
 from multiring.comm import Communicator
 from multiring.weights import average
@@ -46,6 +47,8 @@ def DistributedOptimizer(
         raise TypeError(f"{base.__module__}.{base.__qualname__} is no optimizer of Keras 3")
     if hasattr(base, "averages_over_ranks"):
         raise ValueError(f"this {base.__name__} averages over the ranks already")
+    if group is not None:
+        _communicator(group)  # refuses what is none, before a step is compiled
     how = {"weight": weight, "bucket_bytes": bucket_bytes, "group": group}
     average_gradients = _averaging()
 
@@ -196,7 +199,7 @@ class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc
 
 
 def _communicator(group: Communicator | None) -> Communicator:
-    return multiring.init() if group is None else group
+    return multiring.init() if group is None else api._communicator(group)
 
 
 def _refuse_own_scaling(optimizer: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import multiring
-from multiring import weights
+from multiring import api, weights
 from multiring.buckets import BUCKET_BYTES, Bucket, Gradient, arrange, fill
 from multiring.buffers import OPS_OF
 from multiring.comm import Communicator
@@ -119,7 +119,7 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0, *, group: Commu
 
 
 def _communicator(group: Communicator | None) -> Communicator:
-    return multiring.init() if group is None else group
+    return multiring.init() if group is None else api._communicator(group)
 
 
 def _reduced(tensors: Sequence[Any], weight: Any, bucket_bytes: int, communicator: Communicator) -> list[Any]:

@@ -169,6 +169,8 @@ def recipe_as_schedule() -> None:
 
 
 def mistakes() -> None:
+    with pytest.raises(TypeError, match="group='all': a communicator is needed"):
+        mrj.average(own(RANK, 3), group="all")
     with pytest.raises(ValueError, match="root=9"):
         mrj.broadcast(own(RANK, 3), 9)
     with pytest.raises(ValueError, match="avg is not defined for int32"):

@@ -173,6 +173,8 @@ def scaled_losses() -> None:
 def mistakes() -> None:
     with pytest.raises(TypeError, match="no optimizer of Keras"):
         mrk.DistributedOptimizer("adam")
+    with pytest.raises(TypeError, match="group='all': a communicator is needed"):
+        mrk.DistributedOptimizer(keras.optimizers.SGD(), group="all")
     with pytest.raises(ValueError, match="warmup_epochs=-1: 0 or more"):
         mrk.LearningRateWarmupCallback(0.1, warmup_epochs=-1)
 

@@ -54,6 +54,8 @@ def averages() -> None:
 
 
 def mistakes() -> None:
+    with pytest.raises(TypeError, match="group='all': a communicator is needed"):
+        mrt.average(tf.constant(own(RANK, 3)), group="all")
     for wrong, name in ((tf.constant(4), "int32"), (tf.constant([True]), "bool"), (tf.constant("x"), "string")):
         for wrap in (lambda f: f, tf.function):
             for weight in None, 2.0:
