@@ -25,8 +25,8 @@ Schedule = Callable[[int], float]
 
 def linear_scaling(rate: float, batch: int, base_batch: int = 256) -> float:
     """The learning rate for ``batch`` samples a step, all ranks together, where ``rate`` suits ``base_batch``."""
-    if batch < 1 or base_batch < 1:
-        raise ValueError(f"batch={batch}, base_batch={base_batch}: a batch has 1 sample or more")
+    _least("batch", batch)
+    _least("base_batch", base_batch)
     return rate * batch / base_batch
 
 
@@ -41,31 +41,32 @@ def warm_up(schedule: Schedule, length: int, start: float = 0.0) -> Schedule:
     The steps count from the beginning of the warm-up, as the epochs of Goyal et al. do; a start of base_batch/batch
     begins at the rate of the small batch.
     """
-    _positive("length", length, 0)
+    _least("length", length, 0)
     return lambda step: start + (schedule(length) - start) * step / length if step < length else schedule(step)
 
 
 def steps(boundaries: Sequence[int], factor: float = 0.1) -> Schedule:
     """1, multiplied by ``factor`` at each of the ``boundaries``."""
-    ordered = sorted(boundaries)
+    ordered = _boundaries(boundaries)
     return lambda step: factor ** bisect.bisect_right(ordered, step)
 
 
 def polynomial(length: int, power: float = 1.0, end: float = 0.0) -> Schedule:
     """From 1 to ``end`` within ``length`` steps, by (1 - step/length)**power; ``end`` ever after."""
-    _positive("length", length)
+    _least("length", length)
+    _above_zero("power", power)
     return lambda step: end + (1 - end) * (1 - min(step, length) / length) ** power
 
 
 def cosine(length: int, end: float = 0.0) -> Schedule:
     """From 1 to ``end`` within ``length`` steps along half a cosine; ``end`` ever after."""
-    _positive("length", length)
+    _least("length", length)
     return lambda step: end + (1 - end) * (1 + math.cos(math.pi * min(step, length) / length)) / 2
 
 
 def chain(first: Schedule, length: int, then: Schedule) -> Schedule:
     """``first`` for ``length`` steps, then ``then``, whose steps count from 0 again."""
-    _positive("length", length, 0)
+    _least("length", length, 0)
     return lambda step: first(step) if step < length else then(step - length)
 
 
@@ -74,7 +75,7 @@ def cycles(schedule: Schedule, length: int) -> Schedule:
 
     Where it ends in a collapse, the networks at the ends of the cycles form an ensemble; average their predictions.
     """
-    _positive("length", length)
+    _least("length", length)
     return lambda step: schedule(step % length)
 
 
@@ -90,8 +91,11 @@ def table(schedule: Schedule, length: int) -> np.ndarray[Any, np.dtype[np.float6
 
 def batch_growth(batch: int, boundaries: Sequence[int], factor: float = 10.0) -> Callable[[int], int]:
     """The batch at a step, grown at each boundary instead of dividing the learning rate by ``factor``."""
-    _positive("batch", batch)
-    ordered = sorted(boundaries)
+    _least("batch", batch)
+    ordered = _boundaries(boundaries)
+    _above_zero("factor", factor)
+    if round(batch * factor ** len(ordered)) < 1:
+        raise ValueError(f"batch={batch}, factor={factor}: no sample is left at the last boundary")
     return lambda step: round(batch * factor ** bisect.bisect_right(ordered, step))
 
 
@@ -126,6 +130,18 @@ def lars(weight_norm: float, gradient_norm: float, decay: float = 0.0, trust: fl
     return trust * weight_norm / divisor if weight_norm > 0 and divisor > 0 else 1.0
 
 
-def _positive(name: str, value: int, least: int = 1) -> None:
-    if value < least:
-        raise ValueError(f"{name}={value}: {least} or more are needed")
+def _least(name: str, value: float, least: int = 1) -> None:
+    if not least <= value < math.inf:
+        raise ValueError(f"{name}={value}: {least} or more are needed, and not infinitely many")
+
+
+def _above_zero(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}={value}: a finite number above 0 is needed")
+
+
+def _boundaries(steps: Sequence[int]) -> list[int]:
+    ordered = sorted(steps)
+    for step in ordered:
+        _least("boundary", step, 0)
+    return ordered

@@ -125,6 +125,15 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: recipes.cycles(recipes.constant(), 0), "length=0: 1 or more"),
     (lambda: recipes.warm_up(recipes.constant(), -1), "length=-1: 0 or more"),
     (lambda: recipes.batch_growth(0, []), "batch=0: 1 or more"),
+    (lambda: recipes.linear_scaling(0.1, 512, 0), "base_batch=0: 1 or more"),
+    (lambda: recipes.linear_scaling(0.1, math.nan), "batch=nan: 1 or more"),
+    (lambda: recipes.warm_up(recipes.constant(), math.nan), "length=nan: 0 or more"),
+    (lambda: recipes.polynomial(4, power=-1), "power=-1: a finite number above 0"),
+    (lambda: recipes.steps([3, -1]), "boundary=-1: 0 or more"),
+    (lambda: recipes.batch_growth(32, [2, -5]), "boundary=-5: 0 or more"),
+    (lambda: recipes.batch_growth(32, [2], 0), "factor=0: a finite number above 0"),
+    (lambda: recipes.batch_growth(32, [2], -2), "factor=-2: a finite number above 0"),
+    (lambda: recipes.batch_growth(32, [2], 0.01), "factor=0.01: no sample is left at the last boundary"),
 ]
 
 
