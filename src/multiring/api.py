@@ -172,6 +172,11 @@ def _refuse_to_impersonate() -> None:
         )
 
 
+def joined(group: Communicator | None) -> Communicator:
+    """``group``, or the default communicator, which is made as `init` does if there is none; TypeError for all else."""
+    return init() if group is None else _communicator(group)
+
+
 def _communicator(group: Communicator | None) -> Communicator:
     if group is not None:
         if not isinstance(group, Communicator):

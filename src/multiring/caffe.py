@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import multiring
+from multiring import api
 from multiring.buckets import BUCKET_BYTES, Buckets, Gradient, fill
 from multiring.comm import Communicator
 
@@ -32,7 +32,7 @@ def distribute(
     if not hasattr(solver, "add_callback"):
         kind = type(solver)
         raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no solver of pycaffe")
-    return Distribution(solver, weight, bucket_bytes, multiring.init() if group is None else group)
+    return Distribution(solver, weight, bucket_bytes, api.joined(group))
 
 
 class Distribution:

@@ -60,9 +60,8 @@ def grow(communicator: Communicator, timeout: float | None) -> tuple[rendezvous.
         try:
             joined = _meet(admission, roster, label, place.job, world.settings_again, world.engine.failure)
         except Kept as kept:
-            communicator.aside.barrier(
-                timeout=communicator.timeout + seconds
-            )  # raises if it was one of those who are there
+            # Raises if it was one of those who are there.
+            communicator.aside.barrier(timeout=communicator.timeout + seconds)
             if communicator.rank == 0:
                 _log.warning("nobody was admitted, and the job goes on with %d ranks: %s", communicator.size, kept)
             return None

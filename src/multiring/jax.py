@@ -172,7 +172,7 @@ def _check_op(x: Any, op: str) -> None:
 
 def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | None) -> Any:
     """Check what can be checked while tracing; the rest happens when XLA calls."""
-    communicator = multiring.init() if group is None else api._communicator(group)
+    communicator = api.joined(group)
     x = jnp.asarray(x)
     _movable(x)
     if op not in OPS:

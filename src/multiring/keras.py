@@ -48,7 +48,7 @@ def DistributedOptimizer(
     if hasattr(base, "averages_over_ranks"):
         raise ValueError(f"this {base.__name__} averages over the ranks already")
     if group is not None:
-        _communicator(group)  # refuses what is none, before a step is compiled
+        api.joined(group)  # refuses what is none, before a step is compiled
     how = {"weight": weight, "bucket_bytes": bucket_bytes, "group": group}
     average_gradients = _averaging()
 
@@ -94,7 +94,7 @@ def _average_torch(
     places = [i for i, gradient in enumerate(gradients) if gradient is not None]
     flat = [gradients[i].detach().reshape(-1) for i in places]
     slots = averages(
-        _communicator(group),
+        api.joined(group),
         [Gradient(one.numel(), str(one.dtype).removeprefix("torch.")) for one in flat],
         lambda slot, i, factor: torch.mul(flat[i], factor, out=slot),
         weight=weight,
@@ -134,7 +134,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self._broadcast()
 
     def _broadcast(self) -> None:
-        communicator = _communicator(self._group)
+        communicator = api.joined(self._group)
         _settle(self.model)
         for variable in [*self.model.variables, *self.model.optimizer.variables]:
             value = np.array(keras.ops.convert_to_numpy(variable.value))
@@ -157,7 +157,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if logs:
             numbers = {name: float(value) for name, value in logs.items()}
-            logs.update(average(_communicator(self._group), numbers, self._weight))
+            logs.update(average(api.joined(self._group), numbers, self._weight))
 
 
 class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -193,13 +193,9 @@ class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc
             raise ValueError("the number of batches in an epoch is not known: give steps_per_epoch")
         progress = (self._epoch + (batch + 1) / steps) / self._epochs if self._epochs else math.inf
         if progress <= 1 or (batch == 0 and self._epoch == self._epochs):
-            first = 1 / _communicator(self._group).size
+            first = 1 / api.joined(self._group).size
             _settle(self.model)
             self.model.optimizer.learning_rate = self._target * (first + (1 - first) * min(progress, 1.0))
-
-
-def _communicator(group: Communicator | None) -> Communicator:
-    return multiring.init() if group is None else api._communicator(group)
 
 
 def _refuse_own_scaling(optimizer: Any) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import multiring
 from multiring import api, weights
 from multiring.buckets import BUCKET_BYTES, Bucket, Gradient, arrange, fill
 from multiring.buffers import OPS_OF
@@ -29,7 +28,7 @@ def all_reduce(x: Any, op: str = "sum", *, group: Communicator | None = None) ->
 
     ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor.
     """
-    communicator = _communicator(group)
+    communicator = api.joined(group)
     x = tf.convert_to_tensor(x)
 
     def combine(view: Any) -> Any:
@@ -55,7 +54,7 @@ def average(
     a number or a scalar tensor, the ranks count by their weights: the number of samples that each has in this step;
     what a rank of weight 0 has may be NaN. ValueError for integers and bool.
     """
-    communicator = _communicator(group)
+    communicator = api.joined(group)
     leaves = tf.nest.flatten(tensors)
     places = [i for i, leaf in enumerate(leaves) if leaf is not None]
     dense = [tf.convert_to_tensor(leaves[i]) for i in places]
@@ -111,15 +110,11 @@ def DistributedOptimizer(optimizer: Any, **options: Any) -> Any:
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0, *, group: Communicator | None = None) -> None:
     """Assign the values of rank ``root`` to variables of TensorFlow or Keras; all ranks name the same ones."""
-    communicator = _communicator(group)
+    communicator = api.joined(group)
     for variable in variables:
         value = np.array(variable.numpy())
         communicator.broadcast(value, root)
         variable.assign(value)
-
-
-def _communicator(group: Communicator | None) -> Communicator:
-    return multiring.init() if group is None else api._communicator(group)
 
 
 def _reduced(tensors: Sequence[Any], weight: Any, bucket_bytes: int, communicator: Communicator) -> list[Any]:
@@ -153,8 +148,7 @@ class _Exchange:
     def start(self, factor: Any, *views: Any) -> np.int64:
         bucket = Bucket(self._communicator, [Gradient(view.size, view.dtype.name) for view in views])
         for slot, view in zip(bucket.slots, views, strict=True):
-            if factor:  # the slots of a rank of weight 0 stay zeros, whatever it has: 0 times NaN would be NaN
-                fill(slot, view, factor)
+            fill(slot, view, factor)
         bucket.start(self._op)
         ticket = next(self._number)
         self._buckets[ticket] = bucket

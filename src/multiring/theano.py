@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-import multiring
+from multiring import api
 from multiring.buckets import BUCKET_BYTES, Gradient, averages, fill
 from multiring.comm import Communicator
 
@@ -49,7 +49,7 @@ def average(
             raise TypeError(f"{variable} has dtype {variable.dtype}: averages are of float16, float32 and float64")
     if weight is not None:
         inputs.append(as_variable(weight).astype("float64"))
-    communicator = multiring.init() if group is None else group
+    communicator = api.joined(group)
     number = communicator.publish()
     _communicators[number] = communicator
     op = _average_op(library)(number, bucket_bytes, weight is not None)
@@ -58,7 +58,7 @@ def average(
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0, *, group: Communicator | None = None) -> None:
     """Set shared variables of parameters and of an optimizer's state to their values on rank ``root``."""
-    communicator = multiring.init() if group is None else group
+    communicator = api.joined(group)
     for variable in variables:
         value = np.array(variable.get_value())
         communicator.broadcast(value, root)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import multiring
+from multiring import api
 from multiring.comm import Communicator
 from multiring.torch.buffers import form, raw
 
@@ -21,7 +21,7 @@ def broadcast_parameters(
     What is no tensor is left alone. ValueError on all ranks if names, types, shapes or orders in memory
     differ.
     """
-    communicator = multiring.init() if group is None else group
+    communicator = api.joined(group)
     named = parameters.items() if isinstance(parameters, Mapping) else parameters
     tensors = {name: value for name, value in named if isinstance(value, Tensor)}
     mine = {name: form(tensor) for name, tensor in tensors.items()}
@@ -39,7 +39,7 @@ def broadcast_optimizer_state(
 
     They may have none yet, as when ``root`` alone has loaded a checkpoint.
     """
-    communicator = multiring.init() if group is None else group
+    communicator = api.joined(group)
     tensors: list[Tensor] = []
 
     def taken(tensor: Tensor) -> _Form:
@@ -73,7 +73,7 @@ def sync_state(
     or shapes differ.
     """
     if root is None:
-        root = (multiring.init() if group is None else group).oldest
+        root = api.joined(group).oldest
     broadcast_parameters(model.state_dict(), root, group=group)
     if optimizer is not None:
         broadcast_optimizer_state(optimizer, root, group=group)

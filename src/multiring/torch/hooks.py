@@ -6,6 +6,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 import multiring
+from multiring import api
 from multiring.comm import Communicator
 from multiring.torch.buffers import reducible
 from multiring.torch.work import OrderedWatcher, Work
@@ -28,7 +29,7 @@ class Weighted:
     def scale(self, bucket: GradBucket) -> None:
         """Multiply a bucket by this rank's share, which the ranks settle before the first bucket of a pass."""
         if bucket.index() == 0:
-            self._share = share(multiring.init() if self.group is None else self.group, self.weight)
+            self._share = share(api.joined(self.group), self.weight)
         bucket.buffer().mul_(self._share)
 
 

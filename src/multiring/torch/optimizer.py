@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-import multiring
+from multiring import api
 from multiring.buckets import BUCKET_BYTES
 from multiring.comm import Communicator
 from multiring.torch.reducer import Reducer
@@ -46,7 +46,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         Joinable.__init__(self)
         self._optimizer = optimizer
         self._names = {id(parameter): name for name, parameter in named_parameters or ()}
-        communicator = multiring.init() if group is None else group
+        communicator = api.joined(group)
         self._joined = False
         self._reducer = Reducer(communicator, bucket_bytes, self._notify)
         for number, settings in enumerate(optimizer.param_groups):
