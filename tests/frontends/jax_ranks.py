@@ -68,6 +68,18 @@ def groups() -> None:
             jax.block_until_ready(reduce(own(RANK, 10)))
 
 
+def joined_again() -> None:
+    """What was compiled calls the communicator that was there then; without JAX's caches it is compiled anew."""
+    reduce = jax.jit(lambda x: mrj.all_reduce(x))
+    same(reduce(own(RANK, 10)), everyone(10).sum(0))
+    mr.shutdown()
+    mr.init()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="multiring is not initialised"):
+        jax.block_until_ready(reduce(own(RANK, 10)))
+    jax.clear_caches()
+    same(reduce(own(RANK, 10)), everyone(10).sum(0))
+
+
 def derivatives() -> None:
     """Against central differences of the sum of all ranks' functions."""
     weights = jnp.asarray(own(RANK, 2 * SIZE, "float64") + 1)

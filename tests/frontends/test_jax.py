@@ -12,7 +12,8 @@ pytestmark = needs("jax", "optax")
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives_derivatives_loops_and_order(ranks: int) -> None:
-    succeeds("jax_ranks.py", "collectives", "derivatives", "loops", "trees", "order", "groups", ranks=ranks)
+    functions = ("collectives", "derivatives", "loops", "trees", "order", "groups", "joined_again")
+    succeeds("jax_ranks.py", *functions, ranks=ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
