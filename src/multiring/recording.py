@@ -78,6 +78,8 @@ def load(path: Path) -> Recording:
     """Read a recording; OSError if it cannot be read, ValueError with its path if it is wrong."""
     try:
         return _parse(json.loads(path.read_text()))
+    except RecursionError:
+        raise ValueError(f"{path}: its lists or objects are nested too deeply to be a recording") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -33,6 +33,8 @@ def load(path: Path) -> Topology:
     """Read a topology file; OSError if it cannot be read, ValueError with its path if it is wrong."""
     try:
         return parse(path.read_text())
+    except RecursionError:
+        raise ValueError(f"{path}: its lists or tables are nested too deeply to be a topology") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -46,6 +48,7 @@ class _Reader:
     def __init__(self, file: Mapping[str, Any]) -> None:
         self._file = file
         self._ranks = count()
+        self._hosts: set[str] = set()
         self._links = {"rank": asdict(RANK_LINK), "host": asdict(HOST_LINK)}
         links = file.get("links", {})
         _check_keys(links, LEVELS, "links")
@@ -81,6 +84,9 @@ class _Reader:
         link = self._link(entry, level, where)
         if level != "host":
             return Place(name, link, self._places(entry, height - 1, where))
+        if name in self._hosts:
+            raise ValueError(f"there are two hosts {name}; every host needs a name of its own, whatever rack it is in")
+        self._hosts.add(name)
         ranks, cards = (_natural(entry.get(key, 1), f"{where}: {key}") for key in ("ranks", "cards"))
         here = [next(self._ranks) for _ in range(ranks)]
         places = ranks_in_host(here, Link(**self._links["rank"]))

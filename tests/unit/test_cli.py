@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import multiring
 
 
@@ -19,6 +21,16 @@ def test_version() -> None:
 def test_help_names_every_command() -> None:
     shown = run("--help").stdout
     assert all(command in shown for command in ("run", "plan", "doctor", "bench"))
+
+
+def test_run_refuses_a_plan_that_every_rank_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    for plan, fault in (("async-server", "it can be simulated only"), ("rings", "unknown strategy 'rings'")):
+        monkeypatch.setenv("MULTIRING_PLAN", plan)
+        refused = run("run", "-n", "2", "true")
+        assert refused.returncode == 2
+        (line,) = refused.stderr.splitlines()
+        assert line.startswith("multiring run: MULTIRING_PLAN: ")
+        assert fault in line
 
 
 def test_unknown_command_is_named() -> None:

@@ -59,6 +59,25 @@ def test_results_that_are_approximate_are_named(tmp_path: Path, monkeypatch: pyt
     assert "approximate: ring, masters; ranks differ and send too many" in run(*options).output
 
 
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(TOPOLOGY.replace('"a"', '"[/a]"'))
+    save(Recording("[/red]", 0.5, (Gradient(30 << 20, 0.5),)), tmp_path / "job.json")
+    files = ("--topology", str(tmp_path / "cluster.toml"), "--job", str(tmp_path / "job.json"))
+    shown = run(*files, "--strategy", "ring")
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.startswith("[/red] on 3 hosts")
+    assert "host [/a] up" in shown.output
+
+
+def test_files_that_are_nested_without_end_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text("[" * 100_000)
+    (tmp_path / "cluster.toml").write_text("host = " + "[" * 100_000)
+    for options in (("--machine", "minsky", "--job", "job.json"), ("--topology", "cluster.toml")):
+        shown = run(*options[:-1], str(tmp_path / options[-1]))
+        assert shown.exit_code == 2
+        assert "nested too deeply" in shown.output
+
+
 def test_a_sweep_and_its_picture(tmp_path: Path) -> None:
     picture = tmp_path / "efficiency.svg"
     shown = run(

@@ -63,6 +63,11 @@ def test_a_host_needs_only_a_name() -> None:
         ("host = [{}]", "a host is called None"),
         ('host = [{ name = "a b" }]', "a host is called 'a b'"),
         ('host = [{ name = "a", ranks = 0 }]', "host a: ranks is 0"),
+        (
+            'links.rack.rate = "1 Gbit/s"\n[[rack]]\nname = "l"\nhost = [{ name = "a" }]\n'
+            '[[rack]]\nname = "r"\nhost = [{ name = "b" }, { name = "a" }]',
+            "there are two hosts a; every host needs a name of its own",
+        ),
         ('host = [{ name = "a", cards = true }]', "host a: cards is True"),
         ('host = [{ name = "a", slots = 2 }]', "a host has a key 'slots'; known are cards, down"),
         ('host = [{ name = "a", up = "10 Mb" }]', "host a: up is '10 Mb'; it must be text, a number and its unit"),

@@ -143,7 +143,7 @@ class Replay:
         rows = replay.rows(self.recording, steps, self._predicted(site))
         computing, gradients = duration(self.recording.seconds), size(self.recording.nbytes)
         about = f"{computing} of computation, {gradients} of gradients, on {site.world_size} ranks {site.about}"
-        console = Console()
+        console = Console(markup=False)
         console.print(f"training steps of {self.recording.name}: {about}", highlight=False)
         console.print(replay.table(rows))
         if self.json_file:

@@ -52,7 +52,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(explain.record(choice), indent=1))
         return
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, markup=False)
     console.print(explain.summary(choice), highlight=False)
     for table in explain.tables(choice):
         console.print(_rich(table))

@@ -98,6 +98,7 @@ def run(
         os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
     try:
         _check(program, bind, typed, listed)
+        _check_plan()
         own = {
             "--bind": bind != BINDINGS[0],
             "--max-restarts": max_restarts,
@@ -126,6 +127,15 @@ def run(
         typer.echo(f"multiring run: {error}", err=True)
         code = USAGE_ERROR
     raise typer.Exit(code)
+
+
+def _check_plan() -> None:
+    """ValueError for a MULTIRING_PLAN that every rank would refuse."""
+    settings = env.read(env.Settings)
+    if settings.plan:
+        from multiring.strategies import forced  # NumPy and the planner, which a launcher seldom needs
+
+        forced.wanted(settings.plan, settings.wire)
 
 
 def _check_launcher(launcher: str | None, given: list[str]) -> None:

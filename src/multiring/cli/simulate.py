@@ -68,7 +68,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Predict a training step: time, exposed communication, scaling efficiency, busiest link."""
-    console = Console()
+    console = Console(markup=False)  # names are as their owners wrote them
     with one_line_errors("simulate"):
         if sources:
             console.print(_sources(machine or ""))
