@@ -29,6 +29,10 @@ _TIME_UNITS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10*
 """Exact, so that a number in the file and the same number in a program are one float."""
 
 
+_MOST = 100_000
+"""Ranks of a host."""
+
+
 def load(path: Path) -> Topology:
     """Read a topology file; OSError if it cannot be read, ValueError with its path if it is wrong."""
     try:
@@ -128,8 +132,8 @@ def _quantity(text: Any, units: Mapping[str, Fraction], where: str) -> float:
 
 
 def _natural(value: Any, where: str) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{where} is {value!r}; it must be a whole number above 0")
+    if type(value) is not int or not 1 <= value <= _MOST:
+        raise ValueError(f"{where} is {value!r}; it must be a whole number from 1 to {_MOST}")
     return value
 
 

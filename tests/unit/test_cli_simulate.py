@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from multiring.cli import simulate
-from multiring.cli.scenario import parse_values
+from multiring.cli.scenario import chosen, parse_values
 from multiring.recording import Gradient, Recording, save
 
 TOPOLOGY = """
@@ -134,6 +134,15 @@ def test_numbers_have_sources() -> None:
         (("--machine", "minsky", "--sweep", "hosts=8..1"), "'8..1' is no range"),
         (("--machine", "minsky", "--plot", "a.png"), "--plot draws a sweep"),
         (("--topology", "no.toml"), "no.toml: No such file"),
+        (("--topology", "no.toml", "--hosts", "4"), "--topology FILE describes its own hosts: leave out --hosts"),
+        (("--machine", "minsky", "--job", "a.json", "--model", "vgg16"), "its own job: leave out --model"),
+        (("--machine", "minsky", "--job", "a.json", "--gradients", "float16"), "its own job: leave out --gradients"),
+        (("--machine", "minsky", "--job", "a.json", "--sweep", "batch=1,2"), "batch is swept with --model"),
+        (("--machine", "minsky", "--hosts", "999999"), "999999 hosts are 3999996 ranks; 1000000 can be simulated"),
+        (("--machine", "minsky", "--sweep", "hosts=1," + 30 * "9"), "goes beyond 1000000"),
+        (("--machine", ""), "unknown machine ''"),
+        (("--machine", "minsky", "--speed", "inf"), "--speed is inf; it must be a finite number"),
+        (("--machine", "minsky", "--spread", "inf"), "--spread is inf; it must be a finite number"),
         (("--machine", "two-sites", "--hosts", "3"), "not equally many at 2 sites"),
     ],
 )
@@ -149,6 +158,7 @@ def test_ranges() -> None:
     assert parse_values("3..20") == [3, 6, 12, 20]
     assert parse_values("5..5") == [5]
     assert parse_values("4,2") == [4, 2]
+    assert chosen("ring, masters") == ["ring", "masters"]
     for wrong in ("", "0..4", "4..2", "a", "1,,2"):
         with pytest.raises(ValueError, match="is no range"):
             parse_values(wrong)

@@ -21,6 +21,7 @@ from multiring.cli.scenario import (
     Strategies,
     TopologyFile,
     approximation_of,
+    check_given,
     chosen,
     curves_of,
     simulated,
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def write(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE.html", help="Where to write the page.")],
     machine: Cluster = None,
     hosts: Hosts = 16,
@@ -54,6 +56,7 @@ def write(
     The page of a job that runs is written by the job itself: multiring.report("job.html") on all ranks.
     """
     with one_line_errors("report"):
+        check_given(context)
         request = Request(machine, topology, hosts, model, job, batch, speed, "float32", True, None)
         names = chosen(strategy)
         check_output("FILE.html", file)

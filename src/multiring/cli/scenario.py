@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -24,10 +25,13 @@ ITEMSIZES = {"float32": 4, "float16": 2}
 SWEPT = ("hosts", "batch")
 
 Cluster = Annotated[str | None, typer.Option(help=f"A known cluster: {', '.join(MACHINES)}.")]
-Hosts = Annotated[int, typer.Option(min=1, help="Hosts of the machine.")]
+MOST = 1_000_000
+"""Hosts, ranks or samples that are asked for at most."""
+
+Hosts = Annotated[int, typer.Option(min=1, max=MOST, help="Hosts of the machine.")]
 TopologyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Your own cluster, as TOML.")]
 Model = Annotated[str, typer.Option(help=f"A known model: {', '.join(MODELS)}.")]
-Batch = Annotated[int, typer.Option(min=1, help="Samples a rank and step.")]
+Batch = Annotated[int, typer.Option(min=1, max=MOST, help="Samples a rank and step.")]
 Speed = Annotated[
     float | None,
     typer.Option(min=1e-3, help="Samples a second that one rank trains on; else as the machine has it."),
@@ -57,7 +61,12 @@ class Request:
         """The training to simulate; ValueError for what is missing or does not fit."""
         if (self.machine is None) == (self.topology is None):
             raise ValueError("give the cluster, either by --machine and --hosts or by --topology FILE")
-        here = machine(self.machine) if self.machine else None
+        here = machine(self.machine) if self.machine is not None else None
+        if here and here.ranks * self.hosts > MOST:
+            raise ValueError(f"{self.hosts} hosts are {here.ranks * self.hosts} ranks; {MOST} can be simulated at most")
+        for option, value in (("--speed", self.speed), ("--spread", self.spread)):
+            if value is not None and not isfinite(value):
+                raise ValueError(f"{option} is {value}; it must be a finite number")
         topology = here.topology(self.hosts) if here else topology_file.load(self.topology or Path())
         speeds, spread = (here.speeds(), here.spread.value) if here else (Speeds(), 0.0)
         if self.spread is not None:
@@ -87,7 +96,22 @@ class Point:
 
 def chosen(strategies: str) -> list[str]:
     """The strategies of an option."""
-    return list(NAMES) if strategies == "all" else strategies.split(",")
+    return list(NAMES) if strategies == "all" else [name.strip() for name in strategies.split(",")]
+
+
+def check_given(context: typer.Context) -> None:
+    """ValueError for an option on the command line that another one there leaves without a meaning."""
+    given = {
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    }
+    useless = {"job": ("model", "batch", "speed", "gradients"), "topology": ("hosts",)}
+    for name, others in useless.items():
+        for other in others:
+            if {name, other} <= given:
+                what = "its own job" if name == "job" else "its own hosts"
+                raise ValueError(f"--{name} FILE describes {what}: leave out --{other}")
 
 
 def swept(request: Request, sweep: str | None) -> list[Request]:
@@ -99,13 +123,18 @@ def swept(request: Request, sweep: str | None) -> list[Request]:
         raise ValueError(f"--sweep {sweep!r}: {' or '.join(SWEPT)} can be swept, as in hosts=1..1024 or hosts=4,8,16")
     if key == "hosts" and request.machine is None:
         raise ValueError("hosts are swept with --machine; a topology file has its own")
+    if key == "batch" and request.job is not None:
+        raise ValueError("batch is swept with --model; a recording has its own")
     return [Request(**{**vars(request), key: value}) for value in parse_values(values)]
 
 
 def parse_values(text: str) -> list[int]:
     """The numbers of ``1..1024``, doubled from the first to the last, or of ``4,8,16``."""
-    if match := re.fullmatch(r"([1-9]\d*)\.\.([1-9]\d*)", text):
-        value, last = map(int, match.groups())
+    numbers = [int(part) if len(part) < 20 else MOST + 1 for part in re.findall(r"\d+", text)]
+    if any(number > MOST for number in numbers):
+        raise ValueError(f"{text!r} goes beyond {MOST}")
+    if re.fullmatch(r"[1-9]\d*\.\.[1-9]\d*", text):
+        value, last = numbers
         found = []
         while value < last:
             found.append(value)
@@ -113,7 +142,7 @@ def parse_values(text: str) -> list[int]:
         if value == last or found:
             return [*found, last]
     elif re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        return [int(part) for part in text.split(",")]
+        return numbers
     raise ValueError(f"{text!r} is no range: write 1..1024 (doubled from one to the other) or 4,8,16")
 
 
@@ -131,13 +160,17 @@ def summary_of(point: Point) -> str:
     """What is trained where, in a line."""
     training = point.training
     ranks = training.topology.world_size
-    hosts = len(set(training.topology.hosts))
+    where = f"{_count(len(set(training.topology.hosts)), 'host')}, {_count(ranks, 'rank')}"
     late = slowest(ranks, training.spread) - 1
     return (
-        f"{training.recording.name} on {hosts} hosts, {ranks} ranks: {units.duration(training.recording.seconds)} of "
-        f"computation, {units.size(training.recording.nbytes)} of gradients"
+        f"{training.recording.name} on {where}: {units.duration(training.recording.seconds)} of computation, "
+        f"{units.size(training.recording.nbytes)} of gradients"
         + (f"; the slowest rank needs {late:.1%} more than the mean" if late else "")
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def approximation_of(points: Sequence[Point]) -> str:

@@ -28,6 +28,7 @@ from multiring.cli.scenario import (
     Strategies,
     TopologyFile,
     approximation_of,
+    check_given,
     chosen,
     curves_of,
     simulated,
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
+    context: typer.Context,
     machine: Cluster = None,
     hosts: Hosts = 16,
     topology: TopologyFile = None,
@@ -73,6 +75,7 @@ def simulate(
         if sources:
             console.print(_sources(machine or ""))
             return
+        check_given(context)
         request = Request(machine, topology, hosts, model, job, batch, speed, gradients, overlap, spread)
         requests = swept(request, sweep)
         names = chosen(strategy)
