@@ -346,6 +346,7 @@ void bind_engine(nb::module_& m) {
         .def("attach_tcp", &Engine::attach_tcp, "peer"_a, "sockets"_a)
         .def("attach_control", &Engine::attach_control, "peer"_a, "socket"_a)
         .def("attached", &Engine::attached, "peer"_a)
+        .def("departed", &Engine::departed, "peer"_a)
         .def("communicator", &Engine::add_communicator, "id"_a, "members"_a)
         .def("forget", &Engine::forget, "id"_a)
         .def("completed", &Engine::completed, "communicator"_a)

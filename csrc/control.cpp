@@ -26,6 +26,14 @@ std::vector<std::byte> encode(Frame frame, std::span<const std::byte> payload) {
     return bytes;
 }
 
+Frame farewell_of(int rank, std::uint16_t generation) {
+    Frame frame;
+    frame.type = FrameType::farewell;
+    frame.generation = generation;
+    frame.root = static_cast<std::uint32_t>(rank);
+    return frame;
+}
+
 }  // namespace
 
 Control::Control(int epoll, std::uint16_t generation, Events events)
@@ -63,7 +71,7 @@ std::vector<int> Control::edges() const {
 void Control::read(int peer) {
     Received received;
     std::string reason = "closed its connection";
-    bool left = false, lost = false;
+    bool lost = false;
     {
         const std::lock_guard lock(mutex_);
         const auto found = std::find_if(connections_.begin(), connections_.end(),
@@ -72,12 +80,11 @@ void Control::read(int peer) {
         receive(*found, reason);
         while (take_message(*found, received)) {
         }
-        left = found->farewell;
-        lost = !found->socket.is_open() && !left;
+        lost = !found->socket.is_open() && !found->farewell;
     }
     for (const auto& statuses : received.beats) events_.beat(peer, statuses);
     for (const Notice& notice : received.notices) events_.notice(notice);
-    if (left) events_.farewell(peer);
+    for (const int rank : received.farewells) events_.farewell(rank, peer);
     if (lost) events_.lost(peer, reason);
 }
 
@@ -114,7 +121,9 @@ bool Control::take_message(Connection& connection, Received& into) {
     const auto payload_begin = received.begin() + sizeof frame;
     const auto payload_end = payload_begin + static_cast<std::ptrdiff_t>(frame.bytes);
     if (frame.type == FrameType::farewell) {
-        connection.farewell = true;
+        const int rank = static_cast<int>(frame.root);
+        if (rank == connection.peer) connection.farewell = true;
+        into.farewells.push_back(rank);
     } else if (frame.type == FrameType::beat) {
         into.beats.emplace_back(payload_begin, payload_end);
     } else {
@@ -136,13 +145,22 @@ void Control::send(const Notice& notice) {
         if (connection.peer != notice.from) send_to(connection, bytes);
 }
 
-void Control::send_farewell() {
-    Frame frame;
-    frame.type = FrameType::farewell;
-    frame.generation = generation_;
-    const auto bytes = encode(frame, {});
+void Control::send_farewell(int own) {
+    const auto bytes = encode(farewell_of(own, generation_), {});
     const std::lock_guard lock(mutex_);
+    left_.insert(own);
     for (Connection& connection : connections_) send_to(connection, bytes);
+}
+
+// The ranks of a host hear each other directly.
+void Control::pass_on_farewell(int from, int rank) {
+    const auto bytes = encode(farewell_of(rank, generation_), {});
+    const std::lock_guard lock(mutex_);
+    if (!left_.insert(rank).second) return;
+    const bool from_edge = std::any_of(connections_.begin(), connections_.end(),
+                                       [&](const Connection& c) { return c.peer == from && c.is_edge; });
+    for (Connection& connection : connections_)
+        if (connection.peer != from && (connection.is_edge || from_edge)) send_to(connection, bytes);
 }
 
 void Control::send_beat(int edge, std::span<const std::byte> statuses) {

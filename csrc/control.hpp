@@ -2,14 +2,16 @@
 //
 // There is one stream socket to each rank of this host and one to some ranks of other hosts. A connection that closes
 // without a farewell means that its rank is lost. A notice (a first failure, with its culprit and reason) is passed on
-// to every other connection, so that it reaches all ranks. A rank of another host also sends beats, and what it knows
-// of the ranks behind it (liveness.hpp).
+// to every other connection, so that it reaches all ranks, and so is a farewell: from this host to others, and from
+// another host to everywhere else. A rank of another host also sends beats, and what it knows of the ranks behind it
+// (liveness.hpp).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,7 +25,7 @@ class Control {
   public:
     struct Events {
         std::function<void(const Notice&)> notice;
-        std::function<void(int rank)> farewell;
+        std::function<void(int rank, int from)> farewell;
         std::function<void(int rank, const std::string& reason)> lost;
         std::function<void(int edge, std::span<const std::byte> statuses)> beat;
     };
@@ -36,7 +38,8 @@ class Control {
     // Read what has come on the socket of this peer (from epoll).
     void read(int peer);
     void send(const Notice& notice);
-    void send_farewell();
+    void send_farewell(int own);
+    void pass_on_farewell(int from, int rank);
     // Never blocks: a beat is left out while the peer has not taken in what was sent before.
     void send_beat(int edge, std::span<const std::byte> statuses);
     void close_all() noexcept;
@@ -59,6 +62,7 @@ class Control {
     struct Received {
         std::vector<Notice> notices;
         std::vector<std::vector<std::byte>> beats;
+        std::vector<int> farewells;  // the ranks that leave
     };
     bool take_message(Connection& connection, Received& into);  // false if it is not complete
     void drop(Connection& connection);
@@ -68,6 +72,7 @@ class Control {
     const Events events_;
     mutable std::mutex mutex_;
     std::vector<Connection> connections_;
+    std::set<int> left_;  // the ranks whose farewell was said or passed on
 };
 
 }  // namespace multiring

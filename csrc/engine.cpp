@@ -28,6 +28,7 @@ constexpr auto yielding_budget = std::chrono::milliseconds(1);  // of giving the
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
       departed_(static_cast<std::size_t>(options_.world_size)),
+      linked_(departed_.size()),
       liveness_(options_.rank, options_.world_size, options_.heartbeat_timeout),
       named_(static_cast<std::size_t>(options_.world_size)) {
     const auto& o = options_;
@@ -55,10 +56,8 @@ Engine::Engine(EngineOptions options)
     epoll_ctl(epoll_, EPOLL_CTL_ADD, doorbell_, &event);
     Control::Events events;
     events.notice = [this](const Notice& notice) { leave_notice(notice); };
-    events.farewell = [this](int rank) {
-        // What it sent over other connections may still be on its way: these have a farewell of their own.
-        const Link* link = machine_->link(rank);
-        if (link == nullptr || link->shares_memory()) leave_notice({rank, ErrorKind::error, rank, "", 0, true});
+    events.farewell = [this](int rank, int from) {
+        if (rank >= 0 && rank < options_.world_size) leave_notice({from, ErrorKind::error, rank, "", 0, true});
     };
     events.lost = [this](int rank, const std::string& reason) {
         this->fail({ErrorKind::peer_lost, rank, host(rank), "", -1, rank_name(rank) + " " + reason});
@@ -186,8 +185,13 @@ void Engine::attach_tcp(int peer, const std::vector<int>& sockets) {
     check_peer(peer);
     if (owned.empty()) throw std::invalid_argument("no sockets given for rank " + std::to_string(peer));
     for (const int socket : sockets) close_on_exec({socket});
+    {
+        const std::lock_guard lock(mutex_);
+        linked_[static_cast<std::size_t>(peer)] = true;
+        departed_[static_cast<std::size_t>(peer)] = false;
+    }
     TcpLink::Events events;
-    events.farewell = [this](int rank) { leave_notice({rank, ErrorKind::error, rank, "", 0, true}); };
+    events.farewell = [this](int rank) { leave_notice({-1, ErrorKind::error, rank, "", 0, true}); };
     events.lost = [this](int rank, const std::string& reason) { suspect(rank, rank_name(rank) + " " + reason); };
     events.notice = [this](const Notice& notice) { leave_notice(notice); };
     auto link = std::make_unique<TcpLink>(peer, std::move(owned), options_.generation, *machine_, pool_, data_epoll_,
@@ -197,6 +201,12 @@ void Engine::attach_tcp(int peer, const std::vector<int>& sockets) {
     const std::lock_guard lock(mutex_);
     tcp_links_.push_back(added);
     has_sockets_.store(true, std::memory_order_release);
+}
+
+bool Engine::departed(int peer) const {
+    check_peer(peer);
+    const std::lock_guard lock(mutex_);
+    return departed_[static_cast<std::size_t>(peer)];
 }
 
 void Engine::attach_control(int peer, int socket_fd) {
@@ -397,7 +407,9 @@ bool Engine::drain_sockets() {
     if (!has_sockets_.load(std::memory_order_acquire)) return false;
     epoll_event events[64];
     const int count = epoll_wait(data_epoll_, events, 64, 0);
-    for (int i = 0; i < count; ++i) machine_->link(static_cast<int>(events[i].data.u64))->drain();
+    for (int i = 0; i < count; ++i)
+        if (Link* link = machine_->link(static_cast<int>(events[i].data.u64)))
+            link->drain();  // it may be being attached
     return count > 0;
 }
 
@@ -656,7 +668,7 @@ std::optional<Failure> Engine::shutdown(double timeout) {
             link->drain();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-    control_->send_farewell();
+    control_->send_farewell(options_.rank);
     if (!failed_.load()) {
         const std::lock_guard lock(mutex_);
         for (TcpLink* link : tcp_links_) link->send_farewell();

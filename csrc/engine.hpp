@@ -91,6 +91,7 @@ class Engine final : public Surroundings {
     void attach_tcp(int peer, const std::vector<int>& sockets);
     void attach_control(int peer, int socket_fd);
     bool attached(int peer) const;
+    bool departed(int peer) const;  // it has said farewell, and nothing of it is on its way
 
     void add_communicator(std::uint32_t id, std::vector<int> members);
     void forget(std::uint32_t id);
@@ -219,6 +220,7 @@ class Engine final : public Surroundings {
     std::optional<Failure> failure_;
     std::optional<Notice> untold_;  // of the failure, to those who wait for us
     std::vector<bool> departed_;    // by rank: has said farewell
+    std::vector<bool> linked_;      // by rank: has data connections
     std::vector<std::shared_ptr<Work>> new_works_;
     std::vector<Notice> notices_;
     std::vector<std::pair<Clock::time_point, Notice>> suspicions_;  // true unless there is another failure by then

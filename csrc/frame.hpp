@@ -13,7 +13,8 @@
 //             matters
 //   credit    `count` bytes of eager credit come back (TCP)
 //   beat      the sender lives, on control connections; with a payload, statuses of ranks
-//   notice    a failure, on control connections; farewell: the sender leaves on purpose
+//   notice    a failure, on control connections
+//   farewell  the sender leaves on purpose; on control connections, the rank `root`
 #pragma once
 
 #include <cstdint>

@@ -67,11 +67,13 @@ void Engine::take_inbox() {
         new_works_.clear();
         notices.swap(notices_);
         questions.swap(questions_);
-        for (const Notice& notice : notices)
-            if (notice.farewell) {
-                departed_[static_cast<std::size_t>(notice.rank)] = true;
-                someone_departed_.store(true, std::memory_order_release);
-            }
+        for (const Notice& notice : notices) {
+            const auto rank = static_cast<std::size_t>(notice.rank);
+            // What came another way may have overtaken what a data connection brings, which has a farewell of its own.
+            if (!notice.farewell || (notice.from >= 0 && linked_[rank])) continue;
+            departed_[rank] = true;
+            someone_departed_.store(true, std::memory_order_release);
+        }
     }
     for (const auto& question : questions) {
         if (!question->work->done.is_set()) question->answer = timeout_of(*question->work, "");
@@ -79,6 +81,8 @@ void Engine::take_inbox() {
     }
     for (const Notice& notice : notices)
         if (!notice.farewell) fail(told_by(notice));
+    for (const Notice& notice : notices)  // after its reason to leave, if it told of one
+        if (notice.farewell && notice.from >= 0) control_->pass_on_farewell(notice.from, notice.rank);
 }
 
 bool Engine::advance_works() {
@@ -254,7 +258,9 @@ void Engine::poll_connections(int timeout_ms) {
         switch (watched) {
             case Watched::control: control_->read(peer); break;
             case Watched::data: drain_sockets(); break;
-            case Watched::hangup: machine_->link(peer)->drain(); break;
+            case Watched::hangup:
+                if (Link* link = machine_->link(peer)) link->drain();  // it may be being attached
+                break;
             case Watched::doorbell:
                 std::uint64_t rings;
                 [[maybe_unused]] const auto taken = read(doorbell_, &rings, sizeof rings);

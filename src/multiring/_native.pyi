@@ -138,6 +138,9 @@ class Engine:
     def attached(self, peer: int) -> bool:
         """Whether messages can go to ``peer``."""
 
+    def departed(self, peer: int) -> bool:
+        """Whether ``peer`` has said farewell, and nothing that it sent before is on its way."""
+
     def communicator(self, id: int, members: list[int]) -> None:
         """Register a communicator; ``id`` is a 32-bit number that all members share."""
 

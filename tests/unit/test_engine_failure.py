@@ -152,6 +152,43 @@ def test_a_farewell_does_not_overtake_what_was_sent_before_it():
         assert (result == 5).all()
 
 
+def test_a_farewell_is_passed_on_between_hosts():
+    """Control connections 1 - 0 - 2, and no data connections: rank 1 hears from rank 0 that rank 2 has left."""
+    engines = [native.Engine(rank, 3, hosts=["h0", "h1", "h2"], inproc=True) for rank in range(3)]
+    for other in (1, 2):
+        for end, peer, sockets in zip((0, other), (other, 0), connected_sockets(1), strict=True):
+            engines[end].attach_control(peer, sockets[0])
+    assert not any(engine.departed(2) for engine in engines[:2])
+    engines[2].shutdown()
+    deadline = time.monotonic() + 20
+    while not all(engine.departed(2) for engine in engines[:2]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [engine.departed(2) for engine in engines[:2]] == [True, True]
+    assert [engine.failure() for engine in engines[:2]] == [None, None]
+    assert not engines[0].departed(1)
+    (here,), (there,) = connected_sockets(1)
+    engines[1].attach_tcp(2, [here])  # what it sent before may be on its way
+    assert not engines[1].departed(2)
+    os.close(there)
+    for engine in engines[:2]:
+        engine.shutdown()
+
+
+def test_a_connection_that_is_closed_while_it_is_attached():
+    for _ in range(20):
+        engine = native.Engine(0, 2, hosts=["h0", "h1"], inproc=True)
+        (here,), (there,) = connected_sockets(1)
+        os.close(there)
+        engine.attach_tcp(1, [here])
+        deadline = time.monotonic() + 20
+        while engine.failure() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        failure = engine.failure()
+        assert isinstance(failure, PeerLost)
+        assert failure.rank == 1
+        engine.shutdown()
+
+
 def test_shutdown_fails_what_is_pending_and_may_be_repeated():
     with world(2) as ranks:
         plan = all_reduce_plan(2, "direct")
