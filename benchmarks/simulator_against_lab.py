@@ -105,7 +105,7 @@ def force(communicator: Communicator, plan: Plan, nbytes: int) -> None:
     """Let the communicator use this plan for all-reduces of a size."""
     plans = communicator._plans
     key = mr._native.COLLECTIVES.index("all_reduce"), nbytes.bit_length(), 0
-    plans._handles[key] = plans.install(plan)
+    plans._handles[key] = plans.install(plan, communicator.timeout)
 
 
 def measure(file: Path, sizes: list[int], rounds: int) -> None:

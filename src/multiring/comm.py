@@ -9,6 +9,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -366,7 +367,8 @@ class Communicator:
 
     def publish(self) -> int:
         """Let native code, such as XLA's, call this communicator by the number returned, until it is closed."""
-        self._engine.publish(self._number, self.rank, self.size, self.timeout, self._plans.handle)
+        handle = partial(self._plans.handle, timeout=self.timeout)
+        self._engine.publish(self._number, self.rank, self.size, self.timeout, handle)
         return self._number
 
     def report(self, path: str | os.PathLike[str], title: str = "") -> None:
@@ -410,18 +412,21 @@ class Communicator:
             raise ValueError(f"{op} is not defined for {dtype}: it has {', '.join(OPS_OF[dtype])}")
         blocks = self.size if collective in (_ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL) else 1
         nbytes = blocks * count * ITEMSIZES[dtype]
-        what = collective, pointer, count, DTYPES[dtype], OPS[op], root, self._seconds(timeout)
-        if self._tuner and (trial := self._tuner.trial(collective, nbytes, root)):
+        seconds = self._seconds(timeout)
+        what = collective, pointer, count, DTYPES[dtype], OPS[op], root, seconds
+        if self._tuner and (trial := self._tuner.trial(collective, nbytes, root, seconds)):
             with trial:
                 if async_op:
                     return Work([trial.started(self._engine.start(trial.handle, *what, piece))], result, finish)
                 self._engine.run(trial.handle, *what)
         elif async_op:
             return Work(
-                [self._engine.start(self._plans.handle(collective, nbytes, root), *what, piece)], result, finish
+                [self._engine.start(self._plans.handle(collective, nbytes, root, seconds), *what, piece)],
+                result,
+                finish,
             )
         else:
-            self._engine.run(self._plans.handle(collective, nbytes, root), *what)
+            self._engine.run(self._plans.handle(collective, nbytes, root, seconds), *what)
         return result if finish is None else finish()
 
     def _seconds(self, timeout: float | None) -> float:
@@ -438,9 +443,10 @@ class Communicator:
     ) -> tuple[int, int, int, int, int, float, Any, int]:
         """What the engine wants to know of a message; ``part_of`` is the collective it belongs to, or send."""
         owner, pointer, count, dtype = piece
-        peer = _native.ANY_SOURCE if rank is None else self.members[rank]
-        self.world.connect({peer} if rank is not None else {*self.members} - {self.world.rank})
-        return peer, tag, pointer, count, DTYPES[dtype], self._seconds(timeout), owner, COLLECTIVES[part_of]
+        peer, seconds = _native.ANY_SOURCE if rank is None else self.members[rank], self._seconds(timeout)
+        peers = {peer} if rank is not None else {*self.members} - {self.world.rank}
+        self.world.connect(peers, seconds, any_source=rank is None)
+        return peer, tag, pointer, count, DTYPES[dtype], seconds, owner, COLLECTIVES[part_of]
 
     def _part_to(self, collective: str, rank: int, piece: Piece, timeout: float | None) -> Part:
         return self._send(piece, rank, _TAGS[collective], collective, timeout)

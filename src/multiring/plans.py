@@ -41,13 +41,14 @@ class Plans:
         self._installed: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def handle(self, collective: int, nbytes: int, root: int) -> int:
-        """The handle of the schedule for a buffer of ``nbytes`` (all blocks together)."""
+    def handle(self, collective: int, nbytes: int, root: int, timeout: float) -> int:
+        """The handle of the schedule for a buffer of ``nbytes`` (all blocks together); `install` knows ``timeout``."""
         key = collective, nbytes.bit_length(), root
         handle = self._handles.get(key)
         if handle is None:
             with self._lock:
-                handle = self._handles[key] = self.install(self._plan(_native.COLLECTIVES[collective], nbytes, root))
+                plan = self._plan(_native.COLLECTIVES[collective], nbytes, root)
+                handle = self._handles[key] = self.install(plan, timeout)
         return handle
 
     def _plan(self, collective: str, nbytes: int, root: int) -> Plan:
@@ -121,15 +122,15 @@ class Plans:
                 found.append(replace(choice, measured=measured))
         return found
 
-    def install(self, plan: Plan) -> int:
-        """The handle of a plan's schedule, which rank 0 has proved."""
+    def install(self, plan: Plan, timeout: float) -> int:
+        """The handle of a plan's schedule, which rank 0 has proved, for a call that has ``timeout`` seconds."""
         if plan.id not in self._installed:
             if self._rank == 0:
                 prove(plan)
             mine = schedule(plan, self._rank)
             instructions, peers = mine.table()
             needed = {self._members[peer] for step in mine.instructions for peer in step.peers}
-            self._world.connect(needed - {self._world.rank})
+            self._world.connect(needed - {self._world.rank}, timeout)
             if self._world.timeline is not None:
                 self._world.timeline.phases[plan.number] = tuple(f"{p.kind} {p.level} {p.method}" for p in plan.phases)
             self._installed[plan.id] = self._world.engine.install(

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, cast
 import multiring
 from multiring import _native, bootstrap, env, probe, topology_file, trace
 from multiring.bootstrap import Place, no_meeting
-from multiring.errors import MultiringError, RendezvousError
+from multiring.errors import MultiringError, PeerLost, RendezvousError
 from multiring.exchange import Exchange, Record, spans
 from multiring.net import auth, interfaces, listen, local
 from multiring.net.cards import Way, ways_between
@@ -49,6 +49,12 @@ CONTROL_FANOUT = 4
 
 REJOIN_HEARTBEATS = 4
 """In the time of so many heartbeat time-outs survivors meet, or look once more for who survives."""
+
+LINK_SHARE = 0.9
+"""Of the time that a call has, for making its links: who cannot be reached is named before others' calls time out."""
+
+LEAVING_SECONDS = 0.5
+"""How long after a rank's farewell the end of a link that it made may still be under way here."""
 
 _log = logging.getLogger("multiring")
 _joins: Counter[str] = Counter()  # init after shutdown must not read what the last one wrote
@@ -86,18 +92,40 @@ class World:
         """Whether somebody said or measured how the hosts are linked."""
         return bool(self.measured)
 
-    def connect(self, peers: set[int]) -> None:
-        """Make the links to ``peers`` that do not stand yet.
+    def connect(self, peers: set[int], timeout: float, *, any_source: bool = False) -> None:
+        """Make the links to ``peers`` that do not stand yet, for a call that has ``timeout`` seconds.
 
-        When the engine fails meanwhile it is left to the call that wanted them to raise that, and to say which it was.
+        Whatever prevents it fails the engine, so that all ranks hear of it; it is left to the call to raise that, and
+        to say which it was. With ``any_source`` those that have left are not needed, as long as another one can have
+        sent something.
         """
-        missing = {peer for peer in peers if not self.engine.attached(peer)}
-        if missing and self.links:
+        deadline = time.monotonic() + LINK_SHARE * timeout
+        while self.links and (missing := {peer for peer in peers if not self.engine.attached(peer)}):
+            remaining = max(deadline - time.monotonic(), 0.0)
             try:
-                self.links.ensure(auth.DATA, missing, self.settings.timeout, self.engine.failure)
-            except MultiringError:
-                if self.engine.failure() is None:
-                    raise
+                return self.links.ensure(auth.DATA, missing, remaining, self._obstacle(missing))
+            except MultiringError as error:
+                if self.engine.failure() is not None:
+                    return
+                possible = {peer for peer in peers if self.engine.attached(peer) or not self.engine.departed(peer)}
+                if not (any_source and possible and isinstance(error, PeerLost)):
+                    kind = "CollectiveTimeout" if isinstance(error, RendezvousError) else type(error).__name__
+                    return self.engine.fail(kind, error.rank if error.rank >= 0 else self.rank, str(error))
+                peers = possible
+
+    def _obstacle(self, peers: set[int]) -> Callable[[], BaseException | None]:
+        """Tells why links to ``peers`` cannot come about any more: the engine has failed, or one of them has left."""
+        first_seen: dict[int, float] = {}
+
+        def find() -> BaseException | None:
+            now = time.monotonic()
+            for peer in sorted(peers):
+                if self.engine.departed(peer) and now - first_seen.setdefault(peer, now) >= LEAVING_SECONDS:
+                    name = f"rank {peer} (host {self.topology.hosts[peer]})"
+                    return self.engine.failure() or PeerLost(f"{name} has shut down, and was not linked yet", rank=peer)
+            return self.engine.failure()
+
+        return find
 
     def close(self) -> None:
         """Say farewell and release everything. May be called twice."""

@@ -91,7 +91,7 @@ class Tuner:
         for key, tuned in kept.items():
             plans.settle(key, tuned)
 
-    def trial(self, collective: int, nbytes: int, root: int) -> Trial | None:
+    def trial(self, collective: int, nbytes: int, root: int, timeout: float) -> Trial | None:
         """What the next call for a buffer of ``nbytes`` tries; None if it is to use the plan that is settled."""
         key = collective, nbytes.bit_length(), root
         if nbytes == 0 or key in self._settled:
@@ -104,7 +104,7 @@ class Tuner:
             self._courses.pop(key, None)
             return None
         plan = course.heat.plan(len(course.trials))
-        course.trials.append(Trial(self._plans.install(course.plans[plan])))
+        course.trials.append(Trial(self._plans.install(course.plans[plan], timeout)))
         return course.trials[-1]
 
     def _begin(self, key: Key, nbytes: int) -> Course | None:

@@ -166,6 +166,35 @@ def leave_early() -> Any:
     return error_of(mr.all_reduce, np.ones(10))
 
 
+def leave_before_any_contact() -> Any:
+    """Rank 1 ends well, but before it has a link to anybody; what the others see."""
+    mr.init()
+    if mr.rank() == 1:
+        sys.exit(0)
+    return error_of(mr.all_reduce, np.ones(10))
+
+
+def leave_before_a_message() -> Any:
+    """Rank 2 ends well; what rank 1 sees, which waits for a message of it, and rank 0, which waits for rank 1."""
+    mr.init()
+    if mr.rank() == 2:
+        sys.exit(0)
+    return error_of(mr.recv, np.ones(10), mr.rank() + 1)
+
+
+def receive_from_who_is_left() -> Any:
+    """Rank 2 ends, then rank 1, which sends to rank 0 before; what rank 0 receives from anybody."""
+    mr.init()
+    if mr.rank() == 2:
+        sys.exit(0)
+    x = np.full(5, 10 + mr.rank())
+    if mr.rank() == 1:
+        mr.send(x, 0)
+        sys.exit(0)
+    source = mr.recv(x)
+    return [source, x.tolist(), error_of(mr.recv, x)]
+
+
 def leave_without_shutdown() -> str:
     """All end after their last collective."""
     mr.init()

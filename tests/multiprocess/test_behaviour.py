@@ -88,6 +88,38 @@ def test_leaving_early_is_told_to_who_still_waits(hosts: str | None) -> None:
         assert culprit == 1 or rank == 2  # rank 2 may hear first that rank 0 has left for the same reason
 
 
+@pytest.mark.parametrize("hosts", ["aba", "abc"])
+def test_leaving_before_there_was_any_contact_is_told_at_once(hosts: str) -> None:
+    outcomes = jobs.start(behaviour.leave_before_any_contact, 3, hosts=hosts).wait(60)
+    assert outcomes[1].code == 0
+    for rank in (0, 2):
+        kind, culprit, message, seconds = outcomes[rank].value
+        assert (kind, culprit) == ("PeerLost", 1), message
+        assert "rank 1 (host b)" in message  # has shut down, or has closed a connection that was just being made
+        assert seconds < 30  # of a time limit of 10 minutes
+
+
+def test_a_message_of_who_has_left_is_not_waited_for_wherever_it_was() -> None:
+    """Ranks 1 and 2 have no control connection: it is rank 0 that tells of the farewell."""
+    outcomes = jobs.start(behaviour.leave_before_a_message, 3, hosts="abc").wait(60)
+    for rank in (0, 1):
+        kind, culprit, message, seconds = outcomes[rank].value
+        assert (kind, culprit) == ("PeerLost", 2), message
+        assert "rank 2 (host c)" in message
+        assert seconds < 30
+
+
+@pytest.mark.parametrize("hosts", PLACES)
+def test_any_source_needs_only_one_that_has_not_left(hosts: str | None) -> None:
+    outcomes = jobs.start(behaviour.receive_from_who_is_left, 3, hosts=hosts).wait(60)
+    source, received, (kind, culprit, message, seconds) = outcomes[0].value
+    assert (source, received) == (1, [11] * 5)
+    assert kind == "PeerLost", message
+    assert culprit in (1, 2)
+    assert seconds < 30
+    assert [outcome.code for outcome in outcomes] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("hosts", TWO)
 def test_leaving_without_shutdown(hosts: str | None) -> None:
     outcomes = jobs.start(behaviour.leave_without_shutdown, 3, hosts=hosts).wait(30)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from multiring import env, rendezvous, topology_file
+from multiring import env, errors, rendezvous, topology_file
 from multiring.bootstrap import Meeting, Place
-from multiring.errors import RendezvousError
+from multiring.errors import CollectiveTimeout, MultiringError, PeerLost, RendezvousError, ResourceError
 from multiring.exchange import Exchange, spans
 from multiring.net import auth, interfaces, local
 from multiring.store import Client, Server
@@ -37,6 +39,7 @@ class Peers:
         self.tcp: dict[int, list[int]] = {}
         self.control: dict[int, int] = {}
         self.failed: BaseException | None = None
+        self.gone: set[int] = set()
 
     def attach_local(self, peer: int, memory: int, doorbell: int, sock: int) -> None:
         self.local[peer] = memory, doorbell, sock
@@ -51,6 +54,12 @@ class Peers:
 
     def attached(self, peer: int) -> bool:
         return peer in self.local or peer in self.tcp
+
+    def departed(self, peer: int) -> bool:
+        return peer in self.gone
+
+    def fail(self, kind: str, rank: int, message: str) -> None:
+        self.failed = getattr(errors, kind)(message, rank=rank)
 
     def failure(self) -> BaseException | None:
         return self.failed
@@ -157,7 +166,7 @@ def test_hosts_are_connected(job: Job, hosts: str, streams: int) -> None:
         assert sorted(job.engine(rank).control) == sorted(rendezvous.control_edges(hosts, rank))
         assert not job.engine(rank).tcp  # opened when first needed
     others = {rank: {p for p in range(size) if hosts[p] != hosts[rank]} for rank in range(size)}
-    job.run([lambda r=rank: job.worlds[r].connect(others[r]) for rank in range(size)])
+    job.run([lambda r=rank: job.worlds[r].connect(others[r], 10) for rank in range(size)])
     for rank in range(size):
         assert set(job.engine(rank).tcp) == others[rank]
         assert {len(sockets) for sockets in job.engine(rank).tcp.values()} == {streams}
@@ -180,8 +189,8 @@ def _talks(job: Job, one: int, two: int, streams: int) -> bool:
 def test_one_end_wants_a_link_the_other_accepts(job: Job) -> None:
     for wanting in (0, 1):
         job.join(2, settings("ab"))
-        job.worlds[wanting].connect({1 - wanting})
-        job.worlds[1 - wanting].connect({wanting})
+        job.worlds[wanting].connect({1 - wanting}, 10)
+        job.worlds[1 - wanting].connect({wanting}, 10)
         for world in job.worlds.values():
             world.close()
 
@@ -195,7 +204,7 @@ def test_one_way_reachability_is_enough(job: Job, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(rendezvous, "_reachable", one_way)
     job.join(2, settings("ab", streams=2))
-    job.run([lambda r=rank: job.worlds[r].connect({1 - r}) for rank in range(2)])
+    job.run([lambda r=rank: job.worlds[r].connect({1 - r}, 10) for rank in range(2)])
     assert not job.errors
     assert _talks(job, 0, 1, 2)
 
@@ -213,7 +222,7 @@ def test_an_address_that_leads_to_somebody_else(job: Job, monkeypatch: pytest.Mo
     monkeypatch.setattr(rendezvous, "_reachable", shared)
     job.join(3, settings("abc"))
     assert not job.errors
-    job.run([lambda r=rank: job.worlds[r].connect({0, 1, 2} - {r}) for rank in range(3)])
+    job.run([lambda r=rank: job.worlds[r].connect({0, 1, 2} - {r}, 10) for rank in range(3)])
     assert _talks(job, 0, 1, 1)
 
 
@@ -232,8 +241,63 @@ def test_a_lost_peer_ends_the_wait_for_a_link(job: Job) -> None:
     job.worlds[1].gate.close()  # type: ignore[union-attr]
     lost = RendezvousError("rank 1 is gone", rank=1)
     threading.Timer(0.3, setattr, (job.engine(0), "failed", lost)).start()
-    job.worlds[0].connect({1})  # the engine refuses the call that wanted it
+    job.worlds[0].connect({1}, 10)  # the engine refuses the call that wanted it
     assert not job.engine(0).attached(1)
+
+
+def test_who_has_left_ends_the_wait_for_a_link(job: Job) -> None:
+    job.join(2, settings("ab"))
+    job.worlds[1].close()
+    threading.Timer(0.3, job.engine(0).gone.add, [1]).start()
+    job.worlds[0].connect({1}, 300)
+    failed = job.engine(0).failed
+    assert isinstance(failed, PeerLost)
+    assert (failed.rank, str(failed)) == (1, "rank 1 (host b) has shut down, and was not linked yet")
+
+
+def test_of_several_sources_those_that_have_left_are_not_waited_for(job: Job) -> None:
+    job.join(3, settings("abc"))
+    job.worlds[2].close()
+    job.engine(0).gone.add(2)
+    job.worlds[0].connect({1, 2}, 300, any_source=True)
+    assert job.engine(0).failed is None
+    assert [job.engine(0).attached(peer) for peer in (1, 2)] == [True, False]
+    job.worlds[0].connect({2}, 300, any_source=True)
+    assert job.engine(0).failed.rank == 2
+
+
+def test_who_cannot_be_reached_is_named_within_the_time_of_the_call(job: Job) -> None:
+    job.join(2, lambda rank: env.Settings(host="ab"[rank], init_timeout=20, timeout=300))
+    job.worlds[1].close()
+    job.worlds[0].connect({1}, 0.5)
+    failed = job.engine(0).failed
+    assert isinstance(failed, CollectiveTimeout)
+    assert failed.rank == 1
+    assert re.match(r"rank 0 \(host a\) has no link after 0\.4\d* s: rank 1 \(host b\) cannot be reached", str(failed))
+
+
+@pytest.mark.parametrize("dialling", [0, 1])
+@pytest.mark.parametrize("error", [PeerLost("rank 7 is lost", rank=7), ResourceError("no descriptors")])
+def test_what_attaching_a_link_raises_reaches_who_wants_it(
+    job: Job, caplog: pytest.LogCaptureFixture, error: MultiringError, dialling: int
+) -> None:
+    def refuse(peer: int, sockets: list[int]) -> None:
+        for descriptor in sockets:
+            os.close(descriptor)
+        raise error
+
+    job.join(2, settings("ab"))
+    job.engine(0).attach_tcp = refuse
+    job.worlds[dialling].connect({1 - dialling}, 300)
+    job.worlds[0].connect({1}, 300)
+    failed = job.engine(0).failed
+    assert (type(failed), str(failed), failed.rank) == (type(error), str(error), max(error.rank, 0))
+    job.worlds[0].close()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    assert ("rank 0 (host a) has no use of its link to rank 1 (host b): no descriptors" in caplog.text) == (
+        error.rank < 0
+    )
 
 
 def test_same_name_without_a_common_socket_is_another_host(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +437,7 @@ def test_interface_that_does_not_exist(job: Job) -> None:
 def test_only_the_interface_that_is_given(job: Job) -> None:
     job.join(2, settings("ab", interface="127.0.0.0/8"))
     assert not job.errors
-    job.run([lambda r=rank: job.worlds[r].connect({1 - r}) for rank in range(2)])
+    job.run([lambda r=rank: job.worlds[r].connect({1 - r}, 10) for rank in range(2)])
     with socket.socket(fileno=os.dup(job.engine(0).tcp[1][0])) as sock:
         assert sock.getsockname()[0] == "127.0.0.1"
 
@@ -383,7 +447,7 @@ def test_ports_are_kept_to(job: Job) -> None:
         first = probe.getsockname()[1]
     job.join(2, settings("ab", ports=range(first, first + 8)))
     assert not job.errors
-    job.worlds[0].connect({1})
+    job.worlds[0].connect({1}, 10)
     with socket.socket(fileno=os.dup(job.engine(0).tcp[1][0])) as sock:
         assert {sock.getsockname()[1], sock.getpeername()[1]} & set(range(first, first + 8))
 

@@ -111,6 +111,10 @@ class Engine:
         """MPI connects by itself."""
         return True
 
+    def departed(self, peer: int) -> bool:
+        """Whether a rank has said farewell."""
+        return peer in self._notices.left
+
     def connect(self) -> None:
         """Get communicators of MPI that are multiring's own; all ranks call it."""
         self._notices = Notices(self._world.Dup())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import copy
 import logging
 import secrets
 import socket
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from multiring.errors import RendezvousError
+from multiring.errors import MultiringError, RendezvousError, ResourceError
 from multiring.net import auth, dial
 from multiring.net.cards import Way
 from multiring.net.gate import Gate
@@ -48,6 +49,8 @@ class _Link:
     addresses: Sequence[dial.Address] = ()
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     chosen: bool = False
+    failure: MultiringError | None = None
+    """Why what was attached is of no use."""
     dialling: asyncio.Task[None] | None = None
     unreachable: dial.Unreachable | None = None
     reached: socket.socket | None = None
@@ -87,7 +90,7 @@ class Links:
         self, role: int, peers: Iterable[int], timeout: float, failure: Callable[[], BaseException | None]
     ) -> None:
         """Wait until links to all ``peers`` stand; RendezvousError after ``timeout`` seconds, or what ``failure``
-        returns in the meantime."""
+        returns in the meantime, or why one that was made could not be attached."""
         deadline = time.monotonic() + timeout
         links = [self._link(role, peer) for peer in sorted(peers)]
         for link in links:
@@ -97,7 +100,8 @@ class Links:
             while True:
                 remaining = deadline - time.monotonic()
                 with contextlib.suppress(concurrent.futures.TimeoutError):
-                    return waiting.result(min(POLL_SECONDS, max(remaining, 0.0)))
+                    waiting.result(min(POLL_SECONDS, max(remaining, 0.0)))
+                    break
                 error = failure()
                 if error is not None:
                     raise error
@@ -105,6 +109,9 @@ class Links:
                     raise self._give_up(role, peers, timeout)
         finally:
             waiting.cancel()
+        for link in links:
+            if link.failure is not None:
+                raise copy.copy(link.failure)  # the traceback of one that is kept would keep its callers
 
     def reach(
         self, wanted: Mapping[tuple[int, int], Sequence[dial.Address]], seconds: float
@@ -282,7 +289,13 @@ class Links:
         if link.role == auth.PROBE:
             (link.reached,) = streams
         else:
-            self._attach(link.role, link.peer, [sock.detach() for sock in streams])
+            try:
+                self._attach(link.role, link.peer, [sock.detach() for sock in streams])
+            except MultiringError as error:  # for whoever wants the link; a failed engine tells its callers itself
+                link.failure = error.with_traceback(None)
+                if isinstance(error, ResourceError):
+                    mine, other = self._describe(self._mine.rank), self._describe(link.peer)
+                    _log.warning("%s has no use of its link to %s: %s", mine, other, error)
         link.attached.set()
         if link.dialling:
             link.dialling.cancel()
