@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from topologies import CORE, card
+from typer.testing import CliRunner
 
 from multiring import page, planner
 from multiring.cli import report
@@ -119,7 +121,11 @@ def test_a_job(tmp_path: Path) -> None:
 
 def test_a_simulation(tmp_path: Path) -> None:
     file = tmp_path / "minsky.html"
-    report.write(file, machine="minsky", hosts=4, strategy="ring,halving,multiring", sweep="hosts=1..8")
+    app = typer.Typer()
+    report.register(app)
+    options = ["--machine", "minsky", "--hosts", "4", "--strategy", "ring,halving,multiring", "--sweep", "hosts=1..8"]
+    written = CliRunner().invoke(app, [str(file), *options])
+    assert written.exit_code == 0, written.output
     seen = opened(file, tmp_path / "profile")
     assert seen["title"] == "resnet50 on minsky"
     rows = table_of(seen, "a training step by each strategy")
