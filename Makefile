@@ -42,8 +42,8 @@ check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.fram
 chaos: $(VENV)/.package $(VENV)/.test  ## random faults for an hour or so; FAULTS=50 for fewer, SEED=N repeats a run
 	$(BIN)/python tests/faults/chaos.py --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
 
-fuzz: $(VENV)/.package $(VENV)/.test  ## mutated bytes for the handshake, the store and the parsers; SECONDS=600 for each
-	$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
+fuzz: $(VENV)/.package $(VENV)/.test  ## libFuzzer at the handshake, the store and the parsers, with clang; SECONDS=600 for each
+	PATH="$$PWD/$(BIN):$$PATH" tools/fuzz.sh $(BIN)/python $(SECONDS)
 
 sanitize: $(VENV)/.package $(VENV)/.test  ## the engine's unit tests under the thread, address and undefined-behaviour sanitizers
 	PATH="$$PWD/$(BIN):$$PATH" tools/sanitize.sh $(BIN)/python
