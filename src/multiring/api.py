@@ -103,9 +103,9 @@ def shrink(timeout: float | None = None) -> Agreement:
             raise failure
         seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
         completed, account = world.engine.completed(0), world.account()
-        _default = None
-        world, agreement = membership.shrink(world, completed, seconds)
-        world.former.update(account)
+        _default, former = None, world
+        world, agreement = membership.shrink(former, completed, seconds)
+        world.follow(former, account)
         adopt(Communicator(world, timeout=communicator.timeout))
         return agreement
 
@@ -135,7 +135,7 @@ def grow(timeout: float | None = None) -> Agreement | None:
         if grown is None:
             return None
         world, agreement = grown
-        world.former.update(communicator.world.account())
+        world.follow(communicator.world, communicator.world.account())
         try:
             adopt(Communicator(world, timeout=communicator.timeout))
         finally:

@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -54,8 +54,10 @@ class Place:
     launcher: str
     meet: Callable[[env.Settings], AbstractContextManager[Meeting]]
     job: str = ""
-    generation: int = 0
     restart: int = 0
+    """How often all ranks were started before: what is left over from an earlier start is refused."""
+    generation: int = 0
+    """How often the membership has changed since."""
     replacement: int = 0
     """Above 0: this process takes the place of a rank that was lost, and is to be admitted by the others."""
     members: tuple[int, ...] = ()
@@ -117,8 +119,8 @@ def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
     restart = torch_restart(environ)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         address = _master(environ, "torchrun")
-        return Place(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run, restart=restart)
-    return _at_rank_zero("RANK and WORLD_SIZE", rank, size, environ, launch)
+        return Place(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run, restart)
+    return replace(_at_rank_zero("RANK and WORLD_SIZE", rank, size, environ, launch), restart=restart)
 
 
 def _mpi(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
@@ -217,7 +219,7 @@ def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch)
             raise RendezvousError(f"rank {rank} of {size}: {missing} is not set; start by `multiring run`, which does")
         return _client(list(map(env.split_address, launch.store)), secret, launch.job, settings)
 
-    return Place(rank, size, launcher, meet, launch.job, launch.generation, launch.restart, launch.replacement)
+    return Place(rank, size, launcher, meet, launch.job, launch.restart, replacement=launch.replacement)
 
 
 def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> Place:

@@ -33,6 +33,12 @@ def _natural(text: str) -> int:
     return int(text)
 
 
+def _small(text: str) -> int:
+    if _natural(text) >= 1 << 32:
+        raise ValueError("a whole number below 2**32")
+    return int(text)
+
+
 def _positive(text: str) -> int:
     if _natural(text) == 0:
         raise ValueError("a whole number above 0")
@@ -232,8 +238,7 @@ class Launch:
     )
     python: str = _knob("", str, "path", "the Python that a program linked to libmultiring.so loads; python3 if unset")
     job: str = _knob("", str, "name", "identity of the job, part of every handshake", agree=True)
-    generation: int = _knob(0, _natural, "count", "counts the membership changes of the job", agree=True)
-    restart: int = _knob(0, _natural, "count", "counts the restarts of the job", agree=True)
+    restart: int = _knob(0, _small, "count", "counts the restarts of the job, part of every handshake", agree=True)
     replacement: int = _knob(
         0,
         _natural,

@@ -58,7 +58,7 @@ def grow(communicator: Communicator, timeout: float | None) -> tuple[rendezvous.
             lobby = stack.enter_context(_lobby(place, world.settings))
             admission = lobby.join(roster["admission"], f"rank {label}")
         try:
-            joined = _meet(admission, roster, label, place.job, world.settings_again, world.engine.failure)
+            joined = _meet(admission, roster, label, place, world.settings_again, world.engine.failure)
         except Kept as kept:
             # Raises if it was one of those who are there.
             communicator.aside.barrier(timeout=communicator.timeout + seconds)
@@ -94,7 +94,7 @@ def enter(place: Place, settings: env.Settings) -> rendezvous.World:
             if roster is not None:
                 lobby.enter(place.replacement, admission)
                 try:
-                    return _meet(admission, roster, place.rank, place.job, settings, lambda: None)
+                    return _meet(admission, roster, place.rank, place, settings, lambda: None)
                 except Kept as kept:
                     _raise_own(kept.__cause__, roster["members"].index(place.rank))
     raise AssertionError("not reached")
@@ -174,7 +174,7 @@ def _meet(
     admission: Admission,
     roster: Record,
     rank_at_start: int,
-    job: str,
+    at_start: Place,
     settings: env.Settings,
     failure: Callable[[], BaseException | None],
 ) -> rendezvous.World:
@@ -182,7 +182,17 @@ def _meet(
     members, generation = tuple(roster["members"]), roster["generation"]
     rank = members.index(rank_at_start)
     entered = tuple(roster["entered"])
-    place = Place(rank, len(members), "grow", no_meeting, job, generation, members=members, entered=entered)
+    place = Place(
+        rank,
+        len(members),
+        "grow",
+        no_meeting,
+        at_start.job,
+        at_start.restart,
+        generation,
+        members=members,
+        entered=entered,
+    )
     secret = bootstrap.given_secret(env.read(env.Launch))
     admission.failure = failure
     exchange = Exchange(admission, "meet", rank, len(members), roster["seconds"])

@@ -27,7 +27,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from multiring import rendezvous
 from multiring.errors import PeerLost, RendezvousError
@@ -214,7 +214,7 @@ class Survivor:
 
     async def _knock(self, rank: int, address: dial.Address) -> tuple[Channel, Message]:
         """A connection to one address, with what the rank there says first."""
-        hello = auth.Hello(auth.SURVIVOR, self._rank, job=self._gate.hello.job)
+        hello = replace(self._gate.hello, role=auth.SURVIVOR, rank=self._rank)
         sock, _ = await dial.connect(address, auth.client(self._gate.secret, hello))
         channel = await Channel.over(sock, self._gate.patience)
         try:

@@ -161,6 +161,12 @@ class World:
         }
         return {name: self.former[name] + account[name] for name in account} if self.former else account
 
+    def follow(self, former: World, account: dict[str, Any]) -> None:
+        """Go on with the account of the generation before, and with what its timeline knows of the job's clock."""
+        self.former.update(account)
+        if self.timeline is not None and former.timeline is not None:
+            self.timeline.offset = former.timeline.offset
+
     @property
     def settings_again(self) -> env.Settings:
         """Those to join with once more: the host has the name by which it was told apart from others."""
@@ -176,7 +182,7 @@ def join(place: Place, settings: env.Settings) -> World:
     strategy = forced.wanted(settings.plan, settings.wire)
     if place.world_size == 1:
         return _alone(place, settings, _topology_text(settings))
-    prefix = f"multiring/{place.job}/{place.generation}/{place.restart}"
+    prefix = f"multiring/{place.job}/{place.restart}"
     _joins[prefix] += 1
     with _blaming(place.rank), place.meet(settings) as meeting:
         key = f"{prefix}/{_joins[prefix]}"
@@ -232,6 +238,7 @@ def rejoin(
         "shrink",
         no_meeting,
         gate.hello.job,
+        gate.hello.restart,
         membership.generation,
         members=membership.members,
         entered=entered,
@@ -271,7 +278,7 @@ def _join(
     failure: Callable[[], BaseException | None] = lambda: None,
 ) -> World:
     """``gate`` is the one that this rank has from an earlier generation; ``topology_text`` is asked for on rank 0."""
-    hello = auth.Hello(auth.LOCAL, place.rank, generation=place.generation, job=place.job)
+    hello = auth.Hello(auth.LOCAL, place.rank, restart=place.restart, generation=place.generation, job=place.job)
     listening: list[socket.socket] = []
     with exchange.reporting("arrive"):
         unix, unix_name = local.listen()
@@ -349,9 +356,8 @@ def _timeline(place: Place, settings: env.Settings) -> trace.Timeline | None:
         return None
     host = settings.host or socket.gethostname()
     if place.members:  # of a job that goes on
-        return trace.resume(settings.trace, place.rank, host, place.generation)
-    anew = place.generation == 0 == place.restart
-    return trace.prepare(settings.trace, place.rank, host, place.generation, anew=anew)
+        return trace.resume(settings.trace, place.rank, host, place.restart, place.generation)
+    return trace.prepare(settings.trace, place.rank, host, place.restart)
 
 
 def _first(*failures: Callable[[], BaseException | None]) -> BaseException | None:

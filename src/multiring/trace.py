@@ -42,7 +42,7 @@ EVENT = np.dtype(
 CALL, SEGMENT, PHASE, HELD_UP, CALLER, IDLE = range(6)
 
 PIDS = 100_000
-"""Ranks of generation g have the process ids from g times this, plus one: 0 is no process."""
+"""The ranks of each generation of each restart have this many process ids, the first ones from 1: 0 is no process."""
 
 ASIDE = 1 << 31
 """From this number on a communicator is for the library's own calls, beside the one whose number is so much less."""
@@ -69,20 +69,24 @@ class Timeline:
     path: Path
     rank: int
     host: str
+    restart: int = 0
     generation: int = 0
     offset: int = 0
-    """Nanoseconds from this rank's clock to that of rank 0."""
+    """Nanoseconds from this rank's clock to that of the job: rank 0's when all ranks were started."""
     phases: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """The names of the phases of each plan, by its number."""
     process: int = field(default_factory=os.getpid)
     _written: bool = False
 
     def align(self, communicator: Communicator, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """Find the offset between this host's clock and rank 0's. All ranks call it."""
+        """Find the offset between this host's clock and the job's. All ranks call it.
+
+        Who has been in the job for longest knows the job's clock, though its rank 0 may have been lost meanwhile.
+        """
         machines = communicator.all_gather_object(_boot())
-        first = machines.index(machines[self.rank])
-        offsets = communicator.all_gather_object(_measure(communicator, machines, clock))
-        self.offset = offsets[first]
+        first, guide = machines.index(machines[self.rank]), communicator.oldest
+        told = communicator.all_gather_object((_measure(communicator, machines, guide, clock), self.offset))
+        self.offset = told[first][0] + told[guide][1]
 
     def write(self, threads: Sequence[Thread]) -> None:
         """Add what the engine recorded to the file, once; the first time that it cannot be added, that is logged."""
@@ -100,10 +104,12 @@ class Timeline:
 
     def events(self, threads: Sequence[Thread]) -> Iterator[dict[str, Any]]:
         """The events of this rank, in the Trace Event Format."""
-        pid = self.generation * PIDS + self.rank + 1
-        suffix = f", generation {self.generation}" if self.generation else ""
-        yield _metadata("process_name", pid, 0, name=f"rank {self.rank} (host {self.host}){suffix}")
-        yield _metadata("process_sort_index", pid, 0, sort_index=pid)
+        pid = PIDS * _pair(self.restart, self.generation) + self.rank + 1
+        words = [f"rank {self.rank} (host {self.host})"]
+        words += [f"{name} {n}" for name, n in (("restart", self.restart), ("generation", self.generation)) if n]
+        yield _metadata("process_name", pid, 0, name=", ".join(words))
+        place = (self.restart * PIDS + self.generation) * PIDS + self.rank
+        yield _metadata("process_sort_index", pid, 0, sort_index=place)
         tracks: dict[tuple[int, ...], int] = {}
         for number, (thread, is_progress, lost, packed) in enumerate(threads):
             name = "progress thread" if is_progress else "main thread" if thread == self.process else f"thread {thread}"
@@ -123,20 +129,25 @@ class Timeline:
                 }
 
 
-def prepare(path: str, rank: int, host: str, generation: int, *, anew: bool) -> Timeline:
-    """Make the file, ``anew`` or as it was left by an earlier generation; RendezvousError if that cannot be."""
+def prepare(path: str, rank: int, host: str, restart: int) -> Timeline:
+    """Make the file, anew unless this is a restart, which adds to it; RendezvousError if that cannot be."""
     absolute = _paths[path] = Path(path).absolute()
     with _opened(absolute) as descriptor:
-        if (anew and absolute not in _prepared) or not os.fstat(descriptor).st_size:
+        if (not restart and absolute not in _prepared) or not os.fstat(descriptor).st_size:
             os.ftruncate(descriptor, 0)
             _put(descriptor, _EMPTY, 0)
     _prepared.add(absolute)
-    return Timeline(absolute, rank, host, generation)
+    return Timeline(absolute, rank, host, restart)
 
 
-def resume(path: str, rank: int, host: str, generation: int) -> Timeline:
+def resume(path: str, rank: int, host: str, restart: int, generation: int) -> Timeline:
     """The timeline of a later generation of a job that goes on, which it does whether or not that can be written."""
-    return Timeline(_paths.setdefault(path, Path(path).absolute()), rank, host, generation)
+    return Timeline(_paths.setdefault(path, Path(path).absolute()), rank, host, restart, generation)
+
+
+def _pair(a: int, b: int) -> int:
+    """A number for each pair of them, small for small ones (Cantor 1878): a process id has 32 bits."""
+    return (a + b) * (a + b + 1) // 2 + b
 
 
 def best_offset(round_trips: Sequence[tuple[int, int, int]]) -> int:
@@ -148,11 +159,11 @@ def best_offset(round_trips: Sequence[tuple[int, int, int]]) -> int:
     return answered - (sent + received) // 2
 
 
-def _measure(communicator: Communicator, machines: Sequence[str], clock: Callable[[], int]) -> int:
-    """The lowest rank of each machine asks rank 0 for the time, one after the other."""
+def _measure(communicator: Communicator, machines: Sequence[str], guide: int, clock: Callable[[], int]) -> int:
+    """The lowest rank of each other machine asks rank ``guide`` for the time, one after the other."""
     time_there = np.zeros(1, np.int64)
-    leaders = [machines.index(machine) for machine in dict.fromkeys(machines)][1:]
-    if communicator.rank == 0:
+    leaders = [machines.index(machine) for machine in dict.fromkeys(machines) if machine != machines[guide]]
+    if communicator.rank == guide:
         for leader in leaders:
             for _ in range(ROUND_TRIPS):
                 communicator.recv(time_there, leader)
@@ -164,8 +175,8 @@ def _measure(communicator: Communicator, machines: Sequence[str], clock: Callabl
     trips = []
     for _ in range(ROUND_TRIPS):
         sent = clock()
-        communicator.send(time_there, 0)
-        communicator.recv(time_there, 0)
+        communicator.send(time_there, guide)
+        communicator.recv(time_there, guide)
         trips.append((sent, int(time_there[0]), clock()))
     return best_offset(trips)
 

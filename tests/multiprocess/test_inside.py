@@ -138,6 +138,51 @@ def can_have_another_clock() -> bool:
 
 
 @pytest.mark.skipif(not can_have_another_clock(), reason="needs root and time namespaces")
+def test_generations_and_restarts_are_shown_on_one_clock_and_apart(launch: Launch) -> None:
+    script = launch.script("""
+        import os, signal, sys
+
+        if os.environ["RANK"] == "0" and "MULTIRING_HOST" not in os.environ:
+            os.environ["MULTIRING_HOST"] = "b"
+            words = ["unshare", "-T", "-f", "--kill-child", "--monotonic", "5000", sys.executable, *sys.argv]
+            os.execvp(words[0], words)
+
+        import numpy as np
+        import multiring as mr
+
+        mr.init(trace="t.json")
+        restart = os.environ["MULTIRING_RESTART"]
+        try:
+            for step in range(20):
+                mr.all_reduce(np.ones(1000, np.float32))
+                if (restart, step, mr.rank()) == ("0", 10, 0):
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except mr.PeerLost:
+            mr.shrink()
+            mr.all_reduce(np.ones(1000, np.float32))
+            mr.shutdown()
+            sys.exit(3)
+    """)
+    result = launch.run("-n", "3", "--min-ranks", "2", "--max-restarts", "1", script)
+    assert result.returncode == 0, result.stderr
+    events = timeline(launch.directory / "t.json")
+    names = {e["pid"]: re.sub(r" \(host .*?\)", "", e["args"]["name"]) for e in events if e["name"] == "process_name"}
+    assert sum(e["name"] == "process_name" for e in events) == len(names)
+    assert sorted(names.values()) == sorted(
+        [f"rank {r}{epoch}" for r in (0, 1) for epoch in (", generation 1", ", restart 1")]
+        + ["rank 1", "rank 2", "rank 2, restart 1"]
+    )
+    begun, ended = {}, {}
+    for epoch in ("", ", generation 1", ", restart 1"):
+        of = [pid for pid, name in names.items() if name.partition(", ")[2] == epoch.removeprefix(", ")]
+        calls = [e for e in events if e["ph"] == "X" and e["cat"] == "call" and e["pid"] in of]
+        begun[epoch] = min(e["ts"] for e in calls)
+        ended[epoch] = max(e["ts"] + e["dur"] for e in calls)
+    assert 0 < begun[", generation 1"] - ended[""] < 100e6  # microseconds; the clocks are 5,000 s apart
+    assert 0 < begun[", restart 1"] - ended[", generation 1"] < 100e6
+
+
+@pytest.mark.skipif(not can_have_another_clock(), reason="needs root and time namespaces")
 def test_hosts_whose_clocks_differ_are_shown_on_one(launch: Launch) -> None:
     script = launch.script("""
         import os, sys

@@ -122,9 +122,9 @@ def test_kubernetes_service_variables_are_no_mistakes(caplog: pytest.LogCaptureF
 
 
 def test_what_must_agree() -> None:
-    agreed = env.agreed(env.Settings(streams=3), env.Launch(generation=2))
+    agreed = env.agreed(env.Settings(streams=3), env.Launch(restart=2))
     assert agreed["MULTIRING_STREAMS"] == "3"
-    assert agreed["MULTIRING_GENERATION"] == "2"
+    assert agreed["MULTIRING_RESTART"] == "2"
     assert "MULTIRING_HOST" not in agreed
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -452,9 +454,28 @@ def test_ports_are_kept_to(job: Job) -> None:
         assert {sock.getsockname()[1], sock.getpeername()[1]} & set(range(first, first + 8))
 
 
+@pytest.mark.parametrize("role", [auth.DATA, auth.CONTROL, auth.SURVIVOR])
+def test_what_is_left_of_an_earlier_start_is_refused(job: Job, role: int, caplog: pytest.LogCaptureFixture) -> None:
+    job.join(2, settings("ab"))
+    gate = job.worlds[0].gate
+    assert gate is not None
+    assert gate.hello.restart == job.joins == 1
+    stale = replace(gate.hello, role=role, rank=1, restart=0)  # of the same generation, say after shrink
+    with (
+        caplog.at_level(logging.WARNING, "multiring"),
+        socket.create_connection(gate.own[0]) as sock,
+        pytest.raises(auth.Refused, match="it belongs to restart 1 of this job, this process to restart 0"),
+    ):
+        auth.run(sock, auth.client(SECRET, stale))
+    deadline = time.monotonic() + 30
+    while "it belongs to restart 0 of this job, this process to restart 1" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_joining_twice_reads_nothing_old(job: Job) -> None:
     store = Client([("127.0.0.1", job.server.port)], SECRET)
-    Exchange(store, "multiring//0/0/1", 1, 2, 5)._publish("arrive", 1, {"stale": True})
+    Exchange(store, "multiring//0/1", 1, 2, 5)._publish("arrive", 1, {"stale": True})
     place = Place(0, 2, "test", lambda settings: nullcontext(Meeting(store, SECRET)))
     with pytest.raises(RendezvousError, match="rank 1 did not arrive"):
         rendezvous.join(replace(place, restart=1), env.Settings(init_timeout=0.3))

@@ -46,7 +46,7 @@ def assert_nested(events: list[dict[str, Any]]) -> None:
 
 
 def test_what_the_engine_recorded_in_the_words_of_the_plan(tmp_path: Path) -> None:
-    timeline = trace.prepare(str(tmp_path / "t.json"), 2, "b", 0, anew=True)
+    timeline = trace.prepare(str(tmp_path / "t.json"), 2, "b", 0)
     plan = 0xABCDEF123456 << 15
     timeline.phases[plan] = ("reduce_scatter rank direct", "all_gather rank direct")
     timeline.offset = 1_000_000
@@ -78,7 +78,7 @@ def test_what_the_engine_recorded_in_the_words_of_the_plan(tmp_path: Path) -> No
 def test_a_file_is_whole_after_each_rank(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     for rank in range(3):
-        trace.prepare(str(path), rank, "a", 0, anew=True)
+        trace.prepare(str(path), rank, "a", 0)
     assert json.loads(path.read_text()) == []
     for rank in (1, 0, 2):
         timeline = trace.Timeline(path, rank, "a")
@@ -92,20 +92,39 @@ def test_a_file_is_whole_after_each_rank(tmp_path: Path) -> None:
     assert threads.count("main thread (5 earlier events lost)") == 3
 
 
-def test_a_later_generation_adds_to_the_file(tmp_path: Path) -> None:
+def test_later_generations_and_restarts_add_processes_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    for generation in (0, 1):
-        timeline = trace.prepare(str(path), 0, "a", generation, anew=generation == 0)
-        timeline.write([(timeline.process, False, 0, record(trace.CALL, 0, 1))])
-    names = [e["args"]["name"] for e in json.loads(path.read_text()) if e["name"] == "process_name"]
-    assert names == ["rank 0 (host a)", "rank 0 (host a), generation 1"]
+    for restart in (0, 1):
+        for generation in (0, 1, 2):
+            timeline = trace.resume(str(path), 0, "a", restart, generation)
+            if generation == 0:
+                timeline = trace.prepare(str(path), 0, "a", restart)
+            timeline.write([(timeline.process, False, 0, record(trace.CALL, 0, 1))])
+    events = json.loads(path.read_text())
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    places = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
+    assert [names[pid] for pid in sorted(names, key=lambda pid: places[pid])] == [
+        "rank 0 (host a)",
+        "rank 0 (host a), generation 1",
+        "rank 0 (host a), generation 2",
+        "rank 0 (host a), restart 1",
+        "rank 0 (host a), restart 1, generation 1",
+        "rank 0 (host a), restart 1, generation 2",
+    ]
+    assert len({e["pid"] for e in intervals(events)}) == 6
+
+
+def test_no_two_processes_have_one_number() -> None:
+    found = {trace._pair(restart, generation) for restart in range(100) for generation in range(100)}
+    assert len(found) == 100**2
+    assert trace.PIDS * max(found) < 1 << 32
 
 
 def test_an_earlier_job_is_replaced_but_not_what_this_process_wrote(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text('[\n{"ph":"X","name":"of an earlier job"}\n]\n')
     for _ in range(2):  # init, shutdown, and again
-        timeline = trace.prepare(str(path), 0, "a", 0, anew=True)
+        timeline = trace.prepare(str(path), 0, "a", 0)
         timeline.write([(timeline.process, False, 0, record(trace.CALL, 0, 1))])
     assert [e["name"] for e in intervals(json.loads(path.read_text()))] == ["all_reduce 0"] * 2
 
@@ -114,15 +133,15 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("import multiring\n")
     with pytest.raises(RendezvousError, match=r"train.py exists and is no timeline: name another"):
-        trace.prepare(str(path), 0, "a", 0, anew=True)
+        trace.prepare(str(path), 0, "a", 0)
     assert path.read_text() == "import multiring\n"
     with pytest.raises(RendezvousError, match=r"MULTIRING_TRACE=.*missing/t.json: No such file"):
-        trace.prepare(str(tmp_path / "missing" / "t.json"), 0, "a", 0, anew=True)
+        trace.prepare(str(tmp_path / "missing" / "t.json"), 0, "a", 0)
 
 
 def test_a_file_that_is_full_stays_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "t.json"
-    first, second = (trace.prepare(str(path), rank, "a", 0, anew=True) for rank in (0, 1))
+    first, second = (trace.prepare(str(path), rank, "a", 0) for rank in (0, 1))
     first.write([(first.process, False, 0, record(trace.CALL, 0, 1))])
     before = path.read_bytes()
     many = b"".join(record(trace.CALL, i, i + 1, number=i) for i in range(100))
@@ -142,15 +161,15 @@ def test_a_file_that_is_full_stays_whole(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_a_job_that_goes_on_has_the_path_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    trace.prepare("t.json", 0, "a", 0, anew=True)
+    trace.prepare("t.json", 0, "a", 0)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    later = trace.resume("t.json", 0, "a", 1)
+    later = trace.resume("t.json", 0, "a", 0, 1)
     later.write([(later.process, False, 0, record(trace.CALL, 0, 1))])
     assert len(intervals(json.loads((tmp_path / "t.json").read_text()))) == 1
     assert not (elsewhere / "t.json").exists()
-    assert trace.prepare("t.json", 0, "a", 0, anew=True).path == elsewhere / "t.json"  # of another job
+    assert trace.prepare("t.json", 0, "a", 0).path == elsewhere / "t.json"  # of another job
 
 
 @pytest.mark.parametrize("method", ["direct", "ring", "halving"])
@@ -222,7 +241,7 @@ def test_hosts_ask_rank_0_for_the_time() -> None:
 
     def ask(rank: int) -> None:
         skew = 0 if rank == 0 else 5 * 10**9
-        found[rank] = trace._measure(Pair(rank, boxes), ["a", "b"], lambda: clock() + skew)  # type: ignore[arg-type]
+        found[rank] = trace._measure(Pair(rank, boxes), ["a", "b"], 0, lambda: clock() + skew)  # type: ignore[arg-type]
 
     threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(2)]
     for thread in threads:

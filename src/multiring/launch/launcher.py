@@ -125,7 +125,6 @@ class Launcher:
                     "MULTIRING_WORLD_SIZE": self._world_size,
                     "MULTIRING_STORE": ",".join(server.addresses),
                     "MULTIRING_JOB": job,
-                    "MULTIRING_GENERATION": restart,
                     "MULTIRING_RESTART": restart,
                     "MULTIRING_REPLACEMENT": 0,
                 }

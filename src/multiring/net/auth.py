@@ -29,7 +29,7 @@ import multiring
 from multiring.errors import RendezvousError
 from multiring.net.loop import within
 
-PROTOCOL = 1
+PROTOCOL = 2
 HANDSHAKE_SECONDS = 10.0
 """A connection that has not proved itself by then is closed."""
 
@@ -37,7 +37,7 @@ STORE, DATA, CONTROL, LOCAL, LAUNCH, PROBE, SURVIVOR = range(7)
 """Roles: what the connection is for. Survivors may be of different generations: they tell each other of theirs."""
 
 _MAGIC = b"multirng"
-_LAYOUT = struct.Struct("!8s HH 32s iiI HHQ 16s 32s")
+_LAYOUT = struct.Struct("!8s HH 32s iiII HHQ 16s 32s")
 _PROOF = hashlib.sha256().digest_size
 
 Step = Generator["bytes | int", bytes, "Hello"]
@@ -52,13 +52,15 @@ class Refused(RendezvousError):
 class Hello:
     """What one side says of itself.
 
-    ``peer`` is the rank it believes to speak to, -1 for any; a link of several ``streams`` opens them in one
-    ``session``, each with its own number. Of the links of a probe, ``stream`` is the number.
+    ``peer`` is the rank it believes to speak to, -1 for any; ``restart`` counts the starts of all ranks, ``generation``
+    the changes of membership since the last one. A link of several ``streams`` opens them in one ``session``, each with
+    its own number. Of the links of a probe, ``stream`` is the number.
     """
 
     role: int
     rank: int = -1
     peer: int = -1
+    restart: int = 0
     generation: int = 0
     stream: int = 0
     streams: int = 1
@@ -69,8 +71,9 @@ class Hello:
 
     def pack(self, nonce: bytes) -> bytes:
         version = self.version.encode("ascii", "replace")[:32]
-        numbers = (self.rank, self.peer, self.generation, self.stream, self.streams, self.session)
-        return _LAYOUT.pack(_MAGIC, self.protocol, self.role, version, *numbers, _digest(self.job), nonce)
+        place = self.rank, self.peer, self.restart, self.generation
+        link = self.stream, self.streams, self.session
+        return _LAYOUT.pack(_MAGIC, self.protocol, self.role, version, *place, *link, _digest(self.job), nonce)
 
 
 def _digest(job: str) -> bytes:
@@ -79,7 +82,8 @@ def _digest(job: str) -> bytes:
 
 def _check(packed: bytes, mine: Hello) -> Hello:
     """Unpack the other side's Hello; Refused if it does not belong to ``mine``."""
-    magic, protocol, role, version, rank, peer, generation, stream, streams, session, job, _ = _LAYOUT.unpack(packed)
+    magic, protocol, role, version, rank, peer, *epoch, stream, streams, session, job, _ = _LAYOUT.unpack(packed)
+    restart, generation = epoch
     if magic != _MAGIC:
         raise Refused("it does not speak multiring's protocol")
     theirs = version.rstrip(b"\0").decode("ascii", "replace")
@@ -90,11 +94,20 @@ def _check(packed: bytes, mine: Hello) -> Hello:
         )
     if role != mine.role:
         raise Refused("it is a connection for another purpose")
-    if job != _digest(mine.job) or (generation != mine.generation and role != SURVIVOR):
-        raise Refused("it belongs to another job, or to another generation of this one")
+    if job != _digest(mine.job):
+        raise Refused("it belongs to another job")
+    if restart != mine.restart:
+        raise Refused(
+            f"it belongs to restart {restart} of this job, this process to restart {mine.restart}: one of them is left "
+            "over from an earlier start of the ranks, and can only end"
+        )
+    if generation != mine.generation and role != SURVIVOR:
+        raise Refused(
+            f"it belongs to generation {generation} of this job, this process to generation {mine.generation}"
+        )
     if mine.peer not in (-1, rank) or peer not in (-1, mine.rank):
         raise Refused(f"it is rank {rank} and looks for rank {peer}; this is rank {mine.rank}, looking for {mine.peer}")
-    return Hello(role, rank, peer, generation, stream, streams, session, mine.job, theirs, protocol)
+    return Hello(role, rank, peer, restart, generation, stream, streams, session, mine.job, theirs, protocol)
 
 
 def _proof(secret: bytes, side: bytes, transcript: bytes) -> bytes:
