@@ -39,7 +39,7 @@ class Receiver {
 struct Traffic {
     std::uint64_t messages_sent = 0, bytes_sent = 0, messages_received = 0, bytes_received = 0;
     std::uint32_t connections = 0;
-    double seconds_busy = 0;    // that bytes for the peer waited to be sent, or that its memory was read
+    double seconds_busy = 0;    // that bytes for the peer were on their way, or that its memory was read
     double seconds_waited = 0;  // that callers waited for it
 };
 

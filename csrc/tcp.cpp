@@ -1,8 +1,8 @@
 #include "tcp.hpp"
 
 #include <fcntl.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -22,6 +22,15 @@ constexpr std::size_t buffer_bytes = std::size_t{32} << 10;
 constexpr std::size_t longest_read = std::size_t{4} << 20;  // before other links get their turn
 constexpr std::size_t largest_payload = std::size_t{1} << 30;
 constexpr std::uint32_t eager_token = 1;  // of a payload that used the credit
+
+// Seconds in which the kernel had bytes that the peer had not acknowledged. It counts in ticks of its own.
+double seconds_unacknowledged(int socket) {
+    tcp_info info{};
+    socklen_t size = sizeof info;  // a kernel that knows less fills less
+    return getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0
+               ? 1e-6 * static_cast<double>(info.tcpi_busy_time)
+               : 0;
+}
 
 }  // namespace
 
@@ -332,8 +341,13 @@ void TcpLink::give_back(Payload payload, std::size_t bytes) {
 }
 
 Traffic TcpLink::traffic() const {
-    return timed({messages_sent_.load(), bytes_sent_.load(), messages_received_.load(), bytes_received_.load(),
-                  static_cast<std::uint32_t>(streams_.size())});
+    Traffic traffic = timed({messages_sent_.load(), bytes_sent_.load(), messages_received_.load(),
+                             bytes_received_.load(), static_cast<std::uint32_t>(streams_.size())});
+    double unacknowledged = 0;
+    for (const auto& stream : streams_) unacknowledged += seconds_unacknowledged(stream->socket.get());
+    // Both, since the kernel's ticks are too long for links within a machine.
+    traffic.seconds_busy = std::max(traffic.seconds_busy, unacknowledged / static_cast<double>(streams_.size()));
+    return traffic;
 }
 
 }  // namespace multiring

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs_under_fault import World, launched, started
@@ -45,7 +48,7 @@ def test_on_one_host(fault: Fault, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(fault, marks=in_lab) for fault in FAULTS if fault.name not in ("raises", "leaves early")],
+    [pytest.param(fault, marks=in_lab) for fault in FAULTS],
     ids=name_of,
 )
 def test_across_hosts(fault: Fault, spread: World, tmp_path: Path) -> None:
@@ -56,6 +59,30 @@ def test_across_hosts(fault: Fault, spread: World, tmp_path: Path) -> None:
 def test_who_hears_nothing_accuses_others_in_vain(victim: int, spread: World, tmp_path: Path) -> None:
     (fault,) = (fault for fault in FAULTS if fault.name == "hears nothing")
     hurt(fault, spread, "all_gather", victim, tmp_path)
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
+def test_a_rate_that_fell_is_seen_in_the_middle_of_a_job(spread: World, tmp_path: Path) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == "a tenth of the rate")
+    with started(spread, tmp_path, "", program="rates.py") as job:
+        time.sleep(2)
+        struck = faults.strike(replace(fault, lasts=6.0), job, 3)
+        restored = time.time()
+        job.write("stop")
+        job.end(range(spread.size))
+        looks = {rank: job.outcome(rank) for rank in range(spread.size) if spread.hosts[rank] == spread.hosts[3]}
+    before, meanwhile = (
+        sum(rate_between(of, *window) for of in looks.values()) for window in ((0.0, struck), (struck, restored))
+    )
+    assert 0 < meanwhile < before / 2, (before, meanwhile)
+
+
+def rate_between(looks: Any, begin: float, end: float) -> float:
+    """Bytes a second that the links of a rank took while they were busy."""
+    within = [(sent, busy) for at, sent, busy in looks if begin <= at <= end]
+    sent, busy = (last - first for first, last in zip(within[0], within[-1], strict=True))
+    return sent / busy if sent else 0.0
 
 
 @pytest.mark.parametrize("shortage", SHORTAGES, ids=name_of)
