@@ -113,7 +113,8 @@ void Engine::beat() {
 // What a notice says. Who hears of the missed rank all the same, and that rank itself, know better: it lives, and the
 // one that misses it does not hear.
 Failure Engine::told_by(const Notice& notice) const {
-    const int deaf = notice.missed_by;
+    if (notice.kind == ErrorKind::mismatch) return mismatch_told_by(notice);
+    const int deaf = notice.witness;
     if (deaf < 0 || deaf >= options_.world_size || deaf == options_.rank || !liveness_.hears(notice.rank))
         return {notice.kind, notice.rank, host(notice.rank), "", -1, notice.text, notice.seconds, deaf};
     return {ErrorKind::peer_lost,
@@ -124,6 +125,24 @@ Failure Engine::told_by(const Notice& notice) const {
             rank_name(deaf) + " has not heard of " + rank_name(notice.rank) + " for " + seconds_text(notice.seconds) +
                 ", which lives: nothing reaches its host",
             notice.seconds};
+}
+
+// Of two ranks that disagree each names the other one; a third rank the one whose call is not its own, and where it has
+// made neither call, the higher.
+Failure Engine::mismatch_told_by(const Notice& notice) const {
+    Failure failure{notice.kind,    notice.rank,        "", "", -1, notice.text, notice.seconds,
+                    notice.witness, notice.disagreement};
+    const Disagreement& on = notice.disagreement;
+    const auto own = machine_->fingerprint(on.communicator, on.number);
+    bool it_is_witness = failure.rank == options_.rank;
+    if (!it_is_witness && failure.witness != options_.rank && own != on.witness)
+        it_is_witness = own == on.culprits || failure.witness > failure.rank;
+    if (it_is_witness && failure.witness >= 0 && failure.witness < options_.world_size) {
+        std::swap(failure.rank, failure.witness);
+        std::swap(failure.disagreement.culprits, failure.disagreement.witness);
+    }
+    failure.host = host(failure.rank);
+    return failure;
 }
 
 // Who hears of no other host any more is cut off itself, rather than that all of them are lost at once.
@@ -256,6 +275,11 @@ Failure Engine::timeout_of(const Work& work, const std::string& limit) const {
     late.message += limit;
     if (blame.ranks.empty()) return late;
     late.rank = blame.ranks.front();
+    if (blame.guilt == Guilt::circle) {
+        const auto own = std::find(blame.ranks.begin(), blame.ranks.end(), options_.rank);
+        if (own != blame.ranks.end()) late.witness = options_.rank;
+        if (own == blame.ranks.begin()) late.rank = blame.ranks.back();
+    }
     late.host = host(late.rank);
     if (blame.guilt != Guilt::unknown) late.message += ": " + describe(blame);
     return late;

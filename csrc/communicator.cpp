@@ -186,6 +186,12 @@ void Communicator::deliver_point(const Delivery& delivery) {
     }
 }
 
+std::optional<std::uint64_t> Communicator::fingerprint(std::uint64_t number) const {
+    const Lane& lane = *lanes_[number % lane_count];
+    if (number >= next_number_ || lane.call().number != number) return {};
+    return lane.signature().fingerprint();
+}
+
 bool Communicator::is_busy() const {
     return ended_ != next_number_ || !points_.empty() || !queued_.empty();
 }

@@ -22,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -106,8 +107,9 @@ class Communicator {
     // So many collectives, from the first on, were completed here.
     std::uint64_t completed() const;
     void deliver(const Delivery& delivery);
-    bool is_busy() const;       // something was called and has not ended
-    bool is_read_from() const;  // peers still read its staging
+    std::optional<std::uint64_t> fingerprint(std::uint64_t number) const;  // of the call of that number, if known
+    bool is_busy() const;                                                  // something was called and has not ended
+    bool is_read_from() const;                                             // peers still read its staging
 
     const std::uint32_t id;
     const std::vector<int> members;  // world ranks

@@ -527,8 +527,8 @@ std::optional<Failure> Engine::ask(const std::shared_ptr<Work>& work) {
 
 void Engine::fail(Failure failure) {
     const Notice notice{
-        -1,    failure.kind,     failure.rank, failure.message.substr(0, Notice::longest_text), failure.seconds,
-        false, failure.missed_by};
+        -1,    failure.kind,    failure.rank,        failure.message.substr(0, Notice::longest_text), failure.seconds,
+        false, failure.witness, failure.disagreement};
     std::vector<std::shared_ptr<Letterbox>> in_process;
     {
         const std::lock_guard lock(mutex_);
@@ -550,6 +550,7 @@ void Engine::fail(Failure failure) {
 void Engine::fail_from_python(Failure failure) {
     check_owned();
     failure.host = host(failure.rank);
+    if (failure.kind == ErrorKind::mismatch) failure.witness = options_.rank;
     raised_.store(true, std::memory_order_relaxed);  // the caller raises it itself
     fail(std::move(failure));
 }

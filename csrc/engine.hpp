@@ -194,6 +194,7 @@ class Engine final : public Surroundings {
     void check_silence();
     Failure silence_of(int rank, double silent) const;
     Failure told_by(const Notice& notice) const;
+    Failure mismatch_told_by(const Notice& notice) const;
     void report_lateness();
     void report(std::string line);
     static double age_of(const Call& call);  // seconds

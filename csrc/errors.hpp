@@ -18,6 +18,13 @@ inline const char* class_name(ErrorKind kind) {
     return classes[static_cast<int>(kind)];
 }
 
+// Of a mismatch: which call, and fingerprints of what the culprit and the witness called, 0 where that is not known.
+struct Disagreement {
+    std::uint32_t communicator = 0;
+    std::uint64_t number = 0;
+    std::uint64_t culprits = 0, witness = 0;
+};
+
 struct Failure {
     ErrorKind kind = ErrorKind::error;
     int rank = -1;  // the culprit where one is known
@@ -26,7 +33,8 @@ struct Failure {
     std::int64_t number = -1;
     std::string message;
     double seconds = 0;  // that the culprit was waited for
-    int missed_by = -1;  // the rank that has not heard of the culprit, if it is that
+    int witness = -1;    // the rank that has not heard of the culprit, or whose call is another, if it is that
+    Disagreement disagreement{};
 };
 
 class EngineError : public std::runtime_error {

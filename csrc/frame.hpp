@@ -42,6 +42,7 @@ struct Signature {
     std::uint64_t tag() const { return plan; }
     Collective part_of() const { return is_message() ? static_cast<Collective>(root) : collective; }
     std::string describe(bool receives) const;  // in the user's words; `receives` says which end of a message
+    std::uint64_t fingerprint() const;          // of equal signatures equal, on all ranks
 };
 
 struct Frame {

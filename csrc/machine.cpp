@@ -43,6 +43,13 @@ std::string Signature::describe(bool receives) const {
     return text + ")";
 }
 
+// FNV-1a of the description.
+std::uint64_t Signature::fingerprint() const {
+    std::uint64_t hash = 0xcbf29ce484222325;
+    for (const char c : describe(false)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    return hash;
+}
+
 Machine::Machine(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
                  Surroundings& surroundings, std::unique_ptr<Trace> trace)
     : rank(rank),
@@ -326,13 +333,27 @@ void Machine::mismatch(const Delivery& delivery, const Signature* ours) {
     if (ours != nullptr && ours->generation != theirs.generation)
         generations =
             ", in generations " + std::to_string(ours->generation) + " and " + std::to_string(theirs.generation);
-    surroundings.fail({ErrorKind::mismatch, peer, surroundings.host(peer), std::string(name(theirs.part_of())),
-                       static_cast<std::int64_t>(frame.number),
-                       "ranks disagree on " + what + " of communicator " + std::to_string(frame.communicator) + ": " +
-                           surroundings.rank_name(rank) + " called " +
-                           (ours != nullptr ? ours->describe(we_receive) : "something else, which has completed") +
-                           ", " + surroundings.rank_name(peer) + " called " + theirs.describe(!we_receive) +
-                           generations});
+    surroundings.fail(
+        {ErrorKind::mismatch,
+         peer,
+         surroundings.host(peer),
+         ours != nullptr ? std::string(name(ours->part_of())) : "",
+         static_cast<std::int64_t>(frame.number),
+         "ranks disagree on " + what + " of communicator " + std::to_string(frame.communicator) + ": " +
+             surroundings.rank_name(rank) + " called " +
+             (ours != nullptr ? ours->describe(we_receive) : "something else, which has completed") + ", " +
+             surroundings.rank_name(peer) + " called " + theirs.describe(!we_receive) + generations,
+         0,
+         rank,
+         {frame.communicator, frame.number, theirs.fingerprint(), ours != nullptr ? ours->fingerprint() : 0}});
+}
+
+std::optional<std::uint64_t> Machine::fingerprint(std::uint32_t id, std::uint64_t number) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = communicators_.find(id);
+    if (found == communicators_.end()) return {};
+    const std::lock_guard its_lock(found->second->mutex);
+    return found->second->fingerprint(number);
 }
 
 bool Machine::is_read_from() const {

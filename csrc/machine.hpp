@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -77,6 +78,8 @@ class Machine final : public Receiver {
 
     void deliver(Link& from, const Frame& frame, Payload payload) override;
     void released(int peer, std::uint32_t token) override;
+    // What was called here as the collective of that number; nothing if none was, or it is long over.
+    std::optional<std::uint64_t> fingerprint(std::uint32_t communicator, std::uint64_t number) const;
     // The frame is of another call than ours of that number (nullptr: not known any more).
     void mismatch(const Delivery& delivery, const Signature* ours);
     void garbage(int peer, const std::string& what) override;

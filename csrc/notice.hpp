@@ -20,7 +20,8 @@ struct Notice {
     std::string text;
     double seconds = 0;     // that the culprit was waited for
     bool farewell = false;  // no failure: `rank` leaves on purpose
-    int missed_by = -1;     // the rank that has not heard of the culprit, if it is that
+    int witness = -1;       // as of a Failure
+    Disagreement disagreement{};
 };
 
 // The frame that comes before the text.
@@ -32,7 +33,11 @@ inline Frame frame_of(const Notice& notice, std::uint16_t generation) {
     frame.root = static_cast<std::uint32_t>(notice.rank);
     frame.count = static_cast<std::uint64_t>(1e3 * notice.seconds);
     frame.bytes = static_cast<std::uint32_t>(notice.text.size());
-    frame.segment = static_cast<std::uint32_t>(notice.missed_by + 1);
+    frame.segment = static_cast<std::uint32_t>(notice.witness + 1);
+    frame.communicator = notice.disagreement.communicator;
+    frame.number = notice.disagreement.number;
+    frame.plan = notice.disagreement.culprits;
+    frame.place = notice.disagreement.witness;
     return frame;
 }
 
@@ -48,7 +53,8 @@ inline Notice notice_of(const Frame& frame, std::span<const std::byte> text, int
             std::string(reinterpret_cast<const char*>(text.data()), text.size()),
             1e-3 * static_cast<double>(frame.count),
             false,
-            static_cast<int>(frame.segment) - 1};
+            static_cast<int>(frame.segment) - 1,
+            {frame.communicator, frame.number, frame.plan, frame.place}};
 }
 
 }  // namespace multiring

@@ -494,11 +494,10 @@ class Communicator:
             works = [self._part_from("new_group", leader, piece, None)]
         Work(works).wait()
         if said[1:].tolist() != members:
-            message = (
-                f"rank {self.world.rank} makes a group of {members}, rank {min(members)} one of {said[1:].tolist()}"
-            )
-            self._engine.fail("Mismatch", self.world.rank, message)
-            raise Mismatch(message, rank=self.world.rank)
+            other = min(members)
+            message = f"rank {self.world.rank} makes a group of {members}, rank {other} one of {said[1:].tolist()}"
+            self._engine.fail("Mismatch", other, message)
+            raise Mismatch(message, rank=other, host=self.world.topology.hosts[other], collective="new_group")
         return int(said[0])
 
     def _others(self) -> list[int]:

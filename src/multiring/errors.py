@@ -38,7 +38,11 @@ class CollectiveTimeout(MultiringError):
 
 
 class Mismatch(MultiringError):
-    """Ranks called different collectives, or with different arguments."""
+    """Ranks called different collectives, or with different arguments; the message shows what two of them called.
+
+    ``rank`` is, to each of these two, the other one; to all others the one of the two whose call was not their own, or
+    the higher where they had made neither call. ``collective`` and ``number`` are of this rank's own call.
+    """
 
 
 class RendezvousError(MultiringError):

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -227,14 +228,28 @@ def late(seconds: float) -> Any:
     return error_of(mr.all_reduce, np.ones(10), timeout=0.5)
 
 
-def disagree(what: str) -> Any:
-    """Rank 1 calls something else than rank 0."""
+def _disagreeing(what: str) -> Any:
+    """A call that on rank 1 is another than on the other ranks."""
     mr.init()
     odd = mr.rank() == 1
     x = np.ones(7 if odd and what == "count" else 6, "int32" if odd and what == "dtype" else "float32")
     if odd and what == "collective":
-        return error_of(mr.broadcast, x)
-    return error_of(mr.all_reduce, x, "max" if odd and what == "op" else "sum")
+        return partial(mr.broadcast, x)
+    return partial(mr.all_reduce, x, "max" if odd and what == "op" else "sum")
+
+
+def disagree(what: str) -> Any:
+    """Rank 1 calls something else than rank 0."""
+    return error_of(_disagreeing(what))
+
+
+def disagree_with_most(what: str) -> Any:
+    """The same of more ranks, with the attributes of what is raised."""
+    try:
+        _disagreeing(what)()
+    except mr.Mismatch as error:
+        return [str(error), error.rank, error.host, error.collective, error.number]
+    return "nothing was raised"
 
 
 def disagree_last(what: str) -> Any:

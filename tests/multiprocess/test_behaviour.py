@@ -168,6 +168,23 @@ def test_what_ranks_disagree_on_is_shown(what: str, sides: tuple[str, str], host
         assert all(side in message for side in sides), message
 
 
+@pytest.mark.parametrize("hosts", [None, "aabb"])
+@pytest.mark.parametrize("what", ["count", "op", "collective"])
+def test_who_disagrees_with_most_is_named_by_all_of_them(what: str, hosts: str | None) -> None:
+    for rank, told in enumerate(jobs.run(behaviour.disagree_with_most, 4, what, hosts=list(hosts) if hosts else None)):
+        message, culprit, host, collective, number = told
+        pair = {int(side) for side in re.findall(r"rank (\d) \(host \w+\) called ", message)}
+        assert 1 in pair
+        assert len(pair) == 2, message
+        assert f"rank {culprit} (host {host}) called " in message
+        assert collective == ("broadcast" if rank == 1 and what == "collective" else "all_reduce"), (rank, told)
+        if "was not started" in message:
+            assert (culprit, number) == (max(pair), -1), (rank, told)
+        else:
+            assert culprit == 1 if rank != 1 else {1, culprit} == pair, (rank, told)
+            assert number == 0, (rank, told)
+
+
 @pytest.mark.parametrize("hosts", [None, "ab"])
 @pytest.mark.parametrize("what", ["broadcast", "reduce"])
 def test_a_last_call_that_was_not_the_same_is_told_on_leaving(what: str, hosts: str | None) -> None:
@@ -237,7 +254,7 @@ def test_what_is_left_of_a_job_says_that_it_is_over(hosts: str | None) -> None:
 def test_a_group_that_members_see_differently() -> None:
     first, second = jobs.start(behaviour.disagree_on_a_group, 2).wait()
     message = "rank 1 makes a group of [1, 0], rank 0 one of [0, 1]"
-    assert (second.value[0], second.value[2]) == ("Mismatch", message)
+    assert second.value[:3] == ["Mismatch", 0, message]
     assert (second.code, second.error) == (0, "")  # it was caught
     # The part of rank 0 was done when it had sent the number: it may be gone before it hears.
     assert first.code == (1 if message in first.error else 0)

@@ -117,7 +117,7 @@ class Engine:
 
     def connect(self) -> None:
         """Get communicators of MPI that are multiring's own; all ranks call it."""
-        self._notices = Notices(self._world.Dup())
+        self._notices = Notices(self._world.Dup(), self._hosts)
         self._world = self._world.Dup()
         self._is_connected = True
         atexit.register(self._end_job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpi4py import MPI
@@ -34,8 +35,9 @@ class Failure(NamedTuple):
 class Notices:
     """In an MPI communicator of all ranks that carries nothing else."""
 
-    def __init__(self, mpi: MPI.Intracomm) -> None:
+    def __init__(self, mpi: MPI.Intracomm, hosts: Sequence[str]) -> None:
         self._mpi = mpi
+        self._hosts = hosts
         self._own = mpi.Get_rank()
         self._sent: list[tuple[bytes, MPI.Request]] = []
         self._status = MPI.Status()
@@ -65,6 +67,9 @@ class Notices:
             said = bytearray(self._status.Get_count(MPI.BYTE))
             self._mpi.Recv([said, MPI.BYTE], rank, tag)
             if tag == _FAILURE:
-                return Failure(*pickle.loads(said))
+                failure = Failure(*pickle.loads(said))
+                if (failure.kind, failure.rank) == ("Mismatch", self._own):  # of two that disagree each names the other
+                    return failure._replace(rank=rank, host=self._hosts[rank])
+                return failure
             self.left[rank] = time.monotonic()
         return None
