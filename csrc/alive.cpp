@@ -46,7 +46,7 @@ void Engine::publish_status() {
     const auto now = Clock::now();
     if (now < next_publishing_) return;
     next_publishing_ = now + publishing_interval;
-    const std::uint64_t calls = machine_->operations.load(std::memory_order_relaxed);
+    const std::uint64_t calls = machine_->calls.load(std::memory_order_relaxed);
     if (calls != own_calls_) {
         own_calls_ = calls;
         last_call_ = now;

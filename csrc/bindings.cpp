@@ -435,6 +435,7 @@ NB_MODULE(_native, m) {
     m.attr("ITEMSIZES") = sizes();
     m.attr("OPS") = names(op_names);
     m.attr("ANY_SOURCE") = any_source;
+    m.attr("ASIDE") = first_aside;
     m.attr("COLLECTIVES") = names(collective_names);
     m.def(
         "cut",

@@ -94,7 +94,8 @@ void Lane::end() {
     if (tracer_) tracer_->end(began_, finished());
     active_ = false;
     driven_by_progress.store(false, std::memory_order_relaxed);
-    machine_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
+    if (!call_.installed->communicator->is_aside())
+        machine_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
 }
 
 // What the lane's previous collective left with its readers must be read before its staging changes shape.

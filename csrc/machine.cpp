@@ -220,7 +220,8 @@ void Machine::note(const Call& call) {
     last_what_.store(std::uint64_t{static_cast<std::uint8_t>(call.collective)} << 32 | call.installed->communicator->id,
                      std::memory_order_relaxed);
     last_number_.store(call.number, std::memory_order_relaxed);
-    operations.fetch_add(1, std::memory_order_relaxed);
+    calls.fetch_add(1, std::memory_order_relaxed);
+    if (!call.installed->communicator->is_aside()) operations.fetch_add(1, std::memory_order_relaxed);
 }
 
 Lane* Machine::try_begin(const Call& call) {

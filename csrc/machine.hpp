@@ -98,8 +98,9 @@ class Machine final : public Receiver {
     const std::uint16_t generation;
     const std::shared_ptr<Arena> arena;
     Surroundings& surroundings;
-    const std::unique_ptr<Trace> trace;  // nullptr: nobody asked for it
-    std::atomic<std::uint64_t> operations{0}, segments{0};
+    const std::unique_ptr<Trace> trace;                     // nullptr: nobody asked for it
+    std::atomic<std::uint64_t> calls{0};                    // of any communicator
+    std::atomic<std::uint64_t> operations{0}, segments{0};  // of the user's
 
   private:
     void resolve(Installed& installed) const;

@@ -24,6 +24,8 @@ COLLECTIVES: tuple[str, ...]
 """all_reduce reduce_scatter all_gather broadcast reduce all_to_all barrier send recv; position = code."""
 
 ANY_SOURCE: int
+ASIDE: int
+"""From this number on a communicator is for the library's own calls, beside the one whose number is so much less."""
 """As ``src`` of `Engine.recv`: whoever sends first."""
 
 class Description:
@@ -229,12 +231,12 @@ class Engine:
         """End that; `shutdown` does it for all."""
 
     def statistics(self) -> dict[str, Any]:
-        """Counters since the engine was made.
+        """Counters since the engine was made; the library's own calls are not among its operations.
 
         ``operations``, ``segments``, ``arena_allocated`` and ``arena_committed`` (bytes), ``seconds_in_calls`` (that
         callers spent in run and wait) and ``seconds_waiting`` (of these, with nothing to do); ``peers[rank]`` has
         ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received``, ``connections``, ``seconds_busy``
-        (that bytes for the peer waited to be sent or, where it shares memory, that its memory was read) and
+        (that bytes for the peer were on their way or, where it shares memory, that its memory was read) and
         ``seconds_waited`` (that callers waited for it).
         """
 

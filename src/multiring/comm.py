@@ -35,7 +35,6 @@ from multiring.buffers import (
 from multiring.engine import Part
 from multiring.errors import Mismatch, ResourceError
 from multiring.plans import Plans
-from multiring.trace import ASIDE
 from multiring.tuner import Tuner
 from multiring.work import Work
 
@@ -102,7 +101,7 @@ class Communicator:
         self._plans = Plans(world, number, self.members)
         self._aside: Communicator | None = None
         self._tuner: Tuner | None = None
-        if world.settings.tune and not world.settings.plan and self.size > 1 and number < ASIDE:
+        if world.settings.tune and not world.settings.plan and self.size > 1 and number < _native.ASIDE:
             self._tuner = Tuner(self, self._plans)
 
     @property
@@ -112,7 +111,9 @@ class Communicator:
         All ranks make it together, by asking for it.
         """
         if self._aside is None:
-            self._aside = Communicator(self.world, self.members, number=ASIDE + self._number, timeout=self.timeout)
+            self._aside = Communicator(
+                self.world, self.members, number=_native.ASIDE + self._number, timeout=self.timeout
+            )
         return self._aside
 
     @property

@@ -44,9 +44,6 @@ CALL, SEGMENT, PHASE, HELD_UP, CALLER, IDLE = range(6)
 PIDS = 100_000
 """The ranks of each generation of each restart have this many process ids, the first ones from 1: 0 is no process."""
 
-ASIDE = 1 << 31
-"""From this number on a communicator is for the library's own calls, beside the one whose number is so much less."""
-
 ROUND_TRIPS = 16
 """Of the clock's estimate; the shortest counts."""
 
@@ -234,7 +231,7 @@ def _place(event: Mapping[str, int], thread: int) -> tuple[tuple[int, ...], str]
     kind, lane, row = event["kind"], event["lane"], event["row"]
     if kind in (CALLER, IDLE):
         return (0, thread), ""
-    aside, number = divmod(event["communicator"], ASIDE)
+    aside, number = divmod(event["communicator"], _native.ASIDE)
     of = f"communicator {number}, lane {lane}" + (" (multiring's own calls)" if aside else "")
     return ((1, lane), of) if kind == CALL else ((1, lane, row), f"{of}, row {row}")
 

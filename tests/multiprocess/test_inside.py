@@ -41,6 +41,7 @@ def seconds_waited(events: list[dict[str, Any]], rank: int) -> dict[int, float]:
 def test_who_was_waited_for(tmp_path: Path, hosts: list[str] | None) -> None:
     path = tmp_path / "t.json"
     told = run(watched.waits_for_one, 3, 1, hosts=hosts, environment={"MULTIRING_TRACE": str(path)})
+    assert [stats["operations"] for stats in told] == [watched.STEPS] * 3  # and none for the timeline
     late = watched.SECONDS * watched.STEPS
     waited_for = [sum(stats["peers"].get(str(r), {}).get("seconds_waited", 0) for stats in told) for r in range(3)]
     waited = [sum(peer["seconds_waited"] for peer in stats["peers"].values()) for stats in told]

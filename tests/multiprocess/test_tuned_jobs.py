@@ -25,6 +25,7 @@ def test_ranks_agree_and_the_next_job_knows(environment: dict[str, str], tmp_pat
             first[0]["tried"],
         )
         assert found["plan"] in found["tried"]
+        assert found["operations"] == CALLS + 10  # and none for the tuner
         assert len(found["tried"]) == min(found["candidates"], 8)
         assert set(found["tried"]) <= set(found["used"])
         assert max(found["used"], key=found["used"].get) == found["plan"]

@@ -42,6 +42,7 @@ def reduce_until_tuned(calls: int = CALLS) -> dict[str, Any]:
         "candidates": 1 + len(after.rejected),
         "text": str(after),
         "used": used,
+        "operations": mr.stats()["operations"],
     }
     mr.shutdown()
     return found

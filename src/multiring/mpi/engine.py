@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from multiring import env, errors
-from multiring._native import ANY_SOURCE, COLLECTIVES, OPS
+from multiring._native import ANY_SOURCE, ASIDE, COLLECTIVES, OPS
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
 from multiring.mpi.channel import Channel, largest_tag
 from multiring.mpi.messages import Inbox, Receive, Send
@@ -196,7 +196,7 @@ class Engine:
         owner: object = None,
         part_of: int = _SEND,
     ) -> Work:
-        with self._calling():
+        with self._calling(communicator):
             channel = self._channels[communicator]
             member = channel.members.index(dst)
             number = channel.numbers_sent[member]
@@ -218,7 +218,7 @@ class Engine:
         owner: object = None,
         part_of: int = _SEND,
     ) -> Work:
-        with self._calling():
+        with self._calling(communicator):
             channel = self._channels[communicator]
             if src == ANY_SOURCE and len(channel.members) == 1:
                 raise ValueError(f"rank {self._rank} is alone in communicator {communicator}: nobody can send to it")
@@ -241,21 +241,22 @@ class Engine:
         timeout: float,
         owner: object,
     ) -> Collective:
-        with self._calling():
-            program = self._programs[schedule]
+        program = self._programs[schedule]
+        with self._calling(program.communicator):
             channel = self._channels[program.communicator]
             signature = Signature(collective, channel.next_number, count, dtype, op, root, program.plan, collective)
             channel.next_number += 1
             operation = Collective(channel, program, signature, pointer, timeout, owner)
             self._active.append(operation)
-            self._segments += operation.segments
+            if program.communicator < ASIDE:
+                self._segments += operation.segments
         return operation
 
     @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
+    def _calling(self, communicator: int) -> Iterator[None]:
         self._check_usable()
         with self._lock:
-            self._operations += 1
+            self._operations += communicator < ASIDE
             yield
 
     def _in_background(self, operation: Operation) -> Work:
