@@ -75,13 +75,16 @@ class _Reader:
             raise ValueError(
                 f"{where} has no {level}: list each as [[{level}]], or all as {level} = [{{ name = ... }}]"
             )
-        return tuple(self._place(entry, height) for entry in entries)
+        return tuple(self._place(entry, height, f"{level} number {n} of {where}") for n, entry in enumerate(entries, 1))
 
-    def _place(self, entry: Any, height: int) -> Place:
+    def _place(self, entry: Any, height: int, where: str) -> Place:
         level = LEVELS[height]
         inside = {"ranks", "cards"} if level == "host" else {LEVELS[height - 1]}
-        _check_keys(entry, {"name"} | _LINK_KEYS | inside, f"a {level}")
-        name = entry.get("name")
+        _check_keys(entry, {"name"} | _LINK_KEYS | inside, where)
+        if "name" not in entry:
+            called = ", that which `hostname` prints there" if level == "host" else ""
+            raise ValueError(f'{where} has no name: give it one, such as name = "{level[0]}1"{called}')
+        name = entry["name"]
         if not isinstance(name, str) or not re.fullmatch(r"[^\s:,]+", name):
             raise ValueError(f"a {level} is called {name!r}; it needs a name, without blanks, colons and commas")
         where = f"{level} {name}"

@@ -510,6 +510,7 @@ def test_cores_are_divided(launch: Launch) -> None:
     ("limit", "what"),
     [
         (6, r"multiring run: cannot start an agent on this host"),
+        (7, r"multiring run: cannot create an event loop"),
         (10, r"multiring run: cannot create an event loop"),
         (20, r"multiring: host \S+: cannot start rank"),
     ],

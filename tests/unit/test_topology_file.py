@@ -59,8 +59,11 @@ def test_a_host_needs_only_a_name() -> None:
         ('host = [{ name = "a" }]\n[[rack]]\nname = "r"', "a list of hosts, or of racks, or of sites"),
         ("hosts = []", "the file has a key 'hosts'; known are host, links, rack, site"),
         ("host = []", "the file has no host"),
-        ("host = [7]", "a host is 7; it must be a table"),
-        ("host = [{}]", "a host is called None"),
+        ("host = [7]", "host number 1 of the file is 7; it must be a table"),
+        (
+            "host = [{}]",
+            'host number 1 of the file has no name: give it one, such as name = "h1", that which `hostname`',
+        ),
         ('host = [{ name = "a b" }]', "a host is called 'a b'"),
         ('host = [{ name = "a", ranks = 0 }]', "host a: ranks is 0"),
         (
@@ -69,7 +72,7 @@ def test_a_host_needs_only_a_name() -> None:
             "there are two hosts a; every host needs a name of its own",
         ),
         ('host = [{ name = "a", cards = true }]', "host a: cards is True"),
-        ('host = [{ name = "a", slots = 2 }]', "a host has a key 'slots'; known are cards, down"),
+        ('host = [{ name = "a", slots = 2 }]', "host number 1 of the file has a key 'slots'; known are cards, down"),
         ('host = [{ name = "a", up = "10 Mb" }]', "host a: up is '10 Mb'; it must be text, a number and its unit"),
         ('host = [{ name = "a", rate = 10 }]', "host a: up is 10"),
         ('host = [{ name = "a", rate = "0 bit/s" }]', "a link needs positive bandwidths"),

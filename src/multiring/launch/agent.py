@@ -22,7 +22,7 @@ from typing import Any
 
 import multiring
 from multiring import env
-from multiring.errors import MultiringError, system_message
+from multiring.errors import MultiringError, ResourceError, system_message
 from multiring.launch import LaunchError, cores, processes
 from multiring.launch.hosts import Placement
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
@@ -31,7 +31,7 @@ from multiring.launch.program import resolve
 from multiring.launch.rank import Rank
 from multiring.launch.terminal import Terminal
 from multiring.net import interfaces, listen
-from multiring.net.loop import within
+from multiring.net.loop import check_room, within
 
 DRAIN_SECONDS = 0.5
 """How long the output of ranks that have ended is waited for: a process that they left behind may hold it open."""
@@ -114,7 +114,11 @@ class Agent:
         """
         processes.adopt_orphans()
         try:
+            check_room()
             asyncio.run(self._serve())
+        except ResourceError as error:  # it is for the launcher to say so
+            with contextlib.suppress(ConnectionError):
+                write_all(self._output, encode("error", text=str(error)))
         except (asyncio.CancelledError, ConnectionError):
             pass  # a signal came, or the launcher is gone
         finally:
