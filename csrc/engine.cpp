@@ -662,10 +662,10 @@ std::optional<Failure> Engine::shutdown(double timeout) {
         const std::lock_guard lock(mutex_);
         if (closed_.exchange(true)) return {};
     }
-    // What is still held back may be what a peer waits for.
+    // What is still held back may be what a peer waits for, unless it has left.
     const auto deadline = Clock::now() + seconds(timeout);
     for (const auto& link : machine_->attached())
-        while (!link->flush() && !failed_.load() && Clock::now() < deadline) {
+        while (!link->flush() && !failed_.load() && !departed(link->peer) && Clock::now() < deadline) {
             link->drain();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }

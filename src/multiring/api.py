@@ -83,6 +83,8 @@ def shutdown() -> None:
 def shrink(timeout: float | None = None) -> Agreement:
     """Go on without the ranks that were lost: to be called by all survivors after PeerLost or CollectiveTimeout.
 
+    After the CollectiveTimeout of ``work.wait(timeout)`` no rank is lost: the call goes on, up to its own time-out.
+
     The survivors agree on who they are and on the last collective that all of them completed, get new ranks in the
     order of the old ones, and plan anew, without a restart of the processes. Afterwards the default communicator is
     theirs; groups, arrays of `empty` to be zero-copy, and what was built on the old one are to be made again. Ranks
@@ -98,7 +100,11 @@ def shrink(timeout: float | None = None) -> Agreement:
         world = communicator.world
         failure = world.engine.failure()
         if failure is None:
-            raise MultiringError("no rank was lost: shrink() is called after PeerLost or CollectiveTimeout")
+            raise MultiringError(
+                "no rank was lost: shrink() is called after the PeerLost or CollectiveTimeout of a call. After that "
+                "of work.wait(timeout) the call goes on: wait() without a limit, until it ends or raises by its own "
+                "timeout"
+            )
         if not isinstance(failure, (PeerLost, CollectiveTimeout)):
             raise failure
         seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
@@ -199,7 +205,7 @@ def _exit() -> None:
     error = None if interactive else getattr(sys, "last_value", None)
     rank, host = _default.world.rank, _default.world.topology.hosts[_default.world.rank]
     if _default.size > 1 and error is not None:
-        reason = f"rank {rank} (host {host}) ended with {type(error).__name__}: {error}"
+        reason = f"rank {rank} (host {host}) ended with {type(error).__name__}: {_said_by(error)}"
         _default.world.engine.fail("PeerLost", rank, reason)
     try:
         shutdown()
@@ -208,6 +214,15 @@ def _exit() -> None:
         from multiring import _native
 
         _native.exit_with_failure()
+
+
+def _said_by(error: BaseException) -> str:
+    """The text of any exception, as it can be sent: what is no character in it (of a file's name, say) is spelt out."""
+    try:
+        text = str(error)
+    except Exception:  # it is the user's code that makes it
+        text = "its text cannot be had"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _leave_in_child() -> None:

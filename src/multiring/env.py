@@ -158,7 +158,12 @@ class Settings:
         "names, networks",
         "interfaces to use: names or CIDR, comma-separated; ^ before the list excludes",
     )
-    ports: range | None = _knob(None, _ports, "range", "ports to listen on, such as 29400-29499; any free one if unset")
+    ports: range | None = _knob(
+        None,
+        _ports,
+        "range",
+        "ports to listen on, such as 29400-29499; any free one if unset; a rank takes one, and another one in `grow`",
+    )
     streams: int = _knob(1, _positive, "count", "TCP connections between two ranks on different hosts", agree=True)
     topology: str = _knob("", str, "path", "topology file; read by rank 0, who hands it to all")
     probe: str = _knob(

@@ -12,6 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -67,7 +68,7 @@ def grow(communicator: Communicator, timeout: float | None) -> tuple[rendezvous.
             return None
     before = {label: rank for rank, label in enumerate(world.members)}
     members = tuple(before.get(label, -1) for label in joined.members)
-    return joined, Agreement(roster["generation"], members, completed)
+    return replace(joined, settings=world.settings), Agreement(roster["generation"], members, completed)
 
 
 def enter(place: Place, settings: env.Settings) -> rendezvous.World:

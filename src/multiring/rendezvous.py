@@ -245,13 +245,13 @@ def rejoin(
     )
     settings = world.settings_again
     if size == 1:
-        return _alone(place, settings, world.measured, gate)
+        return replace(_alone(place, settings, world.measured, gate), settings=world.settings)
     patience = min(settings.init_timeout, REJOIN_HEARTBEATS * settings.heartbeat_timeout)
     exchange = Exchange(store, "shrink", rank, size, patience)
     with contextlib.ExitStack() as undo:
         joined = _join(place, settings, exchange, gate.secret, lambda: world.measured, undo, gate, failure)
         undo.pop_all()
-        return joined
+        return replace(joined, settings=world.settings)
 
 
 def _alone(place: Place, settings: env.Settings, text: str, gate: Gate | None = None) -> World:

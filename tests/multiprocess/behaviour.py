@@ -129,12 +129,12 @@ def again() -> int:
     return used[-1] - used[0]
 
 
-def fail_between_collectives() -> Any:
+def fail_between_collectives(text: str) -> Any:
     """Rank 1 raises an exception that nobody catches; what the others see."""
     mr.init()
     if mr.rank() == 1:
         mr.barrier()
-        raise ValueError("no such sample: 42")
+        raise ValueError(text)
     seen = error_of(mr.barrier)  # rank 1 may be through and gone before the others are
     if seen[0] == "nothing":
         seen = error_of(mr.all_reduce, np.ones(10))

@@ -206,15 +206,47 @@ def shrink_without_a_loss() -> list[str]:
 
 
 def late() -> dict[str, Any]:
-    """Rank 1 does not come to the collective in time, but to the agreement."""
-    mr.init()
+    """Rank 1 does not come to the collective in time, but to the agreement; `init` still knows its options."""
+    mr.init(late_warning=29.0)
     try:
         reduced(1000, 0)
         if mr.rank() == 1:
             time.sleep(2.5)
         reduced(1000, 1, timeout=1.0)
     except mr.CollectiveTimeout as error:
-        return go_on({"blamed": error.rank})
+        outcome = go_on({"blamed": error.rank})
+        assert mr.init(late_warning=29.0).size == mr.world_size()
+        try:
+            mr.init(late_warning=28.0)
+        except ValueError:
+            return outcome
+    raise AssertionError("nobody was late")
+
+
+def late_for_a_wait() -> dict[str, Any]:
+    """Rank 1 is late for a work: the others first give up a wait for it, then the call."""
+    mr.init()
+    reduced(1000, 0)
+    if mr.rank() == 1:
+        time.sleep(3.5)
+        try:
+            reduced(1000, 1, timeout=1.0)
+        except mr.CollectiveTimeout as error:
+            return go_on({"blamed": error.rank})
+    work = mr.all_reduce(np.ones(1000), async_op=True, timeout=2.0)
+    told = []
+    try:
+        work.wait(0.3)
+    except mr.CollectiveTimeout as error:
+        told.append(str(error))
+    try:
+        mr.shrink()
+    except mr.MultiringError as error:
+        told.append(str(error))
+    try:
+        work.wait()
+    except mr.CollectiveTimeout as error:
+        return go_on({"blamed": error.rank, "told": told})
     raise AssertionError("nobody was late")
 
 

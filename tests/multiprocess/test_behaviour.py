@@ -51,15 +51,20 @@ def test_init_after_shutdown(hosts: str | None) -> None:
 
 
 @pytest.mark.parametrize("hosts", TWO)
-def test_an_exception_between_two_collectives(hosts: str | None) -> None:
-    outcomes = jobs.start(behaviour.fail_between_collectives, 3, hosts=hosts).wait(30)
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("no such sample: 42", "no such sample: 42"), ("no file a\udcff.npy", "no file a\\udcff.npy")],
+    ids=["text", "no-unicode"],
+)
+def test_an_exception_between_two_collectives(text: str, told: str, hosts: str | None) -> None:
+    outcomes = jobs.start(behaviour.fail_between_collectives, 3, text, hosts=hosts).wait(30)
     assert outcomes[1].code == 1
-    assert "ValueError: no such sample: 42" in outcomes[1].error
+    assert outcomes[1].error.splitlines()[-1] == f"ValueError: {told}"
     for rank in (0, 2):
         kind, culprit, message, seconds = outcomes[rank].value
         assert (kind, culprit) == ("PeerLost", 1)
         assert "rank 1" in message
-        assert "ended with ValueError: no such sample: 42" in message
+        assert f"ended with ValueError: {told}" in message
         assert seconds < 5
 
 

@@ -113,6 +113,16 @@ def test_a_rank_that_was_late_stays_a_member() -> None:
     assert {value["blamed"] for value in values} == {1}
 
 
+def test_a_wait_that_was_given_up_is_no_loss_yet() -> None:
+    values = jobs.run(shrink_ranks.late_for_a_wait, 3)
+    assert [value["members"] for value in values] == [[0, 1, 2]] * 3
+    for rank in (0, 2):
+        waited, refused = values[rank]["told"]
+        assert "s of wait(); the work goes on" in waited
+        assert refused.startswith("no rank was lost: shrink() is called after ")
+        assert "wait() without a limit, until it ends or raises by its own timeout" in refused
+
+
 @pytest.mark.parametrize(("size", "late"), [(4, 2), (5, 0), (3, 1)])
 def test_a_rank_that_does_not_call_shrink_is_named(size: int, late: int, tmp_path: Path) -> None:
     go, end = tmp_path / "go", tmp_path / "end"
@@ -142,4 +152,7 @@ def test_a_rank_that_does_not_call_shrink_is_named(size: int, late: int, tmp_pat
 
 def test_without_a_loss_there_is_nothing_to_shrink() -> None:
     for told in jobs.run(shrink_ranks.shrink_without_a_loss, 2):
-        assert told == ["no rank was lost: shrink() is called after PeerLost or CollectiveTimeout"] + ["Mismatch"] * 2
+        assert told[0].startswith(
+            "no rank was lost: shrink() is called after the PeerLost or CollectiveTimeout of a call"
+        )
+        assert told[1:] == ["Mismatch"] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -303,6 +304,19 @@ def test_empty_messages_take_no_credit(apart):
         for _ in range(20_000):
             send(ranks[0], 1, np.empty(0)).wait(10)
             recv(ranks[1], 0, np.empty(0)).wait(10)
+
+
+def test_nobody_who_has_left_is_waited_for_on_leaving():
+    """More messages than the memory between two ranks takes."""
+    with world(2) as ranks:
+        for _ in range(3000):
+            send(ranks[0], 1, np.arange(100.0))
+        ranks[1].engine.shutdown()
+        while not ranks[0].engine.departed(1):
+            time.sleep(0.01)
+        began = time.monotonic()
+        ranks[0].engine.shutdown(timeout=60.0)
+        assert time.monotonic() - began < 30
 
 
 def test_strangers_are_refused():

@@ -49,7 +49,8 @@ def bind(host: str, ports: range | None) -> socket.socket:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise ResourceError(f"cannot listen on {host or 'any address'}: {error.strerror}") from error
             forbidden = error.errno == errno.EACCES
-    span = f"in {ports[0]}-{ports[-1]}: widen MULTIRING_PORTS" if ports else "at all: raise the system's port range"
+    wider = "widen MULTIRING_PORTS (a rank takes one, and a second one in grow())"
+    span = f"in {ports[0]}-{ports[-1]}: {wider}" if ports else "at all: raise the system's port range"
     message = f"no free port on {host or 'any address'} {span}, or end what occupies them"
     raise NoFreePort(message, forbidden=forbidden)
 
