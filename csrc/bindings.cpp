@@ -81,7 +81,7 @@ Enum code(int value, const std::array<std::string_view, n>&, const char* what) {
 }
 
 Call make_call(Engine& engine, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
-               int dtype, int op, std::uint32_t root, double timeout) {
+               int dtype, int op, std::uint32_t root, double timeout, std::uint32_t label) {
     Call call{};
     call.installed = &engine.installed(schedule);
     call.collective = code<Collective>(collective, collective_names, "collective");
@@ -90,6 +90,7 @@ Call make_call(Engine& engine, std::uint32_t schedule, int collective, std::uint
     call.dtype = code<Dtype>(dtype, dtype_names, "dtype");
     call.op = code<Op>(op, op_names, "op");
     call.root = root;
+    call.label = label;
     call.timeout = timeout;
     return call;
 }
@@ -123,10 +124,10 @@ struct WorkHandle {
 };
 
 WorkHandle start(nb::handle self, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
-                 int dtype, int op, std::uint32_t root, double timeout, nb::object owner) {
+                 int dtype, int op, std::uint32_t root, double timeout, std::uint32_t label, nb::object owner) {
     Engine& engine = nb::cast<Engine&>(self);
     drop_owners(engine);
-    const Call call = make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout);
+    const Call call = make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout, label);
     auto work = engine.start(call, owner.ptr());
     owner.release();  // given back through take_owners
     return {nb::borrow(self), &engine, std::move(work)};
@@ -355,15 +356,16 @@ void bind_engine(nb::module_& m) {
         .def(
             "run",
             [](Engine& engine, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
-               int dtype, int op, std::uint32_t root, double timeout) {
+               int dtype, int op, std::uint32_t root, double timeout, std::uint32_t label) {
                 drop_owners(engine);
                 const nb::gil_scoped_release nogil;
-                engine.run(make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout),
+                engine.run(make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout, label),
                            attending(engine));
             },
-            "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a, "timeout"_a)
+            "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a, "timeout"_a,
+            "label"_a = 0)
         .def("start", &start, "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
-             "timeout"_a, "owner"_a = nb::none())
+             "timeout"_a, "label"_a = 0, "owner"_a = nb::none())
         .def("send", &start_point<Collective::send>, "communicator"_a, "dst"_a, "tag"_a, "pointer"_a, "count"_a,
              "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send))
         .def("recv", &start_point<Collective::recv>, "communicator"_a, "src"_a, "tag"_a, "pointer"_a, "count"_a,
@@ -446,6 +448,16 @@ NB_MODULE(_native, m) {
         },
         "numerator"_a, "denominator"_a, "count"_a, "itemsize"_a);
     m.def("features", &features);
+    m.def(
+        "name_label", [](std::uint32_t label, std::string text) { name_label(label % most_labels, std::move(text)); },
+        "label"_a, "text"_a);
+    m.def(
+        "explain_labels",
+        [](std::string message) {
+            explain_labels(message);
+            return message;
+        },
+        "message"_a);
     m.def("exit_with_failure", &exit_with_failure);
     const auto table = [](std::uintptr_t address) -> CFunctions& { return *reinterpret_cast<CFunctions*>(address); };
     m.def(

@@ -76,6 +76,7 @@ struct Call {
     Dtype dtype{};
     Op op{};
     std::uint32_t root = 0;
+    std::uint32_t label = 0;  // 0: none
     double timeout = 0;       // seconds
     std::uint32_t other = 0;  // send, recv: the member at the other end
     std::uint64_t tag = 0;

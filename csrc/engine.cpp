@@ -19,6 +19,7 @@ constexpr auto signal_interval = std::chrono::milliseconds(100);
 constexpr double default_spin = 100e-6, longest_spin = 0.1;  // a spinning caller sees no signals
 constexpr double forever = 1e8;                              // seconds
 constexpr auto notice_grace = std::chrono::milliseconds(100);
+constexpr auto patience_for_labels = std::chrono::seconds(1);   // of a mismatch that other ranks have to explain
 constexpr auto unread_grace = std::chrono::milliseconds(500);   // at shutdown, for peers that have not read all yet
 constexpr auto longest_drive = std::chrono::seconds(1);         // by a caller, without a pause
 constexpr auto yielding_budget = std::chrono::milliseconds(1);  // of giving the core away before sleeping
@@ -102,6 +103,11 @@ void close_on_exec(std::initializer_list<int> fds) {
 
 namespace {
 
+// What follows it explains labels.
+void add_to_first_line(std::string& message, const std::string& text) {
+    message.insert(std::min(message.find('\n'), message.size()), text);
+}
+
 [[noreturn]] void throw_shut_down() {
     throw EngineError({ErrorKind::error, -1, "", "", -1,
                        "this communicator was shut down: call multiring.init() again and use the one it returns"});
@@ -121,9 +127,9 @@ void Engine::check_can_start(const Call& call) const {
         Failure failure = raised();
         if (failure.collective.empty()) {
             failure.collective = call.called();
-            failure.message += "; this " + failure.collective + " was not started";
+            add_to_first_line(failure.message, "; this " + failure.collective + " was not started");
         }
-        throw EngineError(std::move(failure));
+        raise(std::move(failure));
     }
     check_usable();
 }
@@ -131,7 +137,7 @@ void Engine::check_can_start(const Call& call) const {
 void Engine::check_usable() const {
     check_owned();
     if (closed_.load(std::memory_order_acquire)) throw_shut_down();
-    if (failed_.load(std::memory_order_acquire)) throw EngineError(raised());
+    if (failed_.load(std::memory_order_acquire)) raise(raised());
 }
 
 void Engine::check_peer(int peer) const {
@@ -343,7 +349,7 @@ void Engine::run(Call call, const CheckSignals& check_signals) {
     if (outcome == Outcome::failed) {
         machine_->abandon();
         machine_->end(*lane, false);
-        throw EngineError(failure_of(call));
+        raise(failure_of(call));
     }
     auto work = std::make_shared<Work>();
     work->call = call;
@@ -355,7 +361,7 @@ void Engine::run(Call call, const CheckSignals& check_signals) {
     const auto start = Clock::now();
     wait_until_done(*work, check_signals);
     timed.waited_since(start);
-    if (work->failure) throw EngineError(*work->failure);
+    if (work->failure) raise(*work->failure);
 }
 
 // Drive an operation in the calling thread for as long as its patience lasts.
@@ -506,7 +512,7 @@ void Engine::wait(const std::shared_ptr<Work>& work, std::optional<double> timeo
         throw EngineError(std::move(*late));
     }
     timed.waited_since(start);
-    if (work->failure) throw EngineError(*work->failure);
+    if (work->failure) raise(*work->failure);
 }
 
 // What a work waits for, now; nothing if the progress thread does not answer.
@@ -526,15 +532,29 @@ std::optional<Failure> Engine::ask(const std::shared_ptr<Work>& work) {
 // ---- failure ------------------------------------------------------------------------------------------------------
 
 void Engine::fail(Failure failure) {
-    const Notice notice{
-        -1,    failure.kind,    failure.rank,        failure.message.substr(0, Notice::longest_text), failure.seconds,
-        false, failure.witness, failure.disagreement};
+    const bool is_mismatch = failure.kind == ErrorKind::mismatch;
+    if (is_mismatch) explain_labels(failure.message);
+    Notice notice;
     std::vector<std::shared_ptr<Letterbox>> in_process;
     {
         const std::lock_guard lock(mutex_);
         // Who leaves still learns, and tells, that what it did was not what others did.
-        if (failure_ || (closed_.load(std::memory_order_relaxed) && failure.kind != ErrorKind::mismatch)) return;
-        failure_ = std::move(failure);
+        if (failure_) {  // another rank's words may explain the labels of ours, which others wait for as well
+            if (!is_mismatch || failure_->kind != ErrorKind::mismatch ||
+                !take_over_labels(failure_->message, failure.message))
+                return;
+        } else {
+            if (closed_.load(std::memory_order_relaxed) && !is_mismatch) return;
+            failure_ = std::move(failure);
+        }
+        notice = {-1,
+                  failure_->kind,
+                  failure_->rank,
+                  failure_->message.substr(0, Notice::longest_text),
+                  failure_->seconds,
+                  false,
+                  failure_->witness,
+                  failure_->disagreement};
         untold_ = notice;
         in_process = in_process_peers_;
         failed_.store(true, std::memory_order_release);
@@ -585,6 +605,16 @@ Failure Engine::raised() const {
     return *failure();
 }
 
+// With what other ranks have yet to say of it, if they say it soon.
+void Engine::raise(Failure failure) const {
+    const auto deadline = Clock::now() + patience_for_labels;
+    while (failure.kind == ErrorKind::mismatch && lacks_labels(failure.message) && Clock::now() < deadline) {
+        if (!take_over_labels(failure.message, this->failure()->message))
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    throw EngineError(std::move(failure));
+}
+
 // The engine's failure as this call sees it.
 Failure Engine::failure_of(const Call& call) const {
     Failure failure = raised();
@@ -592,7 +622,7 @@ Failure Engine::failure_of(const Call& call) const {
     if (failure.collective.empty()) {
         failure.collective = call.called();
         failure.number = static_cast<std::int64_t>(call.number);
-        failure.message += "; in flight here: " + multiring::describe(call);
+        add_to_first_line(failure.message, "; in flight here: " + multiring::describe(call));
     }
     return failure;
 }

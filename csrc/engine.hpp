@@ -161,6 +161,7 @@ class Engine final : public Surroundings {
     void suspect(int rank, const std::string& reason);
     Failure raised() const;  // the failure, which somebody hears of now
     Failure failure_of(const Call& call) const;
+    [[noreturn]] void raise(Failure failure) const;  // to a caller
     std::optional<Failure> ask(const std::shared_ptr<Work>& work);
     void hand_over(std::shared_ptr<Work> work);
     void wait_until_done(Work& work, const CheckSignals& check_signals);

@@ -20,9 +20,15 @@
 #include <cstdint>
 #include <string>
 
+#include "labels.hpp"
 #include "types.hpp"
 
 namespace multiring {
+
+// Elements of a block: the label shares their word.
+inline constexpr int count_bits = 40;
+inline constexpr std::uint64_t most_elements = (std::uint64_t{1} << count_bits) - 1;
+static_assert(most_labels == std::uint64_t{1} << (64 - count_bits));
 
 enum class FrameType : std::uint8_t { data = 1, release, grant, ask, waits, credit, beat, notice, farewell };
 
@@ -32,6 +38,7 @@ struct Signature {
     std::uint64_t count = 0;  // elements per block
     std::uint64_t plan = 0;   // plan id
     std::uint32_t root = 0;
+    std::uint32_t label = 0;  // what the buffer holds (labels.hpp)
     Collective collective{};
     Dtype dtype{};
     Op op{};
@@ -53,7 +60,8 @@ struct Frame {
     std::uint32_t communicator = 0;
     std::uint32_t segment = 0;
     std::uint64_t number = 0;
-    std::uint64_t count = 0;
+    std::uint64_t count : count_bits = 0;
+    std::uint64_t label : 64 - count_bits = 0;
     std::uint64_t plan = 0;
     std::uint32_t root = 0;
     Collective collective{};
@@ -65,9 +73,12 @@ struct Frame {
 
     // Of a message between two ranks: whether it goes to the one that receives it.
     bool is_to_receiver() const { return type == FrameType::waits ? place == 0 : type != FrameType::grant; }
-    Signature signature() const { return {count, plan, root, collective, dtype, op, generation}; }
+    Signature signature() const {
+        return {count, plan, root, static_cast<std::uint32_t>(label), collective, dtype, op, generation};
+    }
     void sign(const Signature& s) {
-        count = s.count;
+        count = s.count & most_elements;
+        label = s.label & (most_labels - 1);
         plan = s.plan;
         root = s.root;
         collective = s.collective;

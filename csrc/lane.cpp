@@ -27,7 +27,8 @@ Lane::~Lane() {
 void Lane::begin(const Call& call) {
     call_ = call;
     schedule_ = call.installed->schedule;
-    signature_ = {call.count, schedule_->plan, call.root, call.collective, call.dtype, call.op, machine_.generation};
+    signature_ = {call.count,      schedule_->plan, call.root, call.label,
+                  call.collective, call.dtype,      call.op,   machine_.generation};
     if (call.is_point()) {
         signature_.collective = Collective::send;
         signature_.plan = call.tag;

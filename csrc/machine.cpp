@@ -29,6 +29,12 @@ bool has_root(Collective collective) {
     return collective == Collective::broadcast || collective == Collective::reduce;
 }
 
+void check_count(const Call& call) {
+    if (call.count > most_elements)
+        throw std::invalid_argument("count=" + std::to_string(call.count) + ": a call moves at most " +
+                                    std::to_string(most_elements) + " elements; cut it into several");
+}
+
 }  // namespace
 
 std::string Signature::describe(bool receives) const {
@@ -40,6 +46,7 @@ std::string Signature::describe(bool receives) const {
     if (has_root(called)) text += ", root=" + std::to_string(root);
     if (called == Collective::send) text += ", tag=" + std::to_string(tag());
     if (!is_message()) text += ", plan=" + plan_id(plan);
+    if (label != 0) text += ", label=" + describe_label(label);
     return text + ")";
 }
 
@@ -209,6 +216,7 @@ void Machine::enter(Call& call) {
     if (reduces && find_reduction(call.dtype, call.op) == nullptr)
         throw std::invalid_argument("op " + std::string(name(call.op)) + " is not defined for " +
                                     std::string(name(call.dtype)));
+    check_count(call);
     call.deadline = Clock::now() + seconds(call.timeout);
     const std::lock_guard lock(communicator.mutex);
     if (call.installed->links.empty() && !schedule.peers.empty()) resolve(*call.installed);
@@ -249,6 +257,7 @@ Lane* Machine::begin_point(std::uint32_t id, int other, Call& call) {
                                         std::to_string(id));
         call.other = static_cast<std::uint32_t>(member);
     }
+    check_count(call);
     call.deadline = Clock::now() + seconds(call.timeout);
     const std::lock_guard lock(communicator->mutex);
     Lane* lane = communicator->begin_point(call);

@@ -31,7 +31,8 @@ bool is_defined(Op op, Dtype dtype) {
 Published::Published(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan)
     : engine(std::move(engine)), rank(rank), size(size), timeout_(timeout), choose_plan_(std::move(choose_plan)) {}
 
-Call Published::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root) {
+Call Published::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
+                     std::uint32_t label) {
     const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter;
     if (reduces && !is_defined(op, dtype))
         throw std::invalid_argument(std::string(name(op)) + " is not defined for " + std::string(name(dtype)));
@@ -64,6 +65,7 @@ Call Published::call(Collective collective, void* pointer, std::size_t count, Dt
     call.dtype = dtype;
     call.op = reduces ? op : Op::sum;
     call.root = root;
+    call.label = label;
     call.timeout = timeout_;
     return call;
 }

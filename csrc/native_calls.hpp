@@ -25,7 +25,8 @@ class Published {
     Published(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan);
 
     // `count` elements in each block; what is wrong with dtype, op or root is std::invalid_argument.
-    Call call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root);
+    Call call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
+              std::uint32_t label = 0);
 
     const std::shared_ptr<Engine> engine;
     const int rank, size;

@@ -31,7 +31,7 @@ inline Frame frame_of(const Notice& notice, std::uint16_t generation) {
     frame.generation = generation;
     frame.token = static_cast<std::uint32_t>(notice.kind);
     frame.root = static_cast<std::uint32_t>(notice.rank);
-    frame.count = static_cast<std::uint64_t>(1e3 * notice.seconds);
+    frame.count = static_cast<std::uint64_t>(1e3 * notice.seconds) & most_elements;
     frame.bytes = static_cast<std::uint32_t>(notice.text.size());
     frame.segment = static_cast<std::uint32_t>(notice.witness + 1);
     frame.communicator = notice.disagreement.communicator;

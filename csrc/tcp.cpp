@@ -148,7 +148,7 @@ bool TcpLink::flush() {
         Frame frame;
         frame.type = FrameType::credit;
         frame.generation = generation_;
-        frame.count = owed;
+        frame.count = owed & most_elements;
         enqueue(*streams_.front(), frame, nullptr, 0);
     }
     bool clear = true;

@@ -76,13 +76,14 @@ void run(const Attributes& attributes, const Buffer& in, const Buffer& out) {
     const auto collective = code<Collective>(attribute(attributes, "collective"), collective_names, "collective");
     const auto op = code<Op>(attribute(attributes, "op"), op_names, "op");
     const auto root = static_cast<std::uint32_t>(attribute(attributes, "root"));
+    const auto label = static_cast<std::uint32_t>(attribute(attributes, "label"));
     const auto communicator = published(static_cast<std::uint32_t>(attribute(attributes, "communicator")));
     const Dtype dtype = dtype_of(in);
     const std::size_t given = elements(in), size = static_cast<std::size_t>(communicator->size);
     auto* const data = static_cast<std::byte*>(out.data);
     const auto block = [&](std::size_t count) { return static_cast<std::size_t>(communicator->rank) * count; };
     const auto go = [&](void* pointer, std::size_t count) {
-        communicator->engine->run(communicator->call(collective, pointer, count, dtype, op, root), [] {});
+        communicator->engine->run(communicator->call(collective, pointer, count, dtype, op, root, label), [] {});
     };
     const auto copy = [&](void* to, const void* from, std::size_t count) {
         if (count != 0 && to != from) std::memcpy(to, from, count * itemsize(dtype));

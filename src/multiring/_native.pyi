@@ -83,6 +83,12 @@ def xla_handler() -> Any:
 def features() -> dict[str, str]:
     """Instruction set chosen for reductions, compiler, ABI: for ``doctor``."""
 
+def name_label(label: int, text: str) -> None:
+    """What a Mismatch says of calls with this label, a number of 24 bits; all ranks of a call give the same label."""
+
+def explain_labels(message: str) -> str:
+    """A message of a Mismatch with a line for each label in it that has a name here."""
+
 def exit_with_failure() -> None:
     """Make the exit code of this process 1, should it end with 0; for a process whose interpreter is ending."""
 
@@ -168,9 +174,18 @@ class Engine:
         """
 
     def run(
-        self, schedule: int, collective: int, pointer: int, count: int, dtype: int, op: int, root: int, timeout: float
+        self,
+        schedule: int,
+        collective: int,
+        pointer: int,
+        count: int,
+        dtype: int,
+        op: int,
+        root: int,
+        timeout: float,
+        label: int = 0,
     ) -> None:
-        """Execute a schedule in the calling thread; ``count`` is elements per block."""
+        """Execute a schedule in the calling thread; ``count`` is elements per block, ``label`` see `name_label`."""
 
     def start(
         self,
@@ -182,6 +197,7 @@ class Engine:
         op: int,
         root: int,
         timeout: float,
+        label: int = 0,
         owner: object = None,
     ) -> Work:
         """The same by the progress thread."""

@@ -20,6 +20,7 @@ import numpy as np
 from multiring.buffers import ITEMSIZES
 from multiring.comm import Communicator
 from multiring.errors import ResourceError
+from multiring.labels import label
 from multiring.weights import share
 from multiring.work import Work
 
@@ -33,10 +34,14 @@ _log = logging.getLogger("multiring")
 
 
 class Gradient(NamedTuple):
-    """What a bucket has to know of a gradient: number and type of its elements."""
+    """What a bucket has to know of a gradient: number and type of its elements, and what tells it from others.
+
+    ``name`` is compared between the ranks: `labels.part` makes one of a name and a shape.
+    """
 
     elements: int
     dtype: str
+    name: str = ""
 
 
 View: TypeAlias = "Callable[[np.ndarray[Any, Any], str], Any]"
@@ -86,6 +91,7 @@ class Bucket:
         itemsize = ITEMSIZES[dtype]
         starts = np.cumsum([0, *map(_slot_bytes, gradients)]) // itemsize
         self._communicator = communicator
+        self._label = bucket_label(gradients)
         self._buffer = view(_memory(communicator, int(starts[-1] + len(gradients)) * itemsize), dtype)
         self._buffer[:] = 0  # the gaps between the slots are summed too
         self.slots = [
@@ -97,7 +103,7 @@ class Bucket:
 
     def start(self, op: str) -> None:
         """Begin to reduce it; until `wait` its memory may be neither read nor written."""
-        self._work = self._communicator.all_reduce(self._buffer, op, async_op=True)
+        self._work = self._communicator.all_reduce(self._buffer, op, async_op=True, label=self._label)
 
     def wait(self) -> None:
         """Block until it is reduced."""
@@ -193,6 +199,11 @@ class Buckets:
             bucket.wait()
             present.update(index for index, mark in zip(members, bucket.marks.tolist(), strict=True) if mark != 0)
         return present
+
+
+def bucket_label(gradients: Sequence[Gradient], what: str = "gradients") -> int:
+    """The label of a bucket's collective: ranks that have put other gradients into it get a Mismatch."""
+    return label(what, [gradient.name for gradient in gradients])
 
 
 def fill(slot: np.ndarray[Any, Any], values: np.ndarray[Any, Any], factor: float) -> None:

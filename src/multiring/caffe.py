@@ -13,6 +13,7 @@ import numpy as np
 from multiring import api
 from multiring.buckets import BUCKET_BYTES, Buckets, Gradient, fill
 from multiring.comm import Communicator
+from multiring.labels import label, part
 
 __all__ = ["Distribution", "distribute"]
 
@@ -45,18 +46,23 @@ class Distribution:
         self.weight = weight
         self._net = solver.net
         self._communicator = communicator
-        parameters = [blob for blobs in self._net.params.values() for blob in blobs]
-        if not parameters:
+        named = [(f"{layer}/{i}", blob) for layer, blobs in self._net.params.items() for i, blob in enumerate(blobs)]
+        if not named:
             raise ValueError("this solver's net has no parameters")
-        for blob in parameters:
+        parameters = [blob for _, blob in named]
+        for name, blob in named:
             value = np.array(blob.data)
-            communicator.broadcast(value)
+            communicator.broadcast(value, label=label("parameters", [part(name, value.shape)]))
             blob.data[...] = value
-        outputs = [self._net.blobs[name] for name in self._net.outputs]
-        scalars = [blob for blob in outputs if blob.data.size == 1]
+        outputs = [(name, self._net.blobs[name]) for name in self._net.outputs]
+        scalars = [(name, blob) for name, blob in outputs if blob.data.size == 1]
+        names = [name for name, _ in [*named, *scalars]]
         # A view is asked for whenever it is needed: Caffe moves a blob's memory when the blob is reshaped.
-        self._averaged = [(blob, "diff") for blob in parameters] + [(blob, "data") for blob in scalars]
-        gradients = [Gradient(view.size, view.dtype.name) for view in self._views()]
+        self._averaged = [(blob, "diff") for blob in parameters] + [(blob, "data") for _, blob in scalars]
+        gradients = [
+            Gradient(view.size, view.dtype.name, part(name, view.shape))
+            for name, view in zip(names, self._views(), strict=True)
+        ]
         self._buckets = Buckets(communicator, gradients, reversed(range(len(gradients))), bucket_bytes=bucket_bytes)
         solver.add_callback(_nothing, self._average)
 

@@ -15,6 +15,7 @@ from chainer.serializers import DictionarySerializer, NpzDeserializer
 import multiring
 from multiring.buckets import BUCKET_BYTES, Buckets, Gradient, fill
 from multiring.comm import Communicator
+from multiring.labels import part
 from multiring.weights import average
 
 __all__ = ["broadcast", "create_multi_node_evaluator", "create_multi_node_optimizer"]
@@ -100,7 +101,7 @@ class _Ranks:
 
     def settle(self, optimizer: Any) -> bool:
         """Where there are new parameters, take over those of rank 0; returns whether there were."""
-        layout = [(name, Gradient(p.size, p.dtype.name)) for name, p in _parameters(optimizer)]
+        layout = [(name, Gradient(p.size, p.dtype.name, part(name, p.shape))) for name, p in _parameters(optimizer)]
         if layout == self._layout:
             return False
         self._layout = layout

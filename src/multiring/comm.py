@@ -136,19 +136,24 @@ class Communicator:
         """The lowest of the ranks that have been in the job for longest: the others came by `grow`, after them."""
         return min(range(self.size), key=lambda rank: self.world.entered[self.members[rank]])
 
-    def all_reduce(self, x: Any, op: str = "sum", *, async_op: bool = False, timeout: float | None = None) -> Any:
+    def all_reduce(
+        self, x: Any, op: str = "sum", *, async_op: bool = False, timeout: float | None = None, label: int = 0
+    ) -> Any:
         """Combine ``x`` of all ranks, element by element, in place. All ranks end with the same bits.
 
-        ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor.
+        ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor. Ranks agree on type and number of
+        elements, and on ``label``, which front ends get of `multiring.labels.label`; shapes are not compared.
         """
         found = target(x)
-        return self._call(_ALL_REDUCE, all_of(x, found), op, 0, async_op, timeout)
+        return self._call(_ALL_REDUCE, all_of(x, found), op, 0, async_op, timeout, label=label)
 
-    def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Copy ``x`` of rank ``root`` to ``x`` of all the others."""
+    def broadcast(
+        self, x: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None, label: int = 0
+    ) -> Any:
+        """Copy ``x`` of rank ``root`` to ``x`` of all the others; ``label`` as for `all_reduce`."""
         root = self._rank("root", root)
         found = source(x) if self.rank == root else target(x)
-        return self._call(_BROADCAST, all_of(x, found), "sum", root, async_op, timeout)
+        return self._call(_BROADCAST, all_of(x, found), "sum", root, async_op, timeout, label=label)
 
     def reduce(
         self, x: Any, op: str = "sum", root: int = 0, *, async_op: bool = False, timeout: float | None = None
@@ -402,6 +407,7 @@ class Communicator:
         async_op: bool,
         timeout: float | None,
         *,
+        label: int = 0,
         result: Any = None,
         finish: Callable[[], Any] | None = None,
     ) -> Any:
@@ -414,7 +420,7 @@ class Communicator:
         blocks = self.size if collective in (_ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL) else 1
         nbytes = blocks * count * ITEMSIZES[dtype]
         seconds = self._seconds(timeout)
-        what = collective, pointer, count, DTYPES[dtype], OPS[op], root, seconds
+        what = collective, pointer, count, DTYPES[dtype], OPS[op], root, seconds, label
         if self._tuner and (trial := self._tuner.trial(collective, nbytes, root, seconds)):
             with trial:
                 if async_op:

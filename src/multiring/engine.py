@@ -51,7 +51,16 @@ class Engine(Protocol):
     ) -> int: ...
 
     def run(
-        self, schedule: int, collective: int, pointer: int, count: int, dtype: int, op: int, root: int, timeout: float
+        self,
+        schedule: int,
+        collective: int,
+        pointer: int,
+        count: int,
+        dtype: int,
+        op: int,
+        root: int,
+        timeout: float,
+        label: int = 0,
     ) -> None: ...
 
     def start(
@@ -64,6 +73,7 @@ class Engine(Protocol):
         op: int,
         root: int,
         timeout: float,
+        label: int = 0,
         owner: object = None,
     ) -> Part: ...
 

@@ -8,7 +8,7 @@ One device a process, a CPU.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,9 +21,10 @@ from jax.interpreters import ad, batching
 
 import multiring
 from multiring import api
-from multiring.buckets import BUCKET_BYTES, Gradient, arrange
+from multiring.buckets import BUCKET_BYTES, Gradient, arrange, bucket_label
 from multiring.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.comm import Communicator
+from multiring.labels import part
 
 __all__ = [
     "all_gather",
@@ -90,10 +91,14 @@ def barrier(*, group: Communicator | None = None) -> None:
 def broadcast_parameters(tree: Any, root: int = 0, *, group: Communicator | None = None) -> Any:
     """``tree`` of rank ``root``: parameters, an optimizer's state, or any other tree of arrays and numbers.
 
-    The structures must be the same. Every leaf comes back as an array.
+    The structures must be the same, or a Mismatch shows them. Every leaf comes back as an array.
     """
-    leaves, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(structure, _fused(leaves, lambda flat: broadcast(flat, root, group=group), BUCKET_BYTES))
+    leaves, names, structure = _flattened(tree)
+
+    def collective(flat: Any, label: int) -> Any:
+        return _bind(flat, "broadcast", "sum", root, group, label)
+
+    return jax.tree.unflatten(structure, _fused(leaves, names, collective, BUCKET_BYTES, "parameters"))
 
 
 def average(
@@ -102,21 +107,25 @@ def average(
     weight: Any = None,
     bucket_bytes: int = BUCKET_BYTES,
     group: Communicator | None = None,
+    names: Sequence[str] | None = None,
 ) -> Any:
     """The mean over the ranks of a tree of gradients or metrics, fused in buckets of ``bucket_bytes``.
 
     With ``weight`` the ranks count by their weights: the number of samples that each has in this step. It may be
-    traced; what a rank of weight 0 has may be NaN, and weights that add up to 0 give NaN.
+    traced; what a rank of weight 0 has may be NaN, and weights that add up to 0 give NaN. Trees that are not the same
+    on all ranks are a Mismatch, which names leaves by their paths, or by ``names`` where given.
     """
-    leaves, structure = jax.tree.flatten(tree)
-    if weight is None:
-        averaged = _fused(leaves, lambda flat: all_reduce(flat, "avg", group=group), bucket_bytes)
-    else:
+    leaves, paths, structure = _flattened(tree)
+    op = "avg" if weight is None else "sum"
+    if weight is not None:
         mine = jnp.asarray(weight, float)
         share = mine / all_reduce(mine, group=group)
-        weighted = [_weighted(jnp.asarray(leaf), share) for leaf in leaves]
-        averaged = _fused(weighted, lambda flat: all_reduce(flat, group=group), bucket_bytes)
-    return jax.tree.unflatten(structure, averaged)
+        leaves = [_weighted(jnp.asarray(leaf), share) for leaf in leaves]
+
+    def collective(flat: Any, label: int) -> Any:
+        return _bind(flat, "all_reduce", op, 0, group, label)
+
+    return jax.tree.unflatten(structure, _fused(leaves, names or paths, collective, bucket_bytes, "gradients"))
 
 
 def all_reduce_gradients(*, bucket_bytes: int = BUCKET_BYTES, group: Communicator | None = None) -> Any:
@@ -138,16 +147,31 @@ def _weighted(leaf: Any, share: Any) -> Any:
     return jnp.where(share == 0, jnp.zeros_like(weighted), weighted)  # 0 times NaN would be NaN on all ranks
 
 
-def _fused(leaves: list[Any], collective: Callable[[Any], Any], bucket_bytes: int) -> list[Any]:
-    """Apply ``collective`` to the leaves, laid end to end in buckets, the last first: as a backward pass has them."""
+def _flattened(tree: Any) -> tuple[list[Any], list[str], Any]:
+    """Leaves, their paths, and the structure."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return [leaf for _, leaf in leaves], [jax.tree_util.keystr(path) for path, _ in leaves], structure
+
+
+def _fused(
+    leaves: Sequence[Any], names: Sequence[str], collective: Callable[[Any, int], Any], bucket_bytes: int, what: str
+) -> list[Any]:
+    """Apply ``collective`` to the leaves, laid end to end in buckets, the last first: as a backward pass has them.
+
+    Its second argument is the label of a bucket.
+    """
     arrays = [jnp.asarray(leaf) for leaf in leaves]
-    sizes = [Gradient(array.size, _movable(array).dtype.name) for array in arrays]
+    sizes = [
+        Gradient(array.size, _movable(array).dtype.name, part(name, array.shape))
+        for array, name in zip(arrays, names, strict=True)
+    ]
     results: list[Any] = [None] * len(arrays)
     for members in arrange(sizes, reversed(range(len(arrays))), bucket_bytes):
-        flat = collective(jnp.concatenate([arrays[i].ravel() for i in members]))
+        label = bucket_label([sizes[i] for i in members], what)
+        flat = collective(jnp.concatenate([arrays[i].ravel() for i in members]), label)
         ends = np.cumsum([arrays[i].size for i in members])
-        for i, part in zip(members, jnp.split(flat, ends[:-1]), strict=True):
-            results[i] = part.reshape(arrays[i].shape)
+        for i, piece in zip(members, jnp.split(flat, ends[:-1]), strict=True):
+            results[i] = piece.reshape(arrays[i].shape)
     return results
 
 
@@ -170,7 +194,7 @@ def _check_op(x: Any, op: str) -> None:
         raise ValueError(f"{op} is not defined for {x.dtype.name}: it has {', '.join(OPS_OF[x.dtype.name])}")
 
 
-def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | None) -> Any:
+def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | None, label: int = 0) -> Any:
     """Check what can be checked while tracing; the rest happens when XLA calls."""
     communicator = api.joined(group)
     x = jnp.asarray(x)
@@ -190,6 +214,7 @@ def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | Non
         collective=collective,
         op=op,
         root=root,
+        label=label,
         communicator=communicator.publish(),
         size=communicator.size,
         rank=communicator.rank,
@@ -216,11 +241,17 @@ def _outside_jit(x: Any, **parameters: Any) -> Any:
     return _compiled(tuple(parameters.items()))(x)
 
 
-def _lower(ctx: Any, x: Any, *, collective: str, op: str, root: int, communicator: int, **_: Any) -> Any:
+def _lower(ctx: Any, x: Any, *, collective: str, op: str, root: int, label: int, communicator: int, **_: Any) -> Any:
     token = ctx.tokens_in.get(_EFFECT)
     (arrives,), (result,) = ctx.avals_in, ctx.avals_out
     in_place = arrives.shape == result.shape
-    attributes = {"communicator": communicator, "collective": COLLECTIVES[collective], "op": OPS[op], "root": root}
+    attributes = {
+        "communicator": communicator,
+        "collective": COLLECTIVES[collective],
+        "op": OPS[op],
+        "root": root,
+        "label": label,
+    }
     call = mlir.custom_call(
         "multiring",
         result_types=[mlir.token_type(), mlir.ir.RankedTensorType.get(result.shape, x.type.element_type)],

@@ -17,6 +17,7 @@ import multiring
 from multiring import api
 from multiring.buckets import BUCKET_BYTES, Gradient, averages
 from multiring.comm import Communicator
+from multiring.labels import label, part, variable_names
 from multiring.weights import average
 
 __all__ = [
@@ -24,21 +25,25 @@ __all__ = [
     "DistributedOptimizer",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "MomentumCorrectionCallback",
 ]
 
 
 def DistributedOptimizer(
     optimizer: Any,
     *,
-    weight: float | None = None,
+    weight: float | Callable[[int], float] | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     group: Communicator | None = None,
 ) -> Any:
     """Make ``optimizer`` average the gradients over the ranks before it applies them, and return it.
 
     It keeps its class's name and all its state. ``weight`` is the number of samples in a batch of this rank, where it
-    is not the same on all ranks; give it on all or on none. A model that was loaded has a plain optimizer: call
-    ``DistributedOptimizer(model.optimizer)`` once more; a model that was trained with it is then to be compiled again.
+    is not the same on all ranks; give it on all or on none. Where batches differ it is a function: called with the
+    number of batches that the optimizer has seen before (``optimizer.iterations``), it returns the weight of the next
+    one. A rank of weight 0 counts for nothing, and its gradients may be NaN. A model that was loaded has a plain
+    optimizer: call ``DistributedOptimizer(model.optimizer)`` once more; a model that was trained with it is then to be
+    compiled again.
     A ``LossScaleOptimizer`` goes inside: it looks for overflow in what was averaged, so that all ranks skip the same
     steps.
     """
@@ -49,22 +54,41 @@ def DistributedOptimizer(
         raise ValueError(f"this {base.__name__} averages over the ranks already")
     if group is not None:
         api.joined(group)  # refuses what is none, before a step is compiled
-    how = {"weight": weight, "bucket_bytes": bucket_bytes, "group": group}
-    average_gradients = _averaging()
+    scales = issubclass(base, keras.optimizers.LossScaleOptimizer)
+    if callable(weight) and scales:
+        raise ValueError(
+            "a LossScaleOptimizer does not count the batches that it skips, so that a weight cannot be a function of "
+            "their number: give a number"
+        )
+    average_gradients, weight_of = _averaging(), _weighing(weight)
 
-    def averaged(self: Any, grads: Any) -> Sequence[Any]:
+    def means_of(self: Any, grads: Any, variables: Sequence[Any]) -> list[Any]:
         self.averages_over_ranks = True
-        return average_gradients(list(grads), **how)
+        averaged: list[Any] = list(grads)
+        names = variable_names([variable.path for variable in variables])
+        there = [i for i, gradient in enumerate(averaged) if gradient is not None]
+        means = average_gradients(
+            [averaged[i] for i in there],
+            names=[names[i] for i in there],
+            weight=weight_of(self),
+            bucket_bytes=bucket_bytes,
+            group=group,
+        )
+        for i, mean in zip(there, means, strict=True):
+            averaged[i] = mean
+        return averaged
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        return base.apply(self, averaged(self, grads), trainable_variables)
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        return base.apply(self, means_of(self, grads, variables), trainable_variables)
 
     def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        return base.stateless_apply(self, optimizer_variables, averaged(self, grads), trainable_variables)
+        means = means_of(self, grads, self._trainable_variables)
+        return base.stateless_apply(self, optimizer_variables, means, trainable_variables)
 
     # Keras saves a class by its module and name: these are of the plain one.
     names = {"apply": apply, "averages_over_ranks": False, "__module__": base.__module__, "__doc__": base.__doc__}
-    if issubclass(base, keras.optimizers.LossScaleOptimizer):  # on JAX it passes its own `apply` by
+    if scales:  # on JAX it passes its own `apply` by
         names["stateless_apply"] = stateless_apply
     optimizer.__class__ = type(base.__name__, (base,), names)
     return optimizer
@@ -85,26 +109,63 @@ def _averaging() -> Callable[..., Sequence[Any]]:
     raise ValueError(f"the Keras backend {backend!r} does not train: use tensorflow, jax or torch")
 
 
+def _weighing(weight: float | Callable[[int], float] | None) -> Callable[[Any], Any]:
+    """From an optimizer to the weight of its next batch, as `average` takes it; also in steps that are compiled."""
+    if not callable(weight):
+        return lambda optimizer: weight
+    function, backend = weight, keras.backend.backend()
+
+    def weigh(batch: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(function(int(batch)), keras.config.floatx() if backend == "jax" else "float64")
+
+    def on_tensorflow(optimizer: Any) -> Any:
+        import tensorflow
+
+        return tensorflow.numpy_function(weigh, [optimizer._iterations.value], tensorflow.float64)
+
+    def on_jax(optimizer: Any) -> Any:
+        import jax
+
+        form = jax.ShapeDtypeStruct((), keras.config.floatx())
+        return jax.pure_callback(weigh, form, optimizer._iterations.value)
+
+    def on_torch(optimizer: Any) -> Any:
+        return float(weigh(optimizer._iterations.value))
+
+    return {"tensorflow": on_tensorflow, "jax": on_jax, "torch": on_torch}[backend]
+
+
 def _average_torch(
-    gradients: Sequence[Any], *, weight: float | None, bucket_bytes: int, group: Communicator | None
+    gradients: Sequence[Any],
+    *,
+    names: Sequence[str],
+    weight: float | None,
+    bucket_bytes: int,
+    group: Communicator | None,
 ) -> list[Any]:
     """Keras hands over all gradients at once, after the backward pass: a bucket is filled while others are reduced."""
     import torch
 
-    places = [i for i, gradient in enumerate(gradients) if gradient is not None]
-    flat = [gradients[i].detach().reshape(-1) for i in places]
+    flat = [gradient.detach().reshape(-1) for gradient in gradients]
+
+    def put(slot: Any, i: int, factor: float) -> None:
+        if factor == 0:  # also where it is NaN
+            slot.zero_()
+        else:
+            torch.mul(flat[i], factor, out=slot)
+
     slots = averages(
         api.joined(group),
-        [Gradient(one.numel(), str(one.dtype).removeprefix("torch.")) for one in flat],
-        lambda slot, i, factor: torch.mul(flat[i], factor, out=slot),
+        [
+            Gradient(one.numel(), str(one.dtype).removeprefix("torch."), part(name, whole.shape))
+            for one, name, whole in zip(flat, names, gradients, strict=True)
+        ],
+        put,
         weight=weight,
         bucket_bytes=bucket_bytes,
         view=lambda memory, dtype: torch.from_numpy(memory).view(getattr(torch, dtype)),
     )
-    averaged = list(gradients)
-    for i, slot in zip(places, slots, strict=True):
-        averaged[i] = slot.view(gradients[i].shape)
-    return averaged
+    return [slot.view(gradient.shape) for slot, gradient in zip(slots, gradients, strict=True)]
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -136,9 +197,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def _broadcast(self) -> None:
         communicator = api.joined(self._group)
         _settle(self.model)
-        for variable in [*self.model.variables, *self.model.optimizer.variables]:
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        # The names of an optimizer's variables contain those of the model's, counted by Keras, in a word.
+        names = [variable.path for variable in self.model.variables] + [""] * len(self.model.optimizer.variables)
+        for name, variable in zip(variable_names(names), variables, strict=True):
             value = np.array(keras.ops.convert_to_numpy(variable.value))
-            communicator.broadcast(value, self._root)
+            communicator.broadcast(value, self._root, label=label("variables", [part(name, value.shape)]))
             variable.assign(value)
         self._done = True
 
@@ -156,8 +220,9 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if logs:
-            numbers = {name: float(value) for name, value in logs.items()}
-            logs.update(average(api.joined(self._group), numbers, self._weight))
+            numbers = dict(zip(variable_names(list(logs)), map(float, logs.values()), strict=True))
+            means = average(api.joined(self._group), numbers, self._weight)
+            logs.update(zip(logs, (means[name] for name in numbers), strict=True))
 
 
 class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -196,6 +261,36 @@ class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc
             first = 1 / api.joined(self._group).size
             _settle(self.model)
             self.model.optimizer.learning_rate = self._target * (first + (1 - first) * min(progress, 1.0))
+
+
+class MomentumCorrectionCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """When the learning rate has changed, the momentum goes on at the new rate; put it after what sets the rate.
+
+    SGD keeps past updates, which were taken at the old rate: they are multiplied by new / old rate before the next
+    batch, also where steps are compiled. Source: Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 3.
+    TypeError for optimizers other than SGD with momentum.
+    """
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        optimizer = self._sgd()
+        if not isinstance(optimizer, keras.optimizers.SGD) or not optimizer.momentum:
+            raise TypeError(
+                f"{type(optimizer).__name__} keeps no past updates: momentum is corrected for SGD(momentum=...) alone, "
+                "so leave MomentumCorrectionCallback out"
+            )
+        self._rate: float | None = None
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        optimizer = self._sgd()
+        _settle(self.model)
+        rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        if optimizer.built and self._rate and rate != self._rate:
+            for past in optimizer.momentums:
+                past.assign(past * (rate / self._rate))
+        self._rate = rate
+
+    def _sgd(self) -> Any:
+        return getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
 
 
 def _refuse_own_scaling(optimizer: Any) -> None:

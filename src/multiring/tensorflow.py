@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from multiring import api, weights
 from multiring.buckets import BUCKET_BYTES, Bucket, Gradient, arrange, fill
 from multiring.buffers import OPS_OF
 from multiring.comm import Communicator
+from multiring.labels import label, part, variable_names
 
 __all__ = ["DistributedGradientTape", "DistributedOptimizer", "all_reduce", "average", "broadcast_variables"]
 
@@ -47,16 +49,20 @@ def average(
     weight: Any = None,
     bucket_bytes: int = BUCKET_BYTES,
     group: Communicator | None = None,
+    names: Sequence[str] | None = None,
 ) -> Any:
     """The mean over the ranks of a nest of gradients or metrics, fused in buckets of ``bucket_bytes``.
 
-    Shapes must be known; IndexedSlices come back dense, None stays None and must be so on all ranks. With ``weight``,
-    a number or a scalar tensor, the ranks count by their weights: the number of samples that each has in this step;
+    Shapes must be known; IndexedSlices come back dense, None stays None and must be so on all ranks, or a Mismatch
+    shows what each has, by its place in the nest or, where given, by ``names`` of the leaves. With ``weight``, a number
+    or a scalar tensor, the ranks count by their weights: the number of samples that each has in this step;
     what a rank of weight 0 has may be NaN. ValueError for integers and bool.
     """
     communicator = api.joined(group)
     leaves = tf.nest.flatten(tensors)
     places = [i for i, leaf in enumerate(leaves) if leaf is not None]
+    if names is None:
+        names = [str(i) for i in range(len(leaves))]
     dense = [tf.convert_to_tensor(leaves[i]) for i in places]
     for tensor in dense:
         if not tensor.shape.is_fully_defined():
@@ -64,7 +70,11 @@ def average(
         if "avg" not in OPS_OF.get(tensor.dtype.name, ()):
             raise ValueError(f"avg is not defined for {tensor.dtype.name}: make it float by tf.cast")
     if communicator.size > 1:
-        for place, tensor in zip(places, _reduced(dense, weight, bucket_bytes, communicator), strict=True):
+        gradients = [
+            Gradient(tensor.shape.num_elements(), tensor.dtype.name, part(names[i], tensor.shape.as_list()))
+            for i, tensor in zip(places, dense, strict=True)
+        ]
+        for place, tensor in zip(places, _reduced(dense, gradients, weight, bucket_bytes, communicator), strict=True):
             leaves[place] = tensor
     return tf.nest.pack_sequence_as(tensors, leaves)
 
@@ -98,7 +108,8 @@ class DistributedGradientTape:
 
     def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
         """As ``tf.GradientTape.gradient``, averaged over the ranks."""
-        return average(self._tape.gradient(target, sources, *arguments, **options), **self._how)
+        gradients = self._tape.gradient(target, sources, *arguments, **options)
+        return average(gradients, names=_names(tf.nest.flatten(sources)), **self._how)
 
 
 def DistributedOptimizer(optimizer: Any, **options: Any) -> Any:
@@ -111,19 +122,34 @@ def DistributedOptimizer(optimizer: Any, **options: Any) -> Any:
 def broadcast_variables(variables: Iterable[Any], root: int = 0, *, group: Communicator | None = None) -> None:
     """Assign the values of rank ``root`` to variables of TensorFlow or Keras; all ranks name the same ones."""
     communicator = api.joined(group)
-    for variable in variables:
+    variables = list(variables)
+    for name, variable in zip(_names(variables), variables, strict=True):
         value = np.array(variable.numpy())
-        communicator.broadcast(value, root)
+        communicator.broadcast(value, root, label=label("variables", [part(name, value.shape)]))
         variable.assign(value)
 
 
-def _reduced(tensors: Sequence[Any], weight: Any, bucket_bytes: int, communicator: Communicator) -> list[Any]:
-    gradients = [Gradient(int(np.prod(t.shape.as_list(), dtype=np.int64)), t.dtype.name) for t in tensors]
+def _names(sources: Sequence[Any]) -> list[str]:
+    """Those of variables of Keras and TensorFlow; a tensor's says what else was traced before."""
+    return variable_names(
+        [
+            getattr(source, "path", "") or (source.name.removesuffix(":0") if isinstance(source, tf.Variable) else "")
+            for source in sources
+        ]
+    )
+
+
+def _reduced(
+    tensors: Sequence[Any], gradients: Sequence[Gradient], weight: Any, bucket_bytes: int, communicator: Communicator
+) -> list[Any]:
     members = arrange(gradients, reversed(range(len(tensors))), bucket_bytes)
     exchange = _Exchange(communicator, "avg" if weight is None else "sum")
     factor = 1.0 if weight is None else tf.numpy_function(exchange.share, [weight], tf.float64)
     tickets = [
-        tf.numpy_function(exchange.start, [factor, *(tensors[i] for i in bucket)], tf.int64) for bucket in members
+        tf.numpy_function(
+            partial(exchange.start, [gradients[i] for i in bucket]), [factor, *(tensors[i] for i in bucket)], tf.int64
+        )
+        for bucket in members
     ]
     results: list[Any] = [None] * len(tensors)
     for ticket, bucket in zip(tickets, members, strict=True):
@@ -145,8 +171,8 @@ class _Exchange:
     def share(self, weight: Any) -> np.float64:
         return np.float64(weights.share(self._communicator, float(weight)))
 
-    def start(self, factor: Any, *views: Any) -> np.int64:
-        bucket = Bucket(self._communicator, [Gradient(view.size, view.dtype.name) for view in views])
+    def start(self, gradients: Sequence[Gradient], factor: Any, *views: Any) -> np.int64:
+        bucket = Bucket(self._communicator, gradients)
         for slot, view in zip(bucket.slots, views, strict=True):
             fill(slot, view, factor)
         bucket.start(self._op)

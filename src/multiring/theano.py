@@ -17,6 +17,7 @@ import numpy as np
 from multiring import api
 from multiring.buckets import BUCKET_BYTES, Gradient, averages, fill
 from multiring.comm import Communicator
+from multiring.labels import label, part
 
 __all__ = ["average", "broadcast_variables"]
 
@@ -59,9 +60,9 @@ def average(
 def broadcast_variables(variables: Iterable[Any], root: int = 0, *, group: Communicator | None = None) -> None:
     """Set shared variables of parameters and of an optimizer's state to their values on rank ``root``."""
     communicator = api.joined(group)
-    for variable in variables:
+    for i, variable in enumerate(variables):
         value = np.array(variable.get_value())
-        communicator.broadcast(value, root)
+        communicator.broadcast(value, root, label=label("variables", [part(variable.name or str(i), value.shape)]))
         variable.set_value(value)
 
 
@@ -113,7 +114,7 @@ def _average_op(library: str) -> Any:
 def _means(op: Any, arrays: Sequence[Any], weight: float | None) -> list[Any]:
     slots = averages(
         _communicators[op.communicator],
-        [Gradient(array.size, array.dtype.name) for array in arrays],
+        [Gradient(array.size, array.dtype.name, part(str(i), array.shape)) for i, array in enumerate(arrays)],
         lambda slot, i, factor: fill(slot, arrays[i], factor),
         weight=weight,
         bucket_bytes=op.bucket_bytes,

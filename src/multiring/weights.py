@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from multiring.comm import Communicator
+from multiring.labels import label
 
 _Metrics = TypeVar("_Metrics", float, Mapping[str, float])
 
@@ -30,7 +31,8 @@ def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) 
     """The mean over all ranks of a number, or of each number of a dictionary, by the ranks' ``weight``.
 
     The number of samples that a metric was taken on is its weight; a rank of weight 0 only listens, and its numbers may
-    be NaN. All ranks give the same keys. The result is in float64. ValueError if all weights are 0.
+    be NaN. All ranks give the same keys, or a Mismatch shows them. The result is in float64. ValueError if all weights
+    are 0.
     """
     named: Mapping[str, float] = metrics if isinstance(metrics, Mapping) else {"": metrics}
     names: list[str] = sorted(named)
@@ -38,7 +40,7 @@ def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) 
     counts: float = _valid(weight)
     if counts:
         sums[:] = [*(counts * float(named[name]) for name in names), counts]
-    communicator.all_reduce(sums)
+    communicator.all_reduce(sums, label=label("metrics", names))
     if sums[-1] == 0:
         raise ValueError(f"weight={weight}: the weights of all {communicator.size} ranks are 0")
     means = dict(zip(names, (sums[:-1] / sums[-1]).tolist(), strict=True))

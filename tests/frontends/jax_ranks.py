@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 
+import disagreeing
 import jax
 import jax.numpy as jnp
 import losing
@@ -197,6 +199,50 @@ def mistakes() -> None:
         mrj.broadcast(jax.random.key(0))
     with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch"):
         jax.block_until_ready(mrj.all_reduce(own(RANK, 3 + RANK)))
+
+
+def other_trees() -> None:
+    """Trees of other names, order or holes are not averaged with each other."""
+    optimizer = optax.chain(mrj.all_reduce_gradients(), optax.sgd(0.1))
+    odd = RANK % 2
+
+    def update(tree, **more):
+        return optimizer.update(tree, optimizer.init(tree), **more)[0]
+
+    kernel, bias = own(RANK, 6).reshape(2, 3), own(RANK, 3)
+    trees = [{"a": kernel, "b": bias}, {"a": bias, "b": kernel}]
+    for wrap, weight in (lambda f: f, None), (jax.jit, 2.0):
+        disagreeing.all_see(
+            lambda wrap=wrap, weight=weight: jax.block_until_ready(
+                wrap(lambda tree: update(tree, weight=weight))(trees[odd])
+            ),
+            "2 gradients: ['b'] (3), ['a'] (2, 3)",
+            "2 gradients: ['b'] (2, 3), ['a'] (3)",
+        )
+        jax.clear_caches()
+    disagreeing.all_see(
+        lambda: jax.block_until_ready(update([bias, None][:: 1 - 2 * odd])),
+        "1 gradients: [0] (3)",
+        "1 gradients: [1] (3)",
+    )
+    jax.clear_caches()
+    disagreeing.all_see(
+        lambda: jax.block_until_ready(mrj.broadcast_parameters({("w", "v")[odd]: bias})),
+        "1 parameters: ['w'] (3)",
+        "1 parameters: ['v'] (3)",
+    )
+    jax.clear_caches()
+
+
+def retraced_alone() -> None:
+    """What one rank alone traces again is no difference."""
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def mean(tree, flag):
+        return mrj.average(tree)
+
+    for flag in (0, RANK, 2):
+        same(mean({"x": jnp.asarray(own(RANK, 3) * SIZE)}, flag)["x"], everyone(3).sum(0))
 
 
 def training() -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import disagreeing
 import keras
 import numpy as np
 import pytest
@@ -168,6 +169,113 @@ def scaled_losses() -> None:
             )
     finally:
         keras.config.set_dtype_policy("float64")
+
+
+def uneven_batches() -> None:
+    """Batches of other sizes on each rank, the last ones smaller, train what one process trains on all.
+
+    Compiled or not. The rank with the fewest has none in the end: what it is fed counts for nothing and may be NaN.
+    """
+    sizes = [[24 - 7 * rank, 16, 0 if rank == SIZE - 1 else 5] for rank in range(SIZE)]
+    steps = np.array(sizes).sum(0)  # of one process
+    starts = np.concatenate([[0], np.cumsum(steps)])
+    before = np.cumsum([[0] * 3, *sizes], axis=0)
+
+    def batches():
+        for _ in range(4):
+            for step, size in enumerate(sizes[RANK]):
+                first = starts[step] + before[RANK, step]
+                rows = slice(first, first + size)
+                yield (X[rows], Y[rows]) if size else (np.full((2, 64), np.nan), np.zeros((2, 10)))
+
+    whole = network(0)
+    whole.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    for step in [0, 1, 2] * 4:
+        rows = slice(starts[step], starts[step + 1])
+        whole.train_on_batch(X[rows], Y[rows])
+    for compile in {}, {"run_eagerly": True}:
+        model = network(0)
+        optimizer = mrk.DistributedOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9), weight=lambda batch: sizes[RANK][batch % 3]
+        )
+        model.compile(optimizer, "mse", **compile)
+        model.fit(batches(), steps_per_epoch=3, epochs=4, verbose=0)
+        close(model, whole)
+    with pytest.raises(ValueError, match="a weight cannot be a function of their number: give a number"):
+        mrk.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), weight=lambda batch: 1)
+
+
+def corrected_momentum() -> None:
+    """SGD at a rate that changes ends where momentum without the rate in it ends, in compiled steps too."""
+    rates = [1 / 64, 1 / 64, 3 / 64, 3 / 32, 3 / 256, 3 / 256]  # whose ratios are exact in float32
+    part = slice(RANK, 30 * SIZE, SIZE)
+    for compile in {}, {"run_eagerly": True}:
+        model, plain = network(0), network(0)
+        fit(
+            model,
+            X[part],
+            Y[part],
+            mrk.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.875)),
+            [
+                keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]),
+                mrk.MomentumCorrectionCallback(),
+            ],
+            epochs=6,
+            **compile,
+        )
+        seen: list[np.ndarray] = []
+
+        # One batch of rate 1 is the gradient; the buffer without the rate, as torch has it, is kept here.
+        plain.compile(keras.optimizers.SGD(1.0), "mse")
+        past = [np.zeros_like(weight) for weight in plain.get_weights()]
+        for rate in rates:
+            seen = plain.get_weights()
+            plain.train_on_batch(X[: 30 * SIZE], Y[: 30 * SIZE])
+            gradients = [old - new for old, new in zip(seen, plain.get_weights(), strict=True)]
+            past = [0.875 * kept + gradient for kept, gradient in zip(past, gradients, strict=True)]
+            plain.set_weights([old - rate * kept for old, kept in zip(seen, past, strict=True)])
+        close(model, plain)
+    with pytest.raises(TypeError, match="Adam keeps no past updates"):
+        fit(model, X[part], Y[part], keras.optimizers.Adam(), [mrk.MomentumCorrectionCallback()], epochs=1)
+
+
+class Branches(keras.Model):
+    """Two layers alike, one of which is used."""
+
+    def __init__(self, used: int) -> None:
+        super().__init__()
+        self.branches = [keras.layers.Dense(10), keras.layers.Dense(10)]
+        self.used = used
+        for layer in self.branches:
+            layer.build((None, 64))
+        self.built = True
+
+    def call(self, x):
+        return self.branches[self.used](x)
+
+
+def other_variables() -> None:
+    """Layers that were counted differently are the same; gradients of other layers are not."""
+    part = slice(RANK, 10 * SIZE, SIZE)
+    counted = [keras.layers.Dense(3) for _ in range(RANK)]
+    model = network(RANK)
+    callbacks = [mrk.BroadcastGlobalVariablesCallback(0), mrk.MetricAverageCallback()]
+    fit(model, X[part], Y[part], mrk.DistributedOptimizer(keras.optimizers.Adam(0.01)), callbacks, epochs=2)
+    same_everywhere(model)
+    assert len(counted) == RANK
+    if keras.backend.backend() != "jax":  # which gives zeros for what is not used
+        disagreeing.all_see(
+            lambda: fit(Branches(RANK % 2), X[part], Y[part], mrk.DistributedOptimizer(keras.optimizers.SGD(0.1))),
+            "2 gradients: dense/bias (10), dense/kernel (64, 10)",
+            "2 gradients: dense_1/bias (10), dense_1/kernel (64, 10)",
+        )
+    layers = [keras.layers.Dense(64, name="first"), keras.layers.Dense(64, name="second")][:: 1 - 2 * (RANK % 2)]
+    swapped = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10, name="last")])
+    disagreeing.all_see(
+        lambda: fit(swapped, X[part], Y[part], mrk.DistributedOptimizer(keras.optimizers.SGD(0.1))),
+        "first/kernel (64, 64), sequential/second/bias (64)",
+        "second/kernel (64, 64), sequential/first/bias (64)",
+    )
 
 
 def mistakes() -> None:

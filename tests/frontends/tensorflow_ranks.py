@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+import disagreeing
 import losing
 import numpy as np
 import pytest
@@ -131,6 +132,52 @@ def training() -> None:
     for found, single in zip(parts, whole, strict=True):
         np.testing.assert_allclose(found, single, rtol=0, atol=1e-9)
     np.testing.assert_allclose(mrt.average(loss, weight=len(mine)), expected, rtol=1e-9)
+
+
+def other_gradients() -> None:
+    """Gradients that are missing in other places, or in another order, are not averaged with each other."""
+    first, second = tf.Variable(own(RANK, 4), name="first"), tf.Variable(own(RANK, 4), name="second")
+    alike = [tf.Variable(own(RANK, 4)) for _ in range(2)]
+
+    def gradients(variables, *used):
+        with mrt.DistributedGradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(one * one) for one in used])
+        return tape.gradient(loss, variables)
+
+    for wrap in (lambda f: f, tf.function):
+        disagreeing.all_see(
+            wrap(lambda: gradients([first, second], (first, second)[RANK % 2])),
+            ": 1 gradients: first (4)",
+            ": 1 gradients: second (4)",
+        )
+    disagreeing.all_see(
+        lambda: gradients([first, second][:: 1 - 2 * (RANK % 2)], first, second),
+        ": 2 gradients: second (4), first (4)",
+        ": 2 gradients: first (4), second (4)",
+    )
+    disagreeing.all_see(lambda: gradients(alike, alike[RANK % 2]), "Variable at 0 (4)", "Variable at 1 (4)")
+    mine = [None, own(RANK, 3)][:: 1 - 2 * (RANK % 2)]
+    disagreeing.all_see(lambda: mrt.average(mine), ": 1 gradients: 0 (3)", ": 1 gradients: 1 (3)")
+    shape = (2, 3) if RANK else (3, 2)
+    disagreeing.all_see(lambda: mrt.average([own(RANK, 6).reshape(shape)]), "0 (2, 3)", "0 (3, 2)")
+    disagreeing.all_see(lambda: mrt.broadcast_variables([(first, second)[RANK % 2]]), "first (4)", "second (4)")
+    disagreeing.all_see(lambda: mr.average({("loss", "rate")[RANK % 2]: 1.0}), "1 metrics: loss", "1 metrics: rate")
+
+
+def retraced_alone() -> None:
+    """What one rank alone traces again, or has made besides, is no difference."""
+
+    @tf.function
+    def step(x, flag):
+        with mrt.DistributedGradientTape() as tape:
+            loss = tf.reduce_sum(weights * x)
+        return tape.gradient(loss, [weights])[0]
+
+    others = [tf.Variable(0.0) for _ in range(RANK)]
+    weights = tf.Variable(tf.zeros(3))
+    for flag in (0, 1 if RANK else 0, 2):
+        np.testing.assert_allclose(step(tf.constant(own(RANK, 3)), flag), everyone(3).mean(0), rtol=1e-6)
+    assert len(others) == RANK
 
 
 def loss_of_a_rank() -> None:

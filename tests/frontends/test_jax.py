@@ -25,6 +25,10 @@ def test_mistakes_are_told_and_differing_shapes_are_a_mismatch() -> None:
     succeeds("jax_ranks.py", "mistakes", ranks=2)
 
 
+def test_trees_of_other_structure_are_a_mismatch_that_shows_both() -> None:
+    succeeds("jax_ranks.py", "retraced_alone", "other_trees", ranks=3)
+
+
 def test_the_others_are_told_of_a_killed_rank() -> None:
     done = job("jax_ranks.py", "loss_of_a_rank", ranks=3)
     assert done.returncode != 0

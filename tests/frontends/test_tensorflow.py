@@ -15,6 +15,10 @@ def test_averages_and_training(ranks: int) -> None:
     )
 
 
+def test_gradients_of_other_variables_are_a_mismatch_that_shows_both() -> None:
+    succeeds("tensorflow_ranks.py", "retraced_alone", "other_gradients", ranks=3)
+
+
 def test_the_others_are_told_of_a_killed_rank() -> None:
     done = job("tensorflow_ranks.py", "loss_of_a_rank", ranks=3)
     assert done.returncode != 0

@@ -165,9 +165,18 @@ class Engine:
     # --- operations ---
 
     def run(
-        self, schedule: int, collective: int, pointer: int, count: int, dtype: int, op: int, root: int, timeout: float
+        self,
+        schedule: int,
+        collective: int,
+        pointer: int,
+        count: int,
+        dtype: int,
+        op: int,
+        root: int,
+        timeout: float,
+        label: int = 0,
     ) -> None:
-        self.wait(self._start(schedule, collective, pointer, count, dtype, op, root, timeout, None))
+        self.wait(self._start(schedule, collective, pointer, count, dtype, op, root, timeout, label, None))
 
     def start(
         self,
@@ -179,9 +188,10 @@ class Engine:
         op: int,
         root: int,
         timeout: float,
+        label: int = 0,
         owner: object = None,
     ) -> Work:
-        operation = self._start(schedule, collective, pointer, count, dtype, op, root, timeout, owner)
+        operation = self._start(schedule, collective, pointer, count, dtype, op, root, timeout, label, owner)
         return self._in_background(operation)
 
     def send(
@@ -239,13 +249,14 @@ class Engine:
         op: int,
         root: int,
         timeout: float,
+        label: int,
         owner: object,
     ) -> Collective:
         program = self._programs[schedule]
         with self._calling(program.communicator):
             channel = self._channels[program.communicator]
-            signature = Signature(collective, channel.next_number, count, dtype, op, root, program.plan, collective)
-            channel.next_number += 1
+            number, channel.next_number = channel.next_number, channel.next_number + 1
+            signature = Signature(collective, number, count, dtype, op, root, program.plan, collective, label)
             operation = Collective(channel, program, signature, pointer, timeout, owner)
             self._active.append(operation)
             if program.communicator < ASIDE:

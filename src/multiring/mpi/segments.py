@@ -99,8 +99,10 @@ class Collective(Operation):
             if theirs != self.signature:
                 rank, own = self.channel.members[member], self.channel.members[self.channel.own]
                 raise Mismatch(
-                    f"call number {self.signature.number} is {self.signature} on rank {own}, but {theirs} on rank "
-                    f"{rank}",
+                    _native.explain_labels(
+                        f"call number {self.signature.number} is {self.signature} on rank {own}, but {theirs} on rank "
+                        f"{rank}"
+                    ),
                     rank=rank,
                     collective=_native.COLLECTIVES[self.signature.collective],
                     number=self.signature.number,

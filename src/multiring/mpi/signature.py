@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from multiring._native import COLLECTIVES, DTYPES, OPS
 
-NBYTES = 64
+NBYTES = 72
 _ALL_REDUCE, _REDUCE_SCATTER, _BROADCAST = map(COLLECTIVES.index, ("all_reduce", "reduce_scatter", "broadcast"))
 _REDUCE, _BARRIER, _SEND = map(COLLECTIVES.index, ("reduce", "barrier", "send"))
 
@@ -25,6 +25,7 @@ class Signature(NamedTuple):
     root: int
     plan: int
     part_of: int
+    label: int = 0
 
     def packed(self) -> NDArray[np.int64]:
         """As it travels, `NBYTES` of it."""
@@ -40,7 +41,8 @@ class Signature(NamedTuple):
         if self.collective in (_BROADCAST, _REDUCE):
             said += f", root={self.root}"
         if self.collective != _SEND:
-            return f"{said}, plan={self.plan >> 15 & 0xFFFFFFFFFFFF:012x})"
+            said += f", plan={self.plan >> 15 & 0xFFFFFFFFFFFF:012x}"
+            return said + (f", label={self.label:06x})" if self.label else ")")
         return said + (f", tag={self.plan})" if self.part_of == _SEND else ")")
 
 

@@ -16,6 +16,7 @@ from torch.autograd import Variable
 
 from multiring.buckets import Buckets, Gradient, agreed_order
 from multiring.comm import Communicator
+from multiring.labels import part
 from multiring.torch.buffers import dense, form
 from multiring.torch.sparse import all_reduce_sparse
 
@@ -191,7 +192,10 @@ class Reducer:
         anywhere = set().union(*(their_sparse for _, their_sparse in everyones))
         order = agreed_order(self._communicator, list(self._seen), len(self._parameters))
         fused = [index for index in order if index in self._trained and index not in anywhere]
-        gradients = [Gradient(p.numel(), str(p.dtype).removeprefix("torch.")) for p in self._parameters]
+        gradients = [
+            Gradient(p.numel(), str(p.dtype).removeprefix("torch."), part(name, p.shape))
+            for name, p in zip(self._names, self._parameters, strict=True)
+        ]
         buckets = Buckets(self._communicator, gradients, fused, bucket_bytes=self._bucket_bytes, view=_tensor)
         self._slots = {index: _shaped(buckets.slot(index), self._parameters[index]) for index in fused}
         self._buckets = buckets

@@ -1,0 +1,71 @@
+"""Labels of calls: what their buffers hold beside a type and a count, compared between the ranks with everything else.
+
+A label is a number of 24 bits; a Mismatch shows what it stands for on both sides. 0 is no label.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from multiring import _native
+
+LONGEST_TEXT = 4000
+"""More of a label is not shown; all of it is compared."""
+
+
+def label(what: str, parts: Iterable[str]) -> int:
+    """The label of a call whose buffer holds ``parts``, such as the names and shapes of gradients, in this order."""
+    return _label(what, tuple(parts))
+
+
+@functools.lru_cache(maxsize=4096)
+def _label(what: str, parts: tuple[str, ...]) -> int:
+    text = f"{len(parts)} {what}: {', '.join(parts)}"
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=3).digest(), "big") or 1
+    _native.name_label(number, text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ...")
+    return number
+
+
+def part(name: str, shape: Sequence[int]) -> str:
+    """How a label speaks of a tensor: ``kernel (64, 10)``."""
+    return f"{name} ({', '.join(map(str, shape))})"
+
+
+def variable_names(names: Sequence[str]) -> list[str]:
+    """What tells variables apart, by the names that a framework gives them; all different, and the same on all ranks.
+
+    A framework counts what a process makes: ``dense_7/bias`` is renamed as where only these variables were made, so
+    that equal models have equal names whatever was made before. Variables of one name, or without, have their places
+    in it.
+    """
+    return list(_variable_names(tuple(names)))
+
+
+@functools.lru_cache(maxsize=64)
+def _variable_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    found = _counted_anew(names)
+    uses = Counter(found)
+    return tuple(name if name and uses[name] == 1 else f"{name or 'variable'} at {i}" for i, name in enumerate(found))
+
+
+def _counted_anew(names: Sequence[str]) -> list[str]:
+    split = [[_counted(piece) for piece in name.split("/")] for name in names]
+    seen: dict[str, set[int]] = {}
+    for pieces in split:
+        for base, number in pieces:
+            seen.setdefault(base, set()).add(number)
+    places = {base: {number: place for place, number in enumerate(sorted(found))} for base, found in seen.items()}
+    return ["/".join(_named(base, places[base][number]) for base, number in pieces) for pieces in split]
+
+
+def _counted(piece: str) -> tuple[str, int]:
+    found = re.fullmatch(r"(.+)_(\d+)", piece)
+    return (found[1], int(found[2])) if found else (piece, 0)
+
+
+def _named(base: str, place: int) -> str:
+    return f"{base}_{place}" if place else base
