@@ -16,6 +16,7 @@ import numpy as np
 
 import multiring as mr
 from multiring import env
+from multiring.labels import label
 from multiring.net import local
 
 
@@ -235,6 +236,8 @@ def _disagreeing(what: str) -> Any:
     x = np.ones(7 if odd and what == "count" else 6, "int32" if odd and what == "dtype" else "float32")
     if odd and what == "collective":
         return partial(mr.broadcast, x)
+    if what == "label":
+        return partial(mr.init().all_reduce, x, label=label("gradients", ["kernel", "bias"][:: -1 if odd else 1]))
     return partial(mr.all_reduce, x, "max" if odd and what == "op" else "sum")
 
 

@@ -11,6 +11,7 @@ import collectives
 import numpy as np
 
 import multiring as mr
+from multiring.labels import label
 
 
 def on_hosts(hosts: str, program: str, *arguments: int) -> Any:
@@ -70,7 +71,9 @@ def fail(how: str) -> None:
     if communicator.rank == 1 and how == "leave":
         sys.exit()
     try:
-        communicator.all_reduce(x[:10] if communicator.rank == 1 and how == "differ" else x)
+        names = ["kernel", "bias"][:: -1 if communicator.rank == 1 and how == "rename" else 1]
+        given = x[:10] if communicator.rank == 1 and how == "differ" else x
+        communicator.all_reduce(given, label=label("gradients", names))
         communicator.all_reduce(x)
     except mr.MultiringError as error:
         print(type(error).__name__, error.rank, error.host, error.collective, error.number, file=sys.stderr)

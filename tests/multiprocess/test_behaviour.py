@@ -165,6 +165,7 @@ def test_who_is_late_is_named() -> None:
         ("dtype", ("int32", "float32")),
         ("op", ("max", "sum")),
         ("collective", ("broadcast", "all_reduce")),
+        ("label", (": 2 gradients: kernel, bias", ": 2 gradients: bias, kernel")),
     ],
 )
 def test_what_ranks_disagree_on_is_shown(what: str, sides: tuple[str, str], hosts: str | None) -> None:

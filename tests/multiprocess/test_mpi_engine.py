@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import collectives
 import jobs
 import mpi_programs
 import pytest
+import tuning_ranks
 from mpi_jobs import run_ranks, start_ranks
 
 SAME_PLANS = {"MULTIRING_PROBE": "off"}
@@ -37,6 +39,19 @@ def test_what_is_not_one_plan_and_what_is_refused(implementation: str) -> None:
     }
 
 
+def test_plans_are_tried_and_one_is_kept(tmp_path: Path) -> None:
+    found = run_ranks(tuning_ranks.reduce_until_tuned, 3, MULTIRING_TUNE="1", XDG_CACHE_HOME=str(tmp_path))
+    for one in found:
+        assert one["plan"] in one["tried"]
+        assert (one["plan"], one["tuned_at"], one["tried"]) == (
+            found[0]["plan"],
+            found[0]["tuned_at"],
+            found[0]["tried"],
+        )
+    assert found[0]["tuned_at"] > 0
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 def test_torch() -> None:
     rows = [[10.0 * rank + index for index in range(3)] for rank in range(3)]
@@ -51,6 +66,7 @@ def test_torch() -> None:
         ("leave", "PeerLost: rank 1 (host {host}) has left the job, and all_reduce(count=100, "),
         ("differ", "all_reduce(count=10, dtype=float64, op=sum, plan="),
         ("differ", "{host} all_reduce 1\n"),
+        ("rename", ": 2 gradients: bias, kernel"),
     ],
 )
 def test_a_failure_ends_the_job_with_a_line_that_names_the_rank(how: str, said: str) -> None:
