@@ -18,7 +18,7 @@ from multiring import api
 from multiring.buckets import BUCKET_BYTES, Gradient, averages
 from multiring.comm import Communicator
 from multiring.labels import label, part, variable_names
-from multiring.weights import average
+from multiring.weights import average, valid
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -116,7 +116,7 @@ def _weighing(weight: float | Callable[[int], float] | None) -> Callable[[Any], 
     function, backend = weight, keras.backend.backend()
 
     def weigh(batch: Any) -> np.ndarray[Any, Any]:
-        return np.asarray(function(int(batch)), keras.config.floatx() if backend == "jax" else "float64")
+        return np.asarray(valid(function(int(batch))), keras.config.floatx() if backend == "jax" else "float64")
 
     def on_tensorflow(optimizer: Any) -> Any:
         import tensorflow

@@ -19,7 +19,7 @@ def share(communicator: Communicator, weight: float) -> float:
 
     ValueError, on all of them, if the sum is zero.
     """
-    mine = _valid(weight)
+    mine = valid(weight)
     total = np.array([mine])
     communicator.all_reduce(total)
     if total[0] == 0:
@@ -37,7 +37,7 @@ def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) 
     named: Mapping[str, float] = metrics if isinstance(metrics, Mapping) else {"": metrics}
     names: list[str] = sorted(named)
     sums = np.zeros(len(names) + 1)
-    counts: float = _valid(weight)
+    counts: float = valid(weight)
     if counts:
         sums[:] = [*(counts * float(named[name]) for name in names), counts]
     communicator.all_reduce(sums, label=label("metrics", names))
@@ -47,8 +47,11 @@ def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) 
     return means if isinstance(metrics, Mapping) else means[""]  # type: ignore[return-value]
 
 
-def _valid(weight: float) -> float:
-    """The weight in float64, since ranks may give it in several types, and sums of small integers would overflow."""
+def valid(weight: float) -> float:
+    """The weight in float64, since ranks may give it in several types, and sums of small integers would overflow.
+
+    ValueError if it is none.
+    """
     number = math.nan if isinstance(weight, str) else float(weight)
     if not 0 <= number < math.inf:
         raise ValueError(f"weight={weight}: a weight is 0 or more, such as the number of this rank's samples")
