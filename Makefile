@@ -53,8 +53,8 @@ wheel: build/wheel/.built  ## portable wheels in dist/, one for each interpreter
 native:  ## build the native engine beside its sources, for PYTHONPATH=src (PYTHON has nanobind; cmake and ninja on PATH)
 	cmake -S . -B build/native -G Ninja -DPython_EXECUTABLE=$$($(PYTHON) -c 'import sys; print(sys.executable)') > /dev/null
 	cmake --build build/native
-	cp build/native/_native*.so src/multiring/
-	mkdir -p src/multiring/lib && cp build/native/libmultiring.so src/multiring/lib/
+	cp --remove-destination build/native/_native*.so src/multiring/  # processes may have loaded the old one
+	mkdir -p src/multiring/lib && cp --remove-destination build/native/libmultiring.so src/multiring/lib/
 
 clean:  ## remove all that make made
 	rm -rf $(VENV) build dist src/multiring/_native*.so src/multiring/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
