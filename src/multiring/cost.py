@@ -23,19 +23,6 @@ from .plan import BLOCKED, REDUCING
 from .topology import Link
 from .traffic import messages, serial
 
-SECONDS_PER_REDUCED_BYTE = 1 / 8e9
-"""gamma: one core adding float32 streams that are in its cache."""
-
-LOCAL_MESSAGE_SECONDS = 0.2e-6
-"""Overhead of one more message in a step between ranks of one host: a descriptor written and read."""
-
-WIRE_MESSAGE_SECONDS = 5e-6
-"""Overhead of one more message in a step between hosts: a send and a receive through the kernel."""
-
-SEGMENT_BYTES = (64 << 10, 128 << 10, 256 << 10, 512 << 10)
-"""Segments that are considered: smaller ones are mostly overhead, larger ones leave the cache and do not overlap (1 MB
-took half as long again as these on two ranks of one host)."""
-
 SEGMENT_TIE = 1.02
 """Of segments predicted within this factor of the best the largest are taken: the fewest messages."""
 
@@ -58,6 +45,39 @@ FEWEST_SEGMENTS, MOST_SEGMENTS = 2, 32
 
 NARROW_PART = 1 / 2
 """Of float32 that a narrow wire sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What a rank needs: seconds a byte reduced, seconds a further message in a step within a host and between hosts;
+    the segments that it can be given, and the calls that it has in flight at most. Planner and simulator take the same.
+    Unless given, they are those of the native engine.
+
+    A rank's thread does one thing at a time. Half of a message's overhead is the sender's, half the receiver's; the
+    latency of a link holds the overhead of one message.
+    """
+
+    gamma: float = 1 / 8e9
+    """One core adding float32 streams that are in its cache."""
+
+    local_overhead: float = 0.2e-6
+    """A descriptor written and read."""
+
+    wire_overhead: float = 5e-6
+    """A send and a receive through the kernel."""
+
+    segments: tuple[int, ...] = (64 << 10, 128 << 10, 256 << 10, 512 << 10)
+    """Bytes, ascending: smaller ones are mostly overhead, larger ones leave the cache and do not overlap (1 MB took
+    half as long again as these on two ranks of one host)."""
+
+    lanes: int = 8
+
+    def overhead(self, is_local: bool) -> float:
+        """Seconds a further message in a step between ranks of one host, or of several."""
+        return self.local_overhead if is_local else self.wire_overhead
+
+
+NATIVE = Speeds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +190,8 @@ class _Pace:
 class CostModel:
     """Predicts the plans of one collective over one arrangement of a topology; ``led`` are those with leaders."""
 
-    def __init__(self, arranged: Layout, collective: str, led: bool):
+    def __init__(self, arranged: Layout, collective: str, led: bool, speeds: Speeds = NATIVE):
+        self._speeds = speeds
         self._order = arranged.order
         self._collective = collective
         self._blocks = arranged.shape.size if collective in BLOCKED else 1
@@ -191,7 +212,7 @@ class CostModel:
             self._reduce_seconds(reduced),
             LOCAL_WINDOW_BYTES if all(phase.is_local for phase in phases) else WIRE_WINDOW_BYTES,
         )
-        slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in SEGMENT_BYTES]
+        slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in self._speeds.segments]
         counts = [max(1, -(-nbytes // (self._blocks * size))) for size in slices]
         limit = SEGMENT_TIE * min(pace.seconds(nbytes, count) for count in counts)
         best = max(i for i, count in enumerate(counts) if pace.seconds(nbytes, count) <= limit)
@@ -214,7 +235,7 @@ class CostModel:
 
     def _computed(self, depth: int, kind: str, stages: Sequence[Stage]) -> _Phase:
         stage = stages[depth - 1]
-        one = LOCAL_MESSAGE_SECONDS if stage.dimension.levels == ("rank",) else WIRE_MESSAGE_SECONDS
+        one = self._speeds.overhead(stage.dimension.levels == ("rank",))
         part = NARROW_PART if phase_wire(kind, stage, stages) else 1.0
         steps, latency, core, per_byte = 0, 0.0, 0.0, 0.0
         for shape in self._map.shapes(depth):
@@ -241,7 +262,7 @@ class CostModel:
     def _reduce_seconds(self, loads: Loads) -> float:
         """Seconds a byte at the busiest rank, which adds what it receives."""
         received = (load[1] for key, load in loads.items() if self._map.links[key].level == "rank")
-        return max(received, default=0.0) * SECONDS_PER_REDUCED_BYTE
+        return max(received, default=0.0) * self._speeds.gamma
 
     def _link_load(self, key: Key, load: tuple[float, float], nbytes: int) -> LinkLoad:
         like = self._map.links[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -210,6 +210,8 @@ class Plan:
     segment_bytes: int
     root: int = 0
     window: int = 16
+    checked: tuple[tuple[Phase, ...], int] = field(default=((), 0), repr=False, compare=False)
+    """Not to be given: phases that are right in a world of that size, so `dataclasses.replace` need not look again."""
 
     def __post_init__(self) -> None:
         if self.collective not in COLLECTIVES:
@@ -227,11 +229,14 @@ class Plan:
             raise ValueError(f"phases send {' and '.join(sorted(wires))}: the sum can be rounded to one of them only")
         if wires and self.collective != "all_reduce":
             raise ValueError(f"{self.collective} sends what it is given, not {wires.pop()}: only all_reduce is narrow")
-        for number, phase in enumerate(self.phases):
+        phases, world_size = self.checked
+        is_known = phases is self.phases and world_size == self.world_size
+        for number, phase in enumerate(() if is_known else self.phases):
             try:
                 _check_phase(phase, self.world_size)
             except ValueError as error:
                 raise ValueError(f"phase {number} ({phase.kind}, level {phase.level}): {error}") from None
+        object.__setattr__(self, "checked", (self.phases, self.world_size))
 
     @property
     def blocks(self) -> int:

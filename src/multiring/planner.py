@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from .bound import cut_bound
 from .compose import LEAD, Stage, compose
-from .cost import NARROW_PART, CostModel, Prediction
+from .cost import NARROW_PART, NATIVE, CostModel, Prediction, Speeds
 from .explain import summary, text
 from .layout import Layout, arranged, canonical, rooted
 from .plan import COLLECTIVES, WIRES, Plan
@@ -114,9 +114,11 @@ def size_class(nbytes: int) -> int:
     return 1 << max(nbytes.bit_length() - 1, 0)
 
 
-def plan(topology: Topology, collective: str, nbytes: int, root: int = 0, wire: Wire = "") -> Plan:
+def plan(
+    topology: Topology, collective: str, nbytes: int, root: int = 0, wire: Wire = "", speeds: Speeds = NATIVE
+) -> Plan:
     """The plan for a buffer of ``nbytes``, all blocks together."""
-    return choose(topology, collective, nbytes, root, wire).plan
+    return choose(topology, collective, nbytes, root, wire, speeds=speeds).plan
 
 
 def choose(
@@ -128,23 +130,25 @@ def choose(
     forced: str = "",
     *,
     ordered: bool = False,
+    speeds: Speeds = NATIVE,
 ) -> Choice:
     """Choose the plan for a buffer of ``nbytes``, all blocks together.
 
     ``wire`` concerns all_reduce alone. The bound is that of what is sent. A candidate whose plan has the id ``forced``
     is chosen whatever it is predicted to take; without one, the choice is as usual. ``ordered`` plans sum every element
     at once, in the order of the ranks, the root before them: the bits depend on no plan. They send no narrow wire.
+    ``speeds`` are those of the ranks.
     """
     check_wire(wire, topology)
     if ordered and wire:
         raise ValueError(f"wire {wire!r}: what is rounded depends on the plan, and ordered sums must not")
     by_level = dict(wire) if isinstance(wire, Mapping) else {}
-    ranked = candidates(topology, collective, nbytes, root, by_level, ordered=ordered)
+    ranked = candidates(topology, collective, nbytes, root, by_level, ordered=ordered, speeds=speeds)
     if wire == AUTO and collective == "all_reduce":
         enough = WORTH_NARROWING * ranked[0].prediction.seconds
         for first in range(len(topology.levels) - 1, 0, -1):
             narrow = dict.fromkeys(topology.levels[first:], WIRES[0])
-            others = candidates(topology, collective, nbytes, root, narrow)
+            others = candidates(topology, collective, nbytes, root, narrow, speeds=speeds)
             if others[0].prediction.seconds <= min(enough, ranked[0].prediction.seconds):
                 by_level, ranked = narrow, others
     wanted = (c for c in ranked if _composed(topology, collective, c, root).id == forced) if forced else iter(())
@@ -199,8 +203,9 @@ def candidates(
     wire: Mapping[str, str] | None = None,
     *,
     ordered: bool = False,
+    speeds: Speeds = NATIVE,
 ) -> list[Candidate]:
-    """All plans that are considered, cheapest first; ``ordered`` as in `choose`."""
+    """All plans that are considered, cheapest first; ``ordered`` and ``speeds`` as in `choose`."""
     if collective not in COLLECTIVES:
         raise ValueError(f"unknown collective {collective!r}; known are {', '.join(COLLECTIVES)}")
     if nbytes < 0:
@@ -209,7 +214,7 @@ def candidates(
         raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
     seen = rooted(topology, root) if collective in ("broadcast", "reduce") else topology
     narrow = tuple(sorted((wire or {}).items())) if collective == "all_reduce" else ()
-    choices = _choices(seen, collective, narrow, ordered and collective in SUMMING)
+    choices = _choices(seen, collective, narrow, ordered and collective in SUMMING, speeds)
     found = [best for model, choice in choices for best in _best(model, choice, nbytes)]
     limit = TIE * min(candidate.prediction.seconds for candidate in found)
     return sorted(found, key=lambda candidate: _preference(candidate.prediction, limit))
@@ -217,7 +222,7 @@ def candidates(
 
 @lru_cache(maxsize=8)
 def _choices(
-    topology: Topology, collective: str, wire: tuple[tuple[str, str], ...], ordered: bool
+    topology: Topology, collective: str, wire: tuple[tuple[str, str], ...], ordered: bool, speeds: Speeds
 ) -> list[tuple[CostModel, Options]]:
     """What there is to choose from, whatever the size, and the models to predict it with."""
     order = tuple(rank for place in topology.places for rank in place.ranks())
@@ -225,7 +230,7 @@ def _choices(
     found = []
     for grid in grids(tree, topology.levels, collective, ordered):
         arrangement = Layout(grid, order, arranged(tree, topology.levels, grid))
-        models = {led: CostModel(arrangement, collective, led) for led in (False, True)}
+        models = {led: CostModel(arrangement, collective, led, speeds) for led in (False, True)}
         for choice in options(grid, arrangement.shape, collective, dict(wire), ordered):
             found.append((models[any(stages[0].mode == LEAD for stages in choice)], choice))
     return found

@@ -13,7 +13,11 @@ import pytest
 from topologies import CORE, card, nested
 
 from multiring import page, planner
+from multiring.machines import machine
+from multiring.models import MODELS
 from multiring.planner import Measured
+from multiring.recording import buckets
+from multiring.simulate.training import BUCKET_BYTES
 from multiring.topology import Topology
 
 MB = 1 << 20
@@ -116,6 +120,12 @@ def test_a_simulation_is_written(tmp_path: Path) -> None:
     assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
     assert "16 ranks" in words(root)
     assert "multiring" in words(root)
+    cluster, speeds = machine("minsky").topology(4), machine("minsky").speeds()
+    recording = MODELS["resnet50"].recording(32, machine("minsky").speed(MODELS["resnet50"]))
+    nbytes = max(bucket.nbytes for bucket in buckets(recording, BUCKET_BYTES))
+    planned = planner.plan(cluster, "all_reduce", nbytes, speeds=speeds)
+    assert planned.id != planner.plan(cluster, "all_reduce", nbytes).id
+    assert f"Plan {planned.id}: all_reduce" in words(root)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from fractions import Fraction
 
@@ -122,3 +123,17 @@ def test_the_id_follows_the_content():
         direct(Ring((0, 1), (WHOLE,)), method="ring"),
     ]
     assert len({one.id, *(other.id for other in others)}) == len(others) + 1
+
+
+def test_phases_are_checked_once_and_again_in_another_world(monkeypatch):
+    looked = []
+    plan_module = sys.modules["multiring.plan"]  # multiring.plan is a function of the same name
+    check = plan_module._check_phase
+    monkeypatch.setattr(plan_module, "_check_phase", lambda phase, size: looked.append(size) or check(phase, size))
+    one = direct(Ring((4, 5), (WHOLE,)))
+    replace(replace(one, segment_bytes=8192), window=7)
+    assert looked == [6]
+    with pytest.raises(ValueError, match="rank 5 is outside 0 to 4"):
+        replace(one, world_size=5)
+    replace(one, phases=(*one.phases, *one.phases))
+    assert looked == [6, 5, 6, 6]

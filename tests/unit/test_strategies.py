@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from topologies import CORE, card, nested, unequal
 
 from multiring import planner
+from multiring.cost import NATIVE
 from multiring.interpret import prove
 from multiring.interpret.full import prove_in_full
+from multiring.machines import machine
 from multiring.methods import steps
 from multiring.simulate import Call, Speeds, simulate
+from multiring.simulate.lockstep import with_fastest_segments
 from multiring.simulate.prediction import predict
 from multiring.strategies import ASYNCHRONOUS, STRATEGIES, forced, strategy
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
@@ -272,3 +275,43 @@ def test_a_world_of_one_has_nothing_to_sum():
     choice = forced.choose(Topology.flat([1]), strategy("double-tree"), S)
     assert (choice.plan.phases, choice.chosen.prediction.seconds) == ((), 0.0)
     assert "plan " in str(choice)
+
+
+@pytest.mark.parametrize(("name", "hosts"), [("dgx1", 1), ("dgx1", 256), ("minsky", 16), ("commodity", 8)])
+def test_a_plan_is_chosen_with_the_numbers_that_it_is_simulated_with(name, hosts):
+    """The planner predicts what the simulator finds, and of its candidates none is simulated to be much faster."""
+    nbytes = 25 << 20
+    topology, speeds = machine(name).topology(hosts), machine(name).speeds()
+    choice = planner.choose(topology, "all_reduce", nbytes, speeds=speeds)
+    found = simulated(topology, choice.plan, nbytes, speeds)
+    assert found == pytest.approx(choice.chosen.prediction.seconds, rel=0.1)
+    others = [
+        simulated(topology, with_fastest_segments(topology, choice.plan_of(other), nbytes, speeds), nbytes, speeds)
+        for other in choice.rejected[:8]
+    ]
+    assert found <= 1.05 * min(others)
+    made = strategy("multiring").plan(topology, nbytes, speeds)
+    assert made.id == choice.plan.id
+
+
+def simulated(topology, plan, nbytes, speeds):
+    return simulate(topology, [Call(plan, nbytes)], speeds).seconds
+
+
+def test_who_adds_slowly_is_given_a_plan_that_adds_less():
+    """Direct all_reduces of everything have every rank add all that the others have."""
+    topology = Topology.flat([8], Link(1e15, 1e15, 10e-6))
+    assert [phase.kind for phase in planner.plan(topology, "all_reduce", 4 << 10).phases] == ["all_reduce"]
+    slow = replace(NATIVE, gamma=1e-6)
+    choice = planner.choose(topology, "all_reduce", 4 << 10, speeds=slow)
+    assert [phase.kind for phase in choice.plan.phases] == ["reduce_scatter", "all_gather"]
+    assert choice.chosen.prediction.seconds == pytest.approx(7 / 8 * (4 << 10) * 1e-6, rel=0.01, abs=30e-6)
+
+
+def test_ranks_get_segments_of_the_sizes_that_they_can_have():
+    speeds = replace(NATIVE, segments=(1 << 20, 1 << 30))
+    choice = planner.choose(cluster(8, 1), "all_reduce", 64 << 20, speeds=speeds)
+    assert choice.plan.segment_bytes in speeds.segments
+    ring = strategy("ring").plan(cluster(8, 1), 64 << 20)
+    fastest = with_fastest_segments(cluster(8, 1), ring, 64 << 20, speeds).segment_bytes
+    assert fastest in (ring.segment_bytes, 1 << 20, 64 << 20)

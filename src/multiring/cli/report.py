@@ -69,7 +69,7 @@ def write(
 def _page(point: Point, points: list[Point], names: list[str], key: str) -> str:
     training = point.training
     nbytes = max(bucket.nbytes for bucket in buckets(training.recording, BUCKET_BYTES))
-    choice = planner.choose(training.topology, "all_reduce", nbytes)
+    choice = planner.choose(training.topology, "all_reduce", nbytes, speeds=training.speeds)
     curve = ""
     if points:
         values = [getattr(each.request, key) for each in points]

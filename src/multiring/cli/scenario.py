@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import track
 
 from multiring import recording, topology_file, units
+from multiring.cost import NATIVE
 from multiring.machines import MACHINES, machine
 from multiring.models import MODELS, model
 from multiring.recording import Recording
-from multiring.simulate import Speeds
 from multiring.simulate.spread import slowest
 from multiring.strategies.compare import NAMES, Result, Training, simulate_strategy
 
@@ -68,7 +68,7 @@ class Request:
             if value is not None and not isfinite(value):
                 raise ValueError(f"{option} is {value}; it must be a finite number")
         topology = here.topology(self.hosts) if here else topology_file.load(self.topology or Path())
-        speeds, spread = (here.speeds(), here.spread.value) if here else (Speeds(), 0.0)
+        speeds, spread = (here.speeds(), here.spread.value) if here else (NATIVE, 0.0)
         if self.spread is not None:
             spread = self.spread / 100
         return Training(topology, self._recording(), speeds, spread, self.overlap)

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
 
+from ..cost import Speeds
 from ..models import MODELS, Model
-from ..simulate import Speeds
 from ..topology import LEVELS, Link, Place, Topology, ranks_in_host
+
+SEGMENTS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 1 << 30)
+"""Bytes of segments that are considered on all machines, as caches are not simulated. The last is a whole buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class Machine:
     def speeds(self) -> Speeds:
         """What the simulation takes a rank to need."""
         overhead = self.message_seconds.value
-        return Speeds(gamma=1 / self.reduce_rate.value, local_overhead=overhead, wire_overhead=overhead)
+        return Speeds(1 / self.reduce_rate.value, overhead, overhead, SEGMENTS)
 
     def speed(self, model: Model) -> float:
         """Samples a second that one rank trains on."""

@@ -20,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..cost import NATIVE, Speeds
 from ..schedule import SEND, schedule
 from ..topology import Topology
-from .calls import Call, Load, Outcome, Speeds
+from .calls import Call, Load, Outcome
 from .exact import simulate_exactly
 from .lockstep import simulate_in_lockstep, with_fastest_segments
 
@@ -45,9 +46,7 @@ _RANK_SECONDS = 1e-6
 """What a message costs here, and what it costs more for each rank whose messages share the links with it."""
 
 
-def simulate(
-    topology: Topology, calls: Sequence[Call], speeds: Speeds | None = None, patience: float = PATIENCE
-) -> Outcome:
+def simulate(topology: Topology, calls: Sequence[Call], speeds: Speeds = NATIVE, patience: float = PATIENCE) -> Outcome:
     """Run calls of collectives on a topology, all of them in their order and overlapping where they do.
 
     All ranks in lockstep where they do not differ, which is exact. Else rank by rank, if that takes about ``patience``

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
+from ..cost import NATIVE, Speeds
 from ..topology import Link, Place, Topology
-from .calls import Speeds
 from .flows import Connection, Simulation, Use
 
 MOST_WORKERS = 128
@@ -42,13 +42,13 @@ class Pace:
         return self.compute / self.seconds
 
 
-def simulate_servers(topology: Topology, compute: Sequence[float], nbytes: int, speeds: Speeds | None = None) -> Pace:
+def simulate_servers(topology: Topology, compute: Sequence[float], nbytes: int, speeds: Speeds = NATIVE) -> Pace:
     """Workers that compute for ``compute`` seconds each, from host to host.
 
     ValueError unless all hosts are alike and nothing but their own cards lies between them.
     """
     check_hosts(topology)
-    return _Servers(topology, compute, nbytes, speeds or Speeds()).run()
+    return _Servers(topology, compute, nbytes, speeds).run()
 
 
 class _Servers:

@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..cost import (
-    LOCAL_MESSAGE_SECONDS,
-    SECONDS_PER_REDUCED_BYTE,
-    WIRE_MESSAGE_SECONDS,
-)
 from ..plan import Plan
 
 
@@ -66,20 +61,6 @@ class Outcome:
     def seconds(self) -> float:
         """Until the last call ended."""
         return max(self.ended, default=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """Seconds a byte reduced, seconds a further message in a step, and the calls that are in flight at most.
-
-    A rank's thread does one thing at a time. Half of a message's overhead is the sender's, half the receiver's; the
-    latency of a link holds the overhead of one message.
-    """
-
-    gamma: float = SECONDS_PER_REDUCED_BYTE
-    local_overhead: float = LOCAL_MESSAGE_SECONDS
-    wire_overhead: float = WIRE_MESSAGE_SECONDS
-    lanes: int = 8
 
 
 def check_world(calls: Sequence[Call], world_size: int) -> None:

@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from ..cost import NARROW_PART
+from ..cost import NARROW_PART, NATIVE, Speeds
 from ..plan import Plan
 from ..schedule import REDUCE, SEND, Schedule, cut, schedule
 from ..topology import Topology
-from .calls import Call, Load, Outcome, Speeds, check_world
+from .calls import Call, Load, Outcome, check_world
 from .flows import Connection, Simulation, Use
 from .links import Links
 
 
-def simulate_exactly(topology: Topology, calls: Sequence[Call], speeds: Speeds | None = None) -> Outcome:
+def simulate_exactly(topology: Topology, calls: Sequence[Call], speeds: Speeds = NATIVE) -> Outcome:
     """Run the calls on every rank; they start in their order, at most ``speeds.lanes`` at a time."""
     check_world(calls, topology.world_size)
     links = Links(topology)
-    cluster = _Cluster(links, calls, speeds or Speeds())
+    cluster = _Cluster(links, calls, speeds)
     cluster.run()
     simulation = cluster.simulation
     loads = [

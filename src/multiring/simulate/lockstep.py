@@ -15,10 +15,10 @@ from math import ceil
 
 import numpy as np
 
-from ..cost import FEWEST_SEGMENTS, MOST_SEGMENTS
+from ..cost import FEWEST_SEGMENTS, MOST_SEGMENTS, NATIVE, Speeds
 from ..plan import Plan
 from ..topology import Topology
-from .calls import Call, Load, Outcome, Speeds, check_world
+from .calls import Call, Load, Outcome, check_world
 from .flows import Connection, Simulation, Use
 from .links import Links
 from .rounds import Round, rounds
@@ -30,24 +30,21 @@ MOST_STEPS = 100_000
 TRIAL_STEPS = 2_000
 """The same where segment sizes are only compared."""
 
-SEGMENT_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
-"""Segments that are compared, besides the whole buffer."""
 
-
-def simulate_in_lockstep(topology: Topology, calls: Sequence[Call], speeds: Speeds | None = None) -> Outcome:
+def simulate_in_lockstep(topology: Topology, calls: Sequence[Call], speeds: Speeds = NATIVE) -> Outcome:
     """Run the calls; they start in their order, at most ``speeds.lanes`` at a time."""
-    return _Lockstep(_Cluster(topology, calls, speeds or Speeds()), calls, MOST_STEPS).run()
+    return _Lockstep(_Cluster(topology, calls, speeds), calls, MOST_STEPS).run()
 
 
-def with_fastest_segments(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds | None = None) -> Plan:
-    """The plan with the segments that are fastest for a call by itself: its own, or one of ``SEGMENT_BYTES``, as many
-    bytes in flight."""
+def with_fastest_segments(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds = NATIVE) -> Plan:
+    """The plan with the segments that are fastest for a call by itself: its own, or one of those
+    that the ranks can be given, as many bytes in flight."""
     if not plan.phases:
         return plan
-    sizes = {plan.segment_bytes, *(size for size in SEGMENT_BYTES if size < nbytes), max(nbytes, 64)}
+    sizes = {min(size, max(nbytes, 64)) for size in (plan.segment_bytes, *speeds.segments)}
     plans = [replace(plan, segment_bytes=size, window=_window(plan, size)) for size in sorted(sizes)]
     calls = [Call(each, nbytes) for each in plans]
-    cluster = _Cluster(topology, calls, speeds or Speeds())
+    cluster = _Cluster(topology, calls, speeds)
     return min(calls, key=lambda call: _Lockstep(cluster, [call], TRIAL_STEPS).run().seconds).plan
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..cost import LinkLoad, PhaseTime, Prediction
+from ..cost import NATIVE, LinkLoad, PhaseTime, Prediction, Speeds
 from ..methods import steps
 from ..plan import Phase, Plan
 from ..topology import Topology
 from . import simulate
-from .calls import Call, Speeds
+from .calls import Call
 from .links import Links
 from .lockstep import simulate_in_lockstep
 from .rounds import rounds
@@ -22,33 +22,33 @@ _PATIENCE = 2.0
 """Seconds for a prediction: a job that runs may wait for it."""
 
 
-def predict(topology: Topology, plan: Plan, nbytes: int) -> Prediction:
+def predict(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds = NATIVE) -> Prediction:
     """How long a call takes by itself, each of its phases alone, and what its links carry."""
     call = Call(plan, max(nbytes, 1))
     return Prediction(
-        simulate(topology, [call], patience=_PATIENCE).seconds if plan.phases else 0.0,
+        simulate(topology, [call], speeds, patience=_PATIENCE).seconds if plan.phases else 0.0,
         plan.segment_bytes,
         call.segments,
         plan.window,
-        tuple(_alone(topology, plan, phase, call.nbytes) for phase in plan.phases),
-        tuple(_link_loads(topology, plan, nbytes)),
+        tuple(_alone(topology, plan, phase, call.nbytes, speeds) for phase in plan.phases),
+        tuple(_link_loads(topology, plan, nbytes, speeds)),
     )
 
 
-def _alone(topology: Topology, plan: Plan, phase: Phase, nbytes: int) -> PhaseTime:
+def _alone(topology: Topology, plan: Plan, phase: Phase, nbytes: int, speeds: Speeds) -> PhaseTime:
     """A phase by itself, the whole buffer being one segment."""
     only = replace(plan, phases=(phase,), segment_bytes=max(nbytes, 64))
     members = max(len(ring.members) for pattern, _ in phase.tiles() for ring in pattern)
-    seconds = simulate_in_lockstep(topology, [Call(only, nbytes)]).seconds
+    seconds = simulate_in_lockstep(topology, [Call(only, nbytes)], speeds).seconds
     count = len(steps(phase.kind, phase.method, members, 0))
     return PhaseTime(phase.kind, phase.level, phase.method, members, count, seconds)
 
 
-def _link_loads(topology: Topology, plan: Plan, nbytes: int) -> Iterator[LinkLoad]:
+def _link_loads(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds) -> Iterator[LinkLoad]:
     """Of each class of places that send and receive alike, one."""
     links = Links(topology)
     parts = np.zeros(len(links.capacity))
-    for each in rounds(plan, links, Speeds()):
+    for each in rounds(plan, links, speeds):
         parts += each.times * each.message * each.flows
     loads, capacity = nbytes * parts.reshape(-1, 2), np.array(links.capacity).reshape(-1, 2)
     levels = np.array([links.levels.index(links.level(2 * place)) for place in range(len(loads))], np.float64)

@@ -14,10 +14,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost import NARROW_PART
+from ..cost import NARROW_PART, Speeds
 from ..methods import Reduce, steps
 from ..plan import Phase, Plan
-from .calls import Speeds
 from .links import Links
 
 Floats = NDArray[np.float64]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..cost import NATIVE, Speeds
 from ..plan import Plan
 from ..recording import Recording, buckets
 from ..topology import Topology
 from . import simulate
-from .calls import Call, Load, Outcome, Speeds
+from .calls import Call, Load, Outcome
 
 BUCKET_BYTES = (1 << 20, 25 << 20)
 """The first bucket and the others, as DistributedDataParallel has them: the first sum starts early."""
@@ -44,7 +45,7 @@ def simulate_step(
     topology: Topology,
     recording: Recording,
     plan: Callable[[int], Plan],
-    speeds: Speeds | None = None,
+    speeds: Speeds = NATIVE,
     *,
     overlap: bool = True,
     bucket_bytes: Sequence[int] = BUCKET_BYTES,

@@ -1,8 +1,8 @@
 """How others sum gradients, as plans: each published strategy composed of the same words as our own.
 
-A strategy is a name and a function from a topology and a number of bytes to a plan, which runs on the engine and in the
-simulator alike. ``double_tree.py`` has the one that is more than a line; ``forced.py`` puts one in the place of the
-planner's choice.
+A strategy is a name and a function from a topology, a number of bytes and the speeds of ranks to a plan, which runs
+on the engine and in the simulator alike. ``double_tree.py`` has the one that is more than a line; ``forced.py`` puts
+one in the place of the planner's choice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import isqrt, prod
 
 from .. import planner
 from ..compose import LEAD, SPLIT, Stage, compose
-from ..cost import LOCAL_WINDOW_BYTES, WIRE_WINDOW_BYTES
+from ..cost import LOCAL_WINDOW_BYTES, NATIVE, WIRE_WINDOW_BYTES, Speeds
 from ..layout import Dimension
 from ..plan import WHOLE, Phase, Plan, Ring
 from ..topology import Topology
@@ -26,12 +26,19 @@ SEGMENT_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way to sum gradients: who published it, and what plan it makes of a topology and a number of bytes."""
+    """A way to sum gradients: who published it, and what plan it makes of a topology, a number of bytes, and ranks that
+    are so fast."""
 
     name: str
     about: str
     source: str
-    plan: Callable[[Topology, int], Plan]
+    make: Callable[[Topology, int, Speeds], Plan]
+    by_size: bool = False
+    """Whether plans for different numbers of bytes differ."""
+
+    def plan(self, topology: Topology, nbytes: int, speeds: Speeds = NATIVE) -> Plan:
+        """Its plan; ValueError where the topology cannot have it."""
+        return self.make(topology, nbytes, speeds)
 
 
 def strategy(name: str) -> Strategy:
@@ -66,18 +73,18 @@ def parse_dimensions(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _flat_ring(topology: Topology, nbytes: int) -> Plan:
+def _flat_ring(topology: Topology, nbytes: int, speeds: Speeds) -> Plan:
     return _composed(topology, [Stage(Dimension(topology.levels), SPLIT, "ring")])
 
 
-def _leaders_halving(topology: Topology, nbytes: int) -> Plan:
+def _leaders_halving(topology: Topology, nbytes: int, speeds: Speeds) -> Plan:
     hosts = len(set(topology.hosts))
     if hosts & (hosts - 1):
         raise ValueError(f"halving and doubling needs a power of two hosts, not {hosts}")
     return _leaders(topology, "halving")
 
 
-def _leaders_ring(topology: Topology, nbytes: int) -> Plan:
+def _leaders_ring(topology: Topology, nbytes: int, speeds: Speeds) -> Plan:
     return _leaders(topology, "ring")
 
 
@@ -86,7 +93,7 @@ def _leaders(topology: Topology, across: str) -> Plan:
     return _composed(topology, [Stage(Dimension(inside), LEAD, "ring"), Stage(Dimension(outside), SPLIT, across)])
 
 
-def _grouped_masters(size: int, topology: Topology, nbytes: int) -> Plan:
+def _grouped_masters(size: int, topology: Topology, nbytes: int, speeds: Speeds) -> Plan:
     """A master for several hosts: their leaders reduce to one of them."""
     hosts = equal_hosts(topology)
     width = len(hosts[0])
@@ -99,16 +106,16 @@ def _grouped_masters(size: int, topology: Topology, nbytes: int) -> Plan:
     return _composed(topology, [*groups, Stage(Dimension(outside), SPLIT, "ring")])
 
 
-def _torus(topology: Topology, nbytes: int) -> Plan:
+def _torus(topology: Topology, nbytes: int, speeds: Speeds) -> Plan:
     """Rows of whole hosts, as near to a square as the numbers allow."""
     hosts = equal_hosts(topology)
     ranks = len(hosts[0])
     rows = [ranks * k for k in range(1, len(hosts) + 1) if len(hosts) % k == 0]
     row = min(rows, key=lambda size: (abs(size - isqrt(topology.world_size)), size))
-    return _given_rings((row, topology.world_size // row), topology, nbytes)
+    return _given_rings((row, topology.world_size // row), topology, nbytes, speeds)
 
 
-def _given_rings(sizes: Sequence[int], topology: Topology, nbytes: int) -> Plan:
+def _given_rings(sizes: Sequence[int], topology: Topology, nbytes: int, speeds: Speeds) -> Plan:
     """Rings of these sizes, innermost first; a dimension that does not end with a host runs over hosts and ranks."""
     equal_hosts(topology)
     if prod(sizes) != topology.world_size:
@@ -127,15 +134,15 @@ def _given_rings(sizes: Sequence[int], topology: Topology, nbytes: int) -> Plan:
     return _composed(topology, stages)
 
 
-def _double_tree(topology: Topology, nbytes: int) -> Plan:
+def _double_tree(topology: Topology, nbytes: int, speeds: Speeds) -> Plan:
     return double_tree(topology, SEGMENT_BYTES, _window(topology))
 
 
-def _planned(topology: Topology, nbytes: int) -> Plan:
-    return planner.plan(topology, "all_reduce", nbytes)
+def _planned(topology: Topology, nbytes: int, speeds: Speeds) -> Plan:
+    return planner.plan(topology, "all_reduce", nbytes, speeds=speeds)
 
 
-def _server(topology: Topology, nbytes: int) -> Plan:
+def _server(topology: Topology, nbytes: int, speeds: Speeds) -> Plan:
     """A shard of the parameters on every host; all ranks send it their gradients and fetch the sums."""
     size = topology.world_size
     if size == 1:
@@ -178,6 +185,7 @@ _ALL = (
         "rings in dimensions that the planner chooses",
         "Cho et al. 2017 (arXiv 1708.02188), BlueConnect 2019",
         _planned,
+        by_size=True,
     ),
 )
 

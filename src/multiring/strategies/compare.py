@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..cost import Speeds
 from ..plan import Plan
 from ..recording import Recording
 from ..simulate import with_fastest_segments
 from ..simulate.asynchronous import check_hosts, simulate_servers
-from ..simulate.calls import Load, Speeds
+from ..simulate.calls import Load
 from ..simulate.spread import slowest, slowness
 from ..simulate.training import Step, simulate_step
 from ..topology import Topology
@@ -67,13 +68,15 @@ class _Plans:
         self._training = training
         self._how = how
         self._known: dict[int, Plan] = {}
+        self._made: Plan | None = None
 
     def __call__(self, nbytes: int) -> Plan:
         size_class = nbytes.bit_length()
         if size_class not in self._known:
             topology, speeds = self._training.topology, self._training.speeds
-            plan = self._how.plan(topology, nbytes)
-            self._known[size_class] = with_fastest_segments(topology, plan, nbytes, speeds)
+            if self._made is None or self._how.by_size:
+                self._made = self._how.plan(topology, nbytes, speeds)
+            self._known[size_class] = with_fastest_segments(topology, self._made, nbytes, speeds)
         return self._known[size_class]
 
 
