@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .units import duration, rate, size
+from .units import precise_duration, rate, size
 
 if TYPE_CHECKING:
     from .cost import LinkLoad, PhaseTime
@@ -33,22 +33,21 @@ def summary(choice: Choice) -> str:
     lines = [
         f"plan {plan.id}: {plan.collective} of {size(choice.nbytes)} over {plan.world_size} ranks"
         " (for sizes up to twice that)",
-        f"predicted  {duration(prediction.seconds)}, in {segments}",
+        f"predicted  {precise_duration(prediction.seconds)}, in {segments}",
     ]
     if choice.bound:
         reached = choice.bound / prediction.seconds
-        lines.append(
-            f"cut bound  {duration(choice.bound)}, the least at these rates; this plan reaches {reached:.0%} of it"
-        )
+        bound = precise_duration(choice.bound)
+        lines.append(f"cut bound  {bound}, the least at these rates; this plan reaches {reached:.0%} of it")
     if tuned := choice.tuned:
         lines.append(
-            f"tuned      {duration(tuned.seconds[tuned.plan])}, chosen on {tuned.day} from"
+            f"tuned      {precise_duration(tuned.seconds[tuned.plan])}, chosen on {tuned.day} from"
             f" {len(tuned.seconds)} plans that were tried"
         )
     if measured := choice.measured:
         mean = measured.seconds / measured.calls
         lines.append(
-            f"measured   {duration(mean)}, mean of {measured.calls} calls here"
+            f"measured   {precise_duration(mean)}, mean of {measured.calls} calls here"
             f" of {size(measured.nbytes // measured.calls)}, waiting included"
         )
     return "\n".join(lines)
@@ -133,13 +132,13 @@ def _phase_row(phase: Phase, time: PhaseTime) -> tuple[str, ...]:
     shown = "equal" if shares is None else ":".join(map(str, shares))
     rings = f"{len(phase.rings)} of {time.members}"
     method = f"{phase.method} {phase.wire}".strip()
-    return phase.kind, phase.level, method, rings, shown, str(time.steps), duration(time.seconds)
+    return phase.kind, phase.level, method, rings, shown, str(time.steps), precise_duration(time.seconds)
 
 
 def _link_row(load: LinkLoad) -> tuple[str, ...]:
     place = f"rank {load.rank}" if load.level == "rank" else f"{load.level} of rank {load.rank}"
     narrow = min(load.link.up, load.link.down)
-    return place, str(load.count), size(load.up), size(load.down), rate(narrow), duration(load.seconds)
+    return place, str(load.count), size(load.up), size(load.down), rate(narrow), precise_duration(load.seconds)
 
 
 def _rejected_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
@@ -151,7 +150,7 @@ def _rejected_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
         yield (
             choice.plan_of(candidate).id,
             _stages(candidate),
-            duration(seconds),
+            precise_duration(seconds),
             "a tie, riskier" if is_riskier else f"{longer + 0.0:.1%}",
         )
     if len(choice.rejected) > SHOWN:
@@ -162,7 +161,7 @@ def _tried_rows(choice: Choice, tuned: Tuned) -> Iterator[tuple[str, ...]]:
     candidates = {choice.plan_of(candidate).id: candidate for candidate in (choice.chosen, *choice.rejected)}
     for plan in sorted(tuned.seconds.keys() & candidates.keys(), key=tuned.seconds.__getitem__):
         found = candidates[plan]
-        yield plan, _stages(found), duration(found.prediction.seconds), duration(tuned.seconds[plan])
+        yield plan, _stages(found), precise_duration(found.prediction.seconds), precise_duration(tuned.seconds[plan])
 
 
 def _stages(candidate: Candidate) -> str:

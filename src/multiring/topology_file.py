@@ -32,6 +32,9 @@ _TIME_UNITS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10*
 _MOST = 100_000
 """Ranks of a host."""
 
+_LARGEST = 10**18
+"""Bytes a second, or seconds."""
+
 
 def load(path: Path) -> Topology:
     """Read a topology file; OSError if it cannot be read, ValueError with its path if it is wrong."""
@@ -52,7 +55,7 @@ class _Reader:
     def __init__(self, file: Mapping[str, Any]) -> None:
         self._file = file
         self._ranks = count()
-        self._hosts: set[str] = set()
+        self._names: dict[str, set[str]] = {level: set() for level in LEVELS}
         self._links = {"rank": asdict(RANK_LINK), "host": asdict(HOST_LINK)}
         links = file.get("links", {})
         _check_keys(links, LEVELS, "links")
@@ -88,12 +91,13 @@ class _Reader:
         if not isinstance(name, str) or not re.fullmatch(r"[^\s:,]+", name):
             raise ValueError(f"a {level} is called {name!r}; it needs a name, without blanks, colons and commas")
         where = f"{level} {name}"
+        if name in self._names[level]:
+            around = "".join(f", whatever {outer} it is in" for outer in LEVELS[height + 1 : height + 2])
+            raise ValueError(f"there are two {level}s {name}; every {level} needs a name of its own{around}")
+        self._names[level].add(name)
         link = self._link(entry, level, where)
         if level != "host":
             return Place(name, link, self._places(entry, height - 1, where))
-        if name in self._hosts:
-            raise ValueError(f"there are two hosts {name}; every host needs a name of its own, whatever rack it is in")
-        self._hosts.add(name)
         ranks, cards = (_natural(entry.get(key, 1), f"{where}: {key}") for key in ("ranks", "cards"))
         here = [next(self._ranks) for _ in range(ranks)]
         places = ranks_in_host(here, Link(**self._links["rank"]))
@@ -101,10 +105,11 @@ class _Reader:
 
     def _link(self, entry: Mapping[str, Any], level: str, where: str) -> Link:
         fields = {**self._links.get(level, {}), **_link_fields(entry, where)}
-        for key in ("up", "down"):
+        for key, other in (("up", "down"), ("down", "up")):
             if key not in fields:
+                missing = f"has {other} and no {key}" if other in fields else "has no rate"
                 raise ValueError(
-                    f'{where} has no rate: give it one, such as "10 Gbit/s", here or to all in links.{level}'
+                    f'{where} {missing}: give it one, such as "10 Gbit/s", here or to all in links.{level}'
                 )
         return Link(fields["up"], fields["down"], fields.get("latency", HOST_LINK.latency))
 
@@ -119,19 +124,26 @@ def _check_keys(table: Any, known: Sequence[str] | set[str], where: str) -> None
 
 def _link_fields(table: Mapping[str, Any], where: str) -> dict[str, float]:
     """What a table gives of a link, in bytes a second and seconds; a ``rate`` is both ``up`` and ``down``."""
-    both = {key: table["rate"] for key in ("up", "down") if "rate" in table}
-    given = {**both, **{key: table[key] for key in ("up", "down", "latency") if key in table}}
-    return {
-        key: _quantity(text, _TIME_UNITS if key == "latency" else _RATE_UNITS, f"{where}: {key}")
-        for key, text in given.items()
-    }
+    found = {}
+    if "rate" in table:
+        rate = _quantity(table["rate"], _RATE_UNITS, f"{where}: rate")
+        found = {"up": rate, "down": rate}
+    for key in ("up", "down", "latency"):
+        if key in table:
+            found[key] = _quantity(table[key], _TIME_UNITS if key == "latency" else _RATE_UNITS, f"{where}: {key}")
+    return found
 
 
 def _quantity(text: Any, units: Mapping[str, Fraction], where: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\S+)", text) if isinstance(text, str) else None
     if match is None or match[2] not in units:
         raise ValueError(f"{where} is {text!r}; it must be text, a number and its unit: {', '.join(units)}")
-    return float(Fraction(match[1]) * units[match[2]])
+    value = Fraction(match[1]) * units[match[2]]
+    if value > _LARGEST:
+        raise ValueError(f"{where} is {text[:20]!r}; it must be at most {_LARGEST:.0e} bytes a second, or seconds")
+    if units is _RATE_UNITS and float(value) == 0:
+        raise ValueError(f"{where} is {text!r}; it must be more than 0")
+    return float(value)
 
 
 def _natural(value: Any, where: str) -> int:

@@ -13,10 +13,14 @@ def size(nbytes: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds, in the unit that leaves a number from 1 to 999."""
-    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= 0.9995 * factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
+    number, unit = precise_duration(seconds).split()
+    return f"{float(number):.3g} {unit}"
+
+
+def precise_duration(seconds: float) -> str:
+    """The same with zeros at the end, so that all have three digits and what is compared can be."""
+    unit, factor = next((each for each in (("s", 1.0), ("ms", 1e-3)) if seconds >= 0.9995 * each[1]), ("us", 1e-6))
+    return f"{seconds / factor:#.3g}".rstrip(".") + f" {unit}" if seconds else "0 us"
 
 
 def rate(bytes_a_second: float) -> str:

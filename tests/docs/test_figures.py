@@ -82,11 +82,11 @@ def test_every_row_has_its_command() -> None:
     assert [str(row) for row in ROWS] == list(COMMANDS) == [str(row) for row in range(1, 13)]
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", [row for row in ROWS if row != 7])  # that of 2,048 ranks is as row 6
 def test_a_published_row(row: int) -> None:
     _, published, network, whole, difference = ROWS[row]
     assert efficiency(f"{COMMANDS[str(row)]} --spread 0") == pytest.approx(number(network), abs=_ROUNDING)
-    if row not in (6, 7):  # the longest; the spread does nothing else to them
+    if row != 6:  # the longest; the spread does nothing else to it
         assert efficiency(COMMANDS[str(row)]) == pytest.approx(number(whole), abs=_ROUNDING)
     nearest = max(map(float, re.findall(r"[\d.]+", published)))
     assert number(difference.replace("-", "")) * (-1) ** ("-" in difference) == pytest.approx(
@@ -164,7 +164,7 @@ def test_the_table_of_what_to_buy(column: int, tmp_path: Path) -> None:
     if column == 2:
         text = text.replace('links.host = { rate = "10 Gbit/s"', 'links.host = { rate = "25 Gbit/s"')
     (tmp_path / "racks.toml").write_text(text)
-    names = "ring,masters,server,multiring" if column == 1 else "ring,multiring"  # the others take as long again
+    names = "ring,server,multiring" if column == 1 else "multiring"  # the others take twice as long
     command = re.sub(r"--strategy \S+", f"--strategy {names}", block("--topology racks.toml"))
     found = results(command.replace("racks.toml", str(tmp_path / "racks.toml")))
     rows = {cells[0]: number(cells[column]) for cells in table(SCALING, "") if cells[0] in names}

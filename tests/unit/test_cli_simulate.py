@@ -35,6 +35,8 @@ def test_a_table_of_strategies() -> None:
     assert "% busy" in rows["multiring"]
     assert "needs a power of two hosts, not 6" in rows["halving"]
     assert "updates a step" in rows["async-server"]
+    assert rows["async-server"].split()[3] == "-"
+    assert "asynchronous: async-server; a step is the mean cycle of one worker" in lines[-1]
 
 
 def test_one_s_own_cluster_and_job(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from multiring.simulate import Speeds
 from multiring.simulate.asynchronous import simulate_servers
 from multiring.simulate.spread import slowest, slowness
 from multiring.simulate.training import simulate_step
-from multiring.strategies import strategy
+from multiring.strategies import ASYNCHRONOUS, strategy
 from multiring.strategies.compare import NAMES, Training, _every_group, simulate_strategy
 from multiring.topology import LEVELS, Link, Topology
 
@@ -123,7 +123,8 @@ def training(name: str, hosts: int, **options) -> Training:
 def test_every_strategy_has_a_result(name):
     result = simulate_strategy(training("big-basin", 4), name)
     assert 0.3 < result.efficiency < 1
-    assert result.exposed == pytest.approx(result.seconds - 32 / 195)
+    waits = name not in ASYNCHRONOUS
+    assert result.exposed == (pytest.approx(result.seconds - 32 / 195) if waits else None)
 
 
 def test_a_strategy_that_does_not_fit_says_why():

@@ -74,8 +74,32 @@ def test_a_host_needs_only_a_name() -> None:
         ('host = [{ name = "a", cards = true }]', "host a: cards is True"),
         ('host = [{ name = "a", slots = 2 }]', "host number 1 of the file has a key 'slots'; known are cards, down"),
         ('host = [{ name = "a", up = "10 Mb" }]', "host a: up is '10 Mb'; it must be text, a number and its unit"),
-        ('host = [{ name = "a", rate = 10 }]', "host a: up is 10"),
-        ('host = [{ name = "a", rate = "0 bit/s" }]', "a link needs positive bandwidths"),
+        ('host = [{ name = "a", rate = 10 }]', "host a: rate is 10"),
+        ('host = [{ name = "a", rate = "0 bit/s" }]', "host a: rate is '0 bit/s'; it must be more than 0"),
+        (
+            f'host = [{{ name = "a", up = "{400 * "9"} Gbit/s" }}]',
+            "host a: up is '9{20}'; it must be at most",
+        ),
+        (
+            'links.host.latency = "9999999999999999999 s"',
+            "links.host: latency is '9{19} '; it must be at most",
+        ),
+        ('[[rack]]\nname = "r"\nup = "1 Gbit/s"', "rack r has up and no down: give it one"),
+        (
+            'links.rack.rate = "1 Gbit/s"\nrack = [{ name = "r", host = [{ name = "a" }] }, { name = "r" }]',
+            "there are two racks r; every rack needs a name of its own, whatever site it is in",
+        ),
+        (
+            'links.rack.rate = "1 Gbit/s"\nlinks.site.rate = "1 Gbit/s"\n'
+            'site = [{ name = "n", rack = [{ name = "r", host = [{ name = "a" }] }] },'
+            ' { name = "s", rack = [{ name = "r", host = [{ name = "b" }] }] }]',
+            "there are two racks r; every rack needs a name of its own, whatever site it is in",
+        ),
+        (
+            'links.rack.rate = "1 Gbit/s"\nlinks.site.rate = "1 Gbit/s"\n'
+            'site = [{ name = "n", rack = [{ name = "r", host = [{ name = "a" }] }] }, { name = "n" }]',
+            "there are two sites n; every site needs a name of its own$",
+        ),
         ('links.host = { latency = "1 min" }', "links.host: latency is '1 min'; it must be text, a number"),
         ("links.host = 3", "links.host is 3; it must be a table"),
         ("links.card = {}", "links has a key 'card'"),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from multiring import explain, planner, topology_file
+from multiring.cli import output
 from multiring.cli.errors import one_line_errors
 from multiring.env import parse_size, parse_wire
 from multiring.plan import COLLECTIVES
@@ -19,9 +18,6 @@ from multiring.planner import size_class
 from multiring.strategies import STRATEGIES, forced
 from multiring.strategies import strategy as named
 from multiring.topology import Topology
-
-WIDTH = 120
-"""Columns where no terminal says."""
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +48,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(explain.record(choice), indent=1))
         return
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, markup=False)
+    console = output.console()
     console.print(explain.summary(choice), highlight=False)
     for table in explain.tables(choice):
         console.print(_rich(table))

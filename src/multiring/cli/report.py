@@ -21,9 +21,11 @@ from multiring.cli.scenario import (
     Strategies,
     TopologyFile,
     approximation_of,
+    asynchrony_of,
     check_given,
     chosen,
     curves_of,
+    exposed_of,
     simulated,
     summary_of,
     swept,
@@ -76,8 +78,8 @@ def _page(point: Point, points: list[Point], names: list[str], key: str) -> str:
         curve = page.curves(f"Scaling efficiency over {key}", key, values, curves_of(points, names))
     where = point.request.machine or Path(point.request.topology or "").stem
     about = [summary_of(point), f"The plan below is that of the largest bucket of gradients, {units.size(nbytes)}."]
-    if approximate := approximation_of([point, *points]):
-        about.append(f"{approximate[0].upper()}{approximate[1:]}.")
+    for line in filter(None, (asynchrony_of([point]), approximation_of([point, *points]))):
+        about.append(f"{line[0].upper()}{line[1:]}.")
     title = f"{training.recording.name} on {where}"
     return page.of_simulation(title, training.topology, choice, _results(point), curve, about)
 
@@ -89,7 +91,11 @@ def _results(point: Point) -> explain.Table:
             rows.append((result.strategy, "", "", "", result.note))
             continue
         busiest = f"{result.busiest.link}, {result.busiest.seconds / result.seconds:.0%} busy" if result.busiest else ""
-        times = units.duration(result.seconds), units.duration(result.exposed), f"{result.efficiency:.1%}"
+        times = (
+            units.precise_duration(result.seconds),
+            exposed_of(result),
+            f"{result.efficiency:.1%}",
+        )
         rows.append((result.strategy, *times, busiest or result.note))
     return explain.Table(
         "a training step by each strategy", ("strategy", "step", "exposed", "efficiency", "busiest link"), tuple(rows)

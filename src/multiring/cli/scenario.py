@@ -19,6 +19,7 @@ from multiring.machines import MACHINES, machine
 from multiring.models import MODELS, model
 from multiring.recording import Recording
 from multiring.simulate.spread import slowest
+from multiring.strategies import ASYNCHRONOUS
 from multiring.strategies.compare import NAMES, Result, Training, simulate_strategy
 
 ITEMSIZES = {"float32": 4, "float16": 2}
@@ -181,6 +182,22 @@ def approximation_of(points: Sequence[Point]) -> str:
     return (
         f"approximate: {', '.join(names)}; ranks differ and send too many messages to be simulated one by one, "
         "so all take each step together"
+    )
+
+
+def exposed_of(result: Result) -> str:
+    """Its exposed communication, in a cell of a table."""
+    return "-" if result.exposed is None else units.precise_duration(result.exposed)
+
+
+def asynchrony_of(points: Sequence[Point]) -> str:
+    """What the step of a strategy is whose ranks do not wait for each other, in a line; empty if there is none."""
+    names = [r.strategy for r in points[0].results if r.strategy in ASYNCHRONOUS and r.seconds is not None]
+    if not names:
+        return ""
+    return (
+        f"asynchronous: {', '.join(names)}; a step is the mean cycle of one worker, computation and exchange, "
+        "and nothing is exposed, as nobody waits for the others"
     )
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from multiring import units
 from multiring.bench.curves import check as check_picture
+from multiring.cli import output
 from multiring.cli.curves import plot_efficiency
 from multiring.cli.errors import check_output, one_line_errors
 from multiring.cli.scenario import (
@@ -28,9 +28,11 @@ from multiring.cli.scenario import (
     Strategies,
     TopologyFile,
     approximation_of,
+    asynchrony_of,
     check_given,
     chosen,
     curves_of,
+    exposed_of,
     simulated,
     summary_of,
     swept,
@@ -70,7 +72,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Predict a training step: time, exposed communication, scaling efficiency, busiest link."""
-    console = Console(markup=False)  # names are as their owners wrote them
+    console = output.console()
     with one_line_errors("simulate"):
         if sources:
             console.print(_sources(machine or ""))
@@ -96,8 +98,8 @@ def simulate(
     else:
         console.print(summary_of(points[-1]), highlight=False)
         console.print(_sweep_table(points, sweep.partition("=")[0], names))
-    if not as_json and (approximate := approximation_of(points)):
-        typer.echo(approximate)
+    for line in filter(None, () if as_json else (asynchrony_of(points), approximation_of(points))):
+        typer.echo(line)
 
 
 def _table(point: Point) -> Table:
@@ -112,7 +114,11 @@ def _table(point: Point) -> Table:
             continue
         busiest = result.busiest
         link = f"{busiest.link}, {busiest.seconds / result.seconds:.0%} busy" if busiest else ""
-        times = (units.duration(result.seconds), units.duration(result.exposed), f"{result.efficiency:.1%}")
+        times = (
+            units.precise_duration(result.seconds),
+            exposed_of(result),
+            f"{result.efficiency:.1%}",
+        )
         table.add_row(result.strategy, *times, link, result.note)
     return table
 

@@ -34,11 +34,12 @@ class Training:
 class Result:
     """Of one strategy: seconds of a step and in it, the busiest link; ``note`` says more, or why there is no step.
 
-    ``approximate`` if ranks differ and are too many to be simulated one by one."""
+    ``exposed`` is None where ranks do not wait for each other; then a step is the mean cycle of one. ``approximate`` if
+    ranks differ and are too many to be simulated one by one."""
 
     strategy: str
     seconds: float | None = None
-    exposed: float = 0.0
+    exposed: float | None = None
     efficiency: float = 0.0
     busiest: Load | None = None
     note: str = ""
@@ -91,9 +92,8 @@ def _asynchronous(name: str, training: Training) -> Result:
     check_hosts(training.topology)
     paces = _every_group(training) if name == "groups" else _every_rank(training)
     pace = simulate_servers(training.topology, paces, training.recording.nbytes, training.speeds)
-    compute = training.recording.seconds
     note = f"misses {pace.staleness:.3g} updates a step"
-    return Result(name, pace.seconds, pace.seconds - compute, compute / pace.seconds, None, note)
+    return Result(name, pace.seconds, None, training.recording.seconds / pace.seconds, None, note)
 
 
 def _every_rank(training: Training) -> list[float]:
