@@ -86,7 +86,7 @@ def load(path: Path) -> Recording:
 
 def _parse(file: Any) -> Recording:
     if not isinstance(file, dict) or set(file) != {"name", "forward", "gradients"}:
-        found = ", ".join(map(str, file)) if isinstance(file, dict) else type(file).__name__
+        found = (", ".join(map(str, file)) or "nothing") if isinstance(file, dict) else type(file).__name__
         raise ValueError(f"a recording is an object of name, forward and gradients, not of {found}")
     if not isinstance(file["name"], str) or not file["name"]:
         raise ValueError(f"name is {file['name']!r}; it must be text")

@@ -145,6 +145,9 @@ def test_numbers_have_sources() -> None:
         (("--machine", ""), "unknown machine ''"),
         (("--machine", "minsky", "--speed", "inf"), "--speed is inf; it must be a finite number"),
         (("--machine", "minsky", "--spread", "inf"), "--spread is inf; it must be a finite number"),
+        (("--machine", "minsky", "--hosts", "2", "--sweep", "hosts=2,4"), "values of hosts: leave out --hosts"),
+        (("--machine", "minsky", "--spread", "100"), "--spread is 100: the fastest of 64 ranks would need no time"),
+        (("--sources",), "--sources shows the numbers of a machine: give --machine"),
         (("--machine", "two-sites", "--hosts", "3"), "not equally many at 2 sites"),
     ],
 )

@@ -78,6 +78,12 @@ def test_a_recording_survives_its_file(tmp_path):
     assert load(tmp_path / "job.json") == recording
 
 
+def test_an_empty_recording_says_what_it_lacks(tmp_path):
+    (tmp_path / "job.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"job\.json: a recording is an object of name, .*, not of nothing$"):
+        load(tmp_path / "job.json")
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [

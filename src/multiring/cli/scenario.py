@@ -18,7 +18,7 @@ from multiring.cost import NATIVE
 from multiring.machines import MACHINES, machine
 from multiring.models import MODELS, model
 from multiring.recording import Recording
-from multiring.simulate.spread import slowest
+from multiring.simulate.spread import slowest, slowness
 from multiring.strategies import ASYNCHRONOUS
 from multiring.strategies.compare import NAMES, Result, Training, simulate_strategy
 
@@ -72,6 +72,10 @@ class Request:
         speeds, spread = (here.speeds(), here.spread.value) if here else (NATIVE, 0.0)
         if self.spread is not None:
             spread = self.spread / 100
+        if slowness(0, topology.world_size, spread) <= 0:
+            raise ValueError(
+                f"--spread is {100 * spread:g}: the fastest of {topology.world_size} ranks would need no time"
+            )
         return Training(topology, self._recording(), speeds, spread, self.overlap)
 
     def _recording(self) -> Recording:
@@ -113,6 +117,8 @@ def check_given(context: typer.Context) -> None:
             if {name, other} <= given:
                 what = "its own job" if name == "job" else "its own hosts"
                 raise ValueError(f"--{name} FILE describes {what}: leave out --{other}")
+    if (swept := str(context.params.get("sweep") or "").partition("=")[0]) in given:
+        raise ValueError(f"--sweep gives the values of {swept}: leave out --{swept}")
 
 
 def swept(request: Request, sweep: str | None) -> list[Request]:

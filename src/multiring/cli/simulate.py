@@ -75,7 +75,9 @@ def simulate(
     console = output.console()
     with one_line_errors("simulate"):
         if sources:
-            console.print(_sources(machine or ""))
+            if machine is None:
+                raise ValueError("--sources shows the numbers of a machine: give --machine")
+            console.print(_sources(machine))
             return
         check_given(context)
         request = Request(machine, topology, hosts, model, job, batch, speed, gradients, overlap, spread)
