@@ -104,21 +104,30 @@ def chosen(strategies: str) -> list[str]:
     return list(NAMES) if strategies == "all" else [name.strip() for name in strategies.split(",")]
 
 
-def check_given(context: typer.Context) -> None:
-    """ValueError for an option on the command line that another one there leaves without a meaning."""
-    given = {
+def _given(context: typer.Context) -> set[str]:
+    """The options on the command line."""
+    return {
         name
         for name in context.params
         if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
     }
+
+
+def check_given(context: typer.Context) -> None:
+    """ValueError for an option on the command line that another one there leaves without a meaning."""
+    given = _given(context)
     useless = {"job": ("model", "batch", "speed", "gradients"), "topology": ("hosts",)}
     for name, others in useless.items():
         for other in others:
             if {name, other} <= given:
                 what = "its own job" if name == "job" else "its own hosts"
                 raise ValueError(f"--{name} FILE describes {what}: leave out --{other}")
-    if (swept := str(context.params.get("sweep") or "").partition("=")[0]) in given:
-        raise ValueError(f"--sweep gives the values of {swept}: leave out --{swept}")
+
+
+def check_sweep(context: typer.Context, sweep: str | None) -> None:
+    """ValueError for an option on the command line whose values a sweep gives."""
+    if (key := (sweep or "").partition("=")[0]) in _given(context):
+        raise ValueError(f"--sweep gives the values of {key}: leave out --{key}")
 
 
 def swept(request: Request, sweep: str | None) -> list[Request]:

@@ -30,6 +30,7 @@ from multiring.cli.scenario import (
     approximation_of,
     asynchrony_of,
     check_given,
+    check_sweep,
     chosen,
     curves_of,
     exposed_of,
@@ -80,6 +81,7 @@ def simulate(
             console.print(_sources(machine))
             return
         check_given(context)
+        check_sweep(context, sweep)
         request = Request(machine, topology, hosts, model, job, batch, speed, gradients, overlap, spread)
         requests = swept(request, sweep)
         names = chosen(strategy)
