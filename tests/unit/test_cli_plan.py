@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,10 @@ host = [{ name = "a", ranks = 1 }, { name = "b", ranks = 1 }, { name = "c", rank
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "multiring", "plan", *options], capture_output=True, text=True)
+    wide = {**os.environ, "COLUMNS": "120"}  # which readline, in pytest, sets to 80 where there is no terminal
+    return subprocess.run(
+        [sys.executable, "-m", "multiring", "plan", *options], capture_output=True, text=True, env=wide
+    )
 
 
 def planned(tmp_path: Path, topology: str, size: str, *options: str) -> dict[str, Any]:
