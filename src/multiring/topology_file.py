@@ -29,8 +29,8 @@ _TIME_UNITS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10*
 """Exact, so that a number in the file and the same number in a program are one float."""
 
 
-_MOST = 100_000
-"""Ranks of a host."""
+_MOST = 1024
+"""Ranks or cards of a host: with many more it takes minutes to plan what happens within one."""
 
 _LARGEST = 10**18
 """Bytes a second, or seconds."""

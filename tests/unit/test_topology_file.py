@@ -66,6 +66,7 @@ def test_a_host_needs_only_a_name() -> None:
         ),
         ('host = [{ name = "a b" }]', "a host is called 'a b'"),
         ('host = [{ name = "a", ranks = 0 }]', "host a: ranks is 0"),
+        ('host = [{ name = "a", ranks = 1025 }]', "host a: ranks is 1025; it must be a whole number from 1 to 1024"),
         (
             'links.rack.rate = "1 Gbit/s"\n[[rack]]\nname = "l"\nhost = [{ name = "a" }]\n'
             '[[rack]]\nname = "r"\nhost = [{ name = "b" }, { name = "a" }]',
