@@ -455,6 +455,7 @@ NB_MODULE(_native, m) {
         "explain_labels",
         [](std::string message) {
             explain_labels(message);
+            contrast_labels(message);
             return message;
         },
         "message"_a);

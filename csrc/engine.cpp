@@ -546,6 +546,7 @@ void Engine::fail(Failure failure) {
         } else {
             if (closed_.load(std::memory_order_relaxed) && !is_mismatch) return;
             failure_ = std::move(failure);
+            failed_since_ = Clock::now();
         }
         notice = {-1,
                   failure_->kind,
@@ -607,11 +608,19 @@ Failure Engine::raised() const {
 
 // With what other ranks have yet to say of it, if they say it soon.
 void Engine::raise(Failure failure) const {
-    const auto deadline = Clock::now() + patience_for_labels;
-    while (failure.kind == ErrorKind::mismatch && lacks_labels(failure.message) && Clock::now() < deadline) {
-        if (!take_over_labels(failure.message, this->failure()->message))
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (failure.kind == ErrorKind::mismatch && lacks_labels(failure.message)) {
+        Clock::time_point since;
+        std::string known;
+        {
+            const std::lock_guard lock(mutex_);
+            since = failed_since_;
+            known = failure_->message;
+        }
+        if (take_over_labels(failure.message, known)) continue;
+        if (Clock::now() > since + patience_for_labels) break;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    contrast_labels(failure.message);
     throw EngineError(std::move(failure));
 }
 
@@ -681,7 +690,10 @@ void Engine::linger(Clock::time_point until) {
 void Engine::release_descriptors() {
     unregister_for_fork(*this);
     control_->close_all();
-    machine_->disown();
+    {
+        const std::lock_guard lock(mutex_);  // another thread may look at the links
+        machine_->disown();
+    }
     for (int* fd : {&doorbell_, &epoll_, &data_epoll_}) close(std::exchange(*fd, -1));
     arena_->retire();
 }
@@ -776,6 +788,7 @@ Engine::Statistics Engine::statistics() const {
     result.arena_committed = arena_->committed_bytes();
     result.seconds_in_calls = 1e-9 * static_cast<double>(in_calls_.load());
     result.seconds_waiting = 1e-9 * static_cast<double>(waiting_.load());
+    const std::lock_guard lock(mutex_);  // another thread may let go of the links
     for (const auto& link : machine_->attached()) result.peers.emplace_back(link->peer, link->traffic());
     return result;
 }

@@ -220,6 +220,7 @@ class Engine final : public Surroundings {
     std::vector<TcpLink*> tcp_links_;
     std::vector<std::shared_ptr<Letterbox>> in_process_peers_;
     std::optional<Failure> failure_;
+    Clock::time_point failed_since_{};
     std::optional<Notice> untold_;  // of the failure, to those who wait for us
     std::vector<bool> departed_;    // by rank: has said farewell
     std::vector<bool> linked_;      // by rank: has data connections

@@ -1,8 +1,10 @@
 #include "labels.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -13,6 +15,7 @@ namespace {
 
 constexpr std::string_view named = "label=";
 constexpr std::size_t digits = 6;
+constexpr std::size_t longest_line = 1000;  // that is shown as it is
 
 struct Register {
     std::mutex mutex;
@@ -75,6 +78,38 @@ bool take_over_labels(std::string& message, const std::string& other) {
 
 bool lacks_labels(const std::string& message) {
     return !unexplained(message).empty();
+}
+
+void contrast_labels(std::string& message) {
+    const std::size_t first = message.find('\n');
+    const std::size_t second = first == std::string::npos ? first : message.find('\n', first + 1);
+    if (second == std::string::npos || message.find('\n', second + 1) != std::string::npos) return;
+    const std::string lines[] = {message.substr(first, second - first), message.substr(second)};
+    std::size_t head[] = {std::string::npos, std::string::npos};  // after "label 3fa2c1: 12 gradients: "
+    for (const int i : {0, 1})
+        if (const std::size_t colon = lines[i].find(": ", line_of(std::string(digits, '0')).size());
+            colon != std::string::npos)
+            head[i] = colon + 2;
+    if (head[0] == std::string::npos || head[1] == std::string::npos) return;
+    const std::string bodies[] = {lines[0].substr(head[0]), lines[1].substr(head[1])};
+    if (std::max(bodies[0].size(), bodies[1].size()) <= longest_line) return;
+
+    const auto alike = [](auto a, auto a_end, auto b, auto b_end) {
+        return static_cast<std::size_t>(std::mismatch(a, a_end, b, b_end).first - a);
+    };
+    std::size_t before = alike(bodies[0].begin(), bodies[0].end(), bodies[1].begin(), bodies[1].end());
+    before = before == 0 ? std::string::npos : bodies[0].rfind("), ", before - 1);
+    before = before == std::string::npos ? 0 : before + 3;
+    std::size_t after = alike(bodies[0].rbegin(), bodies[0].rend() - static_cast<std::ptrdiff_t>(before),
+                              bodies[1].rbegin(), bodies[1].rend() - static_cast<std::ptrdiff_t>(before));
+    const std::size_t boundary = bodies[0].find("), ", bodies[0].size() - after);
+    after = boundary == std::string::npos ? 0 : bodies[0].size() - boundary - 1;
+    message.resize(first);
+    for (const int i : {0, 1}) {
+        std::string differing = bodies[i].substr(before, bodies[i].size() - before - after);
+        if (differing.size() > longest_line) differing = differing.substr(0, longest_line) + " ...";
+        message += lines[i].substr(0, head[i]) + (before == 0 ? "" : "..., ") + differing + (after == 0 ? "" : ", ...");
+    }
 }
 
 }  // namespace multiring

@@ -29,7 +29,9 @@ bool has_root(Collective collective) {
     return collective == Collective::broadcast || collective == Collective::reduce;
 }
 
-void check_count(const Call& call) {
+void check_limits(const Call& call) {
+    if (call.label >= most_labels)
+        throw std::invalid_argument("label=" + std::to_string(call.label) + ": a label has 24 bits");
     if (call.count > most_elements)
         throw std::invalid_argument("count=" + std::to_string(call.count) + ": a call moves at most " +
                                     std::to_string(most_elements) + " elements; cut it into several");
@@ -216,7 +218,7 @@ void Machine::enter(Call& call) {
     if (reduces && find_reduction(call.dtype, call.op) == nullptr)
         throw std::invalid_argument("op " + std::string(name(call.op)) + " is not defined for " +
                                     std::string(name(call.dtype)));
-    check_count(call);
+    check_limits(call);
     call.deadline = Clock::now() + seconds(call.timeout);
     const std::lock_guard lock(communicator.mutex);
     if (call.installed->links.empty() && !schedule.peers.empty()) resolve(*call.installed);
@@ -257,7 +259,7 @@ Lane* Machine::begin_point(std::uint32_t id, int other, Call& call) {
                                         std::to_string(id));
         call.other = static_cast<std::uint32_t>(member);
     }
-    check_count(call);
+    check_limits(call);
     call.deadline = Clock::now() + seconds(call.timeout);
     const std::lock_guard lock(communicator->mutex);
     Lane* lane = communicator->begin_point(call);

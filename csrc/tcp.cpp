@@ -69,6 +69,7 @@ TcpLink::~TcpLink() {
 }
 
 void TcpLink::disown() noexcept {
+    last_unacknowledged_ = unacknowledged();
     for (const auto& stream : streams_) stream->socket.reset();
 }
 
@@ -343,11 +344,15 @@ void TcpLink::give_back(Payload payload, std::size_t bytes) {
 Traffic TcpLink::traffic() const {
     Traffic traffic = timed({messages_sent_.load(), bytes_sent_.load(), messages_received_.load(),
                              bytes_received_.load(), static_cast<std::uint32_t>(streams_.size())});
-    double unacknowledged = 0;
-    for (const auto& stream : streams_) unacknowledged += seconds_unacknowledged(stream->socket.get());
     // Both, since the kernel's ticks are too long for links within a machine.
-    traffic.seconds_busy = std::max(traffic.seconds_busy, unacknowledged / static_cast<double>(streams_.size()));
+    traffic.seconds_busy = std::max(traffic.seconds_busy, unacknowledged());
     return traffic;
+}
+
+double TcpLink::unacknowledged() const {
+    double sum = 0;
+    for (const auto& stream : streams_) sum += seconds_unacknowledged(stream->socket.get());
+    return std::max(last_unacknowledged_, sum / static_cast<double>(streams_.size()));
 }
 
 }  // namespace multiring

@@ -93,6 +93,7 @@ class TcpLink final : public Link {
     void take_frame(Stream& stream, const Frame& frame);
     void finish_payload(Stream& stream);
     void lose(Stream& stream, const std::string& reason);
+    double unacknowledged() const;  // seconds, the mean of the streams
     Stream& stream_of(const Frame& frame) { return *streams_[(frame.segment + frame.ordinal) % streams_.size()]; }
 
     Receiver& receiver_;
@@ -105,6 +106,7 @@ class TcpLink final : public Link {
     std::string last_words_;               // the text of the notice, once it was sent
     std::atomic<bool> unanswered_{false};  // nothing came since we sent something
     std::atomic<std::uint64_t> owed_{0};   // credit to be returned to the peer
+    double last_unacknowledged_ = 0;       // when the sockets were let go
     std::atomic<std::uint64_t> messages_sent_{0}, bytes_sent_{0}, messages_received_{0}, bytes_received_{0};
 };
 

@@ -40,10 +40,9 @@ def DistributedOptimizer(
 
     It keeps its class's name and all its state. ``weight`` is the number of samples in a batch of this rank, where it
     is not the same on all ranks; give it on all or on none. Where batches differ it is a function: called with the
-    number of batches that the optimizer has seen before (``optimizer.iterations``), it returns the weight of the next
-    one. A rank of weight 0 counts for nothing, and its gradients may be NaN. A model that was loaded has a plain
-    optimizer: call ``DistributedOptimizer(model.optimizer)`` once more; a model that was trained with it is then to be
-    compiled again.
+    number of batches that the optimizer has seen before, it returns the weight of the next one. A rank of weight 0
+    counts for nothing, and its gradients may be NaN. A model that was loaded has a plain optimizer: call
+    ``DistributedOptimizer(model.optimizer)`` once more; a model that was trained with it is then to be compiled again.
     A ``LossScaleOptimizer`` goes inside: it looks for overflow in what was averaged, so that all ranks skip the same
     steps.
     """
@@ -202,7 +201,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         names = [variable.path for variable in self.model.variables] + [""] * len(self.model.optimizer.variables)
         for name, variable in zip(variable_names(names), variables, strict=True):
             value = np.array(keras.ops.convert_to_numpy(variable.value))
-            communicator.broadcast(value, self._root, label=label("variables", [part(name, value.shape)]))
+            # Ranks that train other variables would average them with each other.
+            kind = "variables" if variable.trainable else "frozen variables"
+            communicator.broadcast(value, self._root, label=label(kind, [part(name, value.shape)]))
             variable.assign(value)
         self._done = True
 
@@ -267,9 +268,14 @@ class MomentumCorrectionCallback(keras.callbacks.Callback):  # type: ignore[misc
     """When the learning rate has changed, the momentum goes on at the new rate; put it after what sets the rate.
 
     SGD keeps past updates, which were taken at the old rate: they are multiplied by new / old rate before the next
-    batch, also where steps are compiled. Source: Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 3.
-    TypeError for optimizers other than SGD with momentum.
+    batch, also where steps are compiled, and from one `fit` to the next that is given the same callback. TypeError for
+    optimizers other than SGD with momentum. Source: Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 3.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._corrected: Any = None
+        self._rate: float | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer = self._sgd()
@@ -278,7 +284,8 @@ class MomentumCorrectionCallback(keras.callbacks.Callback):  # type: ignore[misc
                 f"{type(optimizer).__name__} keeps no past updates: momentum is corrected for SGD(momentum=...) alone, "
                 "so leave MomentumCorrectionCallback out"
             )
-        self._rate: float | None = None
+        if optimizer is not self._corrected:
+            self._corrected, self._rate = optimizer, None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         optimizer = self._sgd()

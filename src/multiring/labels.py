@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from multiring import _native
 
-LONGEST_TEXT = 4000
-"""More of a label is not shown; all of it is compared."""
+LONGEST_TEXT = 28_000
+"""Bytes of a label beyond which it is not shown; all of it is compared. A notice has room for two."""
 
 
 def label(what: str, parts: Iterable[str]) -> int:
@@ -24,10 +24,15 @@ def label(what: str, parts: Iterable[str]) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _label(what: str, parts: tuple[str, ...]) -> int:
-    text = f"{len(parts)} {what}: {', '.join(parts)}"
-    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=3).digest(), "big") or 1
-    _native.name_label(number, text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ...")
+    text = f"{len(parts)} {what}: {', '.join(map(_on_one_line, parts))}".encode(errors="backslashreplace")
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=3).digest(), "big") or 1
+    shown = text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + b" ..."
+    _native.name_label(number, shown.decode(errors="ignore"))
     return number
+
+
+def _on_one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def part(name: str, shape: Sequence[int]) -> str:
@@ -36,11 +41,11 @@ def part(name: str, shape: Sequence[int]) -> str:
 
 
 def variable_names(names: Sequence[str]) -> list[str]:
-    """What tells variables apart, by the names that a framework gives them; all different, and the same on all ranks.
+    """What tells variables apart, by the names that a framework gives them; the same on all ranks.
 
-    A framework counts what a process makes: ``dense_7/bias`` is renamed as where only these variables were made, so
-    that equal models have equal names whatever was made before. Variables of one name, or without, have their places
-    in it.
+    A framework counts what a process makes: of ``dense_7`` and ``dense_9`` the lowest number is taken away, so that
+    equal models have equal names, ``dense`` and ``dense_2``, whatever was made before. Variables of one name, or
+    without, have their places in it.
     """
     return list(_variable_names(tuple(names)))
 
@@ -54,18 +59,17 @@ def _variable_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _counted_anew(names: Sequence[str]) -> list[str]:
     split = [[_counted(piece) for piece in name.split("/")] for name in names]
-    seen: dict[str, set[int]] = {}
+    lowest: dict[str, int] = {}
     for pieces in split:
         for base, number in pieces:
-            seen.setdefault(base, set()).add(number)
-    places = {base: {number: place for place, number in enumerate(sorted(found))} for base, found in seen.items()}
-    return ["/".join(_named(base, places[base][number]) for base, number in pieces) for pieces in split]
+            lowest[base] = min(number, lowest.get(base, number))
+    return ["/".join(_named(base, number - lowest[base]) for base, number in pieces) for pieces in split]
 
 
 def _counted(piece: str) -> tuple[str, int]:
-    found = re.fullmatch(r"(.+)_(\d+)", piece)
+    found = re.fullmatch(r"(.+)_([1-9]\d{0,8})", piece)
     return (found[1], int(found[2])) if found else (piece, 0)
 
 
-def _named(base: str, place: int) -> str:
-    return f"{base}_{place}" if place else base
+def _named(base: str, number: int) -> str:
+    return f"{base}_{number}" if number else base

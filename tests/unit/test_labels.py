@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from engines import all_reduce_plan, in_threads, world
@@ -23,23 +25,53 @@ def test_a_label_tells_names_shapes_and_orders_apart() -> None:
     assert (KERNEL, part("rate", ())) == ("kernel (64, 10)", "rate ()")
 
 
-def test_a_long_label_is_compared_whole_and_shown_in_part() -> None:
-    names = [part(f"kernel{i}", (i,)) for i in range(1000)]
-    first, last = label("gradients", names), label("gradients", [*names[:-1], "another"])
-    assert first != last
-    lines = native.explain_labels(f"label={first:06x}, label={last:06x}").splitlines()
-    for line, one in zip(lines[1:], (first, last), strict=True):
-        assert line.startswith(f"label {one:06x}: 1000 gradients: kernel0 (0), kernel1 (1)")
-        assert line.endswith(" ...")
-        assert len(line) < LONGEST_TEXT + 20
+def explained(*labels: int) -> list[str]:
+    return native.explain_labels(", ".join(f"label={one:06x}" for one in labels)).splitlines()[1:]
+
+
+def test_of_long_labels_the_difference_is_shown() -> None:
+    names = [part(f"kernel{i}", (i, 8)) for i in range(900)]
+    other = part("another", (7, 8))
+    for place, shown in [
+        (0, "{}, ..."),
+        (450, "..., {}, ..."),
+        (899, "..., {}"),
+    ]:
+        ours, theirs = label("gradients", names), label("gradients", [*names[:place], other, *names[place + 1 :]])
+        assert explained(ours, theirs) == [
+            f"label {one:06x}: 900 gradients: {shown.format(what)}"
+            for one, what in ((ours, names[place]), (theirs, other))
+        ]
+    ours, theirs = label("gradients", names), label("gradients", [*names[:5], *names[6:]])
+    assert explained(ours, theirs) == [
+        f"label {ours:06x}: 900 gradients: ..., {names[5]}, {names[6]}, ...",
+        f"label {theirs:06x}: 899 gradients: ..., {names[6]}, ...",
+    ]
+    ours, theirs = label("gradients", names), label("gradients", names[::-1])
+    for line, name in zip(explained(ours, theirs), (names[0], names[-1]), strict=True):
+        assert re.fullmatch(r"label \w{6}: 900 gradients: (\.\.\., )?" + re.escape(name) + ".* \\.\\.\\.", line)
+        assert len(line) < 1100
+
+
+def test_a_label_is_compared_whole_and_has_one_line() -> None:
+    names = [part(f"kernel{i}", (i,)) for i in range(10_000)]
+    assert label("gradients", names) != label("gradients", [*names[:-1], "another"])
+    (line,) = explained(label("gradients", names))
+    assert LONGEST_TEXT < len(line) < LONGEST_TEXT + 20
+    assert line.endswith(" ...")
+    (line,) = explained(label("metrics", ["two\nlines", "\ud800"]))
+    assert line.endswith(r": 2 metrics: two\nlines, \ud800")
 
 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["dense_3/kernel", "dense_3/bias", "dense_5/kernel"], ["dense/kernel", "dense/bias", "dense_1/kernel"]),
+        (["dense_3/kernel", "dense_3/bias", "dense_5/kernel"], ["dense/kernel", "dense/bias", "dense_2/kernel"]),
         (["dense/kernel", "dense_1/kernel"], ["dense/kernel", "dense_1/kernel"]),
         (["dense_1/kernel", "dense/kernel"], ["dense_1/kernel", "dense/kernel"]),
+        (["dense_1/kernel", "dense_3/kernel"], ["dense/kernel", "dense_2/kernel"]),
+        (["dense_1/kernel", "dense_2/kernel"], ["dense/kernel", "dense_1/kernel"]),
+        (["layer_007", "layer_009"], ["layer_007", "layer_009"]),
         (["sequential_2/tower_10/w", "sequential_2/tower_9/w"], ["sequential/tower_1/w", "sequential/tower/w"]),
         (["w", "w", "", "v"], ["w at 0", "w at 1", "variable at 2", "v"]),
     ],
@@ -67,6 +99,13 @@ def test_other_labels_are_a_mismatch_and_the_same_are_none(apart: bool, count: i
         assert "\nlabel " in str(error)
         assert "2 gradients: kernel (64, 10), bias (10)" in str(error)
         assert "2 gradients: bias (10), kernel (64, 10)" in str(error)
+
+
+def test_a_label_has_24_bits() -> None:
+    with world(1) as ranks:
+        handle = ranks[0].install(all_reduce_plan(1, "direct"))
+        with pytest.raises(ValueError, match="label=16777216: a label has 24 bits"):
+            ranks[0].engine.run(handle, 0, 64, 1, 0, 0, 0, 1.0, 1 << 24)
 
 
 def test_more_elements_than_a_call_can_name_are_refused() -> None:
