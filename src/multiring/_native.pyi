@@ -24,9 +24,10 @@ COLLECTIVES: tuple[str, ...]
 """all_reduce reduce_scatter all_gather broadcast reduce all_to_all barrier send recv; position = code."""
 
 ANY_SOURCE: int
+"""As ``src`` of `Engine.recv`: whoever sends first."""
+
 ASIDE: int
 """From this number on a communicator is for the library's own calls, beside the one whose number is so much less."""
-"""As ``src`` of `Engine.recv`: whoever sends first."""
 
 class Description:
     """What a caller's buffer is: NumPy array, buffer object or DLPack tensor."""
