@@ -80,7 +80,7 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
     for launcher in (_multiring_run, _torchrun, _mpi, _slurm):
         found = launcher(environ, launch)
         if found:
-            return found
+            return replace(found, restart=_restart(environ, launch))
     _refuse_half(environ)
     return Place(0, 1, "no launcher", no_meeting)
 
@@ -106,6 +106,11 @@ def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> Place | No
     return _at_launchers_store("multiring run", launch.rank, launch.world_size, launch)
 
 
+def _restart(environ: Mapping[str, str], launch: env.Launch) -> int:
+    """Whoever started the ranks: what MULTIRING_RESTART says, even if that is 0, or else what torchrun counts."""
+    return launch.restart if environ.get("MULTIRING_RESTART") else torch_restart(environ)
+
+
 def torch_restart(environ: Mapping[str, str]) -> int:
     """How often torchrun has started the ranks again; its store still holds what they wrote before."""
     return _number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0
@@ -116,11 +121,10 @@ def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
         return None
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     run = environ.get("TORCHELASTIC_RUN_ID", "")
-    restart = torch_restart(environ)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         address = _master(environ, "torchrun")
-        return Place(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run, restart)
-    return replace(_at_rank_zero("RANK and WORLD_SIZE", rank, size, environ, launch), restart=restart)
+        return Place(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run)
+    return _at_rank_zero("RANK and WORLD_SIZE", rank, size, environ, launch)
 
 
 def _mpi(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
@@ -219,7 +223,7 @@ def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch)
             raise RendezvousError(f"rank {rank} of {size}: {missing} is not set; start by `multiring run`, which does")
         return _client(list(map(env.split_address, launch.store)), secret, launch.job, settings)
 
-    return Place(rank, size, launcher, meet, launch.job, launch.restart, replacement=launch.replacement)
+    return Place(rank, size, launcher, meet, launch.job, replacement=launch.replacement)
 
 
 def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> Place:

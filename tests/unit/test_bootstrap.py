@@ -68,6 +68,29 @@ def test_place(environ: dict[str, str], launcher: str, rank: int, size: int) -> 
 
 
 @pytest.mark.parametrize(
+    "environ",
+    [
+        run(1, 2),
+        by_hand(1, 2),
+        by_hand(1, 2, TORCHELASTIC_USE_AGENT_STORE="True"),
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MULTIRING_STORE": "a:1"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},  # by mpi4py
+        SLURM,
+        SLURM | {"MASTER_ADDR": "a", "MASTER_PORT": "1"},
+        SLURM | {"MULTIRING_STORE": "a:1"},
+    ],
+)
+def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_importable", lambda package: True)
+    counted = {"TORCHELASTIC_RESTART_COUNT": "3"}
+    assert bootstrap.place(environ).restart == 0
+    assert bootstrap.place(environ | counted).restart == 3
+    assert bootstrap.place(environ | {"MULTIRING_RESTART": "2"}).restart == 2
+    assert bootstrap.place(environ | counted | {"MULTIRING_RESTART": "0"}).restart == 0
+
+
+@pytest.mark.parametrize(
     ("environ", "message"),
     [
         ({"MULTIRING_RANK": "0"}, "MULTIRING_RANK=0 and MULTIRING_WORLD_SIZE=None: set both"),
