@@ -243,7 +243,9 @@ class Launch:
     )
     python: str = _knob("", str, "path", "the Python that a program linked to libmultiring.so loads; python3 if unset")
     job: str = _knob("", str, "name", "identity of the job, part of every handshake", agree=True)
-    restart: int = _knob(0, _small, "count", "counts the restarts of the job, part of every handshake", agree=True)
+    restart: int = _knob(
+        0, _small, "count", "counts the restarts of the job, part of every handshake between ranks", agree=True
+    )
     replacement: int = _knob(
         0,
         _natural,

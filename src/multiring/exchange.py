@@ -45,6 +45,33 @@ class Exchange:
         self.deadline = time.monotonic() + timeout
         """When every round must be over, in monotonic seconds."""
         self._failed: tuple[str, Record] | None = None
+        self._newest: tuple[str, int] | None = None
+
+    def outdate(self, key: str, restart: int) -> None:
+        """Say at ``key``, which all restarts of the job have in common, that this rank belongs to ``restart``.
+
+        RendezvousError if a later one stands there; whoever still waits for an earlier one to arrive gets that error.
+        Rank 0 looks there again while it waits for others.
+        """
+        self._newest = key, restart
+        self._outdate()
+
+    def _outdate(self) -> None:
+        if self._newest is None:
+            return
+        key, restart = self._newest
+        mine = {"restart": restart, "prefix": self._prefix}
+        try:
+            newest = _unpacked(self._store.get(key, 0.0))
+        except TimeoutError:
+            newest = mine | {"restart": -1}
+        if newest["restart"] > restart:
+            raise RendezvousError(_left_over(restart, newest["restart"]))
+        if 0 <= newest["restart"] < restart:
+            told = {"error": _left_over(newest["restart"], restart), "rank": -1, "by": -1}
+            self._store.set(f"{newest['prefix']}/arrive/all", _packed(told))
+        if newest != mine:
+            self._store.set(key, _packed(mine))
 
     def round(
         self, name: str, record: Record, judge: Callable[[list[Record]], Record] = lambda records: {}
@@ -101,11 +128,10 @@ class Exchange:
         return None
 
     def _publish(self, name: str, who: int | str, record: Record) -> None:
-        self._store.set(f"{self._prefix}/{name}/{who}", zlib.compress(json.dumps(record).encode()))
+        self._store.set(f"{self._prefix}/{name}/{who}", _packed(record))
 
     def _read(self, name: str, who: int | str, timeout: float) -> Record:
-        record: Record = json.loads(zlib.decompress(self._store.get(f"{self._prefix}/{name}/{who}", timeout)))
-        return record
+        return _unpacked(self._store.get(f"{self._prefix}/{name}/{who}", timeout))
 
     def _conclude(self, name: str, judge: Callable[[list[Record]], Record]) -> Record:
         try:
@@ -131,6 +157,7 @@ class Exchange:
             try:
                 records.append(self._read(name, len(records), min(LOOK_SECONDS, self._remaining())))
             except TimeoutError:
+                self._outdate()
                 arrived, missing = self._roll(name)
                 if any("error" in record for record in arrived.values()):
                     time.sleep(LOOK_SECONDS)
@@ -156,6 +183,22 @@ class Exchange:
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
+
+
+def _packed(record: Record) -> bytes:
+    return zlib.compress(json.dumps(record).encode())
+
+
+def _unpacked(value: bytes) -> Record:
+    record: Record = json.loads(zlib.decompress(value))
+    return record
+
+
+def _left_over(restart: int, newest: int) -> str:
+    return (
+        f"this rank belongs to restart {restart} of the job, and others to restart {newest}: it is left over from an "
+        "earlier start of the ranks, and can only end; or else MULTIRING_RESTART must be the same on all ranks"
+    )
 
 
 def _cause(failed: Sequence[Record]) -> Record:

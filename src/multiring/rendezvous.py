@@ -182,12 +182,14 @@ def join(place: Place, settings: env.Settings) -> World:
     strategy = forced.wanted(settings.plan, settings.wire)
     if place.world_size == 1:
         return _alone(place, settings, _topology_text(settings))
-    prefix = f"multiring/{place.job}/{place.restart}"
+    job = f"multiring/{place.job}"
+    prefix = f"{job}/{place.restart}"
     _joins[prefix] += 1
     with _blaming(place.rank), place.meet(settings) as meeting:
         key = f"{prefix}/{_joins[prefix]}"
         exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
         with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
+            exchange.outdate(f"{job}/newest", place.restart)
             world = _join(place, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
             _check_strategy(strategy, world.topology)
             undo.pop_all()

@@ -473,6 +473,33 @@ def test_what_is_left_of_an_earlier_start_is_refused(job: Job, role: int, caplog
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("stale", [0, 1])
+@pytest.mark.parametrize("stale_first", [True, False])
+def test_who_comes_from_an_earlier_start_is_told_and_the_newest_go_on(job: Job, stale: int, stale_first: bool) -> None:
+    left_over, job.joins = replace(job.place(stale, 2), restart=3), 4
+    given, errors = settings("aa"), []
+
+    def come_late() -> None:
+        with pytest.raises(RendezvousError, match="restart 3 of the job, and others to restart 4") as caught:
+            rendezvous.join(left_over, given(stale))
+        errors.append(caught.value)
+
+    newest = [threading.Thread(target=job._join, args=(job.place(rank, 2), given(rank))) for rank in range(2)]
+    other = threading.Thread(target=come_late)
+    order = [other, newest[1 - stale]] if stale_first else [newest[1 - stale], other]
+    order[0].start()
+    while job.server.peek("multiring//newest") is None:
+        time.sleep(0.01)
+    order[1].start()
+    other.join()  # though the newest are not complete yet
+    newest[stale].start()
+    for thread in newest:
+        thread.join()
+    assert not job.errors
+    assert sorted(job.worlds) == [0, 1]
+    assert errors[0].rank == -1
+
+
 def test_joining_twice_reads_nothing_old(job: Job) -> None:
     store = Client([("127.0.0.1", job.server.port)], SECRET)
     Exchange(store, "multiring//0/1", 1, 2, 5)._publish("arrive", 1, {"stale": True})
