@@ -16,6 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+_LARGEST = 10**12
+"""Seconds of a step, or bytes of its gradients: beyond any job, and far from where sums are inexact."""
+
+_WIDTH = 60
+"""Characters of a wrong value that a message shows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
@@ -86,26 +92,40 @@ def load(path: Path) -> Recording:
 
 def _parse(file: Any) -> Recording:
     if not isinstance(file, dict) or set(file) != {"name", "forward", "gradients"}:
-        found = (", ".join(map(str, file)) or "nothing") if isinstance(file, dict) else type(file).__name__
+        found = (_cut(", ".join(map(repr, file))) or "nothing") if isinstance(file, dict) else type(file).__name__
         raise ValueError(f"a recording is an object of name, forward and gradients, not of {found}")
-    if not isinstance(file["name"], str) or not file["name"]:
-        raise ValueError(f"name is {file['name']!r}; it must be text")
+    if not isinstance(file["name"], str) or not file["name"] or not file["name"].isprintable():
+        raise ValueError(f"name is {_shown(file['name'])}; it must be text without control characters")
     if not isinstance(file["gradients"], list) or not file["gradients"]:
         raise ValueError("gradients must be a list of pairs: bytes and seconds")
     gradients = tuple(_gradient(number, pair) for number, pair in enumerate(file["gradients"]))
-    return Recording(file["name"], _seconds(file["forward"], "forward"), gradients)
+    recording = Recording(file["name"], _seconds(file["forward"], "forward"), gradients)
+    for what, total in (("bytes", recording.nbytes), ("seconds", recording.seconds)):
+        if total > _LARGEST:
+            raise ValueError(f"the whole step has {total:g} {what}; it must be at most {_LARGEST:.0e}")
+    return recording
 
 
 def _gradient(number: int, pair: Any) -> Gradient:
     if not isinstance(pair, list) or len(pair) != 2:
-        raise ValueError(f"gradient {number} is {pair!r}; it must be a pair: bytes and seconds")
+        raise ValueError(f"gradient {number} is {_shown(pair)}; it must be a pair: bytes and seconds")
     nbytes, seconds = pair
-    if type(nbytes) is not int or nbytes < 1:
-        raise ValueError(f"gradient {number} has {nbytes!r} bytes; it must be a whole number above 0")
+    if type(nbytes) is not int or not 1 <= nbytes <= _LARGEST:
+        raise ValueError(
+            f"gradient {number} has {_shown(nbytes)} bytes; it must be a whole number from 1 to {_LARGEST:.0e}"
+        )
     return Gradient(nbytes, _seconds(seconds, f"gradient {number}"))
 
 
 def _seconds(value: Any, where: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value < float("inf"):
-        raise ValueError(f"{where} takes {value!r} seconds; it must be a number of 0 or more")
+    if type(value) not in (int, float) or not 0 <= value <= _LARGEST:
+        raise ValueError(f"{where} takes {_shown(value)} seconds; it must be a number from 0 to {_LARGEST:.0e}")
     return float(value)
+
+
+def _shown(value: Any) -> str:
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."

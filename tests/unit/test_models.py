@@ -93,7 +93,18 @@ def test_an_empty_recording_says_what_it_lacks(tmp_path):
         ({"gradients": [[4, -1]]}, "gradient 0 takes -1 seconds"),
         ({"forward": "fast"}, "forward takes 'fast' seconds"),
         ({"name": ""}, "name is ''"),
-        ({"loss": 1}, "not of name, forward, gradients, loss"),
+        ({"name": "\x1b[31mred"}, r"name is '\\x1b\[31mred'; it must be text without control characters"),
+        ({"loss": 1}, "not of 'name', 'forward', 'gradients', 'loss'$"),
+        ({"\x1b[31m": 1}, r"'gradients', '\\x1b\[31m'$"),
+        (
+            {"forward": int("1" + 400 * "0")},
+            r"forward takes 1000+\.\.\. seconds; it must be .* from 0 to 1e\+12$",
+        ),
+        ({"forward": 1e308}, r"forward takes 1e\+308 seconds"),
+        ({"forward": float("nan")}, "forward takes nan seconds"),
+        ({"gradients": [[4, 0.1], [10**13, 0.1]]}, "gradient 1 has 10000000000000 bytes"),
+        ({"gradients": [[6 * 10**11, 0.1]] * 2}, r"the whole step has 1\.2e\+12 bytes; it must be at most 1e\+12$"),
+        ({"forward": 6e11, "gradients": [[4, 6e11]]}, r"the whole step has 1\.2e\+12 seconds"),
     ],
 )
 def test_a_wrong_recording_names_the_file_and_the_fault(tmp_path, change, fault):
