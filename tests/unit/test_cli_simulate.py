@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from multiring.cli import simulate
@@ -59,6 +61,29 @@ def test_results_that_are_approximate_are_named(tmp_path: Path, monkeypatch: pyt
     assert "approximate" not in run(*options).output
     monkeypatch.setattr("multiring.simulate._MESSAGE_SECONDS", 1.0)
     assert "approximate: ring, masters; ranks differ and send too many" in run(*options).output
+
+
+def test_a_strategy_of_too_many_messages_says_so_at_once(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text('host = [{ name = "a", ranks = 100 }, { name = "b", ranks = 100 }]')
+    shown = run("--topology", str(tmp_path / "cluster.toml"), "--speed", "8", "--strategy", "halving,server", "--json")
+    assert shown.exit_code == 0, shown.output
+    halving, server = json.loads(shown.stdout)[0]["results"]
+    assert halving["seconds"] is None
+    assert halving["note"] == "too many messages to simulate: 1560 segments of 200 different steps"
+    assert server["seconds"] > 4
+    assert not server["note"]
+
+
+@pytest.mark.parametrize(("strategies", "watched"), [("ring,server", True), ("ring", False)])
+def test_a_terminal_shows_how_many_strategies_are_done(
+    strategies: str, watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr("multiring.cli.scenario.Console", lambda stderr: Console(file=terminal, force_terminal=True))
+    shown = run("--machine", "commodity", "--hosts", "4", "--strategy", strategies)
+    assert shown.exit_code == 0, shown.output
+    assert ("simulating" in terminal.getvalue()) == watched
+    assert "simulating" not in shown.output
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from math import isfinite
 from pathlib import Path
 from typing import Annotated
@@ -166,10 +167,11 @@ def simulated(requests: Sequence[Request], names: Sequence[str]) -> list[Point]:
     """Each request by each strategy; ValueError before the first if one does not fit."""
     trainings = [request.training() for request in requests]
     progress = Console(stderr=True)
-    watched = len(requests) > 1 and progress.is_terminal
-    shown = track(trainings, "simulating", console=progress, transient=True) if watched else trainings
-    results = [[simulate_strategy(training, name) for name in names] for training in shown]
-    return list(map(Point, requests, trainings, results))
+    pairs = list(product(trainings, names))
+    watched = len(pairs) > 1 and progress.is_terminal
+    shown = track(pairs, "simulating", console=progress, transient=True) if watched else pairs
+    results = iter([simulate_strategy(training, name) for training, name in shown])
+    return [Point(*where, list(islice(results, len(names)))) for where in zip(requests, trainings, strict=True)]
 
 
 def summary_of(point: Point) -> str:

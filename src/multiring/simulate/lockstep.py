@@ -30,6 +30,13 @@ MOST_STEPS = 100_000
 TRIAL_STEPS = 2_000
 """The same where segment sizes are only compared."""
 
+MOST_SECONDS = 10.0
+"""Seconds of a processor that a call may take here by itself, in the smallest segments that are tried."""
+
+_STRIDE_SECONDS = 8e-6
+_SHARE_SECONDS = 1e-6
+"""What a stride costs, and what it costs more for each other one that may share the links with it."""
+
 
 def simulate_in_lockstep(topology: Topology, calls: Sequence[Call], speeds: Speeds = NATIVE) -> Outcome:
     """Run the calls; they start in their order, at most ``speeds.lanes`` at a time."""
@@ -38,13 +45,15 @@ def simulate_in_lockstep(topology: Topology, calls: Sequence[Call], speeds: Spee
 
 def with_fastest_segments(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds = NATIVE) -> Plan:
     """The plan with the segments that are fastest for a call by itself: its own, or one of those
-    that the ranks can be given, as many bytes in flight."""
+    that the ranks can be given, as many bytes in flight. ValueError for more steps than can be simulated in about
+    ``MOST_SECONDS``."""
     if not plan.phases:
         return plan
     sizes = {min(size, max(nbytes, 64)) for size in (plan.segment_bytes, *speeds.segments)}
     plans = [replace(plan, segment_bytes=size, window=_window(plan, size)) for size in sorted(sizes)]
     calls = [Call(each, nbytes) for each in plans]
     cluster = _Cluster(topology, calls, speeds)
+    cluster.check_patience(calls[0])
     return min(calls, key=lambda call: _Lockstep(cluster, [call], TRIAL_STEPS).run().seconds).plan
 
 
@@ -68,6 +77,14 @@ class _Cluster:
         self.link_classes = Classes([np.array(self.links.capacity), *(each.flows for each in found)])
         work = [values for each in found for values in (each.before, each.after, each.reduced)]
         self.rank_classes = Classes([np.zeros(topology.world_size), *work])
+
+    def check_patience(self, call: Call) -> None:
+        """ValueError for a call that would take longer than about ``MOST_SECONDS``."""
+        several = len(self.rounds[id(call.plan.phases)])
+        strides = call.segments * several
+        others = min(several, len(self.link_classes.first))
+        if strides * (_STRIDE_SECONDS + others * _SHARE_SECONDS) > MOST_SECONDS:
+            raise ValueError(f"too many messages to simulate: {call.segments} segments of {several} different steps")
 
 
 @dataclass(frozen=True, slots=True)

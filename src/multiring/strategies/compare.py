@@ -56,9 +56,9 @@ def simulate_strategy(training: Training, name: str) -> Result:
     plans = _Plans(training, strategy(name))
     try:
         plans(training.recording.nbytes)
+        step = _step(training, plans)
     except ValueError as error:
         return Result(name, note=str(error))
-    step = _step(training, plans)
     return Result(name, step.seconds, step.exposed, step.efficiency, step.busiest, approximate=step.outcome.approximate)
 
 
