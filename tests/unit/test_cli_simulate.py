@@ -155,7 +155,7 @@ def test_numbers_have_sources() -> None:
         (("--machine", "minsky", "--topology", "x.toml"), "either by --machine"),
         (("--machine", "cray"), "unknown machine 'cray'; known are minsky"),
         (("--machine", "minsky", "--model", "lenet"), "unknown model 'lenet'"),
-        (("--machine", "minsky", "--strategy", "rings"), "unknown strategy 'rings'"),
+        (("--machine", "minsky", "--strategy", "rings"), "masters:16; in the simulator also async-server, groups"),
         (("--machine", "minsky", "--gradients", "int8"), "'int8'; it may be float32 or float16"),
         (("--machine", "minsky", "--sweep", "ranks=1..8"), "hosts or batch can be swept"),
         (("--machine", "minsky", "--sweep", "hosts=8..1"), "'8..1' is no range"),
@@ -173,6 +173,8 @@ def test_numbers_have_sources() -> None:
         (("--machine", "minsky", "--hosts", "2", "--sweep", "hosts=2,4"), "values of hosts: leave out --hosts"),
         (("--machine", "minsky", "--spread", "100"), "--spread is 100: the fastest of 64 ranks would need no time"),
         (("--sources",), "--sources shows the numbers of a machine: give --machine"),
+        (("--machine", "minsky", "--sources", "--batch", "3", "--hosts", "4"), "nothing: leave out --hosts, --batch"),
+        (("--sources", "--json"), "--sources simulates nothing: leave out --json"),
         (("--machine", "two-sites", "--hosts", "3"), "not equally many at 2 sites"),
     ],
 )

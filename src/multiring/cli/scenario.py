@@ -125,6 +125,14 @@ def check_given(context: typer.Context) -> None:
                 raise ValueError(f"--{name} FILE describes {what}: leave out --{other}")
 
 
+def check_alone(context: typer.Context, name: str, *also: str) -> None:
+    """ValueError for an option on the command line beside ``name`` and those that belong to it."""
+    others = _given(context) - {name, *also}
+    useless = [option.opts[0] for option in context.command.params if option.name in others]
+    if useless:
+        raise ValueError(f"--{name} simulates nothing: leave out {', '.join(useless)}")
+
+
 def check_sweep(context: typer.Context, sweep: str | None) -> None:
     """ValueError for an option on the command line whose values a sweep gives."""
     if (key := (sweep or "").partition("=")[0]) in _given(context):

@@ -29,6 +29,7 @@ from multiring.cli.scenario import (
     TopologyFile,
     approximation_of,
     asynchrony_of,
+    check_alone,
     check_given,
     check_sweep,
     chosen,
@@ -76,6 +77,7 @@ def simulate(
     console = output.console()
     with one_line_errors("simulate"):
         if sources:
+            check_alone(context, "sources", "machine")
             if machine is None:
                 raise ValueError("--sources shows the numbers of a machine: give --machine")
             console.print(_sources(machine))

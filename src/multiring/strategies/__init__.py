@@ -61,7 +61,8 @@ def strategy(name: str) -> Strategy:
     if name in ASYNCHRONOUS:
         raise ValueError(f"strategy {name!r} is no collective ({ASYNCHRONOUS[name]}): it can be simulated only")
     if name not in STRATEGIES:
-        raise ValueError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}, multiring:4x8x8, masters:16")
+        known = f"{', '.join(STRATEGIES)}, multiring:4x8x8, masters:16; in the simulator also {', '.join(ASYNCHRONOUS)}"
+        raise ValueError(f"unknown strategy {name!r}; known are {known}")
     return STRATEGIES[name]
 
 
