@@ -225,7 +225,7 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
         if (is_narrow(in))
             narrow(in.wire, staged, reinterpret_cast<const float*>(data), extent.count);
         else
-            copy(staged, data, bytes);
+            stage(staged, data, bytes, call_.installed->message_links[in.first_message]->pace);
         read_at = staged;
     }
     if (is_shared) frame.place = machine_.arena->place(read_at);
@@ -246,6 +246,17 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
         }
     }
     for (std::size_t i = 0; i < its.size(); ++i) links[i]->notify();
+}
+
+void Lane::stage(std::byte* staged, const std::byte* data, std::size_t bytes, Pace& pace) {
+    if (bytes < Pace::fewest_bytes) return copy(staged, data, bytes);
+    const bool streams = pace.streams();
+    const auto start = Clock::now();
+    if (streams)
+        copy_streaming(staged, data, bytes);
+    else
+        copy(staged, data, bytes);
+    pace.note(streams, bytes, Clock::now() - start);
 }
 
 Frame Lane::frame_of(FrameType type) const {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "frame.hpp"
+#include "pace.hpp"
 #include "wait.hpp"
 
 namespace multiring {
@@ -87,6 +88,7 @@ class Link {
     void count_waited(Clock::duration time) { count(waited_, time); }
 
     const int peer;  // world rank
+    Pace pace;       // of the copies that it reads in our memory
 
   protected:
     // A traffic with the times.

@@ -1,0 +1,56 @@
+"""How copies for a peer are made: the rule of ``csrc/pace.hpp``, and that results do not depend on it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engines import all_reduce_plan, in_threads, world
+
+ROOT = Path(__file__).resolve().parents[2]
+NEAR, FAR = (17.0, 40.0), (2.2, 20.0)
+"""Bytes a nanosecond in the caches and past them, as seen between cores that share a cache, and that do not."""
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory):
+    program = tmp_path_factory.mktemp("pace") / "pace"
+    source = ROOT / "tests/unit/pace.cpp"
+    subprocess.run(["c++", "-std=c++20", "-Wall", "-Werror", f"-I{ROOT / 'csrc'}", source, "-o", program], check=True)
+
+    def run(*stretches: tuple[int, tuple[float, float]]) -> list[int]:
+        """How many copies of each stretch were streamed."""
+        words = [str(word) for copies, rates in stretches for word in (copies, *rates)]
+        return [int(line) for line in subprocess.run([program, *words], capture_output=True, check=True).stdout.split()]
+
+    return run
+
+
+def test_copies_stay_in_caches_that_are_shared(streamed) -> None:
+    assert streamed((10_000, NEAR)) == [20 * 9]  # trials of 9: after 32 copies, then after 512 each
+
+
+def test_copies_go_past_caches_that_are_not(streamed) -> None:
+    assert streamed((32, FAR), (9, FAR), (10_000, FAR)) == [0, 9, 10_000 - 19 * 9]
+
+
+def test_a_rank_that_moves_is_followed(streamed) -> None:
+    begin, near, far, again = streamed((1_000, NEAR), (2_000, FAR), (10_000, FAR), (10_000, NEAR))
+    assert begin <= 2 * 9
+    assert near > 1_000  # within the next trial
+    assert far > 9_700
+    assert again < 521 + 20 * 9
+
+
+def test_copies_of_a_trial_are_right() -> None:
+    """Of 64 segments in each of three calls; the first trial is in the first call."""
+    count = 64 << 15
+    index = np.arange(count, dtype=np.float32)
+    with world(3) as ranks:
+        plan = all_reduce_plan(3, "ring", 1 << 17)
+        for call in range(3):
+            results = in_threads(ranks, lambda rank, c=call: rank.run(plan, index % 1009 * (rank.rank + 1 + c)))
+            for result in results:
+                np.testing.assert_array_equal(result, index % 1009 * (6 + 3 * call))
