@@ -352,6 +352,59 @@ def join() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+def join_of_several_passes() -> None:
+    """A step after every second pass; rank r has 3 + 2 r passes, so that all run out between two steps."""
+    from torch.distributed.algorithms.join import Join
+
+    with group() as (rank, size):
+        for weighted in (True, False):
+            net, reference = Net(), Net()
+            optimizer = distributed(net, weight=1.0 if weighted else None)
+            with Join([optimizer]):
+                for turn in range(3 + 2 * rank):
+                    x, y = batch(turn, rank, size)
+                    if weighted:
+                        optimizer.weight = len(x)
+                    if turn % 2 == 0:
+                        optimizer.zero_grad()
+                    F.cross_entropy(net(x), y).backward()
+                    if turn % 2:
+                        optimizer.step()
+            single = torch.optim.Adam(reference.parameters(), 0.01)
+            for turn in range(1 + 2 * size):
+                parts = [batch(turn, r, size) for r in range(size) if turn < 3 + 2 * r]
+                if turn % 2 == 0:
+                    single.zero_grad()
+                if weighted:
+                    x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+                    F.cross_entropy(reference(x), y).backward()
+                else:
+                    sum(F.cross_entropy(reference(x), y) / size for x, y in parts).backward()
+                if turn % 2:
+                    single.step()
+            for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+def made_again() -> None:
+    """A second DistributedOptimizer around the same model replaces the first, whose gradients nobody reduces."""
+    with group() as (rank, size):
+        net = Net()
+        first = distributed(net, torch.optim.SGD(net.parameters(), 0.0))
+        steps(net, first, rank, size, 3)
+        second = distributed(net)
+        for step in range(20):
+            x, y = batch(step, rank, size)
+            second.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            second.step()
+        close(net)
+        name = next(name for name, _ in net.named_parameters())
+        for call in (first.step, first.synchronize, lambda: first.step(lambda: 0.0)):
+            said = caught(ValueError, call)
+            assert f"another DistributedOptimizer was made for parameter {name} since: use that one" in str(said)
+
+
 def weighted_hook() -> None:
     """DistributedDataParallel with another number of samples on each rank."""
     from torch.nn.parallel import DistributedDataParallel
@@ -440,6 +493,13 @@ def what_counts_for_nothing_may_be_nan() -> None:
             optimizer.zero_grad(set_to_none=False)
             net(torch.full((1, 3), math.nan if rank else 5.0)).sum().backward()
             same(net.weight.grad, torch.full((1, 3), 5.0))
+        table = nn.Embedding(4, 2, sparse=True)
+        table.weight.data[:] = 1.0
+        optimizer = distributed(table, torch.optim.SGD(table.parameters(), 0.1), weight=0.0 if rank else 2.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (table(torch.tensor([rank + 1])).sum() * (math.nan if rank else 5.0)).backward()
+            same(table.weight.grad.to_dense(), torch.tensor([[0.0] * 2, [5.0] * 2, [0.0] * 2, [0.0] * 2]))
 
 
 def a_pass_that_failed() -> list[str]:
@@ -510,6 +570,8 @@ WORKERS = [
     weights_of_any_type,
     what_counts_for_nothing_may_be_nan,
     join,
+    join_of_several_passes,
+    made_again,
     weighted_hook,
     broadcasts,
 ]

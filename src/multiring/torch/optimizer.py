@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -47,7 +48,12 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         self._optimizer = optimizer
         self._names = {id(parameter): name for name, parameter in named_parameters or ()}
         communicator = api.joined(group)
+        self._communicator = communicator
         self._joined = False
+        self._passes = 0
+        """That were reduced since the last step."""
+        self._stepped = False
+        """Since the last pass."""
         self._reducer = Reducer(communicator, bucket_bytes, self._notify)
         for number, settings in enumerate(optimizer.param_groups):
             self._watch(number, settings)
@@ -56,6 +62,16 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
     def _notify(self) -> None:
         if not self._joined:
             Join.notify_join_context(self)
+            if self._join_config.enable:
+                self._anybody_stepped()
+        self._passes += 1
+
+    def _anybody_stepped(self) -> bool:
+        """Whether a rank has made a step since the last pass; in a Join context all ask before each pass."""
+        stepped = np.array([self._stepped], np.int32)
+        self._communicator.all_reduce(stepped, "max")
+        self._stepped = False
+        return bool(stepped[0])
 
     def _watch(self, number: int, settings: dict[str, Any]) -> None:
         parameters = settings["params"]
@@ -82,15 +98,18 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
 
     def synchronize(self) -> None:
         """Average the gradients now; `step` does so where no backward pass outside `no_sync` has done it."""
+        self._reducer.check()
         if self._reducer.pending:
             self._reducer.synchronize()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's own step, on averaged gradients. A closure calls ``backward()``, which averages them."""
+        self._reducer.check()
         if closure is None:
             self.synchronize()
         result = self._optimizer.step(closure) if closure else self._optimizer.step()
         self._reducer.pending = True
+        self._passes, self._stepped = 0, True
         return result
 
     # --- all else is the optimizer's own ---
@@ -131,14 +150,28 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
 
 
 class _Shadow(JoinHook):
-    """A rank that has run out of data takes the others' steps: it stays equal to them, optimizer state included."""
+    """A rank that has run out of data takes part in the others' passes and steps, and so stays equal to them."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self._optimizer = optimizer
 
     def main_hook(self) -> None:
+        """For each pass of the others."""
         optimizer, weight = self._optimizer, self._optimizer.weight
+        if optimizer._anybody_stepped():
+            self._step()
+            optimizer.zero_grad()
         optimizer._joined, optimizer.weight = True, None if weight is None else 0
-        optimizer.zero_grad()
-        optimizer.step()
+        optimizer._reducer.synchronize()
         optimizer._joined, optimizer.weight = False, weight
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """When all have run out."""
+        if self._optimizer._anybody_stepped():
+            self._step()
+
+    def _step(self) -> None:
+        """As the others have made one, unless this rank has."""
+        if self._optimizer._passes:
+            self._optimizer._optimizer.step()
+            self._optimizer._passes = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -13,12 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from multiring.buckets import Buckets, Gradient, agreed_order
 from multiring.comm import Communicator
 from multiring.labels import part
 from multiring.torch.buffers import dense, form
 from multiring.torch.sparse import all_reduce_sparse
+
+_reducers = WeakTensorKeyDictionary()
+"""Of each parameter the last reducer that watches it, as a weak reference."""
 
 
 class Reducer:
@@ -39,6 +45,8 @@ class Reducer:
         self._before = before
         self._parameters: list[Tensor] = []
         self._names: list[str] = []
+        self._hooks: list[RemovableHandle] = []
+        self._replaced: str | None = None  # a parameter that another reducer watches now
         self._trained: list[int] = []
         """Of the parameters those that are not frozen."""
         self._buckets: Buckets | None = None
@@ -51,7 +59,8 @@ class Reducer:
     def watch(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Reduce the gradients of these parameters, from the next backward pass on; in the same order on all ranks.
 
-        Those that are frozen take no part until they are to be trained again.
+        Those that are frozen take no part until they are to be trained again. A reducer that watched one of them before
+        is replaced: it reduces nothing any more.
         """
         for name, parameter in named:
             trained = parameter.requires_grad
@@ -62,13 +71,31 @@ class Reducer:
                     f"parameter {name} lies on {parameter.device}, and multiring reduces gradients in memory of the "
                     "CPU: train there, or use DistributedDataParallel with backend 'nccl'"
                 )
+            earlier = _reducers[parameter]() if parameter in _reducers else None
+            if earlier is not None and earlier is not self and earlier._replaced is None:
+                earlier._leave(name)
+            _reducers[parameter] = weakref.ref(self)
             index = len(self._parameters)
             self._parameters.append(parameter)
             self._names.append(name)
             parameter.requires_grad_(True)  # only then it takes a hook, which stays
-            parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
             parameter.requires_grad_(trained)
         self._buckets = None
+
+    def _leave(self, name: str) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._replaced = name
+
+    def check(self) -> None:
+        """ValueError if another reducer watches one of the parameters now."""
+        if self._replaced is not None:
+            raise ValueError(
+                f"another DistributedOptimizer was made for parameter {self._replaced} since: use that one, or make "
+                "one of an optimizer with all of the parameters"
+            )
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -170,7 +197,7 @@ class Reducer:
     def _reduce_sparse(self, parameter: Tensor) -> None:
         """All ranks reduce the parameter by what rows each has, which may be none."""
         gradient = parameter.grad
-        if gradient is None:
+        if gradient is None or self._factor == 0:  # also where it is NaN
             rows, values = torch.empty((1, 0), dtype=torch.int64), parameter.new_empty((0, *parameter.shape[1:]))
             gradient = torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
         elif not gradient.is_sparse:
