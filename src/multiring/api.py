@@ -28,6 +28,7 @@ _inherited: Communicator | None = (
 )
 _marks: list[str | None] = []  # of the parent's launcher
 _lock = threading.Lock()
+_dispatched: list[Callable[[], object]] = []
 
 
 def init(**options: Any) -> Communicator:
@@ -64,11 +65,26 @@ def adopt(communicator: Communicator) -> None:
     atexit.register(_exit)
 
 
+def before_leaving(wait: Callable[[], object]) -> None:
+    """Have ``wait`` called before this rank leaves in good order: it returns when what was dispatched is done."""
+    _dispatched.append(wait)
+
+
 def shutdown() -> None:
     """Leave the job: pending works fail, everything is released, and `init` may be called again.
 
     Mismatch, when all is released, if a call that completed here turns out to be another one elsewhere.
+    Steps that JAX has dispatched are waited for, unless a rank was lost.
     """
+    try:
+        if _default is not None and _default.world.engine.failure() is None:
+            for wait in _dispatched:
+                wait()
+    finally:
+        _leave()
+
+
+def _leave() -> None:
     from multiring import bootstrap
 
     global _default

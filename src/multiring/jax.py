@@ -24,6 +24,7 @@ from multiring import api
 from multiring.buckets import BUCKET_BYTES, Gradient, arrange, bucket_label
 from multiring.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.comm import Communicator
+from multiring.labels import label as label_of
 from multiring.labels import part
 
 __all__ = [
@@ -194,9 +195,11 @@ def _check_op(x: Any, op: str) -> None:
         raise ValueError(f"{op} is not defined for {x.dtype.name}: it has {', '.join(OPS_OF[x.dtype.name])}")
 
 
-def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | None, label: int = 0) -> Any:
+def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | None, label: int | None = None) -> Any:
     """Check what can be checked while tracing; the rest happens when XLA calls."""
     communicator = api.joined(group)
+    if label is None:  # a call of NumPy's that overtakes it on one rank is a Mismatch
+        label = label_of("array", ["of a JAX program"])
     x = jnp.asarray(x)
     _movable(x)
     if op not in OPS:
@@ -268,6 +271,7 @@ def _lower(ctx: Any, x: Any, *, collective: str, op: str, root: int, label: int,
 
 
 mlir.register_lowering(_collective_p, _lower, platform="cpu")
+api.before_leaving(jax.effects_barrier)  # what was dispatched is not done
 jax.ffi.register_ffi_target("multiring", multiring._native.xla_handler(), platform="cpu")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -19,6 +19,8 @@ from multiring.buckets import BUCKET_BYTES, Gradient, averages
 from multiring.comm import Communicator
 from multiring.labels import label, part, variable_names
 from multiring.weights import average, valid
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -61,6 +63,7 @@ def DistributedOptimizer(
         )
     average_gradients, weight_of = _averaging(), _weighing(weight)
 
+    @_not_compiled
     def means_of(self: Any, grads: Any, variables: Sequence[Any]) -> list[Any]:
         self.averages_over_ranks = True
         averaged: list[Any] = list(grads)
@@ -90,7 +93,21 @@ def DistributedOptimizer(
     if scales:  # on JAX it passes its own `apply` by
         names["stateless_apply"] = stateless_apply
     optimizer.__class__ = type(base.__name__, (base,), names)
+    registered = keras.saving.get_registered_name(base)
+    if registered != base.__name__:
+        for each in (type(optimizer), base):  # the last one is what the name stands for when a model is loaded
+            keras.saving.register_keras_serializable(*registered.split(">"))(each)
     return optimizer
+
+
+def _not_compiled(function: _F) -> _F:
+    """Leave it to Python in a step that torch compiles: it moves bytes between arrays."""
+    if keras.backend.backend() != "torch":
+        return function
+    import torch
+
+    aside: _F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return aside
 
 
 def _averaging() -> Callable[..., Sequence[Any]]:

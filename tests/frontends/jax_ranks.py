@@ -82,6 +82,30 @@ def joined_again() -> None:
     same(reduce(own(RANK, 10)), everyone(10).sum(0))
 
 
+def left_with_steps_on_their_way() -> None:
+    """``shutdown`` waits for what was dispatched, here behind a computation that takes rank 0 some time."""
+    step = jax.jit(lambda x: mrj.all_reduce(x) + 0 * jnp.linalg.matrix_power(jnp.eye(300), 2 if RANK else 99).sum())
+    x = jnp.asarray(own(RANK, 10))
+    for _ in range(4):
+        x = step(x)
+    mr.shutdown()
+    same(x, everyone(10).sum(0) * SIZE**3)
+    mr.init()
+    jax.clear_caches()
+
+
+def overtaken() -> None:
+    """A call of NumPy's in the place of one that JAX makes is a Mismatch, though both sum as many numbers."""
+    reduce = jax.jit(lambda x: mrj.all_reduce(x))
+    if RANK == 0:
+        with pytest.raises(jax.errors.JaxRuntimeError) as error:
+            jax.block_until_ready(reduce(own(RANK, 10)))
+    else:
+        with pytest.raises(mr.Mismatch) as error:
+            mr.all_reduce(own(RANK, 10))
+    assert "1 array: of a JAX program" in str(error.value)
+
+
 def derivatives() -> None:
     """Against central differences of the sum of all ranks' functions."""
     weights = jnp.asarray(own(RANK, 2 * SIZE, "float64") + 1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import zipfile
 
 import disagreeing
 import keras
@@ -82,6 +84,31 @@ def saving() -> None:
     fit(loaded, X[part], Y[part], epochs=5)
     fit(whole, X[: 100 * SIZE], Y[: 100 * SIZE], keras.optimizers.Adam(0.01))
     close(loaded, whole)
+
+
+@keras.saving.register_keras_serializable("ours")
+class Registered(keras.optimizers.SGD):
+    """An optimizer that a user has registered."""
+
+
+def saving_what_is_registered() -> None:
+    name = f"{os.environ['FOLDER']}/registered{RANK}.keras"
+    model = network(0)
+    fit(model, X[:50], Y[:50], mrk.DistributedOptimizer(Registered(0.1)), epochs=1)
+    model.save(name)
+    saved = json.loads(zipfile.ZipFile(name).read("config.json"))["compile_config"]["optimizer"]
+    assert (saved["class_name"], saved["registered_name"]) == ("Registered", "ours>Registered")
+    assert type(keras.models.load_model(name).optimizer) is Registered
+
+
+def compiled_by_torch() -> None:
+    if keras.backend.backend() == "torch":
+        model, expected = network(0), network(0)
+        part = slice(RANK, 100 * SIZE, SIZE)
+        optimizer = mrk.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        fit(model, X[part], Y[part], optimizer, epochs=2, jit_compile=True)
+        fit(expected, X[: 100 * SIZE], Y[: 100 * SIZE], keras.optimizers.SGD(0.1), epochs=2)
+        close(model, expected)
 
 
 def trained_before() -> None:

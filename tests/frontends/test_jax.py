@@ -12,7 +12,16 @@ pytestmark = needs("jax", "optax")
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives_derivatives_loops_and_order(ranks: int) -> None:
-    functions = ("collectives", "derivatives", "loops", "trees", "order", "groups", "joined_again")
+    functions = (
+        "collectives",
+        "derivatives",
+        "loops",
+        "trees",
+        "order",
+        "groups",
+        "joined_again",
+        "left_with_steps_on_their_way",
+    )
     succeeds("jax_ranks.py", *functions, ranks=ranks)
 
 
@@ -23,6 +32,10 @@ def test_uneven_ranks_train_what_one_process_trains(ranks: int) -> None:
 
 def test_mistakes_are_told_and_differing_shapes_are_a_mismatch() -> None:
     succeeds("jax_ranks.py", "mistakes", ranks=2)
+
+
+def test_a_call_of_numpy_in_the_place_of_one_of_jax_is_a_mismatch() -> None:
+    succeeds("jax_ranks.py", "overtaken", ranks=2)
 
 
 def test_trees_of_other_structure_are_a_mismatch_that_shows_both() -> None:

@@ -15,7 +15,13 @@ pytestmark = needs("keras", "tensorflow", "jax")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_training_saving_and_callbacks(backend: str, tmp_path: Path) -> None:
     functions = ("training", "saving", "trained_before", "warm_up", "recipe_as_schedule", "mistakes", "scaled_losses")
-    functions += ("uneven_batches", "corrected_momentum", "other_variables")
+    functions += (
+        "saving_what_is_registered",
+        "compiled_by_torch",
+        "uneven_batches",
+        "corrected_momentum",
+        "other_variables",
+    )
     succeeds("keras_ranks.py", *functions, ranks=2, KERAS_BACKEND=backend, JAX_ENABLE_X64="1", FOLDER=str(tmp_path))
 
 

@@ -307,6 +307,34 @@ def scheduler_clipping_and_closures() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+def line_searches() -> None:
+    """L-BFGS tries steps until the loss, that of all ranks, is small enough: all ranks take the same one."""
+    with group() as (rank, size):
+        for weighted in (True, False):
+            net, reference = Net(), Net()
+
+            def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
+                return torch.optim.LBFGS(model.parameters(), max_iter=5, line_search_fn="strong_wolfe")
+
+            optimizer, single = distributed(net, lbfgs(net), weight=1.0 if weighted else None), lbfgs(reference)
+            for step in range(3):
+                losses = []
+                mine = uneven(step, rank, size) if weighted else batch(step, rank, size)
+                optimizer.weight = len(mine[0]) if weighted else None
+                for model, one, (x, y) in ((net, optimizer, mine), (reference, single, batch(step, 0, 1))):
+
+                    def closure(model: nn.Module = model, one: Any = one, x: Tensor = x, y: Tensor = y) -> Tensor:
+                        one.zero_grad()
+                        loss = F.cross_entropy(model(x), y)  # NaN without rows
+                        loss.backward()
+                        return loss
+
+                    losses.append(one.step(closure))
+                torch.testing.assert_close(losses[0], losses[1].detach(), rtol=0, atol=1e-9)
+            for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
+
+
 def added_parameters() -> None:
     with group() as (rank, size):
         net = Net()
@@ -469,9 +497,15 @@ def frozen_for_a_while() -> None:
 def complex_parameters() -> None:
     with group() as (rank, size):
         net = nn.ParameterList([torch.arange(3) * (1 + 2j)])
+        later = nn.Parameter(torch.ones(2, dtype=torch.complex64), requires_grad=False)
+        net.append(later)
         distributed(net, torch.optim.SGD(net.parameters(), 0.1))
-        (net[0] * (rank + 1)).imag.sum().backward()
-        same(net[0].grad, torch.full((3,), 1j * (size + 1) / 2))
+        for trained in (False, True):
+            net.zero_grad()
+            later.requires_grad_(trained)
+            ((net[0] * (rank + 1)).imag.sum() + (later * rank).real.sum()).backward()
+            same(net[0].grad, torch.full((3,), 1j * (size + 1) / 2))
+        same(later.grad, torch.full((2,), (size - 1) / 2 + 0j))
 
 
 def weights_of_any_type() -> None:
@@ -564,6 +598,7 @@ WORKERS = [
     compiled,
     reentrant_checkpoints,
     scheduler_clipping_and_closures,
+    line_searches,
     added_parameters,
     frozen_for_a_while,
     complex_parameters,

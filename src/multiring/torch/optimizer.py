@@ -16,6 +16,7 @@ from multiring import api
 from multiring.buckets import BUCKET_BYTES
 from multiring.comm import Communicator
 from multiring.torch.reducer import Reducer
+from multiring.weights import average
 
 
 class DistributedOptimizer(torch.optim.Optimizer, Joinable):
@@ -103,14 +104,24 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
             self._reducer.synchronize()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The optimizer's own step, on averaged gradients. A closure calls ``backward()``, which averages them."""
+        """The optimizer's own step, on averaged gradients. A closure calls ``backward()``, which averages them.
+
+        The loss that a closure returns is averaged too, since optimizers go by it. All ranks give a closure or none.
+        """
         self._reducer.check()
         if closure is None:
             self.synchronize()
-        result = self._optimizer.step(closure) if closure else self._optimizer.step()
+        result = self._optimizer.step(lambda: self._mean(closure())) if closure else self._optimizer.step()
         self._reducer.pending = True
         self._passes, self._stepped = 0, True
         return result
+
+    def _mean(self, loss: Any) -> Any:
+        """The loss over all ranks; in a Join context, where those that have run out call no closure, this rank's."""
+        if loss is None or self._join_config.enable:
+            return loss
+        mean = average(self._communicator, float(loss), 1.0 if self.weight is None else self.weight)
+        return loss.detach().new_tensor(mean) if isinstance(loss, Tensor) else mean
 
     # --- all else is the optimizer's own ---
 

@@ -64,7 +64,7 @@ class Reducer:
         """
         for name, parameter in named:
             trained = parameter.requires_grad
-            if not trained and not (parameter.is_cpu and parameter.is_floating_point()):
+            if not trained and not (parameter.is_cpu and (parameter.is_floating_point() or parameter.is_complex())):
                 continue
             if not parameter.is_cpu:
                 raise ValueError(
