@@ -80,7 +80,7 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
     for launcher in (_multiring_run, _torchrun, _mpi, _slurm):
         found = launcher(environ, launch)
         if found:
-            return replace(found, restart=_restart(environ, launch))
+            return replace(found, restart=restarts(environ, launch))
     _refuse_half(environ)
     return Place(0, 1, "no launcher", no_meeting)
 
@@ -106,13 +106,11 @@ def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> Place | No
     return _at_launchers_store("multiring run", launch.rank, launch.world_size, launch)
 
 
-def _restart(environ: Mapping[str, str], launch: env.Launch) -> int:
-    """Whoever started the ranks: what MULTIRING_RESTART says, even if that is 0, or else what torchrun counts."""
-    return launch.restart if environ.get("MULTIRING_RESTART") else torch_restart(environ)
-
-
-def torch_restart(environ: Mapping[str, str]) -> int:
-    """How often torchrun has started the ranks again; its store still holds what they wrote before."""
+def restarts(environ: Mapping[str, str], launch: env.Launch) -> int:
+    """How often all ranks were started before: what MULTIRING_RESTART says, even if that is 0, or else what torchrun
+    counts. A store that outlives a restart still holds what was written before it."""
+    if environ.get("MULTIRING_RESTART"):
+        return launch.restart
     return _number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0
 
 

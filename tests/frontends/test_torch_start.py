@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,10 @@ from torch_helpers import Net, close, everyone, group, own, same, steps
 from torch_ranks import values
 
 import multiring
+from multiring import bootstrap
 from multiring.store import Server, TorchStore
+
+create = importlib.import_module("multiring.torch.create")
 
 SECRET = b"the secret of a test's job"
 
@@ -95,6 +100,28 @@ def init_alone() -> None:
 
 def test_init_alone() -> None:
     values(init_alone, world_size=1)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    ("given", "counted", "expected"),
+    [(None, None, 0), (None, "3", 3), ("", "3", 3), ("2", "3", 2), ("0", "3", 0), ("2", None, 2)],
+)
+def test_restarts_are_counted_alike_by_both_ways_into_the_job(
+    given: str | None, counted: str | None, expected: int, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"MULTIRING_RESTART": given, "TORCHELASTIC_RESTART_COUNT": counted, "RANK": str(rank), "WORLD_SIZE": "3"}
+    for name, value in {**environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    joined: list[bootstrap.Place] = []
+    monkeypatch.setattr(create.rendezvous, "join", lambda place, settings: joined.append(place))
+    create._join(SimpleNamespace(store=None, group_rank=rank, group_size=3, group_id="g"), None)
+    for place in (*joined, bootstrap.place()):
+        assert (place.rank, place.world_size, place.restart) == (rank, 3, expected)
+    assert len(joined) == 1
 
 
 def options() -> None:

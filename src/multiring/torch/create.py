@@ -67,7 +67,7 @@ def _join(settings: Any, options: Options | None) -> rendezvous.World:
         "torch.distributed",
         lambda _: contextlib.nullcontext(meeting),
         f"torch group {settings.group_id}",
-        launch.restart or bootstrap.torch_restart(os.environ),
+        bootstrap.restarts(os.environ, launch),
     )
     return rendezvous.join(place, env.read(env.Settings, **(options.settings if options else {})))
 
