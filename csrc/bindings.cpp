@@ -448,9 +448,7 @@ NB_MODULE(_native, m) {
         },
         "numerator"_a, "denominator"_a, "count"_a, "itemsize"_a);
     m.def("features", &features);
-    m.def(
-        "name_label", [](std::uint32_t label, std::string text) { name_label(label % most_labels, std::move(text)); },
-        "label"_a, "text"_a);
+    nb::class_<LabelName>(m, "LabelName").def(nb::init<std::uint32_t, std::string>(), "label"_a, "text"_a);
     m.def(
         "explain_labels",
         [](std::string message) {

@@ -19,7 +19,7 @@ constexpr std::size_t longest_line = 1000;  // that is shown as it is
 
 struct Register {
     std::mutex mutex;
-    std::map<std::uint32_t, std::string> texts;
+    std::multimap<std::uint32_t, const std::string*> texts;
 };
 
 Register& known() {
@@ -50,16 +50,22 @@ std::string describe_label(std::uint32_t label) {
     return text.data();
 }
 
-void name_label(std::uint32_t label, std::string text) {
+LabelName::LabelName(std::uint32_t label, std::string text) : label_(label % most_labels), text_(std::move(text)) {
     const std::lock_guard lock(known().mutex);
-    known().texts[label] = std::move(text);
+    known().texts.emplace(label_, &text_);
+}
+
+LabelName::~LabelName() {
+    const std::lock_guard lock(known().mutex);
+    const auto [begin, end] = known().texts.equal_range(label_);
+    known().texts.erase(std::find_if(begin, end, [&](const auto& entry) { return entry.second == &text_; }));
 }
 
 void explain_labels(std::string& message) {
     const std::lock_guard lock(known().mutex);
     for (const std::string& label : unexplained(message)) {
         const auto text = known().texts.find(static_cast<std::uint32_t>(std::strtoul(label.c_str(), nullptr, 16)));
-        if (text != known().texts.end()) message += line_of(label) + text->second;
+        if (text != known().texts.end()) message += line_of(label) + *text->second;
     }
 }
 

@@ -16,7 +16,19 @@ namespace multiring {
 inline constexpr std::uint32_t most_labels = 1 << 24;  // 0: a call without one
 
 std::string describe_label(std::uint32_t label);  // "3fa2c1"
-void name_label(std::uint32_t label, std::string text);
+
+// What a label stands for is known here for as long as one of these is kept: names may change with each step.
+class LabelName {
+  public:
+    LabelName(std::uint32_t label, std::string text);
+    ~LabelName();
+    LabelName(const LabelName&) = delete;
+    LabelName& operator=(const LabelName&) = delete;
+
+  private:
+    const std::uint32_t label_;
+    const std::string text_;
+};
 
 // Add the lines of the labels that are named in a message and known here.
 void explain_labels(std::string& message);

@@ -84,8 +84,10 @@ def xla_handler() -> Any:
 def features() -> dict[str, str]:
     """Instruction set chosen for reductions, compiler, ABI: for ``doctor``."""
 
-def name_label(label: int, text: str) -> None:
-    """What a Mismatch says of calls with this label, a number of 24 bits; all ranks of a call give the same label."""
+class LabelName:
+    """While it is kept, what a Mismatch says of calls with this label: a number of 24 bits, the same on all ranks."""
+
+    def __init__(self, label: int, text: str) -> None: ...
 
 def explain_labels(message: str) -> str:
     """A message of a Mismatch with a line for each label in it that has a name here."""
@@ -186,7 +188,7 @@ class Engine:
         timeout: float,
         label: int = 0,
     ) -> None:
-        """Execute a schedule in the calling thread; ``count`` is elements per block, ``label`` see `name_label`."""
+        """Execute a schedule in the calling thread; ``count`` is elements per block, ``label`` see `LabelName`."""
 
     def start(
         self,

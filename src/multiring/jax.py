@@ -234,7 +234,7 @@ def _abstract(x: Any, *, collective: str, size: int, **_: Any) -> Any:
     return x.update(shape=shape, weak_type=False), {_EFFECT}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)  # labels may change with each step
 def _compiled(parameters: tuple[tuple[str, Any], ...]) -> Any:
     return jax.jit(functools.partial(_collective_p.bind, **dict(parameters)))
 

@@ -1,6 +1,7 @@
 """Labels of calls: what their buffers hold beside a type and a count, compared between the ranks with everything else.
 
-A label is a number of 24 bits; a Mismatch shows what it stands for on both sides. 0 is no label.
+A label is a number of 24 bits; a Mismatch shows what it stands for on both sides. Labels that nobody keeps are
+forgotten, as names may change with each step. 0 is no label.
 """
 
 from __future__ import annotations
@@ -17,18 +18,28 @@ LONGEST_TEXT = 28_000
 """Bytes of a label beyond which it is not shown; all of it is compared. A notice has room for two."""
 
 
+MOST_KEPT = 256
+"""Labels made last, which are kept for front ends that ask for the same ones in each step."""
+
+
+class _Label(int):
+    """A label; a Mismatch can say what it stands for while this, and not merely its number, is kept."""
+
+    name: _native.LabelName
+
+
 def label(what: str, parts: Iterable[str]) -> int:
     """The label of a call whose buffer holds ``parts``, such as the names and shapes of gradients, in this order."""
     return _label(what, tuple(parts))
 
 
-@functools.lru_cache(maxsize=4096)
-def _label(what: str, parts: tuple[str, ...]) -> int:
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _label(what: str, parts: tuple[str, ...]) -> _Label:
     text = f"{len(parts)} {what}: {', '.join(map(_on_one_line, parts))}".encode(errors="backslashreplace")
-    number = int.from_bytes(hashlib.blake2b(text, digest_size=3).digest(), "big") or 1
+    made = _Label(int.from_bytes(hashlib.blake2b(text, digest_size=3).digest(), "big") or 1)
     shown = text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + b" ..."
-    _native.name_label(number, shown.decode(errors="ignore"))
-    return number
+    made.name = _native.LabelName(made, shown.decode(errors="ignore"))
+    return made
 
 
 def _on_one_line(text: str) -> str:

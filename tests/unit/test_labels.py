@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from engines import all_reduce_plan, in_threads, world
 from test_engine_failure import errors_of
 
 from multiring import _native as native
+from multiring import labels
 from multiring.errors import Mismatch
-from multiring.labels import LONGEST_TEXT, label, part, variable_names
+from multiring.labels import LONGEST_TEXT, MOST_KEPT, label, part, variable_names
 
 KERNEL, BIAS = part("kernel", (64, 10)), part("bias", (10,))
 
@@ -27,6 +29,43 @@ def test_a_label_tells_names_shapes_and_orders_apart() -> None:
 
 def explained(*labels: int) -> list[str]:
     return native.explain_labels(", ".join(f"label={one:06x}" for one in labels)).splitlines()[1:]
+
+
+def test_names_that_change_with_each_step_are_forgotten() -> None:
+    kept = label("gradients", [KERNEL, "kept"])
+    made = {int(label("metrics", [f"loss at step {step}"])): step for step in range(3000)}  # two may have one number
+    assert set(explained(*made)) == {
+        f"label {one:06x}: 1 metrics: loss at step {step}" for one, step in made.items() if step >= 3000 - MOST_KEPT
+    }
+    assert explained(kept) == [f"label {kept:06x}: 2 gradients: {KERNEL}, kept"]
+    assert label("gradients", [KERNEL, "kept"]) is not kept
+    assert label("gradients", [KERNEL, "kept"]) == kept
+    number = int(kept)
+    del kept
+    labels._label.cache_clear()
+    assert explained(number) == []
+    for step in range(3000):
+        variable_names([f"loss at {step}", "accuracy"])
+    assert labels._variable_names.cache_info().currsize <= 64
+
+
+def test_two_names_of_one_number_are_forgotten_one_by_one() -> None:
+    first, second = native.LabelName(0xABCDEF, "first"), native.LabelName(0xABCDEF, "second")
+    assert explained(0xABCDEF) == ["label abcdef: first"]
+    del first
+    assert explained(0xABCDEF) == ["label abcdef: second"]
+    del second
+    assert explained(0xABCDEF) == []
+
+
+def test_labels_are_made_and_forgotten_by_several_threads() -> None:
+    def work(thread: int) -> None:
+        for step in range(1000):
+            mine = label("metrics", [f"{step} of {thread if step % 2 else 'all'}"])
+            assert explained(mine) == [f"label {mine:06x}: 1 metrics: {step} of {thread if step % 2 else 'all'}"]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 def test_of_long_labels_the_difference_is_shown() -> None:
@@ -99,6 +138,28 @@ def test_other_labels_are_a_mismatch_and_the_same_are_none(apart: bool, count: i
         assert "\nlabel " in str(error)
         assert "2 gradients: kernel (64, 10), bias (10)" in str(error)
         assert "2 gradients: bias (10), kernel (64, 10)" in str(error)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_mismatch_shows_what_is_kept_and_else_the_number(kept: bool) -> None:
+    plan = all_reduce_plan(2, "direct")
+    mine = [label("gradients", [f"kernel of rank {rank}, {kept}"]) for rank in range(2)]
+    if not kept:
+        mine = [int(one) for one in mine]
+    for step in range(2 * MOST_KEPT):
+        label("metrics", [f"loss at step {step}"])
+
+    def reduce(rank) -> None:
+        array = np.full(10, rank.rank + 1.0)
+        rank.engine.run(*rank._arguments(plan, array, "sum", 30.0, rank.install(plan)), mine[rank.rank])
+
+    with world(2) as ranks:
+        errors = errors_of(ranks, reduce)
+    for error in errors:
+        assert isinstance(error, Mismatch)
+        for rank, one in enumerate(mine):
+            assert f"label={one:06x}" in str(error).splitlines()[0]
+            assert (f"\nlabel {one:06x}: 1 gradients: kernel of rank {rank}, {kept}" in str(error)) == kept
 
 
 def test_a_label_has_24_bits() -> None:
