@@ -20,7 +20,7 @@ from typing import Any
 from multiring import env
 from multiring.errors import RendezvousError, ResourceError
 from multiring.net import listen
-from multiring.store import Client, Server, Store, TorchStore
+from multiring.store import Client, JobStore, Server, TorchStore
 
 SLURM_PORTS = range(20000, 30000)
 """Where rank 0 of a Slurm step serves the store if MULTIRING_PORTS does not say."""
@@ -41,7 +41,7 @@ _inherited: dict[int, bytes] = {}  # a descriptor can be read once, init called 
 class Meeting:
     """A store that the whole job shares, and the job's secret (None: rank 0 draws one and shares it in the store)."""
 
-    store: Store
+    store: JobStore
     secret: bytes | None
 
 

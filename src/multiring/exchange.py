@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from multiring.errors import MultiringError, RendezvousError
-from multiring.store import Store
+from multiring.store import JobStore, Store
 
 Record = dict[str, Any]
 
@@ -45,33 +45,30 @@ class Exchange:
         self.deadline = time.monotonic() + timeout
         """When every round must be over, in monotonic seconds."""
         self._failed: tuple[str, Record] | None = None
-        self._newest: tuple[str, int] | None = None
+        self._newest: tuple[JobStore, str, int] | None = None
 
-    def outdate(self, key: str, restart: int) -> None:
+    def outdate(self, store: JobStore, key: str, restart: int) -> None:
         """Say at ``key``, which all restarts of the job have in common, that this rank belongs to ``restart``.
 
         RendezvousError if a later one stands there; whoever still waits for an earlier one to arrive gets that error.
-        Rank 0 looks there again while it waits for others.
+        Ranks of several restarts may come at once: what stands there is replaced by something later only. Rank 0 looks
+        there again while it waits for others.
         """
-        self._newest = key, restart
-        self._outdate()
+        self._newest = store, key, restart
+        mine = json.dumps({"restart": restart, "prefix": self._prefix}).encode()
+        found = b""
+        while (now := store.swap(key, found, mine)) != mine:
+            newest = json.loads(now)
+            _refuse_earlier(restart, newest["restart"])
+            if newest["restart"] < restart:  # before it is replaced: whoever then comes knows nobody to tell
+                told = {"error": _left_over(newest["restart"], restart), "rank": -1, "by": -1}
+                store.set(f"{newest['prefix']}/arrive/all", _packed(told))
+            found = now
 
-    def _outdate(self) -> None:
-        if self._newest is None:
-            return
-        key, restart = self._newest
-        mine = {"restart": restart, "prefix": self._prefix}
-        try:
-            newest = _unpacked(self._store.get(key, 0.0))
-        except TimeoutError:
-            newest = mine | {"restart": -1}
-        if newest["restart"] > restart:
-            raise RendezvousError(_left_over(restart, newest["restart"]))
-        if 0 <= newest["restart"] < restart:
-            told = {"error": _left_over(newest["restart"], restart), "rank": -1, "by": -1}
-            self._store.set(f"{newest['prefix']}/arrive/all", _packed(told))
-        if newest != mine:
-            self._store.set(key, _packed(mine))
+    def _look_for_newer(self) -> None:
+        if self._newest is not None:
+            store, key, restart = self._newest
+            _refuse_earlier(restart, json.loads(store.get(key, 0.0))["restart"])
 
     def round(
         self, name: str, record: Record, judge: Callable[[list[Record]], Record] = lambda records: {}
@@ -157,7 +154,7 @@ class Exchange:
             try:
                 records.append(self._read(name, len(records), min(LOOK_SECONDS, self._remaining())))
             except TimeoutError:
-                self._outdate()
+                self._look_for_newer()
                 arrived, missing = self._roll(name)
                 if any("error" in record for record in arrived.values()):
                     time.sleep(LOOK_SECONDS)
@@ -192,6 +189,11 @@ def _packed(record: Record) -> bytes:
 def _unpacked(value: bytes) -> Record:
     record: Record = json.loads(zlib.decompress(value))
     return record
+
+
+def _refuse_earlier(restart: int, newest: int) -> None:
+    if newest > restart:
+        raise RendezvousError(_left_over(restart, newest))
 
 
 def _left_over(restart: int, newest: int) -> str:

@@ -1,7 +1,8 @@
 """The key-value store through which the ranks of a job find each other: its server, its client, torch's as another.
 
 A request is (operation, key length, value length, seconds) followed by key and value; a reply is (status, length)
-followed by a value. Both ends have proved the job's secret before (net/auth.py), and every length is checked.
+followed by a value. To swap, the value is the length of what is expected, that, and the new one. Both ends have proved
+the job's secret before (net/auth.py), and every length is checked.
 """
 
 from __future__ import annotations
@@ -29,17 +30,25 @@ SHORT_SECONDS, POLL_SECONDS = 2.0, 0.01
 
 _REQUEST = struct.Struct("!BIId")
 _REPLY = struct.Struct("!BI")
-_SET, _GET, _ADD, _SETTLE, _BEQUEATH = range(5)
+_EXPECTED = struct.Struct("!I")
+_SET, _GET, _ADD, _SWAP, _BEQUEATH = range(5)
 _DONE, _TIMED_OUT, _INVALID = range(3)
 
 
 class Store(Protocol):
-    """What the rendezvous needs of a store."""
+    """What rounds of all ranks need of a store."""
 
     def set(self, key: str, value: bytes) -> None: ...
 
     def get(self, key: str, timeout: float) -> bytes:
         """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
+
+
+class JobStore(Store, Protocol):
+    """What ranks of several restarts need of the one that they share."""
+
+    def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
+        """Set ``key`` if it has the value ``expected`` (b"": if it is unset); the value that it has then."""
 
 
 class Server:
@@ -88,7 +97,8 @@ class Server:
                 await self._answer_all(sock, bequests)
         finally:
             for key, value in bequests.items():
-                self._settle(key, value)
+                if key not in self._values:
+                    self._set(key, value)
 
     async def _answer_all(self, sock: socket.socket, bequests: dict[str, bytes]) -> None:
         loop = asyncio.get_running_loop()
@@ -109,8 +119,12 @@ class Server:
             await loop.sock_sendall(sock, _REPLY.pack(status, len(result)) + result)
 
     async def _answer(self, operation: int, key: str, value: bytes, seconds: float) -> tuple[int, bytes]:
-        if operation == _SETTLE:
-            return _DONE, self._settle(key, value)
+        if operation == _SWAP:
+            if len(value) < _EXPECTED.size:
+                return _INVALID, b""
+            (size,) = _EXPECTED.unpack_from(value)
+            expected, new = value[_EXPECTED.size :][:size], value[_EXPECTED.size + size :]
+            return _DONE, self._swap(key, expected, new)
         if operation == _SET:
             self._set(key, value)
             return _DONE, b""
@@ -129,10 +143,10 @@ class Server:
         """The value of ``key`` as it is now, for the process that serves."""
         return self._values.get(key)
 
-    def _settle(self, key: str, value: bytes) -> bytes:
-        if key not in self._values:
+    def _swap(self, key: str, expected: bytes, value: bytes) -> bytes:
+        if self._values.get(key) == expected if expected else key not in self._values:
             self._set(key, value)
-        return self._values[key]
+        return self._values.get(key, b"")
 
     def _set(self, key: str, value: bytes) -> None:
         self._values[key] = value
@@ -192,7 +206,11 @@ class Client:
 
     def settle(self, key: str, value: bytes) -> bytes:
         """Set ``key`` unless it is set; the value that it has then."""
-        return self._call(_SETTLE, key, value, 0.0)
+        return self.swap(key, b"", value)
+
+    def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
+        """Set ``key`` if it has the value ``expected`` (b"": if it is unset); the value that it has then."""
+        return self._call(_SWAP, key, _EXPECTED.pack(len(expected)) + expected + value, 0.0)
 
     def bequeath(self, key: str, value: bytes) -> None:
         """Let the server settle ``key`` when this connection ends, however that comes about."""
@@ -258,6 +276,11 @@ class TorchStore:
         """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
         with self._errors():
             return self._get(key, timeout)
+
+    def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
+        """Set ``key`` if it has the value ``expected`` (b"": if it is unset); the value that it has then."""
+        with self._errors():
+            return bytes(self._store.compare_set(key, expected, value))
 
     def _get(self, key: str, timeout: float) -> bytes:
         if timeout > SHORT_SECONDS and not self._store.check([key]):

@@ -132,7 +132,10 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 SEEDS: dict[str, list[bytes]] = {
     "handshake": [auth.Hello(auth.DATA, 1, 0, job="fuzz").pack(bytes(32)) + bytes(32)],
-    "store": [struct.pack("!BIId", op, 1, 1, 0.1) + b"k1" for op in range(5)],
+    "store": [
+        *(struct.pack("!BIId", op, 1, 1, 0.1) + b"k1" for op in range(5)),
+        struct.pack("!BIId", 3, 1, 6, 0.1) + b"k" + struct.pack("!I", 1) + b"12",
+    ],
     "frames": [
         _frame(DATA, bytes(32), collective=7, plan=7, count=4),
         _frame(GRANT, segment=1, collective=7, plan=7, count=4),

@@ -500,6 +500,93 @@ def test_who_comes_from_an_earlier_start_is_told_and_the_newest_go_on(job: Job, 
     assert errors[0].rank == -1
 
 
+class Interrupted(Client):
+    """Something else happens between the first and the second word to the store about one key."""
+
+    def __init__(self, port: int, key: str, meanwhile: Callable[[], object]) -> None:
+        super().__init__([("127.0.0.1", port)], SECRET)
+        self._of, self._meanwhile = key, meanwhile
+
+    def _call(self, operation: int, key: str, value: bytes, seconds: float) -> bytes:
+        try:
+            return super()._call(operation, key, value, seconds)
+        finally:
+            if key == self._of:
+                self._of = ""
+                self._meanwhile()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("interrupted", [3, 4])
+@pytest.mark.parametrize("earlier", [[], [2]])
+def test_who_comes_in_the_same_instant_as_a_restart_is_told(
+    job: Job, earlier: list[int], interrupted: int, rank: int
+) -> None:
+    """A rank of restart 3 and the last one of restart 4, after which nobody of that waits any more."""
+    key = "multiring//newest"
+    left_over, told = [], threading.Event()
+
+    def come(store: Client, restart: int) -> None:
+        exchange = Exchange(store, f"multiring//{restart}/1", rank, 2, 60)
+        try:
+            exchange.outdate(store, key, restart)
+            if restart == 3:
+                exchange.round("arrive", {})
+        except RendezvousError as error:
+            left_over.append(str(error))
+            told.set()
+        finally:
+            store.close()
+
+    def beside(restart: int) -> threading.Thread:
+        return threading.Thread(target=come, args=(Client([("127.0.0.1", job.server.port)], SECRET), restart))
+
+    for restart in earlier:
+        come(Client([("127.0.0.1", job.server.port)], SECRET), restart)
+    other = beside(7 - interrupted)
+
+    def meanwhile() -> None:
+        other.start()
+        if other_is_newer:
+            other.join()
+        else:
+            told.wait(1)  # it goes on to wait for others
+
+    other_is_newer = interrupted == 3
+    come(Interrupted(job.server.port, key, meanwhile), interrupted)
+    other.join()
+    assert len(left_over) == 1
+    assert "this rank belongs to restart 3 of the job, and others to restart 4" in left_over[0]
+
+
+def test_of_restarts_that_come_at_once_the_newest_goes_on(job: Job) -> None:
+    together = threading.Barrier(4)
+    outcomes: dict[int, str] = {}
+
+    def come(restart: int) -> None:
+        store = Client([("127.0.0.1", job.server.port)], SECRET)
+        exchange = Exchange(store, f"multiring//{restart}/1", 1, 2, 30)
+        together.wait()
+        try:
+            exchange.outdate(store, "multiring//newest", restart)
+            if restart < 8:
+                exchange.round("arrive", {})
+            outcomes[restart] = "goes on"
+        except RendezvousError as error:
+            outcomes[restart] = str(error)
+        finally:
+            store.close()
+
+    threads = [threading.Thread(target=come, args=(restart,)) for restart in (5, 6, 7, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.pop(8) == "goes on"
+    for restart, outcome in outcomes.items():
+        assert re.search(rf"belongs to restart {restart} of the job, and others to restart [{restart + 1}-8]:", outcome)
+
+
 def test_joining_twice_reads_nothing_old(job: Job) -> None:
     store = Client([("127.0.0.1", job.server.port)], SECRET)
     Exchange(store, "multiring//0/1", 1, 2, 5)._publish("arrive", 1, {"stale": True})

@@ -16,7 +16,7 @@ import pytest
 from multiring import env
 from multiring.errors import RendezvousError, ResourceError
 from multiring.net import auth, listen
-from multiring.store import MAX_VALUE, Client, Server
+from multiring.store import _SWAP, MAX_VALUE, Client, JobStore, Server, TorchStore
 
 SECRET = b"0123456789abcdef"
 
@@ -48,8 +48,32 @@ def test_what_is_settled_stays(server: Server) -> None:
     assert one.settle("verdict", b"first") == two.settle("verdict", b"second") == b"first"
     assert server.peek("verdict") == two.get("verdict", 0) == b"first"
     assert server.peek("another") is None
+    assert (one.settle("empty", b""), two.settle("empty", b"later")) == (b"", b"")
     one.close()
     two.close()
+
+
+def swaps(one: JobStore, two: JobStore) -> None:
+    assert one.swap("k", b"", b"first") == b"first"
+    assert two.swap("k", b"", b"second") == b"first"
+    assert two.swap("k", b"fir", b"second") == b"first"
+    assert two.swap("k", b"first", b"\0\xff") == one.get("k", 0) == b"\0\xff"
+    assert one.swap("k", b"first", b"third") == two.get("k", 0) == b"\0\xff"
+
+
+def test_what_is_not_expected_is_not_swapped(server: Server) -> None:
+    one, two = connect(server), connect(server)
+    swaps(one, two)
+    with pytest.raises(ValueError, match="refused the operation on 'k'"):
+        one._call(_SWAP, "k", b"\0\0\0", 0.0)
+    one.close()
+    two.close()
+
+
+def test_torchs_store_swaps_alike() -> None:
+    dist = pytest.importorskip("torch.distributed")
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    swaps(TorchStore(served), TorchStore(dist.TCPStore("127.0.0.1", served.port, is_master=False)))
 
 
 def test_the_end_of_a_connection_settles_what_it_bequeathed(server: Server) -> None:
