@@ -152,15 +152,15 @@ void Control::send_farewell(int own) {
     for (Connection& connection : connections_) send_to(connection, bytes);
 }
 
-// The ranks of a host hear each other directly.
+// The ranks of a host hear each other directly. Data connections lead to other hosts, as edges do.
 void Control::pass_on_farewell(int from, int rank) {
     const auto bytes = encode(farewell_of(rank, generation_), {});
     const std::lock_guard lock(mutex_);
     if (!left_.insert(rank).second) return;
-    const bool from_edge = std::any_of(connections_.begin(), connections_.end(),
-                                       [&](const Connection& c) { return c.peer == from && c.is_edge; });
+    const bool from_host = std::any_of(connections_.begin(), connections_.end(),
+                                       [&](const Connection& c) { return c.peer == from && !c.is_edge; });
     for (Connection& connection : connections_)
-        if (connection.peer != from && (connection.is_edge || from_edge)) send_to(connection, bytes);
+        if (connection.peer != from && (connection.is_edge || !from_host)) send_to(connection, bytes);
 }
 
 void Control::send_beat(int edge, std::span<const std::byte> statuses) {

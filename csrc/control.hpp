@@ -3,8 +3,8 @@
 // There is one stream socket to each rank of this host and one to some ranks of other hosts. A connection that closes
 // without a farewell means that its rank is lost. A notice (a first failure, with its culprit and reason) is passed on
 // to every other connection, so that it reaches all ranks, and so is a farewell: from this host to others, and from
-// another host to everywhere else. A rank of another host also sends beats, and what it knows of the ranks behind it
-// (liveness.hpp).
+// another host, also where a data connection told of it, to everywhere else. A rank of another host also sends beats,
+// and what it knows of the ranks behind it (liveness.hpp).
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ class Control {
     void read(int peer);
     void send(const Notice& notice);
     void send_farewell(int own);
-    void pass_on_farewell(int from, int rank);
+    void pass_on_farewell(int from, int rank);  // from -1: over a data connection
     // Never blocks: a beat is left out while the peer has not taken in what was sent before.
     void send_beat(int edge, std::span<const std::byte> statuses);
     void close_all() noexcept;

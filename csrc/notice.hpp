@@ -14,7 +14,7 @@ namespace multiring {
 struct Notice {
     static constexpr std::size_t longest_text = std::size_t{1} << 16;
 
-    int from = -1;  // the rank that passed it on; of a farewell, over a control connection
+    int from = -1;  // the rank that passed it on; of a farewell, over a control connection, else -1
     ErrorKind kind{};
     int rank = -1;  // the culprit
     std::string text;

@@ -82,7 +82,7 @@ void Engine::take_inbox() {
     for (const Notice& notice : notices)
         if (!notice.farewell) fail(told_by(notice));
     for (const Notice& notice : notices)  // after its reason to leave, if it told of one
-        if (notice.farewell && notice.from >= 0) control_->pass_on_farewell(notice.from, notice.rank);
+        if (notice.farewell) control_->pass_on_farewell(notice.from, notice.rank);
 }
 
 bool Engine::advance_works() {

@@ -184,6 +184,32 @@ def leave_before_a_message() -> Any:
     return error_of(mr.recv, np.ones(10), mr.rank() + 1)
 
 
+def leave_after_the_lowest() -> Any:
+    """Rank 0, over which the hosts hear of each other, leaves, then rank 3, which has a link to rank 2 alone; what
+    rank 1 sees, which waits for a message of it, and what rank 2 hears, which waits for nothing."""
+    mr.init()
+    x = np.full(5, 10 + mr.rank())
+    if mr.rank() == 0:
+        sys.exit(0)
+    if mr.rank() == 3:
+        mr.recv(x, 2)
+        assert (x == 12).all()
+        sys.exit(0)
+    if mr.rank() == 2:
+        engine = mr.init().world.engine
+        while not engine.departed(0):
+            time.sleep(0.01)
+        mr.send(x, 3)
+        while not engine.departed(3):
+            time.sleep(0.01)
+        mr.send(x, 1)
+        while (failure := engine.failure()) is None:
+            time.sleep(0.01)
+        return [type(failure).__name__, failure.rank, str(failure), 0]
+    mr.recv(x, 2)
+    return error_of(mr.recv, x, 3)
+
+
 def receive_from_who_is_left() -> Any:
     """Rank 2 ends, then rank 1, which sends to rank 0 before; what rank 0 receives from anybody."""
     mr.init()

@@ -114,6 +114,17 @@ def test_a_message_of_who_has_left_is_not_waited_for_wherever_it_was() -> None:
         assert seconds < 30
 
 
+def test_leaving_is_told_to_a_host_whose_lowest_rank_has_left_before() -> None:
+    """Ranks 1 and 3 have no connection at all: it is rank 2 that tells of the farewell."""
+    outcomes = jobs.start(behaviour.leave_after_the_lowest, 4, hosts="aaab").wait(60)
+    assert [outcome.code for outcome in outcomes] == [0, 0, 0, 0]
+    for rank in (1, 2):
+        kind, culprit, message, seconds = outcomes[rank].value
+        assert (kind, culprit) == ("PeerLost", 3), message
+        assert "rank 3 (host b) has shut down" in message
+        assert seconds < 30  # of a time limit of 10 minutes
+
+
 @pytest.mark.parametrize("hosts", PLACES)
 def test_any_source_needs_only_one_that_has_not_left(hosts: str | None) -> None:
     outcomes = jobs.start(behaviour.receive_from_who_is_left, 3, hosts=hosts).wait(60)

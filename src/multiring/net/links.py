@@ -163,8 +163,8 @@ class Links:
             for link in missing
         )
         return RendezvousError(
-            f"{self._describe(self._mine.rank)} has no link after {timeout:g} s: {tried}. Let the hosts reach each "
-            "other in one direction at least: see MULTIRING_INTERFACE and MULTIRING_PORTS",
+            f"{self._describe(self._mine.rank)} has no link after {round(timeout, 1):g} s: {tried}. Unless it has "
+            "ended, let the hosts reach each other in one direction at least: see MULTIRING_INTERFACE, MULTIRING_PORTS",
             rank=missing[0].peer if missing else -1,
         )
 
