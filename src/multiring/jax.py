@@ -8,13 +8,15 @@ One device a process, a CPU.
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import effects  # tokens, in the words of JAX: only its inside has them
+from jax._src import dispatch, effects  # tokens, in the words of JAX: only its inside has them
 from jax._src.interpreters import mlir
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
@@ -85,6 +87,7 @@ def all_to_all(x: Any, *, group: Communicator | None = None) -> jax.Array:
 
 def barrier(*, group: Communicator | None = None) -> None:
     """Return when every rank has called it and all its earlier collectives are done; not inside ``jit``."""
+    _joined(group)
     jax.effects_barrier()
     multiring.barrier(group=group)
 
@@ -195,9 +198,34 @@ def _check_op(x: Any, op: str) -> None:
         raise ValueError(f"{op} is not defined for {x.dtype.name}: it has {', '.join(OPS_OF[x.dtype.name])}")
 
 
+_last = threading.local()  # as JAX keeps tokens for each thread
+
+
+def _joined(group: Communicator | None) -> Communicator:
+    """The communicator of a call; the first one of a job forgets what failed in the one before."""
+    communicator = api.joined(group)
+    world = communicator.world
+    before = getattr(_last, "world", None)
+    if before is not None and before() is not world:
+        _forget_failures()
+    _last.world = weakref.ref(world)
+    return communicator
+
+
+def _forget_failures() -> None:
+    """JAX hands the token of a call that failed, in a thread of XLA, to the next one, which fails of the same."""
+    for tokens in (dispatch.runtime_tokens.current_tokens, dispatch.runtime_tokens.output_runtime_tokens):
+        for key, token in list(tokens.items()):
+            try:
+                token.block_until_ready()
+            except jax.errors.JaxRuntimeError as error:
+                if "multiring" in str(error):
+                    del tokens[key]
+
+
 def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | None, label: int | None = None) -> Any:
     """Check what can be checked while tracing; the rest happens when XLA calls."""
-    communicator = api.joined(group)
+    communicator = _joined(group)
     if label is None:  # a call of NumPy's that overtakes it on one rank is a Mismatch
         label = label_of("array", ["of a JAX program"])
     x = jnp.asarray(x)

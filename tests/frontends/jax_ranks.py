@@ -106,6 +106,30 @@ def overtaken() -> None:
     assert "1 array: of a JAX program" in str(error.value)
 
 
+def failed_before() -> None:
+    """A call fails in a thread of XLA; the next job, begun in this process, knows nothing of it."""
+    ones = np.ones((1500, 1500), np.float32)  # enough for XLA to work in a thread of its own
+
+    @jax.jit
+    def step(x, ones):
+        return jax.lax.fori_loop(0, 3, lambda i, x: mrj.all_reduce(x) + (ones @ ones).max() * 0, x)
+
+    for restart in range(2):
+        result = step(own(RANK, 3 + RANK), ones)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch"):
+            jax.block_until_ready(result)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch"):
+            jax.effects_barrier()  # JAX keeps the failure
+        mr.shutdown()
+        mr.init()
+        jax.clear_caches()
+        if restart == 0:
+            mrj.barrier()
+        same(jax.jit(mrj.all_reduce)(own(RANK, 10)), everyone(10).sum(0))
+        jax.effects_barrier()
+    mrj.barrier()
+
+
 def derivatives() -> None:
     """Against central differences of the sum of all ranks' functions."""
     weights = jnp.asarray(own(RANK, 2 * SIZE, "float64") + 1)

@@ -20,6 +20,7 @@ def test_collectives_derivatives_loops_and_order(ranks: int) -> None:
         "order",
         "groups",
         "joined_again",
+        "failed_before",
         "left_with_steps_on_their_way",
     )
     succeeds("jax_ranks.py", *functions, ranks=ranks)
