@@ -28,6 +28,7 @@ from multiring.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.comm import Communicator
 from multiring.labels import label as label_of
 from multiring.labels import part
+from multiring.weights import valid
 
 __all__ = [
     "all_gather",
@@ -122,7 +123,7 @@ def average(
     leaves, paths, structure = _flattened(tree)
     op = "avg" if weight is None else "sum"
     if weight is not None:
-        mine = jnp.asarray(weight, float)
+        mine = jnp.asarray(weight if isinstance(weight, jax.core.Tracer) else valid(weight), float)
         share = mine / all_reduce(mine, group=group)
         leaves = [_weighted(jnp.asarray(leaf), share) for leaf in leaves]
 

@@ -80,7 +80,7 @@ def average(
 
 
 class DistributedGradientTape:
-    """A ``tf.GradientTape`` whose `gradient` is the mean over the ranks; everything else is the tape's own.
+    """A ``tf.GradientTape`` whose `gradient` is the mean over the ranks; all else, as ``jacobian``, is this rank's own.
 
     ``weight`` is the number of samples that this rank has in the step, on all ranks or on none.
     """

@@ -638,6 +638,14 @@ def test_what_is_no_optimizer_is_refused() -> None:
             DistributedOptimizer(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="bucket_bytes=-1: a number of bytes is needed"):
         DistributedOptimizer(plain, bucket_bytes=-1)
+    net = Net()
+    for wrong, said in ((list(net.parameters()), "Parameter"), (net, "Net"), (list(net.state_dict()), "str")):
+        for takes in (lambda given: DistributedOptimizer(plain, given), broadcast_parameters):
+            with pytest.raises(TypeError, match=rf"^{said} is no pair of a name and a tensor: give model.named_param"):
+                takes(wrong)
+    twice = [("weight", torch.ones(2)), ("weight", torch.ones(3))]
+    with pytest.raises(ValueError, match="two tensors have the name weight: give each a name of its own"):
+        broadcast_parameters(twice)
 
 
 def test_different_models_are_refused_with_the_remedy() -> None:

@@ -41,7 +41,7 @@ def torch_training() -> list[Any]:
     import torch.distributed as dist
 
     from multiring._torch_entry import register
-    from multiring.torch import init
+    from multiring.torch import DistributedOptimizer, init
 
     register()
     init(init_timeout=40)
@@ -53,6 +53,11 @@ def torch_training() -> list[Any]:
     mean = (dist.get_world_size() + 1) / 2
     assert layer.weight.grad is not None
     assert torch.equal(layer.weight.grad, mean * index[None])
+    other = torch.nn.Linear(1000, 1, bias=False)
+    torch.nn.init.zeros_(other.weight)
+    DistributedOptimizer(torch.optim.SGD(other.parameters(), 0.1), other.named_parameters(), bucket_bytes=1000)
+    other(index * (dist.get_rank() + 1)).sum().backward()
+    assert torch.equal(other.weight.grad, mean * index[None])
     gathered = [torch.empty(3) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, torch.arange(3.0) + 10 * dist.get_rank())
     dist.destroy_process_group()

@@ -19,17 +19,31 @@ def broadcast_parameters(
     """Copy ``model.state_dict()`` or ``model.named_parameters()`` of rank ``root`` into that of all others, in place.
 
     What is no tensor is left alone. ValueError on all ranks if names, types, shapes or orders in memory
-    differ.
+    differ, and for two tensors of one name.
     """
     communicator = api.joined(group)
-    named = parameters.items() if isinstance(parameters, Mapping) else parameters
-    tensors = {name: value for name, value in named if isinstance(value, Tensor)}
+    tensors: dict[str, Tensor] = {}
+    for name, value in named_pairs(parameters):
+        if name in tensors:
+            raise ValueError(f"two tensors have the name {name}: give each a name of its own")
+        if isinstance(value, Tensor):
+            tensors[name] = value
     mine = {name: form(tensor) for name, tensor in tensors.items()}
     for rank, theirs in enumerate(communicator.all_gather_object(mine)):
         for name in [*mine, *(theirs.keys() - mine.keys())]:
             if mine.get(name) != theirs.get(name):
                 raise ValueError(f"{name} is {mine.get(name)} here and {theirs.get(name)} on rank {rank}")
     _broadcast(communicator, [tensors[name] for name in sorted(tensors)], root)
+
+
+def named_pairs(parameters: Any) -> list[tuple[str, Any]]:
+    """Names and values of a mapping, or of pairs of these; TypeError for what is neither."""
+    given = parameters.items() if isinstance(parameters, Mapping) else parameters
+    pairs = list(given) if isinstance(given, Iterable) else [given]
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise TypeError(f"{type(pair).__name__} is no pair of a name and a tensor: give model.named_parameters()")
+    return pairs
 
 
 def broadcast_optimizer_state(

@@ -15,6 +15,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from multiring import api
 from multiring.buckets import BUCKET_BYTES
 from multiring.comm import Communicator
+from multiring.torch.broadcast import named_pairs
 from multiring.torch.reducer import Reducer
 from multiring.weights import average
 
@@ -47,7 +48,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
             raise ValueError(f"bucket_bytes={bucket_bytes!r}: a number of bytes is needed, such as {BUCKET_BYTES}")
         Joinable.__init__(self)
         self._optimizer = optimizer
-        self._names = {id(parameter): name for name, parameter in named_parameters or ()}
+        self._names = {id(parameter): name for name, parameter in named_pairs(named_parameters or ())}
         communicator = api.joined(group)
         self._communicator = communicator
         self._joined = False
