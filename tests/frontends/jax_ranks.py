@@ -241,7 +241,7 @@ def mistakes() -> None:
         for weight in None, 1:
             with pytest.raises(ValueError, match=f"avg is not defined for {name}"):
                 mrj.average({"n": leaf, "x": 3.0}, weight=weight)
-    with pytest.raises(ValueError, match="weight=-1.0: a weight is 0 or more"):
+    with pytest.raises(ValueError, match=r"weight=-1\.0: a weight is 0 or more"):
         mrj.average(own(RANK, 3), weight=-1.0)
     with pytest.raises(ValueError, match="cannot be cut"):
         mrj.reduce_scatter(own(RANK, SIZE + 1))
