@@ -492,9 +492,12 @@ class Communicator:
         piece = all_of(said, target(said))
         if self.rank == leader:
             first = self.members[leader] * GROUPS
-            free = (number for number in range(first + 1, first + GROUPS) if number not in self.world.groups)
-            said[0] = next(free, -1)
-            if said[0] < 0:
+            # One that was closed here may still be in use elsewhere: its number comes again when all others have.
+            for _ in range(GROUPS - 1):
+                said[0] = first + 1 + next(self.world.draws) % (GROUPS - 1)
+                if said[0] not in self.world.groups:
+                    break
+            else:
                 raise ResourceError(f"{GROUPS - 1} groups whose lowest rank is {leader} exist: close some")
             works = [self._part_to("new_group", rank, piece, None) for rank in others]
         else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import logging
 import secrets
 import socket
@@ -82,6 +83,8 @@ class World:
     """The generation in which each rank came."""
     groups: set[int] = field(default_factory=set)
     """The numbers of the communicators that exist."""
+    draws: Iterator[int] = field(default_factory=itertools.count)
+    """Counts the numbers that this rank draws for groups."""
     timeline: trace.Timeline | None = None
     began: float = field(default_factory=time.monotonic)
     former: dict[str, Any] = field(default_factory=dict)

@@ -254,6 +254,16 @@ def groups() -> list[list[int]]:
         inner.broadcast(x, root=1)
         sums.append(int(x[0]))
         inner.close()
+    numbers = []
+    for _ in range(30):  # other ranks may still be in a group that was closed here: the next one is told apart from it
+        again = mr.new_group(range(size))
+        assert again is not None
+        x = np.array([rank])
+        again.all_reduce(x)
+        assert x[0] == size * (size - 1) // 2
+        again.close()
+        numbers.append(again._number)
+    assert len(set(numbers)) == 30
     mr.shutdown()
     return [sums, [mine.rank, mine.size]]
 
