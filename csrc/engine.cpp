@@ -23,7 +23,7 @@ constexpr auto patience_for_labels = std::chrono::seconds(1);  // of a mismatch 
 constexpr auto unread_grace = std::chrono::milliseconds(500);  // at shutdown, for peers that have not read all yet
 constexpr auto longest_drive = std::chrono::seconds(1);        // by a caller, without a pause
 // Of giving the core away before sleeping. Those who yield on and on keep a thread that wakes from the core for as
-// long: 4 KB took 4 ranks on 2 cores 55 us with 1 ms, 27 with 0.2 to 0.4, 33 with 0.05.
+// long: 4 KB took 4 ranks on 2 cores 54 us with 1 ms, 29 with 0.2, 34 with 0.05.
 constexpr auto yielding_budget = std::chrono::microseconds(300);
 
 }  // namespace
