@@ -121,8 +121,10 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         """The loss over all ranks; in a Join context, where those that have run out call no closure, this rank's."""
         if loss is None or self._join_config.enable:
             return loss
+        if isinstance(loss, Tensor):
+            loss = loss.detach()
         mean = average(self._communicator, float(loss), 1.0 if self.weight is None else self.weight)
-        return loss.detach().new_tensor(mean) if isinstance(loss, Tensor) else mean
+        return loss.new_tensor(mean) if isinstance(loss, Tensor) else mean
 
     # --- all else is the optimizer's own ---
 
