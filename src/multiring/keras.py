@@ -6,6 +6,7 @@ compiled. The names of the callbacks are Horovod's; a saved model is a plain one
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -46,7 +47,7 @@ def DistributedOptimizer(
     counts for nothing, and its gradients may be NaN. A model that was loaded has a plain optimizer: call
     ``DistributedOptimizer(model.optimizer)`` once more; a model that was trained with it is then to be compiled again.
     A ``LossScaleOptimizer`` goes inside: it looks for overflow in what was averaged, so that all ranks skip the same
-    steps.
+    steps. A copy of the optimizer, or a pickled one, averages too and begins without state, as copies of Keras's do.
     """
     base = type(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -88,8 +89,13 @@ def DistributedOptimizer(
         means = means_of(self, grads, self._trainable_variables)
         return base.stateless_apply(self, optimizer_variables, means, trainable_variables)
 
+    def reduce(self: Any) -> tuple[Any, ...]:
+        again = functools.partial(DistributedOptimizer, weight=weight, bucket_bytes=bucket_bytes, group=group)
+        return functools.partial(_made_again, base, again), (self.get_config(),)
+
     # Keras saves a class by its module and name: these are of the plain one.
     names = {"apply": apply, "averages_over_ranks": False, "__module__": base.__module__, "__doc__": base.__doc__}
+    names["__reduce__"] = reduce
     if scales:  # on JAX it passes its own `apply` by
         names["stateless_apply"] = stateless_apply
     optimizer.__class__ = type(base.__name__, (base,), names)
@@ -98,6 +104,10 @@ def DistributedOptimizer(
         for each in (type(optimizer), base):  # the last one is what the name stands for when a model is loaded
             keras.saving.register_keras_serializable(*registered.split(">"))(each)
     return optimizer
+
+
+def _made_again(base: Any, wrap: Callable[[Any], Any], config: dict[str, Any]) -> Any:
+    return wrap(base.from_config(config))
 
 
 def _not_compiled(function: _F) -> _F:

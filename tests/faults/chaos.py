@@ -11,6 +11,7 @@ not notice. It ends at the first round that differs, with what repeats it.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import secrets
 import shutil
@@ -133,7 +134,7 @@ def main() -> None:
         cluster = None
         if not obstacle:
             places = tuple(Place(name, CARD, ranks_in_host([i])) for i, name in enumerate("abcd"))
-            cluster = undo.enter_context(lab.up(Topology(LEVELS[:2], places), "chaos"))
+            cluster = undo.enter_context(lab.up(Topology(LEVELS[:2], places), f"chaos-{os.getpid()}"))
         folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         for number in range(options.faults):
             this = draw(dice, with_lab=cluster is not None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -99,6 +101,20 @@ def saving_what_is_registered() -> None:
     saved = json.loads(zipfile.ZipFile(name).read("config.json"))["compile_config"]["optimizer"]
     assert (saved["class_name"], saved["registered_name"]) == ("Registered", "ours>Registered")
     assert type(keras.models.load_model(name).optimizer) is Registered
+
+
+def copies() -> None:
+    """A copy of the optimizer averages as the first one does."""
+    part = slice(RANK, 100 * SIZE, SIZE)
+    inner = keras.optimizers.LossScaleOptimizer(Registered(0.1), initial_scale=2.0)
+    for plain in Registered(0.1), inner:
+        first = mrk.DistributedOptimizer(plain, weight=100, bucket_bytes=4096)
+        for optimizer in copy.deepcopy(first), pickle.loads(pickle.dumps(first)), copy.copy(copy.copy(first)):
+            model, expected = network(0), network(0)
+            fit(model, X[part], Y[part], optimizer, epochs=2, run_eagerly=True)
+            fit(expected, X[: 100 * SIZE], Y[: 100 * SIZE], keras.optimizers.SGD(0.1), epochs=2, run_eagerly=True)
+            close(model, expected)
+            assert optimizer.get_config() == {**first.get_config(), "name": optimizer.name}
 
 
 def compiled_by_torch() -> None:

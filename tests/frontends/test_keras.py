@@ -17,6 +17,7 @@ def test_training_saving_and_callbacks(backend: str, tmp_path: Path) -> None:
     functions = ("training", "saving", "trained_before", "warm_up", "recipe_as_schedule", "mistakes", "scaled_losses")
     functions += (
         "saving_what_is_registered",
+        "copies",
         "compiled_by_torch",
         "uneven_batches",
         "corrected_momentum",

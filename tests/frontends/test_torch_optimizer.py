@@ -256,6 +256,25 @@ def compiled() -> None:
         close(net)
 
 
+def compiled_with_its_backward_pass() -> None:
+    """By SGD: compiled, Adam corrects its bias in float32."""
+    with group() as (rank, size):
+        net, reference = Net(), Net()
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.1))
+
+        @torch.compile(backend="eager")
+        def step(x: Tensor, y: Tensor) -> None:
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+        for number in range(20):
+            step(*batch(number, rank, size))
+        steps(reference, torch.optim.SGD(reference.parameters(), 0.1), 0, 1)
+        for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
 def reentrant_checkpoints() -> None:
     """A backward pass within a backward pass: the same parameters become ready several times."""
     from torch.utils.checkpoint import checkpoint
@@ -596,6 +615,7 @@ WORKERS = [
     sparse_gradients,
     number_formats,
     compiled,
+    compiled_with_its_backward_pass,
     reentrant_checkpoints,
     scheduler_clipping_and_closures,
     line_searches,

@@ -109,9 +109,10 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
 
         The loss that a closure returns is averaged too, since optimizers go by it. All ranks give a closure or none.
         """
-        self._reducer.check()
         if closure is None:
             self.synchronize()
+        else:
+            self._reducer.check()
         result = self._optimizer.step(lambda: self._mean(closure())) if closure else self._optimizer.step()
         self._reducer.pending = True
         self._passes, self._stepped = 0, True

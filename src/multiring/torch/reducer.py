@@ -55,6 +55,9 @@ class Reducer:
         self._seen: dict[int, None] = {}  # in the order of readiness
         self._paused = False
         self._lock = threading.Lock()  # autograd may call hooks from several threads
+        # A step that torch compiles leaves it to Python, as it does the hooks.
+        self.synchronize: Callable[[], None] = torch.compiler.disable(self._synchronize)  # type: ignore[no-untyped-call]
+        """Reduce what has not been reduced since the last backward pass, and wait; all ranks call it."""
 
     def watch(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Reduce the gradients of these parameters, from the next backward pass on; in the same order on all ranks.
@@ -79,7 +82,8 @@ class Reducer:
             self._parameters.append(parameter)
             self._names.append(name)
             parameter.requires_grad_(True)  # only then it takes a hook, which stays
-            hook = parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            became_ready = torch.compiler.disable(self._hook(index))  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(became_ready)  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
             parameter.requires_grad_(trained)
         self._buckets = None
@@ -106,8 +110,7 @@ class Reducer:
         finally:
             self._paused = before
 
-    def synchronize(self) -> None:
-        """Reduce what has not been reduced since the last backward pass, and wait; all ranks call it."""
+    def _synchronize(self) -> None:
         if not self._seen:
             self._begin()
         buckets = self._buckets or self._learn()
