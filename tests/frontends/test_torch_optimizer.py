@@ -326,6 +326,31 @@ def scheduler_clipping_and_closures() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+def scaled_losses() -> None:
+    """A step in which one rank overflows is skipped by all; fused optimizers would unscale by themselves."""
+    with group() as (rank, size):
+        for fused in False, True:
+            net, reference = Net(), Net()
+            optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.1, fused=fused))
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            for step in range(4):
+                x, y = batch(step, rank, size)
+                optimizer.zero_grad()
+                overflow = float("inf") if step == 1 and rank == size - 1 else 1.0
+                scaler.scale(F.cross_entropy(net(x), y) * overflow).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            single = torch.optim.SGD(reference.parameters(), 0.1)
+            for step in 0, 2, 3:
+                x, y = batch(step, 0, 1)
+                single.zero_grad()
+                F.cross_entropy(reference(x), y).backward()
+                single.step()
+            assert scaler.get_scale() == 512
+            for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
 def line_searches() -> None:
     """L-BFGS tries steps until the loss, that of all ranks, is small enough: all ranks take the same one."""
     with group() as (rank, size):
@@ -618,6 +643,7 @@ WORKERS = [
     compiled_with_its_backward_pass,
     reentrant_checkpoints,
     scheduler_clipping_and_closures,
+    scaled_losses,
     line_searches,
     added_parameters,
     frozen_for_a_while,

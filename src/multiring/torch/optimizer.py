@@ -29,6 +29,9 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
     call ``backward()`` outside `no_sync` equally often; one without data calls `step` alone.
     """
 
+    _step_supports_amp_scaling = False
+    """A ``GradScaler`` unscales by itself: what it would hand a fused optimizer it would leave here."""
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
