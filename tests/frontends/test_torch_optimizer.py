@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -379,6 +381,22 @@ def line_searches() -> None:
                 torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
 
 
+def what_is_set_anew() -> None:
+    """Rates and state that are assigned as a whole are those by which steps are made."""
+    with group() as (rank, size):
+        net, reference = Net(), Net()
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
+        single = torch.optim.SGD(reference.parameters(), 0.1, momentum=0.9)
+        for one, model, mine in (optimizer, net, (rank, size)), (single, reference, (0, 1)):
+            steps(model, one, *mine, count=2)
+            one.state = defaultdict(dict)
+            one.param_groups = [{**one.param_groups[0], "lr": 0.01}]
+            steps(model, one, *mine, count=2)
+        for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+        assert "a DistributedOptimizer is not copied" in str(caught(TypeError, lambda: copy.deepcopy(optimizer)))
+
+
 def added_parameters() -> None:
     with group() as (rank, size):
         net = Net()
@@ -645,6 +663,7 @@ WORKERS = [
     scheduler_clipping_and_closures,
     scaled_losses,
     line_searches,
+    what_is_set_anew,
     added_parameters,
     frozen_for_a_while,
     complex_parameters,

@@ -137,6 +137,28 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self._optimizer.param_groups = param_groups
+
+    @property
+    def state(self) -> Any:
+        return self._optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._optimizer.state = state
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a DistributedOptimizer is not copied or pickled, since other ranks take part: save its state_dict(), or make "
+            "one of another optimizer on all ranks"
+        )
+
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self._optimizer!r})"
 
