@@ -275,3 +275,14 @@ def test_draining_waits_for_the_clients() -> None:
     client.close()
     closing.join()
     server.close()
+
+
+def test_draining_does_not_wait_for_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth.run_async, "__defaults__", (60.0,))
+    server = Server(SECRET, job="j", bind=["127.0.0.1"])
+    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+        connect(server).close()
+        began = time.monotonic()
+        server.close(drain=60.0)
+        assert time.monotonic() - began < 30
+        assert stranger.recv(1) == b""

@@ -196,9 +196,10 @@ class Listener:
             _log.warning("%s has refused %d addresses, and names no more of them", self._about, LOGGED_STRANGERS)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until every connection has been closed by the other side, at most ``seconds``."""
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=seconds)
+        """Wait until every proven connection has been closed by the other side, at most ``seconds``."""
+        proven = self._connections - {handshake.task for handshake in self._unproven.values()}
+        if proven:
+            await asyncio.wait(proven, timeout=seconds)
 
     def close(self) -> None:
         """Stop listening; connections that were handed on stay open."""

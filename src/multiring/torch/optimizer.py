@@ -155,8 +155,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "a DistributedOptimizer is not copied or pickled, since other ranks take part: save its state_dict(), or make "
-            "one of another optimizer on all ranks"
+            "a DistributedOptimizer is not copied or pickled, since other ranks take part: save its state_dict(), or "
+            "make one of another optimizer on all ranks"
         )
 
     def __repr__(self) -> str:
