@@ -536,6 +536,11 @@ std::optional<Failure> Engine::ask(const std::shared_ptr<Work>& work) {
 void Engine::fail(Failure failure) {
     const bool is_mismatch = failure.kind == ErrorKind::mismatch;
     if (is_mismatch) explain_labels(failure.message);
+    if (failure.kind == ErrorKind::resource && failure.rank < 0) {  // it is this rank that lacks it
+        failure.rank = options_.rank;
+        failure.host = host(options_.rank);
+        failure.message = rank_name(options_.rank) + ": " + failure.message;
+    }
     Notice notice;
     std::vector<std::shared_ptr<Letterbox>> in_process;
     {

@@ -451,30 +451,44 @@ bool Lane::released(int peer, std::uint32_t index) {
     return true;
 }
 
-// The messages that a segment waits for: to arrive, or else to be read by others.
+// The ranks that a segment waits for: that take up an earlier call, or whose messages are to arrive, or else that read.
 template <class Visit>
 void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
+    if (!opened_) return visit(call_.installed->links.front()->peer);
+    if (!prepared_ && outstanding()) return visit_readers(0, unread_capacity_, visit);
     const bool has_begun = segment != next_;
+    const std::size_t departures = schedule_->departure_count;
+    if (!has_begun && !row_is_clear(segment))
+        return visit_readers(segment % rows_in_use_ * departures, departures, visit);
     const auto& all = schedule_->instructions;
+    const auto& members = call_.installed->communicator->members;
     std::size_t at = has_begun ? rows_[segment % rows_in_use_].next : 0;
     while (at < all.size() && all[at].kind == Instruction::Kind::send) ++at;
     bool found = false;
     if (at < all.size())
         for (const Message& message : messages(all[at]))
-            if (arrived(segment, message).load(std::memory_order_relaxed) == nullptr) found = true, visit(message);
+            if (arrived(segment, message).load(std::memory_order_relaxed) == nullptr)
+                found = true, visit(members[message.member]);
     if (found || !has_begun) return;
     for (const Instruction& in : all)
         if (is_leaving(rows_[segment % rows_in_use_], in))
             for (const Message& message : messages(in))
-                if (unread(segment, message).load(std::memory_order_relaxed) != 0) visit(message);
+                if (unread(segment, message).load(std::memory_order_relaxed) != 0) visit(members[message.member]);
+}
+
+template <class Visit>
+void Lane::visit_readers(std::size_t first, std::size_t count, const Visit& visit) const {
+    for (std::size_t i = first; i < first + count; ++i)
+        if (const std::uint32_t reader = unread_[i].load(std::memory_order_relaxed); reader != 0)
+            visit(static_cast<int>(reader) - 1);
 }
 
 Link* Lane::held_up_by(std::uint32_t segment) const {
-    Link* first = nullptr;
-    visit_missing(segment, [&](const Message& message) {
-        if (first == nullptr) first = call_.installed->message_links[&message - schedule_->messages.data()];
+    int first = -1;
+    visit_missing(segment, [&](int rank) {
+        if (first < 0) first = rank;
     });
-    return first;
+    return first < 0 ? nullptr : machine_.link(first);
 }
 
 void Lane::trace_progress(const Row& row) {
@@ -488,9 +502,7 @@ void Lane::trace_progress(const Row& row) {
 
 std::vector<int> Lane::waited_for() const {
     std::vector<int> ranks;
-    visit_missing(base_, [&](const Message& message) {
-        ranks.push_back(call_.installed->communicator->members[message.member]);
-    });
+    visit_missing(base_, [&](int rank) { ranks.push_back(rank); });
     std::sort(ranks.begin(), ranks.end());
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
     return ranks;

@@ -89,6 +89,8 @@ class Lane {
     bool has_left(const Row& row) const;
     template <class Visit>
     void visit_missing(std::uint32_t segment, const Visit& visit) const;
+    template <class Visit>
+    void visit_readers(std::size_t first, std::size_t count, const Visit& visit) const;
     Link* held_up_by(std::uint32_t segment) const;
     void trace_progress(const Row& row);
     const std::atomic<const std::byte*>& arrived(std::uint32_t segment, const Message& message) const {

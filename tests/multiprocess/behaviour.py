@@ -255,6 +255,36 @@ def late(seconds: float) -> Any:
     return error_of(mr.all_reduce, np.ones(10), timeout=0.5)
 
 
+def late_behind_a_root(collective: str, seconds: float) -> Any:
+    """Rank 2 comes too late for many calls whose root does not wait for it until no more can be under way."""
+    mr.init()
+    mr.barrier()
+    if mr.rank() == 2:
+        time.sleep(seconds)
+        return None
+    x, blocks = np.ones(3000), np.ones((3, 3000)) if mr.rank() == 0 else None
+
+    def calls() -> None:
+        for _ in range(1000):
+            if collective == "broadcast":
+                mr.broadcast(x, timeout=2)
+            elif collective == "scatter":
+                mr.scatter(x, blocks, timeout=2)
+            elif mr.rank() == 0:
+                mr.send(x, 2, timeout=2)
+
+    return error_of(calls)
+
+
+def without_memory() -> Any:
+    """Rank 1 has no memory left for what it would send."""
+    mr.init()
+    kept = mr.empty((12 << 20) - (200 << 10), np.uint8) if mr.rank() == 1 else None
+    found = error_of(mr.all_reduce, np.ones(1 << 20))
+    del kept
+    return found
+
+
 def _disagreeing(what: str) -> Any:
     """A call that on rank 1 is another than on the other ranks."""
     mr.init()

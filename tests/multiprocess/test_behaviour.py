@@ -168,6 +168,25 @@ def test_who_is_late_is_named() -> None:
         assert culprit == 2
 
 
+@pytest.mark.parametrize("hosts", [None, "abc"])
+@pytest.mark.parametrize(("collective", "named_by"), [("broadcast", (0, 1)), ("scatter", (0, 1)), ("send", (0,))])
+def test_who_is_late_for_a_root_that_ran_ahead_is_named(
+    collective: str, named_by: tuple[int, ...], hosts: str | None
+) -> None:
+    outcomes = jobs.run(behaviour.late_behind_a_root, 3, collective, 5.0, hosts=hosts)
+    for rank in named_by:
+        kind, culprit, message, _ = outcomes[rank]
+        assert (kind, culprit) == ("CollectiveTimeout", 2), message
+        assert "rank 2 (host" in message
+
+
+def test_who_has_no_memory_left_is_named() -> None:
+    environment = {"MULTIRING_ARENA_BYTES": "12M"}
+    for kind, culprit, message, _ in jobs.run(behaviour.without_memory, 3, environment=environment):
+        assert (kind, culprit) == ("ResourceError", 1), message
+        assert message.startswith("rank 1 (host") and "out of shared memory" in message
+
+
 @pytest.mark.parametrize("hosts", [None, "ab"])
 @pytest.mark.parametrize(
     ("what", "sides"),
