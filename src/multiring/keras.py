@@ -68,7 +68,7 @@ def DistributedOptimizer(
     def means_of(self: Any, grads: Any, variables: Sequence[Any]) -> list[Any]:
         self.averages_over_ranks = True
         averaged: list[Any] = list(grads)
-        names = variable_names([variable.path for variable in variables])
+        names = variable_names([getattr(variable, "path", "") or variable.name for variable in variables])
         there = [i for i, gradient in enumerate(averaged) if gradient is not None]
         means = average_gradients(
             [averaged[i] for i in there],

@@ -98,6 +98,15 @@ def variables() -> None:
     assert mine[2].numpy() == [SIZE > 1]
 
 
+def optimizer_of_plain_variables() -> None:
+    x, y = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
+    optimizer = mrt.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+    optimizer.apply_gradients([(tf.constant([RANK, 1.0]), x), (tf.constant(2.0 * RANK), y)])
+    mean = (SIZE - 1) / 2
+    np.testing.assert_allclose(x, [1 - mean, 1])
+    np.testing.assert_allclose(y, 3 - 2 * mean)
+
+
 def training() -> None:
     """Ranks with uneven parts of 1,797 images end where one process with all of them ends."""
     images, labels = load_digits(return_X_y=True)

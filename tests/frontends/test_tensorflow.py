@@ -11,7 +11,14 @@ pytestmark = needs("tensorflow")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_averages_and_training(ranks: int) -> None:
     succeeds(
-        "tensorflow_ranks.py", "averages", "nothing_is_written_to", "variables", "training", "mistakes", ranks=ranks
+        "tensorflow_ranks.py",
+        "averages",
+        "nothing_is_written_to",
+        "variables",
+        "optimizer_of_plain_variables",
+        "training",
+        "mistakes",
+        ranks=ranks,
     )
 
 
