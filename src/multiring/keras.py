@@ -7,6 +7,7 @@ compiled. The names of the callbacks are Horovod's; a saved model is a plain one
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from multiring.labels import label, part, variable_names
 from multiring.weights import average, valid
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_log = logging.getLogger("multiring")
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -205,6 +207,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def on_train_begin(self, logs: Any = None) -> None:
         _refuse_own_scaling(self.model.optimizer)
+        if not hasattr(self.model.optimizer, "averages_over_ranks") and api.joined(self._group).size > 1:
+            _log.warning(
+                "the model's %s averages nothing over the ranks, which part unless the model's own train_step does: "
+                "give compile() DistributedOptimizer(optimizer), also for a model that was loaded or copied",
+                type(self.model.optimizer).__name__,
+            )
         self._done = False
         if self.model.built:
             if not self.model.optimizer.built:

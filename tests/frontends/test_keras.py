@@ -18,6 +18,7 @@ def test_training_saving_and_callbacks(backend: str, tmp_path: Path) -> None:
     functions += (
         "saving_what_is_registered",
         "copies",
+        "plain_optimizer",
         "compiled_by_torch",
         "uneven_batches",
         "corrected_momentum",

@@ -30,7 +30,10 @@ class Weighted:
         """Multiply a bucket by this rank's share, which the ranks settle before the first bucket of a pass."""
         if bucket.index() == 0:
             self._share = share(api.joined(self.group), self.weight)
-        bucket.buffer().mul_(self._share)
+        if self._share:
+            bucket.buffer().mul_(self._share)
+        else:  # also where it is NaN
+            bucket.buffer().zero_()
 
 
 def comm_hook(state: Communicator | Weighted | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
