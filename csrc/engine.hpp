@@ -186,6 +186,7 @@ class Engine final : public Surroundings {
     void poll_connections(int timeout_ms);
     void watch_data(bool wanted);
     void check_deadlines();
+    void excuse(Work& work);
     void check_suspicions();
     int sleep_at_most_ms();
 
@@ -256,6 +257,8 @@ class Engine final : public Surroundings {
     Link* held_up_by_ = nullptr;  // while it idles
     Liveness liveness_;
     Clock::time_point next_beat_{}, next_publishing_{}, last_call_{Clock::now()};
+    Clock::time_point looked_at_deadlines_{Clock::now()};
+    Clock::time_point away_since_{}, came_back_{};  // the last time that the process was stopped, or starved
     std::uint64_t beats_ = 0, looks_ = 0, own_calls_ = 0;
     std::vector<bool> named_;  // by rank: reported as silent
     std::thread thread_;

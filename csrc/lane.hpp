@@ -42,6 +42,7 @@ class Lane {
     bool advance();
     bool finished() const { return base_ == segment_count_; }
     const Call& call() const { return call_; }  // the current or last one
+    void postpone(Clock::time_point deadline) { call_.deadline = deadline; }
     const Installed& installed() const { return *call_.installed; }
     bool flush();
 

@@ -63,6 +63,7 @@ void Engine::take_inbox() {
     {
         const std::lock_guard lock(mutex_);
         inbox_.store(false, std::memory_order_relaxed);
+        for (const auto& work : new_works_) excuse(*work);
         works_.insert(works_.end(), new_works_.begin(), new_works_.end());
         new_works_.clear();
         notices.swap(notices_);
@@ -185,8 +186,23 @@ void Engine::fail_works() {
     works_.clear();
 }
 
+// The time that this process has missed, stopped or starved, is held against nobody.
+void Engine::excuse(Work& work) {
+    Call& call = work.call;
+    const auto since = std::max(away_since_, call.deadline - seconds(call.timeout));
+    if (since >= came_back_) return;
+    call.deadline += came_back_ - since;
+    if (work.lane != nullptr) work.lane->postpone(call.deadline);
+}
+
 void Engine::check_deadlines() {
     const auto now = Clock::now();
+    const auto looked_last = std::exchange(looked_at_deadlines_, now);
+    if (now - looked_last >= 2 * liveness_.interval()) {
+        away_since_ = looked_last;
+        came_back_ = now;
+        for (const auto& work : works_) excuse(*work);
+    }
     for (const auto& work : works_) {
         if (now >= work->call.deadline) {
             fail(timeout_of(*work, ", and its timeout of " + readable(work->call.timeout) + " s is up"));

@@ -270,8 +270,18 @@ def compiled_with_its_backward_pass() -> None:
             F.cross_entropy(net(x), y).backward()
             optimizer.step()
 
+        @torch.compile(backend="eager")
+        def step_by_closure(x: Tensor, y: Tensor) -> None:
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(net(x), y)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
         for number in range(20):
-            step(*batch(number, rank, size))
+            (step_by_closure if number % 2 else step)(*batch(number, rank, size))
         steps(reference, torch.optim.SGD(reference.parameters(), 0.1), 0, 1)
         for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)

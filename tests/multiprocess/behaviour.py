@@ -245,6 +245,20 @@ def until_lost(nbytes: int) -> list[Any]:
     return [*seen[:3], again[0], time.monotonic() - started, time.time()]
 
 
+def until_told(file: str) -> list[Any]:
+    """Collectives of a short time limit until a file is there; what was seen."""
+    mr.init()
+    mr.barrier()
+    tell("running")
+    seen, go_on = ["nothing"], np.ones(1)
+    while seen[0] == "nothing" and go_on[0]:
+        go_on[0] = not os.path.exists(file)
+        seen = error_of(mr.all_reduce, go_on, "min", timeout=2)
+        if seen[0] == "nothing":
+            seen = error_of(mr.all_reduce, np.ones(300_000), timeout=2)
+    return seen
+
+
 def late(seconds: float) -> Any:
     """Rank 2 comes too late."""
     mr.init()

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import behaviour
 import jobs
@@ -158,6 +159,19 @@ def test_a_killed_rank_is_named_by_all_survivors(hosts: str | None, nbytes: int)
         assert "rank 1" in message
         assert leaving < 5
         assert ended - killed < 2 + leaving
+
+
+@pytest.mark.parametrize("hosts", TWO)
+def test_a_job_that_is_stopped_and_goes_on_blames_nobody(hosts: str | None, tmp_path: Path) -> None:
+    job = jobs.start(behaviour.until_told, 3, str(tmp_path / "end"), hosts=hosts)
+    for rank in range(3):
+        assert job.line(rank) == "running"
+    for number in (signal.SIGSTOP, signal.SIGCONT) * 2:
+        for rank in range(3):
+            job.signal(rank, number)
+        time.sleep(4 if number == signal.SIGSTOP else 0.5)
+    (tmp_path / "end").touch()
+    assert [outcome.value[:3] for outcome in job.wait(30)] == [["nothing", -1, ""]] * 3
 
 
 def test_who_is_late_is_named() -> None:

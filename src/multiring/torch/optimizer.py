@@ -60,6 +60,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         self._stepped = False
         """Since the last pass."""
         self._reducer = Reducer(communicator, bucket_bytes, self._notify)
+        # A step that torch compiles leaves it to Python.
+        self._mean = torch.compiler.disable(self._mean_over_ranks)  # type: ignore[no-untyped-call]
         for number, settings in enumerate(optimizer.param_groups):
             self._watch(number, settings)
         self.weight = weight
@@ -121,7 +123,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         self._passes, self._stepped = 0, True
         return result
 
-    def _mean(self, loss: Any) -> Any:
+    def _mean_over_ranks(self, loss: Any) -> Any:
         """The loss over all ranks; in a Join context, where those that have run out call no closure, this rank's."""
         if loss is None or self._join_config.enable:
             return loss
