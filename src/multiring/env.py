@@ -242,7 +242,7 @@ class Launch:
         "inherited descriptor for what a rank tells its launcher: whom it waited for, and whose loss failed it",
     )
     python: str = _knob("", str, "path", "the Python that a program linked to libmultiring.so loads; python3 if unset")
-    job: str = _knob("", str, "name", "identity of the job, part of every handshake", agree=True)
+    job: str = _knob("", str, "name", "identity of the job in a launcher's store, part of every handshake", agree=True)
     restart: int = _knob(
         0, _small, "count", "counts the restarts of the job, part of every handshake between ranks", agree=True
     )

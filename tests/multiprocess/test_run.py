@@ -453,6 +453,7 @@ def test_restarts_end(launch: Launch) -> None:
         (["-n", "2", "no-such-command"], r"no such command: no-such-command \(a script's name ends in .py"),
         (["-n", "2", "--bnd", "core", "true"], r"no such option: --bnd"),
         (["-n", "2", "--bind", "socket", "true"], r"--bind socket: choose one of core, numa, none"),
+        (["-n", "2", "--python", "/no/python", "true"], r"--python /no/python is for hosts that are reached by ssh"),
         (["-n", "2", "--min-ranks", "3", "true"], r"--min-ranks 3 of 2 ranks: the job could not even begin"),
         (["-n", "2", "--max-replacements", "1", "true"], r"--max-replacements 1 needs --min-ranks M"),
         (["-n", "2", "-m"], r"-m needs the name of a module"),

@@ -98,6 +98,11 @@ def run(
         os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
     try:
         _check(program, bind, typed, listed)
+        if python != sys.executable and hosts is None and hostfile is None:
+            raise LaunchError(
+                f"--python {python} is for hosts that are reached by ssh: give them by -H or --hostfile, or start "
+                f"multiring by that Python ({python} -m multiring run ...)"
+            )
         _check_plan()
         own = {
             "--bind": bind != BINDINGS[0],
