@@ -86,6 +86,8 @@ def load(path: Path) -> Recording:
         return _parse(json.loads(path.read_text()))
     except RecursionError:
         raise ValueError(f"{path}: its lists or objects are nested too deeply to be a recording") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: a recording is JSON, and this is none: {error}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

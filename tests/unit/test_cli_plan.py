@@ -171,3 +171,11 @@ def test_a_strategy_that_cannot_be_had_is_one_line(tmp_path: Path, options: list
     assert refused.returncode == 2
     assert reason in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+def test_a_strategy_of_too_many_messages_is_refused_as_the_simulator_does(tmp_path: Path) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text('host = [{ name = "a", ranks = 200 }, { name = "b", ranks = 200 }]')
+    refused = run("--topology", str(file), "--size", "64MB", "--strategy", "halving")
+    assert refused.returncode == 2
+    assert refused.stderr == "multiring plan: too many messages to simulate: 256 x 400 different steps of 400 ranks\n"

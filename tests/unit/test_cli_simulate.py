@@ -69,9 +69,30 @@ def test_a_strategy_of_too_many_messages_says_so_at_once(tmp_path: Path) -> None
     assert shown.exit_code == 0, shown.output
     halving, server = json.loads(shown.stdout)[0]["results"]
     assert halving["seconds"] is None
-    assert halving["note"] == "too many messages to simulate: 1560 segments of 200 different steps"
+    assert halving["note"] == "too many messages to simulate: 1560 x 200 different steps of 200 ranks"
     assert server["seconds"] > 4
     assert not server["note"]
+
+
+def test_steps_that_fill_the_memory_are_counted_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiring.simulate.lockstep.rounds", lambda *_: pytest.fail("they have been made"))
+    hosts = ", ".join(f'{{ name = "h{i}", ranks = 1024 }}' for i in range(32))
+    (tmp_path / "cluster.toml").write_text(f"host = [{hosts}]")
+    save(Recording("small", 0.5, (Gradient(4096, 0.5),)), tmp_path / "job.json")
+    files = ("--topology", str(tmp_path / "cluster.toml"), "--job", str(tmp_path / "job.json"))
+    shown = run(*files, "--strategy", "halving")
+    assert shown.exit_code == 0, shown.output
+    assert "too many messages to simulate: 1 x 2056 different steps of 32768 ranks" in shown.output
+
+
+def test_all_names_of_strategies_are_known_before_the_first_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring.cli.scenario.simulate_strategy", lambda *_: pytest.fail("it has been simulated"))
+    for sweep in ((), ("--sweep", "hosts=1,2")):
+        shown = run("--machine", "minsky", "--strategy", "ring,async-server,bogus", *sweep)
+        assert shown.exit_code == 2
+        assert "unknown strategy 'bogus'; known are ring, halving" in shown.output
 
 
 @pytest.mark.parametrize(("strategies", "watched"), [("ring,server", True), ("ring", False)])
@@ -141,6 +162,18 @@ def test_what_cannot_be_drawn_is_said_before_the_sweep(tmp_path: Path, monkeypat
     assert "5 hosts are not equally many at 2 sites" in run(*sweep, "hosts=2,4,5").output
 
 
+def test_a_picture_that_cannot_be_written_costs_no_figures(tmp_path: Path) -> None:
+    full = tmp_path / "a.svg"
+    full.symlink_to("/dev/full")
+    sweep = ("--machine", "commodity", "--strategy", "ring", "--sweep", "hosts=1,2", "--plot", str(full))
+    for form in ((), ("--json",)):
+        shown = run(*sweep, *form)
+        assert shown.exit_code == 2
+        assert "efficiency" in shown.stdout if form else "hosts   ring" in shown.stdout
+        assert "multiring simulate: " in shown.stderr
+        assert "No space left on device" in shown.stderr
+
+
 def test_numbers_have_sources() -> None:
     shown = run("--machine", "minsky", "--sources")
     assert shown.exit_code == 0, shown.output
@@ -161,6 +194,7 @@ def test_numbers_have_sources() -> None:
         (("--machine", "minsky", "--sweep", "hosts=8..1"), "'8..1' is no range"),
         (("--machine", "minsky", "--plot", "a.png"), "--plot draws a sweep"),
         (("--topology", "no.toml"), "no.toml: No such file"),
+        (("--machine", "minsky", "--job", "/dev/null"), "/dev/null: a recording is JSON, and this is none: Expecting"),
         (("--topology", "no.toml", "--hosts", "4"), "--topology FILE describes its own hosts: leave out --hosts"),
         (("--machine", "minsky", "--job", "a.json", "--model", "vgg16"), "its own job: leave out --model"),
         (("--machine", "minsky", "--job", "a.json", "--gradients", "float16"), "its own job: leave out --gradients"),

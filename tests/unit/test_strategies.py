@@ -17,8 +17,10 @@ from multiring.interpret.full import prove_in_full
 from multiring.machines import machine
 from multiring.methods import steps
 from multiring.simulate import Call, Speeds, simulate
+from multiring.simulate.links import Links
 from multiring.simulate.lockstep import with_fastest_segments
 from multiring.simulate.prediction import predict
+from multiring.simulate.rounds import how_many, rounds
 from multiring.strategies import ASYNCHRONOUS, STRATEGIES, forced, strategy
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
@@ -242,6 +244,20 @@ def busiest(prediction):
         level: max(load.seconds for load in prediction.links if load.level == level)
         for level in {load.level for load in prediction.links}
     }
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("topology", [cluster(1, 4), cluster(8, 3), RACKS])
+def test_rounds_are_counted_as_they_are_made(name, topology):
+    plan = strategy(name).plan(topology, S)
+    assert how_many(plan) == len(list(rounds(plan, Links(topology), NATIVE)))
+
+
+@pytest.mark.parametrize("name", ["ring", "halving", "masters", "server", "multiring"])
+def test_rounds_of_uneven_rings_are_counted(name):
+    topology = Topology.flat([3, 1, 2, 2], FREE, CARD)
+    plan = strategy(name).plan(topology, S)
+    assert how_many(plan) == len(list(rounds(plan, Links(topology), NATIVE)))
 
 
 def test_a_forced_strategy_stands_beside_what_it_displaces():

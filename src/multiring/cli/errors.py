@@ -19,6 +19,8 @@ def check_output(option: str, file: Path | None) -> None:
         return
     if file.is_dir():
         raise ValueError(f"{option} {file}: it is a directory; name a file")
+    if file.exists() and not os.access(file, os.W_OK):
+        raise ValueError(f"{option} {file}: it cannot be written to")
     if not os.access(file.parent, os.W_OK | os.X_OK):
         reason = "cannot be written to" if file.parent.is_dir() else "is no directory"
         raise ValueError(f"{option} {file}: {file.parent} {reason}")

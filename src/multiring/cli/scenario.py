@@ -20,7 +20,7 @@ from multiring.machines import MACHINES, machine
 from multiring.models import MODELS, model
 from multiring.recording import Recording
 from multiring.simulate.spread import slowest, slowness
-from multiring.strategies import ASYNCHRONOUS
+from multiring.strategies import ASYNCHRONOUS, strategy
 from multiring.strategies.compare import NAMES, Result, Training, simulate_strategy
 
 ITEMSIZES = {"float32": 4, "float16": 2}
@@ -101,8 +101,14 @@ class Point:
 
 
 def chosen(strategies: str) -> list[str]:
-    """The strategies of an option."""
-    return list(NAMES) if strategies == "all" else [name.strip() for name in strategies.split(",")]
+    """The strategies of an option; ValueError for a name that is none."""
+    if strategies == "all":
+        return list(NAMES)
+    names = [name.strip() for name in strategies.split(",")]
+    for name in names:
+        if name not in ASYNCHRONOUS:
+            strategy(name)
+    return names
 
 
 def _given(context: typer.Context) -> set[str]:

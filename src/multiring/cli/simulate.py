@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from multiring import units
@@ -93,9 +94,14 @@ def simulate(
         if plot is not None:
             check_picture(plot)
         points = simulated(requests, names)
-        if plot is not None:
+    _show(console, points, names, sweep, as_json)
+    if plot is not None:
+        with one_line_errors("simulate"):
             key = (sweep or "").partition("=")[0]
             plot_efficiency(plot, key, [getattr(point.request, key) for point in points], curves_of(points, names))
+
+
+def _show(console: Console, points: Sequence[Point], names: Sequence[str], sweep: str | None, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([_record(point) for point in points], indent=1))
     elif sweep is None:

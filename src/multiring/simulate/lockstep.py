@@ -21,7 +21,7 @@ from ..topology import Topology
 from .calls import Call, Load, Outcome, check_world
 from .flows import Connection, Simulation, Use
 from .links import Links
-from .rounds import Round, rounds
+from .rounds import Round, how_many, rounds
 from .symmetry import Classes
 
 MOST_STEPS = 100_000
@@ -33,27 +33,46 @@ TRIAL_STEPS = 2_000
 MOST_SECONDS = 10.0
 """Seconds of a processor that a call may take here by itself, in the smallest segments that are tried."""
 
+MOST_BYTES = 1 << 30
+"""Of memory that its different steps may need."""
+
 _STRIDE_SECONDS = 8e-6
 _SHARE_SECONDS = 1e-6
 """What a stride costs, and what it costs more for each other one that may share the links with it."""
 
+_LINK_BYTES = 8
+_RANK_BYTES = 24
+"""What a step says of each link and of each rank."""
+
+
+def check_patience(call: Call, links: Links) -> None:
+    """ValueError for a call with more messages than can be simulated in ``MOST_SECONDS`` and ``MOST_BYTES``, about."""
+    several = how_many(call.plan)
+    seconds = call.segments * several * (_STRIDE_SECONDS + several * _SHARE_SECONDS)
+    nbytes = several * (len(links.capacity) * _LINK_BYTES + links.world_size * _RANK_BYTES)
+    if seconds > MOST_SECONDS or nbytes > MOST_BYTES:
+        raise ValueError(
+            f"too many messages to simulate: {call.segments} x {several} different steps of {links.world_size} ranks"
+        )
+
 
 def simulate_in_lockstep(topology: Topology, calls: Sequence[Call], speeds: Speeds = NATIVE) -> Outcome:
-    """Run the calls; they start in their order, at most ``speeds.lanes`` at a time."""
+    """Run the calls; they start in their order, at most ``speeds.lanes`` at a time.
+
+    ValueError for one that would take longer than about ``MOST_SECONDS``, or more than ``MOST_BYTES``.
+    """
     return _Lockstep(_Cluster(topology, calls, speeds), calls, MOST_STEPS).run()
 
 
 def with_fastest_segments(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds = NATIVE) -> Plan:
     """The plan with the segments that are fastest for a call by itself: its own, or one of those
-    that the ranks can be given, as many bytes in flight. ValueError for more steps than can be simulated in about
-    ``MOST_SECONDS``."""
+    that the ranks can be given, as many bytes in flight. ValueError for more messages than can be simulated."""
     if not plan.phases:
         return plan
     sizes = {min(size, max(nbytes, 64)) for size in (plan.segment_bytes, *speeds.segments)}
     plans = [replace(plan, segment_bytes=size, window=_window(plan, size)) for size in sorted(sizes)]
     calls = [Call(each, nbytes) for each in plans]
     cluster = _Cluster(topology, calls, speeds)
-    cluster.check_patience(calls[0])
     return min(calls, key=lambda call: _Lockstep(cluster, [call], TRIAL_STEPS).run().seconds).plan
 
 
@@ -71,20 +90,13 @@ class _Cluster:
         self.speeds = speeds
         self.rounds: dict[int, list[Round]] = {}
         for call in calls:
+            check_patience(call, self.links)
             if id(call.plan.phases) not in self.rounds:
                 self.rounds[id(call.plan.phases)] = list(rounds(call.plan, self.links, speeds))
         found = [each for several in self.rounds.values() for each in several]
         self.link_classes = Classes([np.array(self.links.capacity), *(each.flows for each in found)])
         work = [values for each in found for values in (each.before, each.after, each.reduced)]
         self.rank_classes = Classes([np.zeros(topology.world_size), *work])
-
-    def check_patience(self, call: Call) -> None:
-        """ValueError for a call that would take longer than about ``MOST_SECONDS``."""
-        several = len(self.rounds[id(call.plan.phases)])
-        strides = call.segments * several
-        others = min(several, len(self.link_classes.first))
-        if strides * (_STRIDE_SECONDS + others * _SHARE_SECONDS) > MOST_SECONDS:
-            raise ValueError(f"too many messages to simulate: {call.segments} segments of {several} different steps")
 
 
 @dataclass(frozen=True, slots=True)

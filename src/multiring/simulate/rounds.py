@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +67,30 @@ def rounds(plan: Plan, links: Links, speeds: Speeds) -> Iterator[Round]:
             begin = end
 
 
+def how_many(plan: Plan) -> int:
+    """How many rounds a plan has, without making them."""
+    return sum(map(_rounds_of, plan.phases))
+
+
+def _rounds_of(phase: Phase) -> int:
+    sizes = {len(ring.members) for pattern, _ in phase.tiles() for ring in pattern}
+    return len({end for size in sizes for end in _ends(phase.kind, phase.method, size)})
+
+
+def _ends(kind: str, method: str, size: int) -> list[int]:
+    """After how many steps a ring of so many members is done with each of its different ones."""
+    if _is_circular(kind, method):
+        return [size - 1]
+    if method == "direct":
+        return [1]
+    return list(range(1, 1 + len(steps(kind, method, size, 0))))
+
+
+def _is_circular(kind: str, method: str) -> bool:
+    """Whether all steps of a ring are alike."""
+    return method == "ring" and kind in ("reduce_scatter", "all_gather")
+
+
 def _placed(phase: Phase, world_size: int) -> Iterator[tuple[tuple[float, tuple[int, ...]], Ranks]]:
     """Rings that are alike, by their part of the buffer and their shares, with the ranks of all of them."""
     found: dict[tuple[float, tuple[int, ...]], list[Ranks]] = {}
@@ -100,9 +123,8 @@ class _Everyone:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step of a ring, ``times`` times: its messages, and the part of the spans that each member reduces."""
+    """One step of a ring: its messages, and the part of the spans that each member reduces."""
 
-    times: int
     messages: _Pairs | _Everyone
     reduced: Floats
 
@@ -114,7 +136,7 @@ class _Rings:
         self.members = members
         self.part = part
         self._steps = _steps(phase.kind, phase.method, shares)
-        self.ends = list(accumulate(step.times for step in self._steps))
+        self.ends = _ends(phase.kind, phase.method, len(shares))
 
     def at(self, number: int) -> _Step:
         return next(step for step, end in zip(self._steps, self.ends, strict=True) if number < end)
@@ -125,15 +147,15 @@ def _steps(kind: str, method: str, weights: tuple[int, ...]) -> tuple[_Step, ...
     size = len(weights)
     shares = np.array(weights) / sum(weights)
     ones = np.ones(size)
-    if method == "ring" and kind in ("reduce_scatter", "all_gather"):
+    if _is_circular(kind, method):
         around = np.arange(size)
         pairs = _Pairs(around, (around + 1) % size, shares, circular=True)
-        return (_Step(size - 1, pairs, shares if kind == "reduce_scatter" else 0 * shares),)
+        return (_Step(pairs, shares if kind == "reduce_scatter" else 0 * shares),)
     if method == "direct" and kind in _ALL_PAIRS and size > 2:
         sent = shares if kind == "all_gather" else ones
         taken = {"reduce_scatter": shares, "all_to_all": shares}.get(kind, ones)
         reduced = {"reduce_scatter": shares, "all_reduce": ones}.get(kind, 0 * ones)
-        return (_Step(1, _Everyone(sent, taken), (size - 1) * reduced),)
+        return (_Step(_Everyone(sent, taken), (size - 1) * reduced),)
     return _listed(kind, method, size, shares)
 
 
@@ -156,7 +178,7 @@ def _listed(kind: str, method: str, size: int, shares: Floats) -> tuple[_Step, .
                     part = ends[wait.shares.stop] - ends[wait.shares.start]
                     reduced[position] += part * (len(wait.peers) - 1)
         sources, targets, parts = (np.array(column) for column in zip(*messages, strict=True))
-        result.append(_Step(1, _Pairs(sources, targets, parts), reduced))
+        result.append(_Step(_Pairs(sources, targets, parts), reduced))
     return tuple(result)
 
 

@@ -30,8 +30,10 @@ def wanted(name: str, wire: str) -> Strategy | None:
 
 def choose(topology: Topology, strategy: Strategy, nbytes: int) -> Choice:
     """The plan of a strategy for an all_reduce of ``nbytes``, as the simulator predicts it, beside the planner's
-    candidates, which are all rejected. ValueError where the topology cannot have it."""
+    candidates, which are all rejected. ValueError where the topology cannot have it, or where it sends more messages
+    than can be simulated."""
     plan = strategy.plan(topology, nbytes)
+    chosen = Candidate((), predict(topology, plan, nbytes))
     rejected = tuple(candidates(topology, plan.collective, nbytes))
     bound = cut_bound(topology, plan.collective, nbytes)
-    return Choice(plan, Candidate((), predict(topology, plan, nbytes)), rejected, bound, nbytes, topology)
+    return Choice(plan, chosen, rejected, bound, nbytes, topology)
