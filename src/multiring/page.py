@@ -20,6 +20,9 @@ from .units import duration
 SHOWN_PLACES = 8
 """Of the places in one place; the others are counted."""
 
+LONGEST_CELL = 40
+"""Letters of a cell that is kept in one line."""
+
 COLUMN, ROW, BOX_WIDTH, BOX_HEIGHT = 270, 46, 220, 36
 LONGEST_NAME = 16
 """Letters of a place's name that fit its box beside its level and its ranks."""
@@ -34,6 +37,7 @@ body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 72rem; mar
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 table { border-collapse: collapse; margin: .6rem 0 } caption { text-align: left; font-weight: 600; padding: .3rem 0 }
 th, td { text-align: left; padding: .15rem .9rem .15rem 0; border-bottom: 1px solid #ddd; white-space: nowrap }
+td.long { white-space: normal; min-width: 12rem } td.long, h1, p { overflow-wrap: anywhere }
 pre { background: #f5f5f5; padding: .6rem .8rem; overflow-x: auto } svg { max-width: 100%; height: auto }
 text { font: 12px system-ui, sans-serif } .small { font-size: 11px; fill: #555 }
 """
@@ -89,10 +93,15 @@ def plan(choice: Choice) -> str:
 def table(content: Table) -> str:
     """Rows of text."""
     head = "".join(f"<th>{escape(text)}</th>" for text in content.headings)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in content.rows)
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in content.rows)
     return (
         f"<table><caption>{escape(content.title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     )
+
+
+def _cell(text: str) -> str:
+    kind = ' class="long"' if len(text) > LONGEST_CELL else ""
+    return f"<td{kind}>{escape(text)}</td>"
 
 
 def _late(ranks: Sequence[Rank]) -> str:

@@ -88,8 +88,10 @@ class _Reader:
             called = ", that which `hostname` prints there" if level == "host" else ""
             raise ValueError(f'{where} has no name: give it one, such as name = "{level[0]}1"{called}')
         name = entry["name"]
-        if not isinstance(name, str) or not re.fullmatch(r"[^\s:,]+", name):
-            raise ValueError(f"a {level} is called {name!r}; it needs a name, without blanks, colons and commas")
+        if not isinstance(name, str) or not re.fullmatch(r"[^\s:,]+", name) or not name.isprintable():
+            raise ValueError(
+                f"a {level} is called {name!r}; it needs a name that can be printed, without blanks, colons and commas"
+            )
         where = f"{level} {name}"
         if name in self._names[level]:
             around = "".join(f", whatever {outer} it is in" for outer in LEVELS[height + 1 : height + 2])

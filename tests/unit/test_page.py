@@ -134,6 +134,7 @@ def test_a_simulation_is_written(tmp_path: Path) -> None:
         ([], "--machine"),
         (["--machine", "abacus"], "abacus"),
         (["--machine", "minsky", "--sweep", "ranks=2"], "ranks=2"),
+        (["--machine", "minsky", "--strategy", "ring,rings"], "'rings'"),
     ],
 )
 def test_what_cannot_be_reported_is_named(tmp_path: Path, options: list[str], offending: str) -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from multiring import page, planner
 from multiring.cli import report
 from multiring.planner import Measured
+from multiring.recording import Gradient, Recording, save
 from multiring.topology import LEVELS, Place, Topology, ranks_in_host
 
 CHROMIUM = shutil.which("chromium")
@@ -137,3 +138,20 @@ def test_a_simulation(tmp_path: Path) -> None:
     assert curves["curves"] == 3
     texts = [text for text, _ in curves["texts"]]
     assert {"ring", "halving", "multiring", "1", "2", "4", "8", "hosts", "90 %", "100 %"} <= set(texts)
+
+
+def test_long_names_and_notes_leave_the_page_as_wide_as_the_window(tmp_path: Path) -> None:
+    hosts = ", ".join(
+        f'{{ name = "h{i}-{"x" * 60}", ranks = {1 + i % 2}, rate = "{1 + i % 5} Gbit/s" }}' for i in range(30)
+    )
+    (tmp_path / "cluster.toml").write_text(f'host = [{{ name = "<i>a&b</i>", rate = "1 Gbit/s" }}, {hosts}]')
+    save(Recording("m" * 300, 0.1, (Gradient(1 << 20, 0.1),)), tmp_path / "job.json")
+    file = tmp_path / "page.html"
+    app = typer.Typer()
+    report.register(app)
+    files = ["--topology", str(tmp_path / "cluster.toml"), "--job", str(tmp_path / "job.json")]
+    written = CliRunner().invoke(app, [str(file), *files, "--strategy", "torus,async-server,multiring"])
+    assert written.exit_code == 0, written.output
+    rows = {row[0]: row for row in table_of(opened(file, tmp_path / "profile"), "a training step by each strategy")}
+    assert rows["async-server"][-1].endswith("is not as <i>a&b</i>")
+    assert "host <i>a&b</i>" in rows["multiring"][-1]

@@ -65,6 +65,7 @@ def test_a_host_needs_only_a_name() -> None:
             'host number 1 of the file has no name: give it one, such as name = "h1", that which `hostname`',
         ),
         ('host = [{ name = "a b" }]', "a host is called 'a b'"),
+        ('host = [{ name = "a\\u001b[2J" }]', "it needs a name that can be printed, without blanks"),
         ('host = [{ name = "a", ranks = 0 }]', "host a: ranks is 0"),
         ('host = [{ name = "a", ranks = 1025 }]', "host a: ranks is 1025; it must be a whole number from 1 to 1024"),
         (

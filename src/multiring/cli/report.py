@@ -62,8 +62,7 @@ def write(
         request = Request(machine, topology, hosts, model, job, batch, speed, "float32", True, None)
         names = chosen(strategy)
         check_output("FILE.html", file)
-        (point,) = simulated([request], names)
-        points = simulated(swept(request, sweep), names) if sweep else []
+        point, *points = simulated([request, *(swept(request, sweep) if sweep else ())], names)
         file.write_text(_page(point, points, names, (sweep or "").partition("=")[0]))
         typer.echo(f"{file}: {units.size(file.stat().st_size)}")
 
