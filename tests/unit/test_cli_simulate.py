@@ -140,6 +140,16 @@ def test_a_sweep_and_its_picture(tmp_path: Path) -> None:
     assert "</svg>" in picture.read_text()
 
 
+def test_a_sweep_says_where_a_strategy_has_no_result() -> None:
+    shown = run("--machine", "minsky", "--strategy", "halving,ring,masters:8", "--sweep", "hosts=2,3,5")
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    assert lines[-2] == "no halving at hosts 3, 5: halving and doubling needs a power of two hosts, not 3"
+    assert lines[-1].startswith(
+        "no masters:8 at hosts 3, 5: groups of 8 are no whole hosts of 4 ranks, or do not divide"
+    )
+
+
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "matplotlib.backend_bases", raising=False)

@@ -216,6 +216,17 @@ def approximation_of(points: Sequence[Point]) -> str:
     )
 
 
+def gaps_of(points: Sequence[Point], key: str) -> list[str]:
+    """Where in a sweep a strategy has no result, and why at the first of these points, in a line each."""
+    lines = []
+    for results in zip(*(point.results for point in points), strict=True):
+        gaps = [(p.request, r) for p, r in zip(points, results, strict=True) if r.seconds is None]
+        if gaps:
+            where = ", ".join(str(getattr(request, key)) for request, _ in gaps)
+            lines.append(f"no {gaps[0][1].strategy} at {key} {where}: {gaps[0][1].note}")
+    return lines
+
+
 def exposed_of(result: Result) -> str:
     """Its exposed communication, in a cell of a table."""
     return "-" if result.exposed is None else units.precise_duration(result.exposed)

@@ -36,6 +36,7 @@ from multiring.cli.scenario import (
     chosen,
     curves_of,
     exposed_of,
+    gaps_of,
     simulated,
     summary_of,
     swept,
@@ -109,7 +110,10 @@ def _show(console: Console, points: Sequence[Point], names: Sequence[str], sweep
         console.print(_table(points[0]))
     else:
         console.print(summary_of(points[-1]), highlight=False)
-        console.print(_sweep_table(points, sweep.partition("=")[0], names))
+        key = sweep.partition("=")[0]
+        console.print(_sweep_table(points, key, names))
+        for line in gaps_of(points, key):
+            typer.echo(line)
     for line in filter(None, () if as_json else (asynchrony_of(points), approximation_of(points))):
         typer.echo(line)
 
