@@ -121,7 +121,9 @@ def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeyp
         (["--plot", "curves.txt"], "curves.txt"),
         (["--plot", "/nonexistent/curves.png"], "/nonexistent is no directory"),
         (["--json", "/nonexistent/figures.json"], "/nonexistent is no directory"),
-        (["--record", "/nonexistent/job.json", "train.py"], "/nonexistent is no directory"),
+        (["--record", "/nonexistent/job.json", "-m", "train"], "/nonexistent is no directory"),
+        (["--record", "job.json", "nothere.py"], "--record job.json: no such script: nothere.py"),
+        (["--record", "job.json", "-m"], "which program?"),
     ],
 )
 def test_bad_option_is_named_before_anything_starts(options: list[str], offending: str) -> None:

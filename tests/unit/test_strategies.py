@@ -16,7 +16,7 @@ from multiring.interpret import prove
 from multiring.interpret.full import prove_in_full
 from multiring.machines import machine
 from multiring.methods import steps
-from multiring.simulate import Call, Speeds, simulate
+from multiring.simulate import Call, Speeds, simulate, simulate_exactly, simulate_in_lockstep
 from multiring.simulate.links import Links
 from multiring.simulate.lockstep import with_fastest_segments
 from multiring.simulate.prediction import predict
@@ -251,6 +251,16 @@ def busiest(prediction):
 def test_rounds_are_counted_as_they_are_made(name, topology):
     plan = strategy(name).plan(topology, S)
     assert how_many(plan) == len(list(rounds(plan, Links(topology), NATIVE)))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("calls", [1, 2])
+def test_all_ranks_together_take_as_long_as_one_by_one(name, calls):
+    """Within 2 %; the double tree, in which equal ranks do different things, within 12 %."""
+    topology = cluster(4, 2)
+    called = [Call(strategy(name).plan(topology, S), S)] * calls
+    together, apart = simulate_in_lockstep(topology, called), simulate_exactly(topology, called)
+    assert together.seconds == pytest.approx(apart.seconds, rel=0.12 if name == "double-tree" else 0.02)
 
 
 @pytest.mark.parametrize("name", ["ring", "halving", "masters", "server", "multiring"])

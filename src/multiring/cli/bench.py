@@ -84,8 +84,10 @@ def bench(
 
 def _record(file: Path, program: list[str], ranks: int) -> None:
     """Become `multiring run` of the program under the recorder."""
-    if not program:
+    if program in ([], ["-m"]):
         raise ValueError("--record FILE: which program? multiring bench --record FILE train.py")
+    if program[0] != "-m" and not Path(program[0]).is_file():
+        raise ValueError(f"--record {file}: no such script: {program[0]}")
     check_output("--record", file)
     command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "-m", "multiring.bench.recorder"]
     os.execv(sys.executable, [*command, str(file), *program])
