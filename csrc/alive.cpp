@@ -286,7 +286,7 @@ Failure Engine::timeout_of(const Work& work, const std::string& limit) const {
 }
 
 double Engine::age_of(const Call& call) {
-    return std::chrono::duration<double>(Clock::now() - call.deadline).count() + call.timeout;
+    return std::max(0.0, std::chrono::duration<double>(Clock::now() - call.deadline).count() + call.timeout);
 }
 
 }  // namespace multiring

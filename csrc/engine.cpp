@@ -508,7 +508,7 @@ void Engine::wait(const std::shared_ptr<Work>& work, std::optional<double> timeo
                     std::string(work->call.called()),
                     static_cast<std::int64_t>(work->call.number),
                     multiring::describe(work->call),
-                    age_of(work->call)};
+                    std::chrono::duration<double>(Clock::now() - start).count()};
         late->kind = ErrorKind::timeout;
         late->message += ", after " + readable(*timeout) + " s of wait(); the work goes on";
         throw EngineError(std::move(*late));

@@ -451,7 +451,8 @@ bool Lane::released(int peer, std::uint32_t index) {
     return true;
 }
 
-// The ranks that a segment waits for: that take up an earlier call, or whose messages are to arrive, or else that read.
+// The ranks that a segment waits for: the receiver that has not called yet; those that still read an earlier call of
+// this lane, or this row's earlier segment; or whose messages are to arrive; or else that have yet to read.
 template <class Visit>
 void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
     if (!opened_) return visit(call_.installed->links.front()->peer);

@@ -93,7 +93,10 @@ bool Engine::advance_works() {
         try {
             if (work.lane == nullptr) {
                 work.lane = machine_->try_begin(work.call);
-                if (work.lane != nullptr) work.lane->driven_by_progress.store(true, std::memory_order_release);
+                if (work.lane != nullptr) {
+                    work.lane->postpone(work.call.deadline);  // a receive that waited for its turn
+                    work.lane->driven_by_progress.store(true, std::memory_order_release);
+                }
             }
             if (work.lane != nullptr) active |= work.lane->advance();
         } catch (const EngineError& error) {
@@ -198,6 +201,7 @@ void Engine::excuse(Work& work) {
 void Engine::check_deadlines() {
     const auto now = Clock::now();
     const auto looked_last = std::exchange(looked_at_deadlines_, now);
+    // With every beat, and more often while calls wait: later, this process was away.
     if (now - looked_last >= 2 * liveness_.interval()) {
         away_since_ = looked_last;
         came_back_ = now;

@@ -152,7 +152,7 @@ def judge(fault: Fault, job: Job, victim: int, struck: float) -> None:
         assert outcome["collective"], told
         if "was not started" not in outcome["message"]:
             assert outcome["number"] >= 0, told
-            assert outcome["seconds"] > 0, told
+            assert outcome["seconds"] >= 0, told  # 0: the call began while its own process was starved
         assert outcome["raised"] - struck < fault.within, told
         assert outcome["leaving"] < 3, told
         assert outcome["unchanged"], told

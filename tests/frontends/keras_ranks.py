@@ -367,8 +367,7 @@ def plain_optimizer() -> None:
     callbacks = [mrk.BroadcastGlobalVariablesCallback()]
     for optimizer in keras.optimizers.SGD(0.1), mrk.DistributedOptimizer(keras.optimizers.SGD(0.1)):
         fit(network(0), X[:10], Y[:10], optimizer, callbacks, epochs=1)
-    assert len(lines) == 1
-    assert lines[0].startswith("the model's SGD averages nothing over the ranks")
+    assert len([line for line in lines if line.startswith("the model's SGD averages nothing over the ranks")]) == 1
     logging.getLogger("multiring").removeHandler(handler)
 
 

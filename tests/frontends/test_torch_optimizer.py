@@ -404,6 +404,9 @@ def what_is_set_anew() -> None:
             steps(model, one, *mine, count=2)
         for actual, expected in zip(net.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+        others = [{**optimizer.param_groups[0], "params": list(reference.parameters())}]
+        error = caught(ValueError, lambda: setattr(optimizer, "param_groups", others))
+        assert "call add_param_group on all ranks" in str(error)
         assert "a DistributedOptimizer is not copied" in str(caught(TypeError, lambda: copy.deepcopy(optimizer)))
 
 

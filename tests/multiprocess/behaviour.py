@@ -253,9 +253,9 @@ def until_told(file: str) -> list[Any]:
     seen, go_on = ["nothing"], np.ones(1)
     while seen[0] == "nothing" and go_on[0]:
         go_on[0] = not os.path.exists(file)
-        seen = error_of(mr.all_reduce, go_on, "min", timeout=2)
+        seen = error_of(mr.all_reduce, go_on, "min", timeout=4)
         if seen[0] == "nothing":
-            seen = error_of(mr.all_reduce, np.ones(300_000), timeout=2)
+            seen = error_of(mr.all_reduce, np.ones(300_000), timeout=4)
     return seen
 
 
@@ -281,11 +281,11 @@ def late_behind_a_root(collective: str, seconds: float) -> Any:
     def calls() -> None:
         for _ in range(1000):
             if collective == "broadcast":
-                mr.broadcast(x, timeout=2)
+                mr.broadcast(x, timeout=5)
             elif collective == "scatter":
-                mr.scatter(x, blocks, timeout=2)
+                mr.scatter(x, blocks, timeout=5)
             elif mr.rank() == 0:
-                mr.send(x, 2, timeout=2)
+                mr.send(x, 2, timeout=5)
 
     return error_of(calls)
 

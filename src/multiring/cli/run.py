@@ -18,7 +18,7 @@ from multiring.cli.errors import USAGE_ERROR
 from multiring.errors import MultiringError
 from multiring.launch import LaunchError, mpi
 from multiring.launch.cores import BINDINGS
-from multiring.launch.hosts import NAME, Host, Placement, parse_hosts, place, read_hostfile
+from multiring.launch.hosts import NAME, Host, Placement, is_here, parse_hosts, place, read_hostfile
 from multiring.launch.join import Meeting
 from multiring.launch.launcher import Job
 from multiring.launch.program import resolve
@@ -98,11 +98,6 @@ def run(
         os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
     try:
         _check(program, bind, typed, listed)
-        if python != sys.executable and hosts is None and hostfile is None:
-            raise LaunchError(
-                f"--python {python} is for hosts that are reached by ssh: give them by -H or --hostfile, or start "
-                f"multiring by that Python ({python} -m multiring run ...)"
-            )
         _check_plan()
         own = {
             "--bind": bind != BINDINGS[0],
@@ -110,6 +105,7 @@ def run(
             "--min-ranks": min_ranks,
             "--max-replacements": max_replacements,
             "--log-dir": log_dir,
+            "--python": python != sys.executable,
         }
         _check_launcher(launcher, [name for name, value in {**own, **typed}.items() if value])
         if launcher is not None:
@@ -127,6 +123,11 @@ def run(
         else:
             placements = _placements(ranks, hosts, hostfile)
             _check_min_ranks(min_ranks, sum(placement.count for placement in placements))
+            if python != sys.executable and all(is_here(placement.host) for placement in placements):
+                raise LaunchError(
+                    f"--python {python} is for hosts that are reached by ssh, and there are none: start multiring by "
+                    f"that Python ({python} -m multiring run ...)"
+                )
             code = run_over_ssh(job, placements, _words(ssh), python)
     except (LaunchError, MultiringError, ValueError) as error:
         typer.echo(f"multiring run: {error}", err=True)

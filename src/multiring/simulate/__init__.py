@@ -49,8 +49,8 @@ _RANK_SECONDS = 1e-6
 def simulate(topology: Topology, calls: Sequence[Call], speeds: Speeds = NATIVE, patience: float = PATIENCE) -> Outcome:
     """Run calls of collectives on a topology, all of them in their order and overlapping where they do.
 
-    All ranks in lockstep where they do not differ, which is exact. Else rank by rank, if that takes about ``patience``
-    seconds at most; beyond, in lockstep too, and the outcome says that it is approximate.
+    All ranks in lockstep where they do not differ, which is nearly as exact. Else rank by rank, if that takes about
+    ``patience`` seconds at most; beyond, in lockstep too, and the outcome says that it is approximate.
     """
     if _is_regular(topology):
         return simulate_in_lockstep(topology, calls, speeds)

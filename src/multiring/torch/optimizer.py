@@ -30,7 +30,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
     """
 
     _step_supports_amp_scaling = False
-    """A ``GradScaler`` unscales by itself: what it would hand a fused optimizer it would leave here."""
+    """Also where the optimizer inside is fused: a ``GradScaler`` would set ``grad_scale`` and ``found_inf`` on this
+    wrapper, where the one inside does not look. So it unscales the gradients itself."""
 
     def __init__(
         self,
@@ -145,6 +146,9 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
 
     @param_groups.setter
     def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        known = {id(parameter) for settings in self.param_groups for parameter in settings["params"]}
+        if any(id(parameter) not in known for settings in param_groups for parameter in settings["params"]):
+            raise ValueError("param_groups has a parameter that was in none before: call add_param_group on all ranks")
         self._optimizer.param_groups = param_groups
 
     @property
