@@ -189,9 +189,13 @@ def test_who_is_late_is_named() -> None:
 def test_who_is_late_for_a_root_that_ran_ahead_is_named(
     collective: str, named_by: tuple[int, ...], hosts: str | None
 ) -> None:
-    outcomes = jobs.run(behaviour.late_behind_a_root, 3, collective, 12.0, hosts=hosts)
+    job = jobs.start(behaviour.late_behind_a_root, 3, collective, hosts=hosts)
     for rank in named_by:
-        kind, culprit, message, _ = outcomes[rank]
+        assert job.line(rank) == "raised"
+    job.signal(2)
+    outcomes = job.wait(30)
+    for rank in named_by:
+        kind, culprit, message, _ = outcomes[rank].value
         assert (kind, culprit) == ("CollectiveTimeout", 2), message
         assert "rank 2 (host" in message
 
