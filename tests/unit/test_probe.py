@@ -114,6 +114,28 @@ def test_places_far_apart_are_told_apart_though_nothing_binds_between_them() -> 
     assert seen.hosts == ("p0", "p1", "q0", "q1")
 
 
+def test_a_single_host_far_from_the_rest_hangs_from_its_own_link() -> None:
+    near, far = Link(400 * MBIT, 400 * MBIT, 50e-6), Link(100 * MBIT, 200 * MBIT, 5e-3)
+    hosts = tuple(Place(f"h{i}", far if i == 2 else near, ranks_in_host([i])) for i in range(4))
+    assert list(outline(found(Network(Topology(LEVELS[:2], hosts))))) == [
+        "host h0, 400 Mbit/s, 50 us, 1 rank",
+        "host h1, 400 Mbit/s, 50 us, 1 rank",
+        "host h2, 100 Mbit/s up, 200 Mbit/s down, 5 ms, 1 rank",
+        "host h3, 400 Mbit/s, 50 us, 1 rank",
+    ]
+
+
+def test_what_all_but_one_host_seem_to_share_is_no_link_of_theirs() -> None:
+    """The fourth was held up while all sent to all, and again while what three of them share was measured."""
+    link = Link(400 * MBIT, 400 * MBIT, 50e-6)
+    built = Topology(LEVELS[:2], tuple(Place(f"h{i}", link, ranks_in_host([i])) for i in range(4)))
+
+    def held_up(number: int, flow: Flow) -> float:
+        return 0.5 if 3 in flow and not ALL_ROUNDS < number <= ALL_ROUNDS + 4 else 1.0
+
+    assert list(outline(found(Network(built, held_up)))) == list(outline(built))
+
+
 def test_rates_are_those_that_links_are_sold_with() -> None:
     sold = [0.1, 1, 2.5, 10, 25, 40, 50, 56, 100, 200, 400]
     for gigabit in sold:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 from multiring import topology_file
 from multiring.lab.cluster import TOPOLOGY, Cluster, Host, LabError
-from multiring.lab.directory import LABS, clear, lock
+from multiring.lab.directory import HOSTS, LABS, LOG, clear, lock
 from multiring.lab.network import FABRIC, FORWARDER_SECONDS, Network, design, tap_names, wiring
 from multiring.topology import Topology
 
@@ -58,13 +59,10 @@ def up(
     if reason := obstacle():
         raise LabError(reason)
     cores_of = _divide_cores(len(network.hosts), cores)
-    directory, locked = _claim(name)
-    keeper = None
+    directory = LABS / name
+    keeper = _start_keeper(directory)
     try:
-        (directory / "hosts").write_text(_hosts_file(network))
-        (directory / TOPOLOGY).write_text(topology_file.text(topology))
-        keeper = _start_keeper(directory, locked)
-        namespaces = _ask(keeper, network, directory / "log")
+        namespaces = _ask(keeper, name, network, topology_file.text(topology))
         _wire(network, keeper.pid, namespaces, congestion)
         hosts = (
             Host(host.name, host.addresses, host.ranks, cores, namespaces[host.name])
@@ -76,12 +74,11 @@ def up(
             _tell(keeper, "detach")
         return cluster
     except BaseException:
-        if keeper is not None:
-            keeper.communicate()  # the end of its input, at which it clears away, unless it has failed itself
-        clear(directory)
+        keeper.communicate()  # the end of its input, at which it clears away
+        if keeper.returncode != 0 and directory.exists() and (locked := lock(directory)) is not None:
+            clear(directory)
+            os.close(locked)
         raise
-    finally:
-        os.close(locked)
 
 
 def _hosts_file(network: Network) -> str:
@@ -93,32 +90,15 @@ def _hosts_file(network: Network) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _claim(name: str) -> tuple[Path, int]:
-    """The directory of a new lab and the descriptor that locks it; what a crashed lab left there is cleared."""
-    LABS.mkdir(mode=0o755, exist_ok=True)
-    directory = LABS / name
-    while True:
-        directory.mkdir(mode=0o755, exist_ok=True)
-        locked = lock(directory)
-        if locked is None:
-            raise LabError(f"there is a lab {name} already; remove it by multiring lab down --lab {name}")
-        if os.fstat(locked).st_nlink and not any(directory.iterdir()):
-            return directory, locked
-        clear(directory)
-        os.close(locked)
-
-
-def _start_keeper(directory: Path, locked: int) -> subprocess.Popen[str]:
-    with (directory / "log").open("w") as log:
-        return subprocess.Popen(
-            ["unshare", "--net", sys.executable, "-m", "multiring.lab.keeper", str(directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            pass_fds=(locked,),
-            start_new_session=True,  # out of reach of the terminal's Ctrl-C
-        )
+def _start_keeper(directory: Path) -> subprocess.Popen[str]:
+    """The keeper makes the directory, too: so there is no moment at which the death of its maker leaves one."""
+    return subprocess.Popen(
+        ["unshare", "--net", sys.executable, "-m", "multiring.lab.keeper", str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # out of reach of the terminal's Ctrl-C
+    )
 
 
 def _tell(keeper: subprocess.Popen[str], line: str) -> None:
@@ -127,16 +107,24 @@ def _tell(keeper: subprocess.Popen[str], line: str) -> None:
     keeper.stdin.flush()
 
 
-def _ask(keeper: subprocess.Popen[str], network: Network, log: Path) -> dict[str, Namespaces]:
-    """Let the keeper make the hosts; the namespaces of each."""
+def _ask(keeper: subprocess.Popen[str], name: str, network: Network, topology: str) -> dict[str, Namespaces]:
+    """Let the keeper make the directory and the hosts; the namespaces of each."""
     delays = [(*tap_names(cable), cable.delay - FORWARDER_SECONDS) for cable in network.cables if cable.delay]
-    _tell(keeper, json.dumps({"hosts": [host.name for host in network.hosts], "delays": delays}))
+    files = {HOSTS: _hosts_file(network), TOPOLOGY: topology}
+    with contextlib.suppress(BrokenPipeError):  # then it does not answer either
+        _tell(keeper, json.dumps({"files": files, "hosts": [host.name for host in network.hosts], "delays": delays}))
     assert keeper.stdout is not None
     answer = keeper.stdout.readline()
     if not answer:
-        raise LabError(f"the lab's keeper failed:\n{log.read_text()}")
-    namespaces: dict[str, Namespaces] = json.loads(answer)
+        raise LabError(f"the lab's keeper failed{_said(LABS / name / LOG)}")
+    namespaces: dict[str, Namespaces] | None = json.loads(answer)
+    if namespaces is None:
+        raise LabError(f"there is a lab {name} already; remove it by multiring lab down --lab {name}")
     return namespaces
+
+
+def _said(log: Path) -> str:
+    return f":\n{log.read_text()}" if log.exists() else ""
 
 
 def _wire(network: Network, keeper: int, namespaces: dict[str, Namespaces], congestion: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring import topology_file
-from multiring.lab.directory import LABS, clear, lock, processes
+from multiring.lab.directory import LABS, LOG, clear, lock, processes
 from multiring.lab.network import design
 from multiring.topology import Topology
 
@@ -181,7 +181,7 @@ def _read_state(directory: Path) -> dict[str, Any]:
 
 def _log(directory: Path) -> str:
     with contextlib.suppress(FileNotFoundError):
-        return (directory / "log").read_text().strip()
+        return (directory / LOG).read_text().strip()
     return ""
 
 

@@ -14,7 +14,23 @@ from pathlib import Path
 LABS = Path("/run/multiring-lab")
 """Holds a directory for every lab."""
 
+HOSTS, LOG = "hosts", "log"
+"""In a lab's directory: its list of hosts, and what its keeper says."""
+
 KILL_SECONDS = 10.0
+
+
+def claim(directory: Path) -> int | None:
+    """The descriptor that locks the directory of a new lab, None if another has it; what a crashed one left there is
+    cleared."""
+    directory.parent.mkdir(mode=0o755, exist_ok=True)
+    while True:
+        directory.mkdir(mode=0o755, exist_ok=True)
+        locked = lock(directory)
+        if locked is None or (os.fstat(locked).st_nlink and not any(directory.iterdir())):
+            return locked
+        clear(directory)
+        os.close(locked)
 
 
 def lock(directory: Path) -> int | None:
@@ -34,7 +50,7 @@ def lock(directory: Path) -> int | None:
 def processes(directory: Path) -> Iterator[int]:
     """The processes in the hosts of a lab: those that see its list of hosts as /etc/hosts."""
     with contextlib.suppress(FileNotFoundError):
-        hosts = (directory / "hosts").stat()
+        hosts = (directory / HOSTS).stat()
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 try:

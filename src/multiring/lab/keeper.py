@@ -1,9 +1,9 @@
 """The process that a lab's namespaces live and die with.
 
 It runs in the namespace of the switches and holds those of the hosts open, so all of them, and the interfaces in
-them, go when it ends, however it ends. It reads one line of JSON (what to hold), answers with one (where it is), and
-then waits: for ``detach``, after which it stays until it is killed, or for the end of its input, when it clears the
-lab away.
+them, go when it ends, however it ends. It reads one line of JSON (what to hold), answers with one (where it is, null
+if another lab has the directory), and then waits: for ``detach``, after which it stays until it is killed, or for the
+end of its input, when it clears the lab away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from multiring.lab.directory import clear
+from multiring.lab.directory import HOSTS, LOG, claim, clear
 from multiring.lab.forwarder import forward, open_tap
 
 NAMESPACES = {"mount": "mnt", "uts": "uts", "ipc": "ipc", "net": "net"}
@@ -44,9 +44,19 @@ read -r _
 
 
 def main(directory: Path) -> None:
-    """Hold the lab of ``directory``, whose lock this process has inherited."""
+    """Make and hold the lab of ``directory``, whose lock this process has from then on."""
     line = sys.stdin.readline()
-    if not line or _hold(json.loads(line), directory / "hosts"):
+    if not line:
+        return
+    if claim(directory) is None:
+        print("null", flush=True)
+        return
+    with (directory / LOG).open("w") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    wanted = json.loads(line)
+    for name, text in wanted["files"].items():
+        (directory / name).write_text(text)
+    if _hold(wanted, directory / HOSTS):
         clear(directory)
 
 

@@ -61,7 +61,8 @@ class Node:
 
 
 def suspects(rates: Mapping[tuple[int, int], float], seconds: Seconds, hosts: Sequence[Capacity]) -> list[Group]:
-    """The groups that may share a link, no two of them crossing, and of two that complement each other only one.
+    """The groups that may share a link, no two of them crossing, and of two that complement each other only one. All
+    but a single host are none: what they would share is the link of that host.
 
     ``rates`` are those of all flows at once, and are compared with what the links of the hosts alone would give them.
     """
@@ -70,6 +71,8 @@ def suspects(rates: Mapping[tuple[int, int], float], seconds: Seconds, hosts: Se
     much = {(a, b): min(rates[a, b] / alone[a, b], rates[b, a] / alone[b, a]) for a, b in rates}
     found: list[Group] = []
     for group in [*far_apart(seconds, len(hosts)), *_clusters(much, len(hosts), lambda a, b: a >= RATE_CONTRAST * b)]:
+        if len(group) == len(hosts) - 1:
+            continue
         if group not in found and everyone - group not in found and not any(_cross(group, other) for other in found):
             found.append(group)
     return found
