@@ -300,8 +300,8 @@ void TcpLink::take_frame(Stream& stream, const Frame& frame) {
         case FrameType::waits: receiver_.deliver(*this, frame, {}); return;
         case FrameType::credit: return_credits(frame.count); return;
         case FrameType::farewell:
-            stream.farewell = true;
-            if (std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->farewell; })) {
+            if (std::exchange(stream.farewell, true)) return;
+            if (farewells_.fetch_add(1, std::memory_order_acq_rel) + 1 == streams_.size()) {
                 unanswered_.store(false, std::memory_order_relaxed);
                 events_.farewell(peer);
             }

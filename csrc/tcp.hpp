@@ -102,6 +102,7 @@ class TcpLink final : public Link {
     const int data_epoll_, hangup_epoll_;
     const Events events_;
     std::vector<std::unique_ptr<Stream>> streams_;
+    std::atomic<std::size_t> farewells_{0};  // streams that have brought one; two threads may each be reading one
     std::atomic<bool> abandoned_{false};
     std::string last_words_;               // the text of the notice, once it was sent
     std::atomic<bool> unanswered_{false};  // nothing came since we sent something

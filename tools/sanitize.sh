@@ -11,6 +11,7 @@ for sanitizers in ${@:-thread address,undefined}; do
     [ "$sanitizers" = thread ] || libraries="$libraries $(${CXX:-c++} -print-file-name=libubsan.so)"
     is_instrumented "$libraries" "__${sanitizers:0:1}san_init"
     echo "== $sanitizers"
-    instrumented "$libraries" -m pytest -q -p no:cacheprovider $tests \
+    # The report of a sanitizer ends the process: pytest must not hold back what is written to the descriptor.
+    instrumented "$libraries" -m pytest -q --capture=sys -p no:cacheprovider $tests \
         --deselect tests/unit/test_engine_failure.py::test_too_few_descriptors_name_the_limit  # they need some
 done
