@@ -28,7 +28,10 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduc
 BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
 """The collectives whose buffer is ``world_size`` blocks; block r is the span [r/n, (r+1)/n)."""
 
-WIRES = ("bfloat16", "float16")
+PRECISION = {"bfloat16": 8, "float16": 11}
+"""Bits of the significands of the wires, with the one that is not stored."""
+
+WIRES = tuple(PRECISION)
 """Formats, half as wide, in which phases may send float32 that is summed."""
 
 SHARE_UNITS = 64
@@ -247,6 +250,14 @@ class Plan:
     def wire(self) -> str:
         """The format in which some phases send, if it is not the buffer's; the sum is rounded to it once."""
         return max((phase.wire for phase in self.phases), default="")
+
+    @property
+    def wire_error(self) -> float:
+        """How far a sum may be off for the narrow wire, as a part of the sum of the absolute values; 0 without one."""
+        if not self.wire:
+            return 0.0
+        roundings = 1 + sum(phase.wire != "" and phase.kind in REDUCING for phase in self.phases)
+        return (1 + 2.0 ** -PRECISION[self.wire]) ** roundings * (1 + 2.0**-24) ** (self.world_size + 1) - 1
 
     @cached_property
     def number(self) -> int:

@@ -84,7 +84,16 @@ def test_a_wrong_result_is_named(collective: str, elements: int) -> None:
     given = result if elements == 8 else np.empty(8, np.float32)
     task = Task(lambda: result.fill(-7), given, result)
     with pytest.raises(RuntimeError, match=f"{collective} is wrong on rank 1: element 0 of {elements} is -7.0, not"):
-        check(1, 2, collective, task)
+        check(1, 2, collective, task, error=0.0)
+
+
+def test_a_sum_may_be_off_by_what_the_wire_rounds_and_no_more() -> None:
+    result = np.empty(1000, np.float32)
+    exact = 2.0 * (np.arange(1000) % 251) + 1
+    task = Task(lambda: np.multiply(exact, 1 + 2.0**-8, out=result, casting="same_kind"), result, result)
+    check(0, 2, "all_reduce", task, error=2.0**-7)
+    with pytest.raises(RuntimeError, match="element 0 of 1000 is 1"):
+        check(0, 2, "all_reduce", task, error=2.0**-9)
 
 
 def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

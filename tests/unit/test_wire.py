@@ -59,7 +59,9 @@ def test_sums_are_as_near_as_promised_and_the_same_everywhere(topology, levels, 
     exact = given.astype(np.float64).sum(axis=0) / divisor
     magnitude = np.abs(given.astype(np.float64)).sum(axis=0) / divisor
     u = 2.0 ** -PRECISION[wire]
-    bound = magnitude * ((1 + u) ** (len(levels) + 1) * (1 + 2.0**-24) ** (topology.world_size + 1) - 1) + 2.0**-24
+    error = (1 + u) ** (len(levels) + 1) * (1 + 2.0**-24) ** (topology.world_size + 1) - 1
+    assert plan.wire_error == pytest.approx(error)
+    bound = magnitude * error + 2.0**-24
     for result in results:
         assert (np.abs(result - exact) <= bound).all()
         np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))

@@ -36,6 +36,16 @@ class Task:
     result: Array
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What multiring's plan says of a collective: seconds, the least that the links allow, and the part of the sum of
+    the absolute values by which a narrow wire may put it off."""
+
+    seconds: float
+    bound: float
+    error: float
+
+
 class Waitable(Protocol):
     """A collective in flight."""
 
@@ -62,8 +72,8 @@ class Contestant(Protocol):
         """The sum over the ranks, element by element."""
 
     def barrier(self) -> None: ...
-    def planned(self, collective: str, nbytes: int) -> tuple[float, float] | None:
-        """Seconds that are predicted, and the least that the links allow; None where nobody says."""
+    def planned(self, collective: str, nbytes: int) -> Planned | None:
+        """None of a library without plans."""
 
     def close(self) -> None: ...
 
@@ -107,9 +117,8 @@ class ThroughNumPy:
     def barrier(self) -> None:
         self._mr.barrier()
 
-    def planned(self, collective: str, nbytes: int) -> tuple[float, float] | None:
-        choice = self._mr.plan(nbytes, collective)
-        return choice.chosen.prediction.seconds, choice.bound
+    def planned(self, collective: str, nbytes: int) -> Planned | None:
+        return _planned(collective, nbytes)
 
     def close(self) -> None:
         self._mr.shutdown()
@@ -158,13 +167,8 @@ class ThroughTorch:
     def barrier(self) -> None:
         self._dist.barrier()
 
-    def planned(self, collective: str, nbytes: int) -> tuple[float, float] | None:
-        if self._backend != "multiring":
-            return None
-        import multiring
-
-        choice = multiring.plan(nbytes, collective)
-        return choice.chosen.prediction.seconds, choice.bound
+    def planned(self, collective: str, nbytes: int) -> Planned | None:
+        return _planned(collective, nbytes) if self._backend == "multiring" else None
 
     def close(self) -> None:
         self._dist.destroy_process_group()
@@ -229,7 +233,7 @@ class ThroughMPI:
     def barrier(self) -> None:
         self._world.Barrier()
 
-    def planned(self, collective: str, nbytes: int) -> tuple[float, float] | None:
+    def planned(self, collective: str, nbytes: int) -> Planned | None:
         return None
 
     def close(self) -> None:
@@ -239,6 +243,13 @@ class ThroughMPI:
 @dataclass(frozen=True)
 class _Future:
     wait: Callable[[], object]
+
+
+def _planned(collective: str, nbytes: int) -> Planned:
+    import multiring
+
+    choice = multiring.plan(nbytes, collective)
+    return Planned(choice.chosen.prediction.seconds, choice.bound, choice.plan.wire_error)
 
 
 def _private(count: int) -> Array:
