@@ -31,7 +31,7 @@ void Engine::wake_progress() {
 
 void Engine::progress() {
     progress_thread_ = gettid();
-    Spinner spinner(patience());
+    Spinner spinner(spin_.load(std::memory_order_relaxed));
     while (!stopping_.load(std::memory_order_acquire)) {
         take_inbox();
         bool active = advance_works();
@@ -50,7 +50,7 @@ void Engine::progress() {
         check_suspicions();
         check_deadlines();
         sleep();
-        spinner = Spinner(patience());
+        spinner = Spinner(spin_.load(std::memory_order_relaxed));
     }
     take_inbox();
     fail_works();
