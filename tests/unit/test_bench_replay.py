@@ -11,9 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from multiring import recording
 from multiring.bench import replay
+from multiring.cli import bench, lab
 from multiring.recording import Gradient, Recording
 
 MB = 1 << 20
@@ -64,6 +67,16 @@ class Recorded:
 def multiring(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "multiring", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+def refusal(*words: str) -> str:
+    """What the command says on standard error, and nothing on the other."""
+    app = typer.Typer()
+    for command in (bench, lab):
+        command.register(app)
+    refused = CliRunner().invoke(app, words)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    return refused.stderr
 
 
 def test_a_step_computes_as_long_as_recorded_and_sends_its_buckets() -> None:
@@ -139,3 +152,38 @@ def test_what_cannot_be_replayed_or_recorded_is_named(options: list[str], offend
     assert refused.returncode == 2
     assert offending in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--collective all_reduce", "--sizes 4KB", "--api numpy", "--peers gloo", "--launches 5", "--seconds 0.5"),
+        *("--json figures.json", "--plot curves.png", "--replay resnet50", "--samples 32", "--speed 32", "--steps 5"),
+    ],
+)
+def test_a_recording_refuses_what_only_a_measurement_heeds(option: str, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.touch()
+    refused = refusal("bench", "--record", str(tmp_path / "job.json"), *option.split(), str(program))
+    name = option.split()[0]
+    assert refused == f"multiring bench: --record FILE measures nothing: leave out {name}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--replay vgg16 --collective all_reduce", "--replay measures training steps: leave out --collective"),
+        ("--replay vgg16 --sizes 4KB", "--replay measures training steps: leave out --sizes"),
+        ("--replay vgg16 --plot a.png --seconds 1", "--replay measures training steps: leave out --seconds, --plot"),
+        ("--replay STEP --samples 32", "--replay STEP says itself how long it computes: leave out --samples"),
+        ("--replay STEP --speed 32", "--replay STEP says itself how long it computes: leave out --speed"),
+        ("--steps 5", "without --replay collectives are measured: leave out --steps"),
+        ("--speed 3 --samples 9", "without --replay collectives are measured: leave out --samples, --speed"),
+    ],
+)
+@pytest.mark.parametrize("command", ["bench", "lab peers"])
+def test_an_option_without_a_meaning_is_refused(command: str, options: str, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "step.json"
+    recording.save(STEP, file)
+    refused = refusal(*command.split(), *options.replace("STEP", str(file)).split())
+    assert refused == f"multiring {command}: {line}\n".replace("STEP", str(file))

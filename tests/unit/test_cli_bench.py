@@ -133,6 +133,8 @@ def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeyp
         (["--record", "/nonexistent/job.json", "-m", "train"], "/nonexistent is no directory"),
         (["--record", "job.json", "nothere.py"], "--record job.json: no such script: nothere.py"),
         (["--record", "job.json", "-m"], "which program?"),
+        (["--launchs", "3"], "no such option: --launchs"),
+        (["--record", "job.json", "--launchs", "3", "train.py"], "no such option: --launchs"),
     ],
 )
 def test_bad_option_is_named_before_anything_starts(options: list[str], offending: str) -> None:

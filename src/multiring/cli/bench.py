@@ -24,10 +24,11 @@ from multiring.cli.comparison import (
     Speed,
     Steps,
     ThroughApi,
+    check_kind,
     choose_peers,
     recording_of,
 )
-from multiring.cli.errors import check_output, one_line_errors
+from multiring.cli.errors import check_output, given, leave_out, one_line_errors
 
 
 def register(app: typer.Typer) -> None:
@@ -37,6 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
+    context: typer.Context,
     program: Annotated[
         list[str] | None,
         typer.Argument(metavar="PROGRAM", help="With --record: the training script and its arguments."),
@@ -56,7 +58,7 @@ def bench(
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Run PROGRAM; write its gradients and backward times here.")
     ] = None,
-    replayed: Replayed = "",
+    replayed: Replayed = None,
     samples: Samples = 32,
     speed: Speed = 32.0,
     steps: Steps = 5,
@@ -68,18 +70,23 @@ def bench(
                 "this is a rank of a job already: multiring bench starts its own; "
                 "`multiring run -n 4 -m multiring.bench` measures the job that it is in"
             )
+        if program and program[0].startswith("-") and program[0] != "-m":
+            raise ValueError(f"no such option: {program[0]}")
         if record is not None:
+            leave_out(context, given(context) - {"program", "ranks", "record"}, "--record FILE measures nothing")
             _record(record, program or [], ranks or 1)
         if program:
             raise ValueError(f"{program[0]!r}: a program is run with --record FILE only")
+        check_kind(context, replayed)
         if ranks == 1:
             raise ValueError("-n 1: a collective needs 2 ranks or more")
         site = Site("on one host", ranks or 2, start_here(ranks or 2))
         chosen = choose_peers(peers)
-        if replayed:
-            Replay(recording_of(replayed, samples, speed), api, chosen, launches, steps, json_file).run(site)
-        else:
+        if replayed is None:
             Comparison(collective, sizes, api, chosen, launches, seconds, json_file, plot).run(site)
+        else:
+            step = recording_of(context, replayed, samples, speed)
+            Replay(step, api, chosen, launches, steps, json_file).run(site)
 
 
 def _record(file: Path, program: list[str], ranks: int) -> None:

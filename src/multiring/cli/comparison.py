@@ -19,7 +19,7 @@ from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
 from multiring.bound import cut_bound
-from multiring.cli.errors import check_output
+from multiring.cli.errors import check_output, leave_out
 from multiring.models import MODELS
 from multiring.planner import plan
 from multiring.recording import Recording, load, save
@@ -38,7 +38,7 @@ ThroughApi = Annotated[
 ]
 
 Replayed = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--replay",
         metavar="FILE|MODEL",
@@ -160,12 +160,21 @@ class Replay:
         return simulate_step(topology, self.recording, lambda nbytes: plan(topology, "all_reduce", nbytes)).seconds
 
 
-def recording_of(text: str, samples: int, speed: float) -> Recording:
+def check_kind(context: typer.Context, replayed: str | None) -> None:
+    """ValueError for an option on the command line that is for collectives beside --replay, or for it without it."""
+    if replayed is None:
+        leave_out(context, ("samples", "speed", "steps"), "without --replay collectives are measured")
+    else:
+        leave_out(context, ("collective", "sizes", "seconds", "plot"), "--replay measures training steps")
+
+
+def recording_of(context: typer.Context, text: str, samples: int, speed: float) -> Recording:
     """The recording in a file, or of a known model trained at a speed; ValueError if it is neither."""
     if text in MODELS:
         return MODELS[text].recording(samples, speed)
-    if not Path(text).exists():
+    if not text or not Path(text).exists():
         raise ValueError(f"--replay {text}: no such file, and no known model; known are {', '.join(MODELS)}")
+    leave_out(context, ("samples", "speed"), f"--replay {text} says itself how long it computes")
     return load(Path(text))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,23 @@ def check_output(option: str, file: Path | None) -> None:
     if not os.access(file.parent, os.W_OK | os.X_OK):
         reason = "cannot be written to" if file.parent.is_dir() else "is no directory"
         raise ValueError(f"{option} {file}: {file.parent} {reason}")
+
+
+def given(context: typer.Context) -> set[str]:
+    """The options on the command line, by the names of their parameters."""
+    return {
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    }
+
+
+def leave_out(context: typer.Context, names: Collection[str], why: str) -> None:
+    """ValueError for options on the command line, among ``names``, that have no meaning there, and why."""
+    useless = given(context) & set(names)
+    if useless:
+        shown = [option.opts[0] for option in context.command.params if option.name in useless]
+        raise ValueError(f"{why}: leave out {', '.join(shown)}")
 
 
 @contextmanager

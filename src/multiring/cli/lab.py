@@ -24,6 +24,7 @@ from multiring.cli.comparison import (
     Speed,
     Steps,
     ThroughApi,
+    check_kind,
     choose_peers,
     recording_of,
 )
@@ -80,6 +81,7 @@ def run(
 
 
 def compare(
+    context: typer.Context,
     name: Name = "",
     wanted: Annotated[str, typer.Option("--peers", help=f"Which: {', '.join(PEERS)}.", show_default="those here")] = "",
     collective: Collective = "all_reduce",
@@ -89,21 +91,22 @@ def compare(
     seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure each size in a launch.")] = 2.0,
     json_file: Json = None,
     plot: Plot = None,
-    replayed: Replayed = "",
+    replayed: Replayed = None,
     samples: Samples = 32,
     speed: Speed = 32.0,
     steps: Steps = 5,
 ) -> None:
     """Measure collectives, or training steps, on a lab, ours beside those of the peers."""
     with one_line_errors("lab peers", LabError):
+        check_kind(context, replayed)
         named = choose_peers(wanted) if wanted else [peer for peer in installed() if peer not in ONE_HOST]
         for peer in named:
             if peer in ONE_HOST:
                 raise ValueError(f"--peers {peer}: it knows no network, and a lab has one")
         measurement = (
-            Replay(recording_of(replayed, samples, speed), api, named, launches, steps, json_file)
-            if replayed
-            else Comparison(collective, sizes, api, named, launches, seconds, json_file, plot)
+            Comparison(collective, sizes, api, named, launches, seconds, json_file, plot)
+            if replayed is None
+            else Replay(recording_of(context, replayed, samples, speed), api, named, launches, steps, json_file)
         )
         measurement.check()
         cluster = lab.find(name)

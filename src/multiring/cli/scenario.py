@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from multiring import recording, topology_file, units
+from multiring.cli.errors import given, leave_out
 from multiring.cost import NATIVE
 from multiring.machines import MACHINES, machine
 from multiring.models import MODELS, model
@@ -111,38 +112,19 @@ def chosen(strategies: str) -> list[str]:
     return names
 
 
-def _given(context: typer.Context) -> set[str]:
-    """The options on the command line."""
-    return {
-        name
-        for name in context.params
-        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
-    }
-
-
 def check_given(context: typer.Context) -> None:
     """ValueError for an option on the command line that another one there leaves without a meaning."""
-    given = _given(context)
-    useless = {"job": ("model", "batch", "speed", "gradients"), "topology": ("hosts",)}
-    for name, others in useless.items():
-        for other in others:
-            if {name, other} <= given:
-                what = "its own job" if name == "job" else "its own hosts"
-                raise ValueError(f"--{name} FILE describes {what}: leave out --{other}")
-
-
-def check_alone(context: typer.Context, name: str, *also: str) -> None:
-    """ValueError for an option on the command line beside ``name`` and those that belong to it."""
-    others = _given(context) - {name, *also}
-    useless = [option.opts[0] for option in context.command.params if option.name in others]
-    if useless:
-        raise ValueError(f"--{name} simulates nothing: leave out {', '.join(useless)}")
+    named = given(context)
+    if "job" in named:
+        leave_out(context, ("model", "batch", "speed", "gradients"), "--job FILE describes its own job")
+    if "topology" in named:
+        leave_out(context, ("hosts",), "--topology FILE describes its own hosts")
 
 
 def check_sweep(context: typer.Context, sweep: str | None) -> None:
     """ValueError for an option on the command line whose values a sweep gives."""
-    if (key := (sweep or "").partition("=")[0]) in _given(context):
-        raise ValueError(f"--sweep gives the values of {key}: leave out --{key}")
+    key = (sweep or "").partition("=")[0]
+    leave_out(context, (key,), f"--sweep gives the values of {key}")
 
 
 def swept(request: Request, sweep: str | None) -> list[Request]:

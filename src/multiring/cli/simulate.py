@@ -16,7 +16,7 @@ from multiring import units
 from multiring.bench.curves import check as check_picture
 from multiring.cli import output
 from multiring.cli.curves import plot_efficiency
-from multiring.cli.errors import check_output, one_line_errors
+from multiring.cli.errors import check_output, given, leave_out, one_line_errors
 from multiring.cli.scenario import (
     Batch,
     Cluster,
@@ -30,7 +30,6 @@ from multiring.cli.scenario import (
     TopologyFile,
     approximation_of,
     asynchrony_of,
-    check_alone,
     check_given,
     check_sweep,
     chosen,
@@ -79,7 +78,7 @@ def simulate(
     console = output.console()
     with one_line_errors("simulate"):
         if sources:
-            check_alone(context, "sources", "machine")
+            leave_out(context, given(context) - {"sources", "machine"}, "--sources simulates nothing")
             if machine is None:
                 raise ValueError("--sources shows the numbers of a machine: give --machine")
             console.print(_sources(machine))
