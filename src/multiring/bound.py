@@ -31,11 +31,13 @@ def cut_bound(topology: Topology, collective: str, nbytes: int, root: int = 0) -
         """The bound from the switch that joins ``places`` and, over the link ``outside``, the rest."""
         worst = 0.0
         for place in places:
-            ranks = sum(1 for _ in place.ranks())
-            if ranks < size:
-                up, down = _crossing(collective, ranks, size, root in place.ranks())
+            ranks = tuple(place.ranks())
+            is_part = len(ranks) < size
+            if is_part:
+                up, down = _crossing(collective, len(ranks), size, root in ranks)
                 worst = max(worst, up / place.link.up, down / place.link.down)
-            worst = max(worst, below(place.places, place.link if ranks < size else None))
+            if place.places:
+                worst = max(worst, below(place.places, place.link if is_part else None))
         if collective == "all_reduce":
             legs = [place.link for place in places] + ([Link(outside.down, outside.up, 0)] if outside else [])
             worst = max(worst, shortest_time([leg.up for leg in legs]), shortest_time([leg.down for leg in legs]))

@@ -155,7 +155,10 @@ def _ownership_patterns(arranged: Layout, stages: Sequence[Stage]) -> dict[Shape
         copies = zip(*(owned[child] for child in shape.children), strict=True)
         rings = [_meeting_rings(copy, shape.offsets, shares) for copy in copies]
         patterns[shape] = tuple(ring for copy in rings for ring in copy)
-        owned[shape] = _owned_after(stage.mode, rings)
+        if len(rings) > 1 and stage.mode != ALL:
+            raise ValueError(f"mode {stage.mode} stands around mode all; only the outermost dimensions can be all")
+        if shape is not arranged.shape:  # nobody meets the owners of the whole
+            owned[shape] = _owned_after(stage.mode, rings)
 
     visit(arranged.shape)
     return patterns
@@ -190,8 +193,6 @@ def _owned_after(mode: str, rings: list[list[Ring]]) -> tuple[_Ownership, ...]:
     if mode == ALL:
         places = range(len(rings[0][0].members))
         return tuple(_by_span((s, r.members[i]) for r in copy for s in r.spans) for copy in rings for i in places)
-    if len(rings) > 1:
-        raise ValueError(f"mode {mode} stands around mode all; only the outermost dimensions can be all")
     (copy,) = rings
     if mode == LEAD:
         return (_by_span((span, ring.members[0]) for ring in copy for span in ring.spans),)

@@ -8,6 +8,7 @@ what follows from the shape alone is found once.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -170,7 +171,8 @@ def arranged(tree: Shape, levels: tuple[str, ...], grid: Grid) -> Shape:
             for depth, dimension in enumerate(grid, start=1):
                 if dimension.levels[-1] == levels[place.depth - 1]:
                     runs = _runs(len(children), dimension.size)
-                    children = [shape(tuple(children[a:b]), _within(edges, a, b), depth) for a, b in runs]
+                    within = zip(runs, _by_run(edges, runs), strict=True)
+                    children = [shape(tuple(children[a:b]), inner, depth) for (a, b), inner in within]
                     edges = []
             (units[place],) = children
         return units[place]
@@ -211,5 +213,13 @@ def _runs(count: int, size: int | None) -> list[tuple[int, int]]:
     return list(pairwise(count * i // number for i in range(number + 1)))
 
 
-def _within(edges: Sequence[Edge], a: int, b: int) -> tuple[Edge, ...]:
-    return tuple([replace(e, first=e.first - a, last=e.last - a) for e in edges if a <= e.first and e.last <= b])
+def _by_run(edges: Sequence[Edge], runs: Sequence[tuple[int, int]]) -> list[tuple[Edge, ...]]:
+    """The edges around children of one run each, by run, numbered within it."""
+    found: list[list[Edge]] = [[] for _ in runs]
+    starts = [first for first, _ in runs]
+    for edge in edges:
+        number = bisect_right(starts, edge.first) - 1
+        first, last = runs[number]
+        if edge.last <= last:
+            found[number].append(replace(edge, first=edge.first - first, last=edge.last - first))
+    return [tuple(inner) for inner in found]

@@ -8,10 +8,11 @@ import pytest
 
 from multiring.bound import cut_bound
 from multiring.compose import ALL, LEAD, SPLIT, Stage, compose
-from multiring.layout import Dimension
+from multiring.layout import Dimension, Edge, layout
 from multiring.plan import Plan
 from multiring.simulate import Call, Speeds, simulate, simulate_exactly, simulate_in_lockstep
 from multiring.simulate.flows import Connection, Simulation, Use, fair_rates
+from multiring.simulate.links import Links
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 S = 8 << 20
@@ -48,6 +49,29 @@ def by_level(topology: Topology, mode: str, method: str, segment_bytes: int) -> 
     """One dimension a level."""
     stages = [Stage(Dimension((level,)), mode, method) for level in topology.levels]
     return compose(topology, "all_reduce", stages, segment_bytes)
+
+
+def test_places_are_numbered_outwards_whatever_the_order_of_the_ranks() -> None:
+    left = (Place("h", CARD, ranks_in_host([3, 0], RANK)), Place("g", CARD, ranks_in_host([2], RANK)))
+    right = (Place("k", WIRE, ranks_in_host([1], RANK)),)
+    links = Links(Topology(LEVELS[:3], (Place("x", UPLINK, left), Place("y", UPLINK, right))))
+    assert [numbers.tolist() for numbers in links.place_of] == [[0, 1, 2, 3], [4, 6, 5, 4], [7, 8, 7, 7]]
+    assert [links.name(link) for link in links.path(0, 1)] == [
+        *("rank 0 up", "rank 1 down", "host h up", "host k down", "rack x up", "rack y down")
+    ]
+    assert links.latency.tolist() == [RANK.latency] * 4 + [CARD.latency] * 2 + [ALPHA] + [UPLINK.latency] * 2
+
+
+@pytest.mark.parametrize(("size", "runs"), [(4, [4, 4]), (3, [2, 3, 3])])
+def test_a_run_of_hosts_keeps_the_links_around_hosts_of_its_own(size: int, runs: list[int]) -> None:
+    """Two racks of four hosts: that of a rack only where the run is the rack."""
+    together = ("host", "rack")
+    grid = [Dimension(("rank",)), Dimension(together, size), Dimension(together)]
+    units = layout(racks((2, 2, 2, 2), (2, 2, 2, 2)), grid).shape.children
+    assert [len(unit.children) for unit in units] == runs
+    for unit, hosts in zip(units, runs, strict=True):
+        cards = [Edge(host, host + 1, "host", CARD) for host in range(hosts)]
+        assert list(unit.edges) == cards + [Edge(0, 4, "rack", UPLINK)] * (hosts == 4)
 
 
 CLOSED = {

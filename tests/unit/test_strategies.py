@@ -177,6 +177,13 @@ def test_bytes_through_the_card_of_a_host(name, bytes_a_card):
     assert card_bytes(name, cluster(8, 4)) == pytest.approx(bytes_a_card, rel=0.01)
 
 
+def test_a_host_serves_by_its_first_rank():
+    """The ranks of a host need not follow one another."""
+    plan = strategy("server").plan(Topology.of_hosts(["b", "a", "a", "b", "c"]), S)
+    assert [ring.shares for phase in plan.phases for ring in phase.rings] == [(1, 1, 0, 0, 1)] * 2
+    prove_in_full(plan)
+
+
 def test_a_master_for_two_hosts():
     """16 of 4 ranks: a chain in the host, one between two hosts, a ring of 8."""
     plan = strategy("masters:8").plan(cluster(16, 4), S)

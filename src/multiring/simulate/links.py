@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -20,22 +21,16 @@ class Links:
     def __init__(self, topology: Topology):
         self.levels = topology.levels
         self.world_size = topology.world_size
-        by_level: list[list[Place]] = [[] for _ in self.levels]
-        _gather(topology.places, len(self.levels) - 1, by_level)
+        by_level = [list(topology.places)]
+        for _ in self.levels[1:]:
+            by_level.insert(0, [inner for place in by_level[0] for inner in place.places])
+        self.place_of = _places_of_ranks(by_level)
         by_level[0].sort(key=lambda place: place.rank)
         self._places = [(level, place) for level, places in zip(self.levels, by_level, strict=True) for place in places]
         self.capacity = [
             bandwidth for _, place in self._places for bandwidth in (float(place.link.up), float(place.link.down))
         ]
         self.latency = np.array([place.link.latency for _, place in self._places])
-        self.place_of: list[NDArray[np.int64]] = []
-        first = 0
-        for places in by_level:
-            numbers = np.empty(self.world_size, np.int64)
-            for number, place in enumerate(places, start=first):
-                numbers[list(place.ranks())] = number
-            self.place_of.append(numbers)
-            first += len(places)
         self._cards: dict[int, int] = {}
         for number, (_, place) in enumerate(self._places):
             if place.cards > 1:
@@ -103,7 +98,16 @@ class Links:
         return [numbers.tolist() for numbers in self.place_of]
 
 
-def _gather(places: tuple[Place, ...], depth: int, by_level: list[list[Place]]) -> None:
-    by_level[depth] += places
-    for place in places:
-        _gather(place.places, depth - 1, by_level)
+def _places_of_ranks(by_level: Sequence[Sequence[Place]]) -> list[NDArray[np.int64]]:
+    """In each level the place of each rank, from the places of the levels as they stand in the tree."""
+    ranks = np.array([place.rank for place in by_level[0]])
+    found = [np.arange(len(ranks))]
+    above = np.arange(len(ranks))  # of each rank as they stand in the tree, which place of the level
+    first = len(ranks)
+    for places in by_level[1:]:
+        above = np.repeat(np.arange(len(places)), [len(place.places) for place in places])[above]
+        numbers = np.empty_like(above)
+        numbers[ranks] = first + above
+        found.append(numbers)
+        first += len(places)
+    return found

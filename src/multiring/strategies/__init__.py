@@ -148,8 +148,10 @@ def _server(topology: Topology, nbytes: int, speeds: Speeds) -> Plan:
     size = topology.world_size
     if size == 1:
         return Plan("all_reduce", 1, (), SEGMENT_BYTES)
-    servers = {topology.hosts.index(host) for host in set(topology.hosts)}
-    ring = Ring(tuple(range(size)), (WHOLE,), tuple(int(rank in servers) for rank in range(size)))
+    first: dict[str, int] = {}
+    for rank, host in enumerate(topology.hosts):
+        first.setdefault(host, rank)
+    ring = Ring(tuple(range(size)), (WHOLE,), tuple(int(first[host] == r) for r, host in enumerate(topology.hosts)))
     level = "+".join(topology.levels)
     phases = (Phase("reduce_scatter", level, "direct", (ring,)), Phase("all_gather", level, "direct", (ring,)))
     return Plan("all_reduce", size, phases, SEGMENT_BYTES, window=_window(topology))

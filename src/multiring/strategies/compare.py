@@ -98,8 +98,8 @@ def _asynchronous(name: str, training: Training) -> Result:
 
 def _every_rank(training: Training) -> list[float]:
     """Seconds of computation of each rank."""
-    ranks = training.topology.world_size
-    return [training.recording.seconds * slowness(rank, ranks, training.spread) for rank in range(ranks)]
+    ranks, seconds = training.topology.world_size, training.recording.seconds
+    return [seconds * slowness(rank, ranks, training.spread) for rank in range(ranks)]
 
 
 def _every_group(training: Training) -> list[float]:
