@@ -46,14 +46,14 @@ read -r _
 def main(directory: Path) -> None:
     """Make and hold the lab of ``directory``, whose lock this process has from then on."""
     line = sys.stdin.readline()
-    if not line:
-        return
+    if not line.endswith("\n"):
+        return  # whoever wanted the lab is gone
+    wanted = json.loads(line)
     if claim(directory) is None:
         print("null", flush=True)
         return
     with (directory / LOG).open("w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
-    wanted = json.loads(line)
     for name, text in wanted["files"].items():
         (directory / name).write_text(text)
     if _hold(wanted, directory / HOSTS):
