@@ -31,7 +31,7 @@ void Engine::wake_progress() {
 
 void Engine::progress() {
     progress_thread_ = gettid();
-    Spinner spinner(spin_.load(std::memory_order_relaxed));
+    Spinner spinner(patience());
     while (!stopping_.load(std::memory_order_acquire)) {
         take_inbox();
         bool active = advance_works();
@@ -50,7 +50,7 @@ void Engine::progress() {
         check_suspicions();
         check_deadlines();
         sleep();
-        spinner = Spinner(spin_.load(std::memory_order_relaxed));
+        spinner = Spinner(patience());
     }
     take_inbox();
     fail_works();

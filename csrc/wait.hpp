@@ -37,14 +37,15 @@ inline void pause() {
 #endif
 }
 
-// Of giving the core away each time, before sleeping. Those who yield on and on keep a thread that wakes from the core
-// for as long: 4 KB took 4 ranks on 2 cores 54 us with 1 ms, 29 with 0.2, 34 with 0.05.
-inline constexpr auto yielding_budget = std::chrono::microseconds(300);
+// How to spend the first moments of a wait.
+struct Patience {
+    bool spins = true;         // stay on the core; otherwise give it away each time
+    Clock::duration budget{};  // before sleeping
+};
 
-// The first moments of a wait: for as long as `spin` on the core, then giving it away.
 class Spinner {
   public:
-    explicit Spinner(Clock::duration spin) : spin_(spin) {}
+    explicit Spinner(Patience patience) : patience_(patience) {}
     bool is_waiting() const { return rounds_ != 0; }
     Clock::time_point start() const { return start_; }  // of the wait
     Clock::duration waited() const { return waited_; }  // in all
@@ -58,24 +59,20 @@ class Spinner {
     }
     // One moment of waiting; false when the budget is spent.
     bool wait() {
-        if (rounds_ == 0) {
-            start_ = Clock::now();
-            spins_ = spin_ > Clock::duration{};
-        }
+        if (rounds_ == 0) start_ = Clock::now();
         ++rounds_;
-        if (spins_) {
+        if (patience_.spins) {
             for (int i = 0; i < 4; ++i) pause();
-            if (rounds_ % 16 == 0) spins_ = Clock::now() - start_ < spin_;
-            return true;
+            if (rounds_ % 32 != 0) return true;
+        } else {
+            sched_yield();
         }
-        sched_yield();
-        return Clock::now() - start_ < spin_ + yielding_budget;
+        return Clock::now() - start_ < patience_.budget;
     }
 
   private:
-    Clock::duration spin_;
+    Patience patience_;
     std::uint32_t rounds_ = 0;
-    bool spins_ = false;
     Clock::time_point start_{};
     Clock::duration waited_{};
 };
