@@ -154,10 +154,7 @@ class Engine final : public Surroundings {
     bool is_unread() const;
     void release_descriptors();
     bool drain_sockets();
-    void choose_patience();
-    Patience patience() const {
-        return {spins_.load(std::memory_order_relaxed), patience_.load(std::memory_order_relaxed)};
-    }
+    void choose_spin();
     void suspect(int rank, const std::string& reason);
     Failure raised() const;  // the failure, which somebody hears of now
     Failure failure_of(const Call& call) const;
@@ -232,8 +229,7 @@ class Engine final : public Surroundings {
     std::vector<void*> owners_;
     std::vector<std::string> reports_;
 
-    std::atomic<bool> spins_{false};
-    std::atomic<Clock::duration> patience_{};
+    Patience patience_;
     std::atomic<bool> disowned_{false};
     std::atomic<bool> failed_{false};
     mutable std::atomic<bool> raised_{false};  // the failure, to a caller

@@ -31,7 +31,7 @@ void Engine::wake_progress() {
 
 void Engine::progress() {
     progress_thread_ = gettid();
-    Spinner spinner(patience());
+    Spinner spinner(patience_);
     while (!stopping_.load(std::memory_order_acquire)) {
         take_inbox();
         bool active = advance_works();
@@ -50,7 +50,7 @@ void Engine::progress() {
         check_suspicions();
         check_deadlines();
         sleep();
-        spinner = Spinner(patience());
+        spinner.restart();
     }
     take_inbox();
     fail_works();

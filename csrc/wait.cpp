@@ -1,6 +1,7 @@
 #include "wait.hpp"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -25,6 +26,16 @@ bool Event::wait_for(Clock::duration at_most) {
     timespec duration{static_cast<time_t>(nanoseconds / 1000000000), static_cast<long>(nanoseconds % 1000000000)};
     syscall(SYS_futex, &word_, FUTEX_WAIT_PRIVATE, 0, &duration, nullptr, 0);
     return is_set();
+}
+
+bool Patience::yield() {
+    constexpr auto slice = std::chrono::milliseconds(1), pause_after_slice = std::chrono::milliseconds(200);
+    const auto before = Clock::now();
+    if (before < yields_again_.load(std::memory_order_relaxed)) return false;
+    sched_yield();
+    const auto now = Clock::now();
+    if (now - before >= slice) yields_again_.store(now + pause_after_slice, std::memory_order_relaxed);
+    return true;
 }
 
 namespace {

@@ -1,8 +1,6 @@
 // Waiting: a one-shot event, and how long a thread that has nothing to do stays on its core.
 #pragma once
 
-#include <sched.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -37,15 +35,24 @@ inline void pause() {
 #endif
 }
 
-// How to spend the first moments of a wait.
-struct Patience {
-    bool spins = true;         // stay on the core; otherwise give it away each time
-    Clock::duration budget{};  // before sleeping
+// How the threads of a process spend the first moments of a wait, before they sleep: for as long as `spin` on the core,
+// then giving it away time and again. To another rank that is a moment. To a computation it is a slice of the
+// scheduler, and who sleeps gets the core back from it at once: after such a slice nobody yields for a while.
+class Patience {
+  public:
+    void set_spin(Clock::duration spin) { spin_.store(spin, std::memory_order_relaxed); }
+    Clock::duration spin() const { return spin_.load(std::memory_order_relaxed); }
+    // False, at once, while yielding does not pay.
+    bool yield();
+
+  private:
+    std::atomic<Clock::duration> spin_{};
+    std::atomic<Clock::time_point> yields_again_{Clock::time_point{}};
 };
 
 class Spinner {
   public:
-    explicit Spinner(Patience patience) : patience_(patience) {}
+    explicit Spinner(Patience& patience) : patience_(patience) {}
     bool is_waiting() const { return rounds_ != 0; }
     Clock::time_point start() const { return start_; }  // of the wait
     Clock::duration waited() const { return waited_; }  // in all
@@ -57,22 +64,26 @@ class Spinner {
         rounds_ = 0;
         return now;
     }
-    // One moment of waiting; false when the budget is spent.
+    // One moment of waiting; false when it is time to sleep.
     bool wait() {
-        if (rounds_ == 0) start_ = Clock::now();
-        ++rounds_;
-        if (patience_.spins) {
-            for (int i = 0; i < 4; ++i) pause();
-            if (rounds_ % 32 != 0) return true;
-        } else {
-            sched_yield();
+        if (rounds_ == 0) {
+            start_ = Clock::now();
+            spins_ = patience_.spin() > Clock::duration{};
         }
-        return Clock::now() - start_ < patience_.budget;
+        ++rounds_;
+        if (!spins_) return Clock::now() - start_ < patience_.spin() + yielding_budget && patience_.yield();
+        for (int i = 0; i < 4; ++i) pause();
+        if (rounds_ % 16 == 0) spins_ = Clock::now() - start_ < patience_.spin();
+        return true;
     }
 
   private:
-    Patience patience_;
+    // Those who yield on and on keep a thread that wakes from the core for as long.
+    static constexpr auto yielding_budget = std::chrono::microseconds(300);
+
+    Patience& patience_;
     std::uint32_t rounds_ = 0;
+    bool spins_ = false;
     Clock::time_point start_{};
     Clock::duration waited_{};
 };

@@ -127,7 +127,7 @@ class Engine:
         late_seconds: float = 30.0,
         trace: bool = False,
     ) -> None:
-        """``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 100e-6, or 0 (yield) when
+        """``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when
         the ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the
         machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout`` seconds
         is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens when."""

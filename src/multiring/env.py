@@ -218,7 +218,11 @@ class Settings:
     init_timeout: float = _knob(120.0, _seconds, "seconds", "time for all ranks to arrive and to find each other")
     arena_bytes: int = _knob(1 << 28, parse_size, "size", "shared memory of a rank: staging and multiring.empty")
     spin_seconds: float | None = _knob(
-        None, _seconds, "seconds", "busy waiting before a call sleeps; 100e-6, or 0 where ranks outnumber the cores"
+        None,
+        _seconds,
+        "seconds",
+        "how long who waits keeps its core, before it gives it away for 300e-6 and sleeps; 5e-6, or 0 where ranks "
+        "outnumber the cores",
     )
 
 
