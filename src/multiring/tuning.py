@@ -14,15 +14,21 @@ import numpy as np
 
 from .planner import Candidate, Choice, Tuned
 
-FIELD = 8
-"""So many plans are tried, at most."""
+FIELD, FIELD_OF_SHORT = 8, 24
+"""So many plans are tried, at most; more where a call is short: predictions know less of it, and trials cost less."""
+
+SHORT_SECONDS = 1e-3
+"""By prediction."""
+
+RUN_OF_SHORT = 4
+"""So many short calls in a row try a plan: in the next call ranks are still at the messages of the one before."""
 
 NEAREST = 4
 """Of them so many for their prediction alone."""
 
 FINALISTS = 3
 
-FEWEST_ROUNDS, MOST_ROUNDS = 3, 12
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 20
 """How often a plan is measured in the first heat; twice as often in the second."""
 
 ENOUGH_SECONDS = 0.1
@@ -34,37 +40,41 @@ WORTH_LEAVING = 1.02
 
 @dataclass(frozen=True)
 class Heat:
-    """Plans, by id, that take turns in so many rounds of calls; the first round opens connections and does not count.
+    """Plans, by id, that take turns of ``run`` calls in so many rounds.
 
-    The planner's choice stands first. The second heat has the times of the first, the ``earlier`` ones.
+    The first round opens connections and does not count, nor does the first call of a longer run. The planner's choice
+    stands first. The second heat has the times of the first, the ``earlier`` ones.
     """
 
     plans: tuple[str, ...]
     rounds: int
+    run: int = 1
     earlier: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def calls(self) -> int:
         """How many calls the heat takes."""
-        return len(self.plans) * self.rounds
+        return len(self.plans) * self.rounds * self.run
 
     def plan(self, call: int) -> str:
         """What a call tries. Every round starts with another plan, so that none is always the last before a pause."""
-        round_, turn = divmod(call, len(self.plans))
+        round_, turn = divmod(call // self.run, len(self.plans))
         return self.plans[(turn + round_) % len(self.plans)]
 
     def medians(self, seconds: Sequence[float]) -> dict[str, float]:
         """The time of each plan, from those of all calls."""
         spent: dict[str, list[float]] = {plan: [] for plan in self.plans}
-        for call in range(len(self.plans), self.calls):
-            spent[self.plan(call)].append(seconds[call])
+        for call in range(len(self.plans) * self.run, self.calls):
+            if self.run == 1 or call % self.run:
+                spent[self.plan(call)].append(seconds[call])
         return {plan: median(times) for plan, times in spent.items()}
 
 
 def opening(plans: Sequence[str], predicted: float) -> Heat:
     """The first heat of `contestants`, by id; ``predicted`` is what its first is to take, in seconds."""
+    run = RUN_OF_SHORT if predicted < SHORT_SECONDS else 1
     wanted = round(ENOUGH_SECONDS / max(predicted, 1e-6))
-    return Heat(tuple(plans), 1 + min(max(wanted, FEWEST_ROUNDS), MOST_ROUNDS))
+    return Heat(tuple(plans), 1 + min(max(wanted, FEWEST_ROUNDS), MOST_ROUNDS) // run, run)
 
 
 def contestants(choice: Choice) -> tuple[Candidate, ...]:
@@ -79,7 +89,8 @@ def contestants(choice: Choice) -> tuple[Candidate, ...]:
             front.append(candidate)
     flat = [candidate for candidate in ranked if len(candidate.stages) == 1]
     wanted = [*ranked[:NEAREST], *flat[:1], *reversed(front), *ranked[NEAREST:]]
-    return tuple(dict.fromkeys(wanted))[:FIELD]
+    most = FIELD_OF_SHORT if ranked[0].prediction.seconds < SHORT_SECONDS else FIELD
+    return tuple(dict.fromkeys(wanted))[:most]
 
 
 def after(heat: Heat, seconds: Sequence[float], day: str) -> Heat | Tuned:
@@ -88,7 +99,7 @@ def after(heat: Heat, seconds: Sequence[float], day: str) -> Heat | Tuned:
     chosen = heat.plans[0]
     if not heat.earlier:
         others = sorted((plan for plan in heat.plans if plan != chosen), key=times.__getitem__)
-        return Heat((chosen, *others[: FINALISTS - 1]), 2 * heat.rounds - 1, times)
+        return Heat((chosen, *others[: FINALISTS - 1]), 2 * heat.rounds - 1, heat.run, times)
     best = min(heat.plans, key=times.__getitem__)
     stays = times[chosen] <= WORTH_LEAVING * times[best]
     return Tuned(chosen if stays else best, {**heat.earlier, **times}, day)

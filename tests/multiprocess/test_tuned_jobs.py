@@ -10,6 +10,8 @@ import pytest
 import tuning_ranks
 from tuning_ranks import CALLS
 
+from multiring.tuning import FIELD_OF_SHORT
+
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -26,7 +28,7 @@ def test_ranks_agree_and_the_next_job_knows(environment: dict[str, str], tmp_pat
         )
         assert found["plan"] in found["tried"]
         assert found["operations"] == CALLS + 10  # and none for the tuner
-        assert len(found["tried"]) == min(found["candidates"], 8)
+        assert len(found["tried"]) == min(found["candidates"], FIELD_OF_SHORT)
         assert set(found["tried"]) <= set(found["used"])
         assert max(found["used"], key=found["used"].get) == found["plan"]
     assert 0 < first[0]["tuned_at"] < CALLS - 50

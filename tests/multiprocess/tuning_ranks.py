@@ -10,7 +10,7 @@ import numpy as np
 import multiring as mr
 
 COUNT = 3000
-CALLS = 400
+CALLS = 1000
 """More than any tuning takes."""
 
 

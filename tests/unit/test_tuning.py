@@ -12,7 +12,7 @@ from topologies import CORE, card, nested
 
 from multiring import tuner, tuning
 from multiring.planner import Candidate, Tuned, choose
-from multiring.tuning import FIELD, FINALISTS, Heat
+from multiring.tuning import FIELD, FIELD_OF_SHORT, FINALISTS, Heat
 
 RACKS = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
 
@@ -44,8 +44,20 @@ def test_neither_the_first_round_nor_one_disturbed_call_counts() -> None:
 
 
 def test_short_calls_are_tried_more_often_but_not_without_end() -> None:
-    rounds = [tuning.opening("ab", predicted).rounds for predicted in (1.0, 0.02, 0.0)]
-    assert rounds == [4, 6, 13]
+    calls = [tuning.opening("ab", predicted).calls for predicted in (1.0, 0.02, 0.001, 0.0)]
+    assert calls == [8, 12, 42, 48]
+
+
+def test_short_calls_try_a_plan_several_times_in_a_row_and_the_first_does_not_count() -> None:
+    heat = tuning.opening("abc", 1e-4)
+    run = tuning.RUN_OF_SHORT
+    order = "".join(heat.plan(call) for call in range(heat.calls))
+    assert order.startswith("a" * run + "b" * run + "c" * run + "b" * run)
+    seconds = [1.0 if call % run == 0 or call < 3 * run else 0.1 for call in range(heat.calls)]
+    assert heat.medians(seconds) == dict.fromkeys("abc", 0.1)
+    second = tuning.after(heat, seconds, "2026-11-23")
+    assert isinstance(second, Heat)
+    assert second.run == run
 
 
 def test_the_fastest_and_the_planners_choice_meet_again() -> None:
@@ -78,13 +90,13 @@ def test_calls_that_did_not_end_lose() -> None:
     assert won.plan == "b"
 
 
-@pytest.mark.parametrize("nbytes", [4 << 10, 256 << 10, 4 << 20])
-def test_few_plans_are_tried_and_they_differ(nbytes: int) -> None:
+@pytest.mark.parametrize(("nbytes", "field"), [(4 << 10, FIELD_OF_SHORT), (256 << 10, FIELD), (4 << 20, FIELD)])
+def test_few_plans_are_tried_and_they_differ(nbytes: int, field: int) -> None:
     choice = choose(RACKS, "all_reduce", nbytes)
     ranked = [choice.chosen, *choice.rejected]
     tried = tuning.contestants(choice)
     assert tried[: tuning.NEAREST] == tuple(ranked[: tuning.NEAREST])
-    assert len({choice.plan_of(each).id for each in tried}) == len(tried) == FIELD < len(ranked)
+    assert len({choice.plan_of(each).id for each in tried}) == len(tried) == field < len(ranked)
     assert any(len(each.stages) == 1 for each in tried)  # never slower than the best flat one
     assert min(map(steps, tried)) == min(map(steps, ranked))
 
