@@ -42,6 +42,11 @@ def all_of(x: Any, found: _native.Description) -> Piece:
     return Piece(x, found.pointer, found.count, found.dtype)
 
 
+def written(x: Any) -> Piece:
+    """The whole of a buffer that is written in place, as `target` finds it; a `Piece` is taken as it is."""
+    return x if type(x) is Piece else all_of(x, target(x))
+
+
 def source(x: Any) -> _native.Description:
     """Describe a buffer that is read; TypeError or ValueError with the remedy if it cannot be."""
     found = _described(x)

@@ -31,6 +31,7 @@ from multiring.buffers import (
     like,
     source,
     target,
+    written,
 )
 from multiring.engine import Part
 from multiring.errors import Mismatch, ResourceError
@@ -144,8 +145,7 @@ class Communicator:
         ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor. Ranks agree on type and number of
         elements, and on ``label``, which front ends get of `multiring.labels.label`; shapes are not compared.
         """
-        found = target(x)
-        return self._call(_ALL_REDUCE, all_of(x, found), op, 0, async_op, timeout, label=label)
+        return self._call(_ALL_REDUCE, written(x), op, 0, async_op, timeout, label=label)
 
     def broadcast(
         self, x: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None, label: int = 0
@@ -160,8 +160,7 @@ class Communicator:
     ) -> Any:
         """Combine ``x`` of all ranks in ``x`` of rank ``root``; the others' may hold partial results afterwards."""
         root = self._rank("root", root)
-        found = target(x)
-        return self._call(_REDUCE, all_of(x, found), op, root, async_op, timeout)
+        return self._call(_REDUCE, written(x), op, root, async_op, timeout)
 
     def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None) -> Any:
         """``x`` of all ranks, in ``out`` (``size`` times its elements) or a new array of shape (size, *x.shape)."""

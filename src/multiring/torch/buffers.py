@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from multiring.buffers import DTYPES
+from multiring.buffers import DTYPES, Piece
 
 _T = TypeVar("_T")
 
@@ -23,7 +23,7 @@ _OPS: dict[Any, str] = {
     dist.ReduceOp.BXOR: "bxor",
 }
 
-_REDUCIBLE = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
+_REDUCIBLE = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
 _IN_NUMPY = {dtype for dtype in _REDUCIBLE if not str(dtype).startswith(("torch.bfloat", "torch.float8"))}
 
 
@@ -90,6 +90,18 @@ def reducible(tensor: torch.Tensor) -> Any:
         known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _REDUCIBLE))
         raise TypeError(f"multiring cannot reduce {tensor.dtype}; it knows {known}")
     return _shared(flat(tensor))
+
+
+def in_place(tensor: torch.Tensor) -> Any:
+    """`reducible`, for a collective that writes where it reads.
+
+    The usual tensor is described here: a view of it in NumPy takes as long as a small call.
+    """
+    name = _REDUCIBLE.get(tensor.dtype)
+    plain = type(tensor) is torch.Tensor and name is not None and tensor.is_cpu and tensor.layout == torch.strided
+    if not plain or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+        return reducible(tensor)
+    return Piece(tensor, tensor.data_ptr(), tensor.numel(), name)
 
 
 def _shared(elements: torch.Tensor) -> Any:

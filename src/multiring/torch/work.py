@@ -42,7 +42,7 @@ class Work(dist.Work):
         self._finish = finish
         self._watcher = watcher
         self._lock = threading.Lock()
-        self._settled = False
+        self._settled = not parts and not finish
         self._future: torch.futures.Future[Any] | None = None
         self._then: Callable[[], None] | None = None
 
