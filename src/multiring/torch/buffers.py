@@ -98,8 +98,8 @@ def in_place(tensor: torch.Tensor) -> Any:
     The usual tensor is described here: a view of it in NumPy takes as long as a small call.
     """
     name = _REDUCIBLE.get(tensor.dtype)
-    plain = type(tensor) is torch.Tensor and name is not None and tensor.is_cpu and tensor.layout == torch.strided
-    if not plain or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+    plain = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout == torch.strided
+    if name is None or not plain or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
         return reducible(tensor)
     return Piece(tensor, tensor.data_ptr(), tensor.numel(), name)
 
