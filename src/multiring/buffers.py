@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,35 +29,49 @@ OPS_OF = {
 _IMMUTABLE = ("jax", "jaxlib", "tensorflow")
 
 
-class Piece(NamedTuple):
-    """Elements in memory, and the object that keeps it."""
+@dataclass(slots=True)
+class Piece:
+    """Elements in memory, and the object that keeps it; a buffer too, for front ends that know their tensors."""
 
     owner: Any
     pointer: int
-    elements: int
+    count: int
     dtype: str
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ITEMSIZES[self.dtype]
 
-def all_of(x: Any, found: _native.Description) -> Piece:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Flat."""
+        return (self.count,)
+
+
+Found = _native.Description | Piece
+"""What is known of a buffer."""
+
+
+def all_of(x: Any, found: Found) -> Piece:
     """The whole of a buffer that was found to be such."""
-    return Piece(x, found.pointer, found.count, found.dtype)
+    return found if type(found) is Piece else Piece(x, found.pointer, found.count, found.dtype)
 
 
-def written(x: Any) -> Piece:
-    """The whole of a buffer that is written in place, as `target` finds it; a `Piece` is taken as it is."""
-    return x if type(x) is Piece else all_of(x, target(x))
-
-
-def source(x: Any) -> _native.Description:
+def source(x: Any) -> Found:
     """Describe a buffer that is read; TypeError or ValueError with the remedy if it cannot be."""
+    if type(x) is Piece:
+        return x
     found = _described(x)
     if not found.contiguous or found.device != "cpu":
         raise _refusal(found)
     return found
 
 
-def target(x: Any) -> _native.Description:
+def target(x: Any) -> Found:
     """Describe a buffer that is written in place; TypeError or ValueError with the remedy if it cannot be."""
+    if type(x) is Piece:
+        return x
     if type(x) is not np.ndarray and type(x).__module__.partition(".")[0] in _IMMUTABLE:
         raise TypeError(
             f"{type(x).__module__}.{type(x).__qualname__} is immutable, and the result is written in place: hand over "
@@ -88,13 +103,13 @@ def _refusal(found: _native.Description) -> Exception:
     return ValueError(f"{what} is read-only, and the result is written in place: hand over x.copy()")
 
 
-def check_fit(name: str, out: _native.Description, count: int, dtype: str) -> None:
+def check_fit(name: str, out: Found, count: int, dtype: str) -> None:
     """ValueError unless ``out`` holds ``count`` elements of ``dtype``."""
     if out.count != count or out.dtype != dtype:
         raise ValueError(f"{name}: out is {out.count} x {out.dtype}, but {count} x {dtype} arrive")
 
 
-def like(x: Any, found: _native.Description, shape: tuple[int, ...]) -> Any:
+def like(x: Any, found: Found, shape: tuple[int, ...]) -> Any:
     """A new NumPy array of the type of ``x``."""
     if isinstance(x, np.ndarray):
         return np.empty(shape, x.dtype)

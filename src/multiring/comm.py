@@ -31,7 +31,6 @@ from multiring.buffers import (
     like,
     source,
     target,
-    written,
 )
 from multiring.engine import Part
 from multiring.errors import Mismatch, ResourceError
@@ -145,7 +144,7 @@ class Communicator:
         ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor. Ranks agree on type and number of
         elements, and on ``label``, which front ends get of `multiring.labels.label`; shapes are not compared.
         """
-        return self._call(_ALL_REDUCE, written(x), op, 0, async_op, timeout, label=label)
+        return self._call(_ALL_REDUCE, all_of(x, target(x)), op, 0, async_op, timeout, label=label)
 
     def broadcast(
         self, x: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None, label: int = 0
@@ -160,7 +159,7 @@ class Communicator:
     ) -> Any:
         """Combine ``x`` of all ranks in ``x`` of rank ``root``; the others' may hold partial results afterwards."""
         root = self._rank("root", root)
-        return self._call(_REDUCE, written(x), op, root, async_op, timeout)
+        return self._call(_REDUCE, all_of(x, target(x)), op, root, async_op, timeout)
 
     def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None) -> Any:
         """``x`` of all ranks, in ``out`` (``size`` times its elements) or a new array of shape (size, *x.shape)."""
@@ -411,7 +410,7 @@ class Communicator:
         finish: Callable[[], Any] | None = None,
     ) -> Any:
         """Run or start a plan; where the buffer is blocks, ``piece`` is the first of them."""
-        _, pointer, count, dtype = piece
+        count, dtype = piece.count, piece.dtype
         if not isinstance(op, str) or op not in OPS:
             raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
         if op not in OPS_OF[dtype] and collective in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER):
@@ -419,7 +418,7 @@ class Communicator:
         blocks = self.size if collective in (_ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL) else 1
         nbytes = blocks * count * ITEMSIZES[dtype]
         seconds = self._seconds(timeout)
-        what = collective, pointer, count, DTYPES[dtype], OPS[op], root, seconds, label
+        what = collective, piece.pointer, count, DTYPES[dtype], OPS[op], root, seconds, label
         if self._tuner and (trial := self._tuner.trial(collective, nbytes, root, seconds)):
             with trial:
                 if async_op:
@@ -448,11 +447,10 @@ class Communicator:
         self, piece: Piece, rank: int | None, tag: int, part_of: str, timeout: float | None
     ) -> tuple[int, int, int, int, int, float, Any, int]:
         """What the engine wants to know of a message; ``part_of`` is the collective it belongs to, or send."""
-        owner, pointer, count, dtype = piece
         peer, seconds = _native.ANY_SOURCE if rank is None else self.members[rank], self._seconds(timeout)
         peers = {peer} if rank is not None else {*self.members} - {self.world.rank}
         self.world.connect(peers, seconds, any_source=rank is None)
-        return peer, tag, pointer, count, DTYPES[dtype], seconds, owner, COLLECTIVES[part_of]
+        return peer, tag, piece.pointer, piece.count, DTYPES[piece.dtype], seconds, piece.owner, COLLECTIVES[part_of]
 
     def _part_to(self, collective: str, rank: int, piece: Piece, timeout: float | None) -> Part:
         return self._send(piece, rank, _TAGS[collective], collective, timeout)

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """The others have one plan, or nothing to send."""
 
+METHOD = 2
+"""Counts the ways in which plans were measured: what another found is not used."""
+
 BARRIERS = 4
 """By which the clocks of hosts are compared."""
 
@@ -176,7 +179,9 @@ class Tuner:
 def _file(plans: Plans, communicator: Communicator) -> Path:
     """Where the results for this topology are kept, with the settings that times depend on."""
     settings = communicator.world.settings
-    about = repr((plans.topology, settings.wire, settings.reproducible, settings.streams, len(os.sched_getaffinity(0))))
+    about = repr(
+        (METHOD, plans.topology, settings.wire, settings.reproducible, settings.streams, len(os.sched_getaffinity(0)))
+    )
     identity = hashlib.sha256(about.encode()).hexdigest()[:12]
     return cache.folder("plans") / f"{cache.plain(communicator.hosts[0])}-{communicator.size}-ranks-{identity}.json"
 

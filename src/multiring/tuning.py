@@ -29,10 +29,10 @@ NEAREST = 4
 FINALISTS = 3
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 20
-"""How often a plan is measured in the first heat; twice as often in the second."""
+"""How many calls try a plan in the first heat, beside those that warm it up; twice as many in the second."""
 
 ENOUGH_SECONDS = 0.1
-"""A plan that takes less is measured more often, up to that much in all: a short time is the less certain one."""
+"""A plan is tried for that long in a heat, within the bounds above: a short time is the less certain one."""
 
 WORTH_LEAVING = 1.02
 """The planner's choice stays unless another is faster by more than this factor: what is less is noise."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -249,6 +250,43 @@ def all_to_all() -> None:
             same(piece, own(peer * 10 + rank, peer + rank + 1))
 
 
+def storage_given_up_in_flight() -> None:
+    with group() as (rank, size):
+        for start in (dist.all_reduce, lambda x, async_op: dist.broadcast(x, 0, async_op=async_op)):
+            x = own(rank, 100_000)
+            if rank == size - 1:
+                time.sleep(0.3)  # the others' calls are in flight for as long
+            work = start(x, async_op=True)
+            x.data = torch.zeros(1)
+            others = [torch.zeros(100_000) for _ in range(20)]  # one would get the memory, if it were free
+            work.wait()
+            assert x.numel() == 1
+            assert not any(other.any() for other in others)
+
+
+def storage_is_resized_later() -> None:
+    with group() as (rank, size):
+        x = own(rank, 6)
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        whole, part = torch.empty(6 * size), torch.empty(6)
+        dist.all_gather_into_tensor(whole, x)
+        dist.reduce_scatter_tensor(part, whole)
+        for tensor in (x, whole, part):
+            tensor.untyped_storage().resize_(0)
+            tensor.resize_(1000)
+
+
+def negated_views() -> None:
+    with group() as (rank, size):
+        x = torch.full((1,), complex(1, 1 + rank)).conj().imag
+        for call in (partial(dist.all_reduce, x), partial(dist.broadcast, x, 0)):
+            assert "hand over x.resolve_neg()" in str(caught(ValueError, call))
+        x = x.resolve_neg()
+        dist.all_reduce(x)
+        same(x, torch.tensor([-sum(1.0 + r for r in range(size))]))
+
+
 def gather_and_scatter() -> None:
     with group() as (rank, size):
         for root in range(size):
@@ -379,6 +417,9 @@ WORKERS = [
     reduce_scatter,
     result_waits_for_its_caller,
     all_to_all,
+    storage_given_up_in_flight,
+    storage_is_resized_later,
+    negated_views,
     gather_and_scatter,
     objects,
     messages,

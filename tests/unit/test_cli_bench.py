@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +28,30 @@ def launches(*seconds: float, buffer: str = "private") -> list[list[Figure]]:
 def bench(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "multiring", "bench", *options]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100)
+
+
+def test_a_measurement_that_is_ended_takes_its_ranks_along(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "multiring", "bench", "-n", "2", "--sizes", "4KB", "--seconds", "50"]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL) as measuring:
+        deadline = time.monotonic() + 60
+        while len(started_with(tmp_path)) < 4:  # itself, the launcher, and two ranks
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        measuring.terminate()
+        assert measuring.wait(60) == 128 + signal.SIGTERM
+    assert started_with(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def started_with(folder: Path) -> list[int]:
+    """The processes whose environment names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):  # it has ended meanwhile
+                if bytes(folder) in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
 
 
 def test_our_median_stands_beside_the_best_of_a_peer() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ def alternate(entries: Mapping[str, Entry], launches: int, start: Start) -> dict
     """
     written: dict[str, list[Any]] = {name: [] for name in entries}
     turns = [(name, entry) for _ in range(launches) for name, entry in entries.items()]
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through what ends the launch
     for name, entry in track(turns, "launches", console=Console(stderr=True), transient=True):
         written[name].append(_launch(entry, start))
     return written
@@ -45,5 +48,12 @@ def _launch(entry: Entry, start: Start) -> Any:
         result = Path(directory, "figures.json")
         program = ["-m", "multiring.bench", "--library", entry.contestant, *entry.options, "--json", str(result)]
         command = start(entry.contestant, program)
-        subprocess.run(command.words, env={**os.environ, **command.environment}, check=True)
+        with subprocess.Popen(command.words, env={**os.environ, **command.environment}) as launch:
+            try:
+                code = launch.wait()
+            except BaseException:
+                launch.terminate()  # it ends its ranks
+                raise
+        if code:
+            raise subprocess.CalledProcessError(code, command.words)
         return json.loads(result.read_text())

@@ -23,6 +23,7 @@ _OPS: dict[Any, str] = {
     dist.ReduceOp.BXOR: "bxor",
 }
 
+_USUAL = (torch.Tensor, torch.nn.Parameter)
 _REDUCIBLE = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
 _IN_NUMPY = {dtype for dtype in _REDUCIBLE if not str(dtype).startswith(("torch.bfloat", "torch.float8"))}
 
@@ -92,18 +93,14 @@ def reducible(tensor: torch.Tensor) -> Any:
     return _shared(flat(tensor))
 
 
-def in_place(tensor: torch.Tensor) -> Any:
-    """`reducible`, for a collective that writes where it reads.
-
-    The usual tensor is described here: a view of it in NumPy takes as long as a small call.
-    """
-    name = _REDUCIBLE.get(tensor.dtype)
-    plain = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout == torch.strided
-    if name is None or not plain or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
-        return reducible(tensor)
-    return Piece(tensor, tensor.data_ptr(), tensor.numel(), name)
-
-
 def _shared(elements: torch.Tensor) -> Any:
-    """The same memory as the NumPy array that the communicator describes fastest, where NumPy has the format."""
+    """The same memory, described here where the tensor is a usual one: a view of it in NumPy takes as long as a small
+    call, and its storage could never be resized again.
+
+    The storage is kept, not the tensor, which can be given another one while the call is in flight.
+    """
+    if elements.is_neg() or elements.is_conj():
+        return elements  # the communicator says why it cannot be read
+    if type(elements) in _USUAL:
+        return Piece(elements.untyped_storage(), elements.data_ptr(), elements.numel(), _REDUCIBLE[elements.dtype])
     return elements.numpy() if elements.dtype in _IN_NUMPY else elements

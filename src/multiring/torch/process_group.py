@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import (
 )
 
 from multiring.comm import Communicator
-from multiring.torch.buffers import flat, in_place, only, op_name, raw, reducible
+from multiring.torch.buffers import flat, only, op_name, raw, reducible
 from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.torch.work import OrderedWatcher, Part, Watcher, Work
@@ -116,7 +116,7 @@ class MultiringGroup(dist.ProcessGroup):
     @recorded("reduce")
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         opts = opts or ReduceOptions()
-        x, op = in_place(only(tensors)), op_name(opts.reduceOp)
+        x, op = reducible(only(tensors)), op_name(opts.reduceOp)
         return self._work([self._step(opts, self.communicator.reduce, x, op, opts.rootRank)], tensors)
 
     @recorded("all_gather", argument=1)
@@ -272,8 +272,8 @@ class MultiringGroup(dist.ProcessGroup):
     def _all_reduce(self, tensor: Tensor, opts: Any) -> Step:
         op = op_name(opts.reduceOp)
         if op != "avg" or tensor.is_floating_point() or tensor.is_complex():
-            return self._step(opts, self.communicator.all_reduce, in_place(tensor), op)
-        step = self._step(opts, self.communicator.all_reduce, in_place(tensor), "sum")  # as NCCL averages integers
+            return self._step(opts, self.communicator.all_reduce, reducible(tensor), op)
+        step = self._step(opts, self.communicator.all_reduce, reducible(tensor), "sum")  # as NCCL averages integers
 
         def finish() -> None:
             tensor.div_(self.size(), rounding_mode="trunc")
