@@ -54,7 +54,7 @@ _TAGS = {"new_group": -1, "gather": -2, "scatter": -3, "all_to_all": -4}
 
 def time_limit(timeout: float) -> float:
     """Seconds as a call takes them; ValueError if they are none."""
-    if isinstance(timeout, Real) and timeout >= 0:
+    if isinstance(timeout, (float, Real)) and timeout >= 0:
         return float(timeout)
     raise ValueError(f"timeout={timeout!r}: a time limit is in seconds, 0 or more")
 

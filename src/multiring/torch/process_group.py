@@ -95,13 +95,18 @@ class MultiringGroup(dist.ProcessGroup):
     # --- collectives ---
 
     @recorded("all_reduce")
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllreduceOptions()
         tensor = only(tensors)
         if tensor.is_sparse:
             all_reduce_sparse(self.communicator, tensor, op_name(opts.reduceOp), self._seconds(opts))
             return self._work([], tensors)
-        return self._work([self._all_reduce(tensor, opts)], tensors)
+        step = self._all_reduce(tensor, opts)
+        if opts.asyncOp:
+            return self._work([step], tensors)
+        if step.finish is not None:
+            step.finish()
+        return None  # as torch has it where it does not ask for a work: making one takes as long as a small call
 
     @recorded("all_reduce")
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:

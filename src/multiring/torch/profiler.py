@@ -12,7 +12,7 @@ from torch.autograd import profiler
 
 from multiring.torch.work import Work
 
-_Method = TypeVar("_Method", bound=Callable[..., Work])
+_Method = TypeVar("_Method", bound="Callable[..., Work | None]")
 
 
 def recorded(name: str, argument: int = 0) -> Callable[[_Method], _Method]:
@@ -25,7 +25,7 @@ def recorded(name: str, argument: int = 0) -> Callable[[_Method], _Method]:
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
-        def call(self: Any, *arguments: Any, **keywords: Any) -> Work:
+        def call(self: Any, *arguments: Any, **keywords: Any) -> Work | None:
             if not profiler._is_profiler_enabled:
                 return method(self, *arguments, **keywords)
             given = (*arguments, *keywords.values())
@@ -36,7 +36,10 @@ def recorded(name: str, argument: int = 0) -> Callable[[_Method], _Method]:
             except BaseException:
                 event.__exit__(None, None, None)
                 raise
-            work.when_known(lambda: event.__exit__(None, None, None))
+            if work is None:
+                event.__exit__(None, None, None)
+            else:
+                work.when_known(lambda: event.__exit__(None, None, None))
             return work
 
         return call  # type: ignore[return-value]
