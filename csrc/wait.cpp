@@ -29,12 +29,20 @@ bool Event::wait_for(Clock::duration at_most) {
 }
 
 bool Patience::yield() {
-    constexpr auto slice = std::chrono::milliseconds(1), pause_after_slice = std::chrono::milliseconds(200);
+    constexpr auto slice = std::chrono::milliseconds(1);
+    constexpr Clock::duration shortest_pause = std::chrono::milliseconds(4), longest_pause = 50 * shortest_pause;
     const auto before = Clock::now();
-    if (before < yields_again_.load(std::memory_order_relaxed)) return false;
+    const Clock::time_point yields_again = yields_again_.load(std::memory_order_relaxed);
+    if (before < yields_again) return false;
     sched_yield();
     const auto now = Clock::now();
-    if (now - before >= slice) yields_again_.store(now + pause_after_slice, std::memory_order_relaxed);
+    if (now - before >= slice) {
+        const auto last_pause = pause_.load(std::memory_order_relaxed);
+        const bool is_soon = before - yields_again < last_pause;
+        const auto pause = is_soon ? std::min(2 * last_pause, longest_pause) : shortest_pause;
+        pause_.store(pause, std::memory_order_relaxed);
+        yields_again_.store(now + pause, std::memory_order_relaxed);
+    }
     return true;
 }
 

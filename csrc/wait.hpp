@@ -37,7 +37,8 @@ inline void pause() {
 
 // How the threads of a process spend the first moments of a wait, before they sleep: for as long as `spin` on the core,
 // then giving it away time and again. To another rank that is a moment. To a computation it is a slice of the
-// scheduler, and who sleeps gets the core back from it at once: after such a slice nobody yields for a while.
+// scheduler, and who sleeps gets the core back from it at once: after such a slice nobody yields for a while, and for
+// twice as long if the next comes soon.
 class Patience {
   public:
     void set_spin(Clock::duration spin) { spin_.store(spin, std::memory_order_relaxed); }
@@ -48,6 +49,7 @@ class Patience {
   private:
     std::atomic<Clock::duration> spin_{};
     std::atomic<Clock::time_point> yields_again_{Clock::time_point{}};
+    std::atomic<Clock::duration> pause_{};  // the last
 };
 
 class Spinner {
