@@ -237,10 +237,35 @@ ChoosePlan choose_plan_by(nb::object function) {
         }
     };
     const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)), WithGil{});
-    return [shared](Collective collective, std::size_t bytes, std::uint32_t root) {
+    return [shared](Collective collective, std::size_t bytes, std::uint32_t root, double timeout) {
         const nb::gil_scoped_acquire gil;
-        return nb::cast<std::uint32_t>((*shared)(static_cast<int>(collective), bytes, root));
+        return nb::cast<std::uint32_t>((*shared)(static_cast<int>(collective), bytes, root, timeout));
     };
+}
+
+std::optional<Op> op_named(nb::handle wanted) {
+    if (!PyUnicode_Check(wanted.ptr())) return {};
+    for (std::size_t code = 0; code < op_names.size(); ++code)
+        if (PyUnicode_CompareWithASCIIString(wanted.ptr(), op_names[code].data()) == 0) return static_cast<Op>(code);
+    return {};
+}
+
+bool all_reduce(NativeCalls& calls, nb::handle x, nb::handle op, double timeout, std::uint32_t label) {
+    const std::optional<Plain> buffer = plain(x);
+    const std::optional<Op> by = op_named(op);
+    if (!buffer || !by || !is_defined(*by, buffer->dtype)) return false;
+    Engine& engine = *calls.engine;
+    drop_owners(engine);
+    const nb::gil_scoped_release nogil;
+    engine.run(
+        calls.call(Collective::all_reduce, buffer->pointer, buffer->count, buffer->dtype, *by, 0, label, timeout),
+        attending(engine));
+    return true;
+}
+
+void bind_native_calls(nb::module_& m) {
+    nb::class_<NativeCalls>(m, "NativeCalls")
+        .def("all_reduce", &all_reduce, "x"_a.none(), "op"_a.none(), "timeout"_a, "label"_a = 0);
 }
 
 // The arithmetic of an executor outside this library, on memory that it answers for.
@@ -385,13 +410,18 @@ void bind_engine(nb::module_& m) {
         .def("statistics", &statistics)
         .def("traced", &traced)
         .def(
-            "publish",
-            [](std::shared_ptr<Engine> engine, std::uint32_t communicator, int rank, int size, double timeout,
-               nb::object choose_plan) {
-                publish(communicator, std::make_shared<Published>(std::move(engine), rank, size, timeout,
-                                                                  choose_plan_by(std::move(choose_plan))));
+            "native_calls",
+            [](std::shared_ptr<Engine> engine, int rank, int size, double timeout, nb::object choose_plan) {
+                return std::make_shared<NativeCalls>(std::move(engine), rank, size, timeout,
+                                                     choose_plan_by(std::move(choose_plan)));
             },
-            "communicator"_a, "rank"_a, "size"_a, "timeout"_a, "choose_plan"_a)
+            "rank"_a, "size"_a, "timeout"_a, "choose_plan"_a)
+        .def(
+            "publish",
+            [](const Engine&, std::uint32_t communicator, std::shared_ptr<NativeCalls> calls) {
+                publish(communicator, std::move(calls));
+            },
+            "communicator"_a, "calls"_a)
         .def(
             "withdraw", [](const Engine& engine, std::uint32_t communicator) { withdraw(engine, communicator); },
             "communicator"_a)
@@ -473,5 +503,6 @@ NB_MODULE(_native, m) {
     bind_arithmetic(m);
     bind_describe(m);
     bind_work(m);
+    bind_native_calls(m);
     bind_engine(m);
 }

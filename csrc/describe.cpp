@@ -38,23 +38,23 @@ std::optional<Dtype> dtype_named(std::string_view wanted) {
                              .c_str());
 }
 
-Dtype integer_dtype(nb::handle x, Py_ssize_t size, const std::string& format) {
+std::optional<Dtype> integer_dtype(Py_ssize_t size) {
     switch (size) {
         case 1: return Dtype::int8;
         case 2: return Dtype::int16;
         case 4: return Dtype::int32;
         case 8: return Dtype::int64;
-        default: refuse_dtype(x, format);
+        default: return {};
     }
 }
 
-Dtype unsigned_dtype(nb::handle x, Py_ssize_t size, const std::string& format) {
+std::optional<Dtype> unsigned_dtype(Py_ssize_t size) {
     switch (size) {
         case 1: return Dtype::uint8;
         case 2: return Dtype::uint16;
         case 4: return Dtype::uint32;
         case 8: return Dtype::uint64;
-        default: refuse_dtype(x, format);
+        default: return {};
     }
 }
 
@@ -70,10 +70,11 @@ Dtype buffer_dtype(nb::handle x, const Py_buffer& view) {
     if (code == "?") return Dtype::boolean;
     if (code == "Zf") return Dtype::complex64;
     if (code == "Zd") return Dtype::complex128;
-    if (code == "H" || code == "I" || code == "L" || code == "Q") return unsigned_dtype(x, view.itemsize, format);
-    if (code == "b" || code == "h" || code == "i" || code == "l" || code == "q")
-        return integer_dtype(x, view.itemsize, format);
-    refuse_dtype(x, "'" + format + "'");
+    std::optional<Dtype> found;
+    if (code == "H" || code == "I" || code == "L" || code == "Q") found = unsigned_dtype(view.itemsize);
+    if (code == "b" || code == "h" || code == "i" || code == "l" || code == "q") found = integer_dtype(view.itemsize);
+    if (!found) refuse_dtype(x, "'" + format + "'");
+    return *found;
 }
 
 std::optional<Description> describe_buffer(nb::handle x) {
@@ -117,16 +118,12 @@ std::optional<Description> describe_narrow_array(nb::handle x) {
     return d;
 }
 
-Dtype dlpack_dtype(nb::handle x, const nb::dlpack::dtype& type) {
+std::optional<Dtype> dlpack_dtype(const nb::dlpack::dtype& type) {
     const int bytes = type.bits / 8;
     if (type.lanes == 1) {
         switch (static_cast<nb::dlpack::dtype_code>(type.code)) {
-            case nb::dlpack::dtype_code::Int:
-                if (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8) return integer_dtype(x, bytes, "");
-                break;
-            case nb::dlpack::dtype_code::UInt:
-                if (bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8) return unsigned_dtype(x, bytes, "");
-                break;
+            case nb::dlpack::dtype_code::Int: return integer_dtype(bytes);
+            case nb::dlpack::dtype_code::UInt: return unsigned_dtype(bytes);
             case nb::dlpack::dtype_code::Float:
                 if (bytes == 2) return Dtype::float16;
                 if (bytes == 4) return Dtype::float32;
@@ -149,7 +146,7 @@ Dtype dlpack_dtype(nb::handle x, const nb::dlpack::dtype& type) {
             default: break;
         }
     }
-    refuse_dtype(x, "DLPack code " + std::to_string(type.code) + ", " + std::to_string(type.bits) + " bits");
+    return {};
 }
 
 std::string device_name(int type, int id) {
@@ -181,26 +178,89 @@ void refuse_lazy_view(nb::handle x) {
                                       .c_str());
 }
 
+// Whether the elements lie one after the other; without strides they do.
+bool is_contiguous(const std::int64_t* shape, const std::int64_t* strides, std::size_t dimensions) {
+    bool found = true;
+    std::int64_t stride = 1;
+    for (std::size_t i = dimensions; i-- > 0;) {
+        if (strides != nullptr && shape[i] > 1 && strides[i] != stride) found = false;
+        stride *= shape[i];
+    }
+    return found || stride == 0;
+}
+
 Description describe_dlpack(nb::handle x) {
     refuse_lazy_view(x);
     nb::ndarray<nb::ro> array;
     if (!nb::try_cast(x, array, false)) refuse_dlpack(x);
     Description d;
-    d.dtype = dlpack_dtype(x, array.dtype());
+    const nb::dlpack::dtype type = array.dtype();
+    const std::optional<Dtype> dtype = dlpack_dtype(type);
+    if (!dtype)
+        refuse_dtype(x, "DLPack code " + std::to_string(type.code) + ", " + std::to_string(type.bits) + " bits");
+    d.dtype = *dtype;
     d.pointer = reinterpret_cast<std::uintptr_t>(array.data());
     d.count = array.size();
     d.device = device_name(array.device_type(), array.device_id());
-    std::int64_t stride = 1;
-    for (std::size_t i = array.ndim(); i-- > 0;) {
-        d.shape.insert(d.shape.begin(), static_cast<std::int64_t>(array.shape(i)));
-        if (array.shape(i) > 1 && array.stride(i) != stride) d.contiguous = false;
-        stride *= static_cast<std::int64_t>(array.shape(i));
-    }
-    d.contiguous |= d.count == 0;
+    for (std::size_t i = 0; i < array.ndim(); ++i) d.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
+    d.contiguous = is_contiguous(d.shape.data(), array.stride_ptr(), array.ndim());
     return d;
 }
 
+// ---- plain buffers ------------------------------------------------------------------------------------------------
+
+// What a type says of its tensors in C (DLPack 1.2, DLPackExchangeAPI): torch tells that in 0.1 us, and what
+// __dlpack__ gives in 3.
+struct ExchangeTable {
+    std::uint32_t major, minor;
+    const ExchangeTable* older;
+    void (*allocate)(), (*managed_tensor_of)(), (*object_of)();
+    int (*tensor_of)(void* object, nb::dlpack::dltensor* out);
+};
+
+// The table that a type itself has: those derived of it may see their memory otherwise.
+const ExchangeTable* exchange_table(PyTypeObject* type) {
+    if (type->tp_dict == nullptr) return nullptr;
+    PyObject* capsule = PyDict_GetItemString(type->tp_dict, "__dlpack_c_exchange_api__");
+    constexpr const char* name = "dlpack_exchange_api";
+    if (capsule == nullptr || !PyCapsule_IsValid(capsule, name)) return nullptr;
+    const auto* table = static_cast<const ExchangeTable*>(PyCapsule_GetPointer(capsule, name));
+    return table->major == 1 && table->tensor_of != nullptr ? table : nullptr;
+}
+
+bool says(nb::handle x, const char* question) {
+    return nb::cast<bool>(nb::object(x.attr(question)()));
+}
+
+std::optional<Plain> plain_tensor(nb::handle x, const ExchangeTable& table) {
+    if (nb::cast<bool>(nb::object(x.attr("requires_grad")))) return {};
+    nb::dlpack::dltensor tensor{};
+    if (table.tensor_of(x.ptr(), &tensor) != 0) {
+        PyErr_Clear();  // who looks closer will say it
+        return {};
+    }
+    const std::optional<Dtype> dtype = dlpack_dtype(tensor.dtype);
+    const auto dimensions = static_cast<std::size_t>(tensor.ndim);
+    if (!dtype || tensor.device.device_type != nb::device::cpu::value ||
+        !is_contiguous(tensor.shape, tensor.strides, dimensions))
+        return {};
+    const bool is_complex = *dtype == Dtype::complex64 || *dtype == Dtype::complex128;
+    if (says(x, "is_neg") || (is_complex && says(x, "is_conj"))) return {};
+    std::size_t count = 1;
+    for (std::size_t i = 0; i < dimensions; ++i) count *= static_cast<std::size_t>(tensor.shape[i]);
+    return Plain{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype};
+}
+
 }  // namespace
+
+std::optional<Plain> plain(nb::handle x) {
+    if (const ExchangeTable* table = exchange_table(Py_TYPE(x.ptr()))) return plain_tensor(x, *table);
+    // Classes that programs derive have names without their module.
+    if (std::strcmp(Py_TYPE(x.ptr())->tp_name, "numpy.ndarray") != 0) return {};
+    const auto d = describe_buffer(x);
+    if (!d || !d->contiguous || !d->writable) return {};
+    return Plain{reinterpret_cast<void*>(d->pointer), d->count, d->dtype};
+}
 
 Description describe(nb::handle x) {
     if (auto d = describe_buffer(x)) return *d;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,5 +25,15 @@ struct Description {
 
 // NumPy arrays, anything with the buffer protocol, DLPack tensors; TypeError for the rest.
 Description describe(nanobind::handle x);
+
+struct Plain {
+    void* pointer;
+    std::size_t count;
+    Dtype dtype;
+};
+
+// A NumPy array or a torch tensor that can be read and written where it lies, and holds what it shows; nothing if that
+// is not so or not known without looking closer, as `describe` does.
+std::optional<Plain> plain(nanobind::handle x);
 
 }  // namespace multiring

@@ -11,13 +11,15 @@ namespace {
 
 struct Register {
     std::mutex mutex;
-    std::map<std::uint32_t, std::shared_ptr<Published>> communicators;
+    std::map<std::uint32_t, std::shared_ptr<NativeCalls>> communicators;
 };
 
 Register& registered() {
     static Register* const all = new Register;  // never destroyed: it holds Python objects, and Python ends before
     return *all;
 }
+
+}  // namespace
 
 // avg would not be exact on integers, and complex numbers have no order.
 bool is_defined(Op op, Dtype dtype) {
@@ -26,13 +28,12 @@ bool is_defined(Op op, Dtype dtype) {
     return is("float") ? op <= Op::prod : op != Op::avg;
 }
 
-}  // namespace
-
-Published::Published(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan)
+NativeCalls::NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan)
     : engine(std::move(engine)), rank(rank), size(size), timeout_(timeout), choose_plan_(std::move(choose_plan)) {}
 
-Call Published::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
-                     std::uint32_t label) {
+Call NativeCalls::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
+                       std::uint32_t label, std::optional<double> timeout) {
+    const double seconds = timeout.value_or(timeout_);
     const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter;
     if (reduces && !is_defined(op, dtype))
         throw std::invalid_argument(std::string(name(op)) + " is not defined for " + std::string(name(dtype)));
@@ -52,7 +53,7 @@ Call Published::call(Collective collective, void* pointer, std::size_t count, Dt
             handle = found->second;
         } else {
             lock.unlock();
-            handle = choose_plan_(collective, bytes, root);
+            handle = choose_plan_(collective, bytes, root, seconds);
             lock.lock();
             handles_.emplace(key, handle);
         }
@@ -66,15 +67,15 @@ Call Published::call(Collective collective, void* pointer, std::size_t count, Dt
     call.op = reduces ? op : Op::sum;
     call.root = root;
     call.label = label;
-    call.timeout = timeout_;
+    call.timeout = seconds;
     return call;
 }
 
-void publish(std::uint32_t communicator, std::shared_ptr<Published> published) {
-    std::shared_ptr<Published> previous;  // released after the lock: that may run Python
+void publish(std::uint32_t communicator, std::shared_ptr<NativeCalls> calls) {
+    std::shared_ptr<NativeCalls> previous;  // released after the lock: that may run Python
     {
         const std::lock_guard lock(registered().mutex);
-        previous = std::exchange(registered().communicators[communicator], std::move(published));
+        previous = std::exchange(registered().communicators[communicator], std::move(calls));
     }
 }
 
@@ -82,7 +83,7 @@ namespace {
 
 template <class Condition>
 void withdraw_where(Condition&& condition) {
-    std::vector<std::shared_ptr<Published>> withdrawn;  // released after the lock: that may run Python
+    std::vector<std::shared_ptr<NativeCalls>> withdrawn;  // released after the lock: that may run Python
     const std::lock_guard lock(registered().mutex);
     std::erase_if(registered().communicators, [&](auto& entry) {
         if (!condition(entry.first, *entry.second)) return false;
@@ -94,15 +95,16 @@ void withdraw_where(Condition&& condition) {
 }  // namespace
 
 void withdraw(const Engine& engine, std::uint32_t communicator) {
-    withdraw_where(
-        [&](std::uint32_t number, const Published& p) { return number == communicator && p.engine.get() == &engine; });
+    withdraw_where([&](std::uint32_t number, const NativeCalls& calls) {
+        return number == communicator && calls.engine.get() == &engine;
+    });
 }
 
 void withdraw(const Engine& engine) {
-    withdraw_where([&](std::uint32_t, const Published& p) { return p.engine.get() == &engine; });
+    withdraw_where([&](std::uint32_t, const NativeCalls& calls) { return calls.engine.get() == &engine; });
 }
 
-std::shared_ptr<Published> published(std::uint32_t communicator) {
+std::shared_ptr<NativeCalls> published(std::uint32_t communicator) {
     const std::lock_guard lock(registered().mutex);
     const auto found = registered().communicators.find(communicator);
     if (found != registered().communicators.end()) return found->second;

@@ -1,7 +1,8 @@
-// Communicators as native code calls them: multiring.h and XLA's handlers name one by its number.
+// Communicators as native code calls them: Python itself, in one step where a buffer is plain; multiring.h and XLA's
+// handlers, which name one by the number under which Python has published it.
 //
-// A communicator is published by Python, which also chooses its plans; each is asked for once, when its size is first
-// met, and found here afterwards without the GIL.
+// Python chooses the plans: each is asked for once, when its size is first met, and found here afterwards without the
+// GIL.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -17,16 +19,20 @@
 
 namespace multiring {
 
-// The handle of the schedule for a collective, a number of bytes (of all blocks together), and a root.
-using ChoosePlan = std::function<std::uint32_t(Collective, std::size_t, std::uint32_t)>;
+// The handle of the schedule for a collective, a number of bytes (of all blocks together), a root, and the seconds that
+// the call has.
+using ChoosePlan = std::function<std::uint32_t(Collective, std::size_t, std::uint32_t, double)>;
 
-class Published {
+bool is_defined(Op op, Dtype dtype);
+
+class NativeCalls {
   public:
-    Published(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan);
+    NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan);
 
-    // `count` elements in each block; what is wrong with dtype, op or root is std::invalid_argument.
+    // `count` elements in each block; `timeout` in seconds, the communicator's unless given. What is wrong with dtype,
+    // op or root is std::invalid_argument.
     Call call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
-              std::uint32_t label = 0);
+              std::uint32_t label = 0, std::optional<double> timeout = {});
 
     const std::shared_ptr<Engine> engine;
     const int rank, size;
@@ -38,10 +44,10 @@ class Published {
     std::map<std::tuple<Collective, int, std::uint32_t>, std::uint32_t> handles_;  // by collective, bits of size, root
 };
 
-void publish(std::uint32_t communicator, std::shared_ptr<Published> published);
-void withdraw(const Engine& engine, std::uint32_t communicator);   // unless another engine's has taken its number
-void withdraw(const Engine& engine);                               // all of it
-std::shared_ptr<Published> published(std::uint32_t communicator);  // std::runtime_error if there is none
+void publish(std::uint32_t communicator, std::shared_ptr<NativeCalls> calls);
+void withdraw(const Engine& engine, std::uint32_t communicator);     // unless another engine's has taken its number
+void withdraw(const Engine& engine);                                 // all of it
+std::shared_ptr<NativeCalls> published(std::uint32_t communicator);  // std::runtime_error if there is none
 
 // The class of multiring.errors, and its message: "PeerLost: rank 1 ..."
 std::string error_text(const Failure& failure);

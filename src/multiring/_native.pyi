@@ -44,6 +44,13 @@ class Description:
 def describe(x: Any) -> Description:
     """Describe a buffer without copying it; TypeError if it is none."""
 
+class NativeCalls:
+    """Calls of a communicator that native code makes whole."""
+
+    def all_reduce(self, x: Any, op: Any, timeout: float, label: int = 0) -> bool:
+        """Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no view
+        that shows other numbers, by an ``op`` that its type has; anything else is left as it is."""
+
 def cut(numerator: int, denominator: int, count: int, itemsize: int) -> int:
     """The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md)."""
 
@@ -240,11 +247,14 @@ class Engine:
         """Fail everything pending and tell the other ranks; ``kind`` is the name of an error class."""
 
     def failure(self) -> BaseException | None: ...
-    def publish(self, communicator: int, rank: int, size: int, timeout: float, choose_plan: Any) -> None:
-        """Let native code call a communicator by its number.
+    def native_calls(self, rank: int, size: int, timeout: float, choose_plan: Any) -> NativeCalls:
+        """Calls of a communicator, which chooses plans for them.
 
-        ``choose_plan(collective, nbytes, root)`` returns the handle of an installed schedule.
+        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule.
         """
+
+    def publish(self, communicator: int, calls: NativeCalls) -> None:
+        """Let native code call a communicator by its number."""
 
     def withdraw(self, communicator: int) -> None:
         """End that; `shutdown` does it for all."""

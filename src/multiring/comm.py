@@ -9,7 +9,6 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +99,7 @@ class Communicator:
         world.groups.add(number)
         self._plans = Plans(world, number, self.members)
         self._aside: Communicator | None = None
+        self._native_calls = self._engine.native_calls(self.rank, self.size, self.timeout, self._plans.handle)
         self._tuner: Tuner | None = None
         if world.settings.tune and not world.settings.plan and self.size > 1 and number < _native.ASIDE:
             self._tuner = Tuner(self, self._plans)
@@ -144,7 +144,16 @@ class Communicator:
         ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor. Ranks agree on type and number of
         elements, and on ``label``, which front ends get of `multiring.labels.label`; shapes are not compared.
         """
+        if not async_op and self.all_reduce_plain(x, op, timeout, label):
+            return None
         return self._call(_ALL_REDUCE, all_of(x, target(x)), op, 0, async_op, timeout, label=label)
+
+    def all_reduce_plain(self, x: Any, op: str, timeout: float | None = None, label: int = 0) -> bool:
+        """`all_reduce` in one native call where ``x`` is an array or tensor that can be taken as it lies; else False,
+        and nothing is done, though `all_reduce` may."""
+        if self._native_calls is None or self._tuner is not None:
+            return False
+        return self._native_calls.all_reduce(x, op, self._seconds(timeout), label)
 
     def broadcast(
         self, x: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None, label: int = 0
@@ -371,8 +380,7 @@ class Communicator:
 
     def publish(self) -> int:
         """Let native code, such as XLA's, call this communicator by the number returned, until it is closed."""
-        handle = partial(self._plans.handle, timeout=self.timeout)
-        self._engine.publish(self._number, self.rank, self.size, self.timeout, handle)
+        self._engine.publish(self._number, self._native_calls)
         return self._number
 
     def report(self, path: str | os.PathLike[str], title: str = "") -> None:

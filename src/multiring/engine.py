@@ -28,6 +28,12 @@ class Part(Protocol):
     def wait(self, timeout: float | None = None) -> None: ...
 
 
+class NativeCalls(Protocol):
+    """Calls of a communicator that are made in one step."""
+
+    def all_reduce(self, x: Any, op: Any, timeout: float, label: int = 0) -> bool: ...
+
+
 class Engine(Protocol):
     """Executes installed schedules, and moves messages between two ranks; `_native.Engine` says what each call does."""
 
@@ -109,7 +115,9 @@ class Engine(Protocol):
 
     def failure(self) -> BaseException | None: ...
 
-    def publish(self, communicator: int, rank: int, size: int, timeout: float, choose_plan: Any) -> None: ...
+    def native_calls(self, rank: int, size: int, timeout: float, choose_plan: Any) -> NativeCalls | None: ...
+
+    def publish(self, communicator: int, calls: Any) -> None: ...
 
     def withdraw(self, communicator: int) -> None: ...
 

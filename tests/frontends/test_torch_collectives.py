@@ -134,6 +134,46 @@ def all_reduce_any_layout() -> None:
         assert "tensor.contiguous()" in str(error), error
 
 
+class Twice(torch.Tensor):
+    """A class of tensors whose memory may hold anything."""
+
+
+def plain_tensors() -> None:
+    """What is taken as it lies, in one native call, and what is left as it is, for the steps of Python."""
+    with group() as (rank, size):
+        reduce_plain = dist.group.WORLD.communicator.all_reduce_plain
+        whole = own(rank, 12)
+        assert reduce_plain(whole[2:7], "sum")
+        same(whole[2:7], everyone(size, 12).sum(0)[2:7])
+        same(whole[7:], own(rank, 12)[7:])
+        single = own(rank, 2, torch.bfloat16)[1]
+        assert reduce_plain(single, "max")
+        same(single, everyone(size, 2, torch.bfloat16).amax(0)[1])
+        assert reduce_plain(own(rank, 0), "sum")
+        assert reduce_plain(own(rank, 6).view(2, 3).T.T, "sum")
+        z = torch.complex(own(rank, 4), own(rank + 1, 4))
+        left = [
+            own(rank, 6).requires_grad_(),
+            torch.nn.Parameter(own(rank, 6), requires_grad=False),
+            own(rank, 6).as_subclass(Twice),
+            own(rank, 6).view(2, 3).T,
+            own(rank, 6)[::2],
+            own(rank, 6)[:1].expand(3),
+            own(rank, 6).to_sparse(),
+            torch.empty(6, device="meta"),
+            z.conj(),
+            z.conj().imag,
+            own(rank, 6).tolist(),
+            None,
+        ]
+        for x in left:
+            assert not reduce_plain(x, "sum"), x
+        for x, op in ((own(rank, 6, torch.int32), "avg"), (own(rank, 6), "bor"), (z, "max"), (own(rank, 6), "mean")):
+            before = x.clone()
+            assert not reduce_plain(x, op), op
+            same(x, before)
+
+
 def sparse_all_reduce() -> None:
     with group() as (rank, size):
         rows = torch.tensor([[0, rank + 1, rank + 1]])
@@ -411,6 +451,7 @@ WORKERS = [
     rare_formats,
     all_reduce_asynchronously,
     all_reduce_any_layout,
+    plain_tensors,
     sparse_all_reduce,
     broadcast_and_reduce,
     all_gather,

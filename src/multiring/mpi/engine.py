@@ -484,7 +484,10 @@ class Engine:
         start = -memory.ctypes.data % CACHE_LINE
         return memory[start : start + nbytes]
 
-    def publish(self, communicator: int, rank: int, size: int, timeout: float, choose_plan: Any) -> None:
+    def native_calls(self, rank: int, size: int, timeout: float, choose_plan: Any) -> None:
+        """There are none: every call takes the steps of Python."""
+
+    def publish(self, communicator: int, calls: Any) -> None:
         raise MultiringError(
             "MULTIRING_ENGINE=mpi cannot be called from compiled code, such as jitted functions of JAX and C programs: "
             "unset it, and the native engine moves the data"

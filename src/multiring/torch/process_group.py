@@ -97,9 +97,11 @@ class MultiringGroup(dist.ProcessGroup):
     @recorded("all_reduce")
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllreduceOptions()
-        tensor = only(tensors)
+        tensor, op, seconds = only(tensors), op_name(opts.reduceOp), self._seconds(opts)
+        if not opts.asyncOp and self.communicator.all_reduce_plain(tensor, op, seconds):
+            return None
         if tensor.is_sparse:
-            all_reduce_sparse(self.communicator, tensor, op_name(opts.reduceOp), self._seconds(opts))
+            all_reduce_sparse(self.communicator, tensor, op, seconds)
             return self._work([], tensors)
         step = self._all_reduce(tensor, opts)
         if opts.asyncOp:
