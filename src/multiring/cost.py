@@ -43,6 +43,9 @@ queue behind the later ones: at 200 Mbit/s 8 MB took 382 ms with 4 MB (160 ms) i
 FEWEST_SEGMENTS, MOST_SEGMENTS = 2, 32
 """In flight of one call, however large or small they are."""
 
+SWITCH_SECONDS = 5e-6
+"""From one rank to the next on a core that they share: a call, a switch, and caches that the other has filled."""
+
 NARROW_PART = 1 / 2
 """Of float32 that a narrow wire sends."""
 
@@ -50,8 +53,8 @@ NARROW_PART = 1 / 2
 @dataclass(frozen=True, slots=True)
 class Speeds:
     """What a rank needs: seconds a byte reduced, seconds a further message in a step within a host and between hosts;
-    the segments that it can be given, and the calls that it has in flight at most. Planner and simulator take the same.
-    Unless given, they are those of the native engine.
+    the segments that it can be given, and the calls that it has in flight at most. Planner and simulator take the same,
+    but for ``ranks_per_core``, which the simulator does not know. Unless given, they are those of the native engine.
 
     A rank's thread does one thing at a time. Half of a message's overhead is the sender's, half the receiver's; the
     latency of a link holds the overhead of one message.
@@ -72,9 +75,18 @@ class Speeds:
 
     lanes: int = 8
 
+    ranks_per_core: float = 1.0
+    """The most that share one, on any host; at least 1. They take turns: whoever waits for another does so for a turn
+    of each, and what they copy and reduce takes as many times as long and does not overlap."""
+
     def overhead(self, is_local: bool) -> float:
         """Seconds a further message in a step between ranks of one host, or of several."""
-        return self.local_overhead if is_local else self.wire_overhead
+        return self.ranks_per_core * (self.local_overhead if is_local else self.wire_overhead)
+
+    @property
+    def turn(self) -> float:
+        """Seconds until a rank has its core back, beyond the latency of what it waits for."""
+        return SWITCH_SECONDS * self.ranks_per_core if self.ranks_per_core > 1 else 0.0
 
 
 NATIVE = Speeds()
@@ -204,12 +216,15 @@ class CostModel:
         phases = [phase for phase in (self._phase(depth, kind, stages) for depth, kind in kinds) if phase is not None]
         loads = _sum(phase.loads for phase in phases)
         reduced = _sum(phase.reduced for phase in phases)
+        copying, wires = self._busiest(loads, is_local=True), self._busiest(loads, is_local=False)
+        reducing = self._reduce_seconds(reduced)
+        takes_turns = self._speeds.ranks_per_core > 1
         pace = _Pace(
             sum(phase.latency for phase in phases),
             sum(phase.per_byte for phase in phases),
-            max((self._link_seconds(key, load) for key, load in loads.items()), default=0.0),
+            wires if takes_turns else max(copying, wires),
             sum(phase.core for phase in phases),
-            self._reduce_seconds(reduced),
+            reducing + copying if takes_turns else reducing,
             LOCAL_WINDOW_BYTES if all(phase.is_local for phase in phases) else WIRE_WINDOW_BYTES,
         )
         slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in self._speeds.segments]
@@ -235,7 +250,8 @@ class CostModel:
 
     def _computed(self, depth: int, kind: str, stages: Sequence[Stage]) -> _Phase:
         stage = stages[depth - 1]
-        one = self._speeds.overhead(stage.dimension.levels == ("rank",))
+        is_local = stage.dimension.levels == ("rank",)
+        one = self._speeds.overhead(is_local)
         part = NARROW_PART if phase_wire(kind, stage, stages) else 1.0
         steps, latency, core, per_byte = 0, 0.0, 0.0, 0.0
         for shape in self._map.shapes(depth):
@@ -243,10 +259,12 @@ class CostModel:
             carried = sum(counts) * self._map.messages_per_share(shape, stages)
             hops = serial(kind, stage.method, len(shape.children))
             steps = max(steps, len(counts))
-            alpha = max(link.latency for link in shape.crossed)
+            alpha = max(link.latency for link in shape.crossed) + self._speeds.turn
             latency = max(latency, len(counts) * alpha + (carried - len(counts)) * one)
             core = max(core, carried * one)
-            per_byte = max(per_byte, part * hops / min(min(link.up, link.down) for link in shape.crossed))
+            slowest = min(min(link.up, link.down) for link in shape.crossed)
+            turns = self._speeds.ranks_per_core if is_local else 1.0
+            per_byte = max(per_byte, part * hops * turns / slowest)
         whole = self._map.loads(depth, kind, stages)
         loads = {key: (part * out, part * in_) for key, (out, in_) in whole.items()}
         reduced = whole if kind in REDUCING else {}
@@ -256,13 +274,19 @@ class CostModel:
         return _Phase(kind, stage, members, steps, latency, core, per_byte, loads, reduced)
 
     def _link_seconds(self, key: Key, load: tuple[float, float]) -> float:
-        link = self._map.links[key].link
-        return max(load[0] / link.up, load[1] / link.down)
+        like = self._map.links[key]
+        turns = self._speeds.ranks_per_core if like.level == "rank" else 1.0
+        return turns * max(load[0] / like.link.up, load[1] / like.link.down)
+
+    def _busiest(self, loads: Loads, *, is_local: bool) -> float:
+        """Seconds a byte on the busiest link within hosts, or between them."""
+        chosen = (item for item in loads.items() if (self._map.links[item[0]].level == "rank") == is_local)
+        return max((self._link_seconds(key, load) for key, load in chosen), default=0.0)
 
     def _reduce_seconds(self, loads: Loads) -> float:
         """Seconds a byte at the busiest rank, which adds what it receives."""
         received = (load[1] for key, load in loads.items() if self._map.links[key].level == "rank")
-        return max(received, default=0.0) * self._speeds.gamma
+        return max(received, default=0.0) * self._speeds.gamma * self._speeds.ranks_per_core
 
     def _link_load(self, key: Key, load: tuple[float, float], nbytes: int) -> LinkLoad:
         like = self._map.links[key]

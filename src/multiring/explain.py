@@ -35,6 +35,10 @@ def summary(choice: Choice) -> str:
         " (for sizes up to twice that)",
         f"predicted  {precise_duration(prediction.seconds)}, in {segments}",
     ]
+    if choice.speeds.ranks_per_core > 1:
+        lines.append(
+            f"turns      {choice.speeds.ranks_per_core:.3g} ranks share a core, and wait for one another on it"
+        )
     if choice.bound:
         reached = choice.bound / prediction.seconds
         bound = precise_duration(choice.bound)
@@ -83,6 +87,7 @@ def record(choice: Choice) -> dict[str, Any]:
         "world_size": choice.plan.world_size,
         "nbytes": choice.nbytes,
         "predicted_seconds": prediction.seconds,
+        "ranks_per_core": choice.speeds.ranks_per_core,
         "bound_seconds": choice.bound,
         "measured": asdict(choice.measured) if choice.measured else None,
         "tuned": asdict(choice.tuned) if choice.tuned else None,

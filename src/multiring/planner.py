@@ -76,7 +76,7 @@ class Choice:
     """The plan chosen; the candidates that were not, cheapest first; the bound that no plan can beat, in seconds.
 
     ``measured`` is what it took so far, where it has been used; ``tuned`` what those plans took that a job tried, where
-    it was chosen by that. Printed, it explains itself.
+    it was chosen by that; ``speeds`` are what predictions assume. Printed, it explains itself.
     """
 
     plan: Plan
@@ -87,6 +87,7 @@ class Choice:
     topology: Topology
     measured: Measured | None = None
     tuned: Tuned | None = None
+    speeds: Speeds = NATIVE
 
     def plan_of(self, candidate: Candidate) -> Plan:
         """The plan that a candidate stands for."""
@@ -155,7 +156,7 @@ def choose(
     best = next(wanted, ranked[0])
     chosen = _composed(topology, collective, best, root)
     bound = cut_bound(_as_if_wider(topology, chosen, by_level), collective, nbytes, root)
-    return Choice(chosen, best, tuple(c for c in ranked if c is not best), bound, nbytes, topology)
+    return Choice(chosen, best, tuple(c for c in ranked if c is not best), bound, nbytes, topology, speeds=speeds)
 
 
 def check_wire(wire: Wire, topology: Topology) -> None:

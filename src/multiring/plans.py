@@ -66,7 +66,8 @@ class Plans:
         tuned = self._tuned.get((_native.COLLECTIVES.index(collective), nbytes.bit_length(), root))
         wanted = settings.plan if is_id(settings.plan) else tuned.plan if tuned else ""
         wire, ordered = parse_wire(settings.wire), settings.reproducible
-        choice = planner.choose(self.topology, collective, size, root, wire, wanted, ordered=ordered)
+        speeds = self._world.speeds
+        choice = planner.choose(self.topology, collective, size, root, wire, wanted, ordered=ordered, speeds=speeds)
         return replace(choice, tuned=tuned) if tuned and choice.plan.id == tuned.plan else choice
 
     def settle(self, key: Key, tuned: Tuned) -> None:

@@ -15,6 +15,7 @@ import contextlib
 import ipaddress
 import itertools
 import logging
+import os
 import secrets
 import socket
 import time
@@ -28,6 +29,8 @@ from typing import TYPE_CHECKING, Any, cast
 import multiring
 from multiring import _native, bootstrap, env, probe, topology_file, trace
 from multiring.bootstrap import Place, no_meeting
+from multiring.cores import cgroup_quota, format_list, parse_list, ranks_per_core
+from multiring.cost import NATIVE, Speeds
 from multiring.errors import MultiringError, PeerLost, RendezvousError
 from multiring.exchange import Exchange, Record, spans
 from multiring.net import auth, interfaces, listen, local
@@ -86,6 +89,8 @@ class World:
     draws: Iterator[int] = field(default_factory=itertools.count)
     """Counts the numbers that this rank draws for groups."""
     timeline: trace.Timeline | None = None
+    speeds: Speeds = NATIVE
+    """What its ranks need, those that share cores included."""
     began: float = field(default_factory=time.monotonic)
     former: dict[str, Any] = field(default_factory=dict)
     """The account of the generations before this one, if there were any."""
@@ -309,6 +314,8 @@ def _join(
         "cards": [name for name, _ in cards],
         "fastest": interfaces.fastest(name for name, ip in cards if not ip.is_loopback),
         "hardware": sorted({interfaces.hardware(name) for name, ip in cards if not ip.is_loopback}),
+        "cpus": format_list(sorted(os.sched_getaffinity(0))),
+        "quota": cgroup_quota(),
     }
     shared = {"secret": "" if secret else secrets.token_hex(32), "topology": text}
     records, shared = exchange.round("arrive", introduction, partial(_agree, shared=shared))
@@ -353,7 +360,19 @@ def _join(
             _warn_of_missing_cards(records, topology)
     if timeline is not None:
         timeline.host = hosts[place.rank]
-    return World(place.rank, topology, engine, links, settings, gate, text, *_origins(place), timeline=timeline)
+    crowd = ranks_per_core(hosts, [parse_list(r["cpus"]) for r in records], [r["quota"] for r in records])
+    return World(
+        place.rank,
+        topology,
+        engine,
+        links,
+        settings,
+        gate,
+        text,
+        *_origins(place),
+        timeline=timeline,
+        speeds=replace(NATIVE, ranks_per_core=crowd),
+    )
 
 
 def _timeline(place: Place, settings: env.Settings) -> trace.Timeline | None:

@@ -178,10 +178,9 @@ class Tuner:
 
 def _file(plans: Plans, communicator: Communicator) -> Path:
     """Where the results for this topology are kept, with the settings that times depend on."""
-    settings = communicator.world.settings
-    about = repr(
-        (METHOD, plans.topology, settings.wire, settings.reproducible, settings.streams, len(os.sched_getaffinity(0)))
-    )
+    world = communicator.world
+    wire, reproducible, streams = world.settings.wire, world.settings.reproducible, world.settings.streams
+    about = repr((METHOD, plans.topology, wire, reproducible, streams, world.speeds, len(os.sched_getaffinity(0))))
     identity = hashlib.sha256(about.encode()).hexdigest()[:12]
     return cache.folder("plans") / f"{cache.plain(communicator.hosts[0])}-{communicator.size}-ranks-{identity}.json"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring.compose import compose
-from multiring.cost import MOST_SEGMENTS
+from multiring.cost import MOST_SEGMENTS, NATIVE, SWITCH_SECONDS
 from multiring.planner import Candidate, candidates, choose
 from multiring.schedule import SEND, schedule
 from multiring.topology import Place, Topology
@@ -104,3 +105,22 @@ def test_a_long_way_takes_a_window_that_covers_it():
     rate, latency = 1000 * MBIT, 20e-3
     plan = choose(Topology.flat([1, 1], CORE, card(1000, latency)), "all_reduce", 256 << 20).plan
     assert plan.window * plan.segment_bytes >= min(latency * rate, MOST_SEGMENTS * plan.segment_bytes)
+
+
+@pytest.mark.parametrize("nbytes", [4 << 10, 256 << 10, 1 << 20, 64 << 20])
+def test_ranks_that_take_turns_on_a_core_take_fewer_steps_and_segments(nbytes):
+    host, crowded = Topology.flat([8]), replace(NATIVE, ranks_per_core=4.0)
+    apart, shared = (choose(host, "all_reduce", nbytes, speeds=speeds).chosen for speeds in (NATIVE, crowded))
+    steps = [sum(phase.steps for phase in chosen.prediction.phases) for chosen in (apart, shared)]
+    assert steps[1] < steps[0]
+    assert shared.prediction.segments == max(1, nbytes // NATIVE.segments[-1])
+    turns = steps[1] * (SWITCH_SECONDS * crowded.ranks_per_core + 1e-6)
+    assert shared.prediction.seconds > turns
+    assert shared.prediction.seconds > 4 * shared.prediction.links[0].seconds
+
+
+def test_the_links_between_hosts_do_not_take_turns():
+    hosts = Topology.flat([4, 4], host_link=card(100))
+    crowded = replace(NATIVE, ranks_per_core=2.0)
+    apart, shared = (choose(hosts, "all_reduce", 64 << 20, speeds=speeds).chosen for speeds in (NATIVE, crowded))
+    assert apart.prediction.seconds < shared.prediction.seconds < 1.02 * apart.prediction.seconds

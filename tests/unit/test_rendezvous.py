@@ -144,6 +144,16 @@ def settings(hosts: str, **more: Any) -> Callable[[int], env.Settings]:
     return lambda rank: env.Settings(host=hosts[rank], init_timeout=20, timeout=10, **more)
 
 
+@pytest.mark.parametrize(("hosts", "expected"), [("aaa", 3.0), ("aba", 2.0), ("abc", 1.0)])
+def test_all_know_how_many_ranks_share_a_core(
+    job: Job, monkeypatch: pytest.MonkeyPatch, hosts: str, expected: float
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {5})
+    job.join(3, settings(hosts))
+    assert not job.errors
+    assert [job.worlds[rank].speeds.ranks_per_core for rank in range(3)] == [expected] * 3
+
+
 def test_one_host_passes_memory(job: Job) -> None:
     job.join(3, settings("aaa"))
     assert not job.errors

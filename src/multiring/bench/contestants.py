@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.launch.cores import allowed_cores, cgroup_quota, divide
+from multiring.cores import allowed_cores, cgroup_quota, divide
 
 Array = NDArray[np.float32]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import multiring
 from multiring import bootstrap, env
+from multiring.cores import allowed_cores, cgroup_quota, format_list
 from multiring.errors import MultiringError
-from multiring.launch.cores import allowed_cores, cgroup_quota, format_list
 from multiring.net import interfaces, listen
 
 PROBE_BYTES = 1 << 20

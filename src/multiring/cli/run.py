@@ -15,9 +15,9 @@ import typer
 
 from multiring import env
 from multiring.cli.errors import USAGE_ERROR
+from multiring.cores import BINDINGS
 from multiring.errors import MultiringError
 from multiring.launch import LaunchError, mpi
-from multiring.launch.cores import BINDINGS
 from multiring.launch.hosts import NAME, Host, Placement, is_here, parse_hosts, place, read_hostfile
 from multiring.launch.join import Meeting
 from multiring.launch.launcher import Job

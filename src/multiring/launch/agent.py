@@ -21,9 +21,9 @@ from functools import partial
 from typing import Any
 
 import multiring
-from multiring import env
+from multiring import cores, env
 from multiring.errors import MultiringError, ResourceError, system_message
-from multiring.launch import LaunchError, cores, processes
+from multiring.launch import LaunchError, processes
 from multiring.launch.hosts import Placement
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
 from multiring.launch.processes import Recipe
