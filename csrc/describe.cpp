@@ -3,7 +3,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
-#include <cstring>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -12,11 +11,14 @@ namespace multiring {
 namespace nb = nanobind;
 namespace {
 
-std::string name_of_type(nb::handle x) {
-    const nb::handle type = x.type();
+std::string name_of(nb::handle type) {
     const auto module = nb::cast<std::string>(nb::handle(type.attr("__module__").ptr()));
     const auto name = nb::cast<std::string>(nb::handle(type.attr("__qualname__").ptr()));
     return module == "builtins" ? name : module + "." + name;
+}
+
+std::string name_of_type(nb::handle x) {
+    return name_of(x.type());
 }
 
 std::optional<Dtype> dtype_named(std::string_view wanted) {
@@ -218,14 +220,32 @@ struct ExchangeTable {
     int (*tensor_of)(void* object, nb::dlpack::dltensor* out);
 };
 
-// The table that a type itself has: those derived of it may see their memory otherwise.
-const ExchangeTable* exchange_table(PyTypeObject* type) {
-    if (type->tp_dict == nullptr) return nullptr;
-    PyObject* capsule = PyDict_GetItemString(type->tp_dict, "__dlpack_c_exchange_api__");
-    constexpr const char* name = "dlpack_exchange_api";
-    if (capsule == nullptr || !PyCapsule_IsValid(capsule, name)) return nullptr;
-    const auto* table = static_cast<const ExchangeTable*>(PyCapsule_GetPointer(capsule, name));
-    return table->major == 1 && table->tensor_of != nullptr ? table : nullptr;
+// A type whose objects may be plain; without a table it is NumPy's.
+struct PlainType {
+    PyTypeObject* type;
+    const ExchangeTable* table;
+};
+
+// A table counts where the type itself has it, and of arrays only NumPy's own: derived types may see their memory
+// otherwise.
+std::optional<PlainType> plain_type(PyTypeObject* type) {
+    static auto* const known = new std::vector<PlainType>;  // under the GIL; never destroyed, as its types are not
+    for (const PlainType& each : *known)
+        if (each.type == type) return each;
+    const nb::handle handle(reinterpret_cast<PyObject*>(type));
+    const nb::object own = handle.attr("__dict__");
+    constexpr const char *attribute = "__dlpack_c_exchange_api__", *capsule_name = "dlpack_exchange_api";
+    const ExchangeTable* table = nullptr;
+    if (nb::cast<bool>(nb::object(own.attr("__contains__")(attribute)))) {
+        const nb::object capsule(own[attribute]);
+        if (!PyCapsule_IsValid(capsule.ptr(), capsule_name)) return {};
+        table = static_cast<const ExchangeTable*>(PyCapsule_GetPointer(capsule.ptr(), capsule_name));
+        if (table->major != 1 || table->tensor_of == nullptr) return {};
+    } else if (name_of(handle) != "numpy.ndarray") {
+        return {};
+    }
+    handle.inc_ref();
+    return known->emplace_back(PlainType{type, table});
 }
 
 bool says(nb::handle x, const char* question) {
@@ -254,9 +274,9 @@ std::optional<Plain> plain_tensor(nb::handle x, const ExchangeTable& table) {
 }  // namespace
 
 std::optional<Plain> plain(nb::handle x) {
-    if (const ExchangeTable* table = exchange_table(Py_TYPE(x.ptr()))) return plain_tensor(x, *table);
-    // Classes that programs derive have names without their module.
-    if (std::strcmp(Py_TYPE(x.ptr())->tp_name, "numpy.ndarray") != 0) return {};
+    const auto type = plain_type(Py_TYPE(x.ptr()));
+    if (!type) return {};
+    if (type->table != nullptr) return plain_tensor(x, *type->table);
     const auto d = describe_buffer(x);
     if (!d || !d->contiguous || !d->writable) return {};
     return Plain{reinterpret_cast<void*>(d->pointer), d->count, d->dtype};

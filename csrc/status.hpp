@@ -80,7 +80,7 @@ class StatusSlot {
   private:
     static constexpr std::size_t word_count = sizeof(Status) / sizeof(std::uint64_t);
     std::uint32_t turn_ = 0;  // odd while it is written
-    std::uint32_t unused_ = 0;
+    [[maybe_unused]] std::uint32_t padding_ = 0;
     std::uint64_t words_[word_count] = {};
 };
 
