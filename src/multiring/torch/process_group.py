@@ -102,112 +102,111 @@ class MultiringGroup(dist.ProcessGroup):
             return None
         if tensor.is_sparse:
             all_reduce_sparse(self.communicator, tensor, op, seconds)
-            return self._work([], tensors)
-        step = self._all_reduce(tensor, opts)
-        if opts.asyncOp:
-            return self._work([step], tensors)
-        if step.finish is not None:
-            step.finish()
-        return None  # as torch has it where it does not ask for a work: making one takes as long as a small call
+            return self._work(opts, [], tensors)
+        return self._work(opts, [self._all_reduce(tensor, opts)], tensors)
 
     @recorded("all_reduce")
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllreduceCoalescedOptions()
-        return self._work([self._all_reduce(tensor, opts) for tensor in tensors], tensors)
+        return self._work(opts, [self._all_reduce(tensor, opts) for tensor in tensors], tensors)
 
     @recorded("broadcast")
-    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or BroadcastOptions()
-        return self._work([self._step(opts, self.communicator.broadcast, raw(only(tensors)), opts.rootRank)], tensors)
+        return self._work(
+            opts, [self._step(opts, self.communicator.broadcast, raw(only(tensors)), opts.rootRank)], tensors
+        )
 
     @recorded("reduce")
-    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or ReduceOptions()
         x, op = reducible(only(tensors)), op_name(opts.reduceOp)
-        return self._work([self._step(opts, self.communicator.reduce, x, op, opts.rootRank)], tensors)
+        return self._work(opts, [self._step(opts, self.communicator.reduce, x, op, opts.rootRank)], tensors)
 
     @recorded("all_gather", argument=1)
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllgatherOptions()
-        return self._work([self._all_gather_list(only(outputs), only(inputs), opts)], outputs)
+        return self._work(opts, [self._all_gather_list(only(outputs), only(inputs), opts)], outputs)
 
     @recorded("all_gather", argument=1)
-    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllgatherOptions()
         of_input = [list(blocks) for blocks in zip(*outputs, strict=True)]
         pairs = zip(of_input, inputs, strict=True)
-        return self._work([self._all_gather_list(blocks, tensor, opts) for blocks, tensor in pairs], outputs)
+        return self._work(opts, [self._all_gather_list(blocks, tensor, opts) for blocks, tensor in pairs], outputs)
 
     @recorded("all_gather", argument=1)
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         opts = opts or AllgatherOptions()
-        return self._work([self._all_gather(output, input, opts)], [output])
+        return self._work(opts, [self._all_gather(output, input, opts)], [output])
 
     @recorded("all_gather", argument=1)
-    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllgatherOptions()
         pairs = zip(outputs, inputs, strict=True)
-        return self._work([self._all_gather(output, tensor, opts) for output, tensor in pairs], outputs)
+        return self._work(opts, [self._all_gather(output, tensor, opts) for output, tensor in pairs], outputs)
 
     @recorded("reduce_scatter", argument=1)
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
         opts = opts or ReduceScatterOptions()
         blocks = torch.cat([flat(tensor) for tensor in only(inputs)])
-        return self._work([self._reduce_scatter(only(outputs), blocks, opts)], outputs)
+        return self._work(opts, [self._reduce_scatter(only(outputs), blocks, opts)], outputs)
 
     @recorded("reduce_scatter", argument=1)
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         opts = opts or ReduceScatterOptions()
-        return self._work([self._reduce_scatter(output, input, opts)], [output])
+        return self._work(opts, [self._reduce_scatter(output, input, opts)], [output])
 
     @recorded("reduce_scatter", argument=1)
-    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Work | None:
         opts = opts or ReduceScatterOptions()
         pairs = zip(outputs, inputs, strict=True)
-        return self._work([self._reduce_scatter(output, tensor, opts) for output, tensor in pairs], outputs)
+        return self._work(opts, [self._reduce_scatter(output, tensor, opts) for output, tensor in pairs], outputs)
 
     @recorded("all_to_all", argument=1)
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
-    ) -> Work:
+    ) -> Work | None:
         opts = opts or AllToAllOptions()
         if not output_splits and not input_splits:
-            return self._work([self._all_to_all(output, input, opts)], [output])
+            return self._work(opts, [self._all_to_all(output, input, opts)], [output])
         outputs = _rows(output, output_splits or _equal(output, self.size()))
         inputs = _rows(input, input_splits or _equal(input, self.size()))
-        return self._work([self._exchange(outputs, inputs, opts)], [output])
+        return self._work(opts, [self._exchange(outputs, inputs, opts)], [output])
 
     @recorded("all_to_all", argument=1)
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllToAllOptions()
-        return self._work([self._exchange(outputs, inputs, opts)], outputs)
+        return self._work(opts, [self._exchange(outputs, inputs, opts)], outputs)
 
     @recorded("gather", argument=1)
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or GatherOptions()
         tensor = only(inputs)
         if self.rank() != opts.rootRank:
-            return self._work([Step([self._part_to("gather", tensor, opts.rootRank, opts)])], [])
+            return self._work(opts, [Step([self._part_to("gather", tensor, opts.rootRank, opts)])], [])
         blocks = only(outputs)
         blocks[self.rank()].copy_(tensor)
         parts = [self._part_from("gather", blocks[peer], peer, opts) for peer in self._others()]
-        return self._work([Step(parts)], outputs)
+        return self._work(opts, [Step(parts)], outputs)
 
     @recorded("scatter")
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
         opts = opts or ScatterOptions()
         tensor = only(outputs)
         if self.rank() != opts.rootRank:
-            return self._work([Step([self._part_from("scatter", tensor, opts.rootRank, opts)])], outputs)
+            return self._work(opts, [Step([self._part_from("scatter", tensor, opts.rootRank, opts)])], outputs)
         blocks = only(inputs)
         tensor.copy_(blocks[self.rank()])
         parts = [self._part_to("scatter", blocks[peer], peer, opts) for peer in self._others()]
-        return self._work([Step(parts)], outputs)
+        return self._work(opts, [Step(parts)], outputs)
 
     @recorded("barrier", argument=-1)
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(self, opts: Any = None) -> Work | None:
         opts = opts or BarrierOptions()
-        return self._work([self._step(opts, self.communicator.barrier)], [])
+        return self._work(opts, [self._step(opts, self.communicator.barrier)], [])
 
     # --- messages ---
 
@@ -243,9 +242,14 @@ class MultiringGroup(dist.ProcessGroup):
         part = call(*arguments, async_op=opts.asyncOp, timeout=self._seconds(opts), **keywords)
         return Step([part] if opts.asyncOp else [])
 
-    def _work(self, steps: list[Step], result: list[Any]) -> Work:
+    def _work(self, opts: Any, steps: list[Step], result: list[Any]) -> Work | None:
+        """What torch gets; nothing if all is done and it does not ask for a work: one takes as long as a small call."""
         parts = [part for step in steps for part in step.parts]
         finish = [step.finish for step in steps if step.finish is not None]
+        if not parts and not opts.asyncOp:
+            for complete in finish:
+                complete()
+            return None
         work = Work(parts, result, finish, watcher=self._collectives)
         if not parts:
             work.wait()
