@@ -1,10 +1,8 @@
-"""The cores that this process may use, their division among the ranks of its host, and how many ranks share one."""
+"""The cores that this process may use, and their division among the ranks of its host."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,20 +28,6 @@ class Share:
     def __str__(self) -> str:
         bound = f"bound to CPUs {format_list(self.cpus)}" if self.cpus else "not bound"
         return f"{bound}, {self.threads} thread{'s' if self.threads > 1 else ''}"
-
-
-def ranks_per_core(hosts: Sequence[str], cpus: Sequence[Iterable[int]], quotas: Sequence[float | None]) -> float:
-    """The most ranks that share a CPU on any host, at least 1.0.
-
-    By rank: its host, the CPUs that it may use, and the CPU time that a cgroup grants, in CPUs.
-    """
-    ranks = Counter(hosts)
-    usable: dict[str, set[int]] = {host: set() for host in ranks}
-    granted = dict.fromkeys(ranks, math.inf)
-    for host, allowed, quota in zip(hosts, cpus, quotas, strict=True):
-        usable[host].update(allowed)
-        granted[host] = min(granted[host], math.inf if quota is None else quota)
-    return max(1.0, *(count / min(len(usable[host]), granted[host]) for host, count in ranks.items()))
 
 
 def divide(cores: Sequence[Core], quota: float | None, ranks: int, binding: str) -> list[Share]:

@@ -21,7 +21,7 @@ from .layout import Layout
 from .loads import Key, LinkMap, Loads
 from .plan import BLOCKED, REDUCING
 from .topology import Link
-from .traffic import messages, serial
+from .traffic import mean_messages, messages, serial
 
 SEGMENT_TIE = 1.02
 """Of segments predicted within this factor of the best the largest are taken: the fewest messages."""
@@ -45,6 +45,9 @@ FEWEST_SEGMENTS, MOST_SEGMENTS = 2, 32
 
 SWITCH_SECONDS = 5e-6
 """From one rank to the next on a core that they share: a call, a switch, and caches that the other has filled."""
+
+INTERNAL_WIRE_OVERHEAD = 40e-6
+"""A message between hosts that are one machine: its cores work for both ends, and for what emulates the network."""
 
 NARROW_PART = 1 / 2
 """Of float32 that a narrow wire sends."""
@@ -76,17 +79,17 @@ class Speeds:
     lanes: int = 8
 
     ranks_per_core: float = 1.0
-    """The most that share one, on any host; at least 1. They take turns: whoever waits for another does so for a turn
-    of each, and what they copy and reduce takes as many times as long and does not overlap."""
+    """The most that share one, on any machine; at least 1. They take turns: whoever waits for another does so for a
+    turn of each that takes part, and the messages of all, and what they copy and reduce, are one core's work."""
 
     def overhead(self, is_local: bool) -> float:
         """Seconds a further message in a step between ranks of one host, or of several."""
-        return self.ranks_per_core * (self.local_overhead if is_local else self.wire_overhead)
+        return self.local_overhead if is_local else self.wire_overhead
 
-    @property
-    def turn(self) -> float:
-        """Seconds until a rank has its core back, beyond the latency of what it waits for."""
-        return SWITCH_SECONDS * self.ranks_per_core if self.ranks_per_core > 1 else 0.0
+    def turn(self, part: float) -> float:
+        """Seconds until a rank has its core back, beyond the latency of what it waits for, where a part of the ranks
+        takes part."""
+        return SWITCH_SECONDS * max(1.0, part * self.ranks_per_core) if self.ranks_per_core > 1 else 0.0
 
 
 NATIVE = Speeds()
@@ -254,12 +257,15 @@ class CostModel:
         one = self._speeds.overhead(is_local)
         part = NARROW_PART if phase_wire(kind, stage, stages) else 1.0
         steps, latency, core, per_byte = 0, 0.0, 0.0, 0.0
+        involved = self._map.part_in_rings(depth, stages)
         for shape in self._map.shapes(depth):
-            counts = messages(kind, stage.method, len(shape.children), scattered=self._blocks > 1)
-            carried = sum(counts) * self._map.messages_per_share(shape, stages)
+            ring = (kind, stage.method, len(shape.children), self._blocks > 1)
+            counts = messages(*ring)
+            on_core = mean_messages(*ring) * involved * self._speeds.ranks_per_core
+            carried = max(sum(counts), on_core) * self._map.messages_per_share(shape, stages)
             hops = serial(kind, stage.method, len(shape.children))
             steps = max(steps, len(counts))
-            alpha = max(link.latency for link in shape.crossed) + self._speeds.turn
+            alpha = max(link.latency for link in shape.crossed) + self._speeds.turn(involved)
             latency = max(latency, len(counts) * alpha + (carried - len(counts)) * one)
             core = max(core, carried * one)
             slowest = min(min(link.up, link.down) for link in shape.crossed)

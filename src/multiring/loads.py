@@ -45,11 +45,13 @@ class LinkMap:
         self._whole = shape
         self._size = shape.size
         self._shapes: list[tuple[Path, Shape]] = []
+        self._counts: dict[Path, int] = {}
         self._turns: dict[int, list[int]] = {}
         self._walk(shape, (), 1, 0)
 
     def _walk(self, shape: Shape, path: Path, count: int, position: int) -> None:
         self._shapes.append((path, shape))
+        self._counts[path] = count
         for number, alike in self._edge_classes(shape):
             edge = shape.edges[number]
             first = position + shape.offsets[edge.first]
@@ -65,6 +67,12 @@ class LinkMap:
         """The different shapes of a depth that have rings."""
         found = (shape for _, shape in self._shapes if shape.depth == depth and len(shape.children) > 1)
         return list(dict.fromkeys(found))
+
+    def part_in_rings(self, depth: int, stages: Sequence[Stage]) -> float:
+        """The part of all ranks that the rings of a depth have."""
+        shapes = ((self._counts[path], shape) for path, shape in self._shapes if shape.depth == depth)
+        members = sum(count * sum(_owners(child, stages) for child in shape.children) for count, shape in shapes)
+        return members / self._size
 
     def loads(self, depth: int, kind: str, stages: Sequence[Stage]) -> Loads:
         """What the phase of a kind in the dimension of a depth puts on every link."""
@@ -155,6 +163,14 @@ def _pieces(shape: Shape, stages: Sequence[Stage]) -> int:
 def _refined(shape: Shape, stages: Sequence[Stage]) -> int:
     """Into how many spans the cuts of all children together divide the buffer, at most."""
     return 1 + sum(_pieces(child, stages) - 1 for child in set(shape.children))
+
+
+def _owners(shape: Shape, stages: Sequence[Stage]) -> int:
+    """How many ranks of a shape own a part of its sum."""
+    if not shape.children:
+        return 1
+    leading = stages[shape.depth - 1].mode == LEAD
+    return sum(_owners(child, stages) for child in (shape.children[:1] if leading else shape.children))
 
 
 def _copies(shape: Shape, stages: Sequence[Stage]) -> int:

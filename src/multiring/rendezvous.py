@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, cast
 import multiring
 from multiring import _native, bootstrap, env, probe, topology_file, trace
 from multiring.bootstrap import Place, no_meeting
-from multiring.cores import cgroup_quota, format_list, parse_list, ranks_per_core
+from multiring.cores import cgroup_quota, format_list, parse_list
 from multiring.cost import NATIVE, Speeds
 from multiring.errors import MultiringError, PeerLost, RendezvousError
 from multiring.exchange import Exchange, Record, spans
@@ -40,6 +40,7 @@ from multiring.net.gate import Gate, Membership
 from multiring.net.links import Links
 from multiring.plan import is_id
 from multiring.planner import check_wire
+from multiring.seats import Seat, speeds
 from multiring.store import Store
 from multiring.strategies import Strategy, forced
 from multiring.topology import Topology
@@ -309,6 +310,7 @@ def _join(
         "agreed": {"the number of ranks": str(place.world_size), **env.agreed(settings)},
         "host": settings.host or socket.gethostname(),
         "machine": local.machine(),
+        "kernel": local.kernel(),
         "unix": unix_name,
         "addresses": [(str(ip), ports[str(ip)]) for _, ip in cards],
         "cards": [name for name, _ in cards],
@@ -360,7 +362,6 @@ def _join(
             _warn_of_missing_cards(records, topology)
     if timeline is not None:
         timeline.host = hosts[place.rank]
-    crowd = ranks_per_core(hosts, [parse_list(r["cpus"]) for r in records], [r["quota"] for r in records])
     return World(
         place.rank,
         topology,
@@ -371,7 +372,7 @@ def _join(
         text,
         *_origins(place),
         timeline=timeline,
-        speeds=replace(NATIVE, ranks_per_core=crowd),
+        speeds=speeds([_seat(record, host) for record, host in zip(records, hosts, strict=True)]),
     )
 
 
@@ -503,6 +504,10 @@ def _claimed(records: list[Record], rank: int) -> dict[int, str]:
         for peer, record in enumerate(records)
         if peer != rank and (record["host"], record["machine"]) == (mine["host"], mine["machine"])
     }
+
+
+def _seat(introduction: Record, host: str) -> Seat:
+    return Seat(host, introduction["kernel"], frozenset(parse_list(introduction["cpus"])), introduction["quota"])
 
 
 def _prove(records: list[Record], introductions: list[Record], text: str, settings: env.Settings) -> Record:

@@ -66,6 +66,15 @@ def messages(kind: str, method: str, size: int, scattered: bool) -> tuple[int, .
     return tuple(busiest)
 
 
+def mean_messages(kind: str, method: str, size: int, scattered: bool) -> float:
+    """How many messages a member sends, on average, or somewhat more; ``scattered`` as in `messages`."""
+    if kind in ("reduce", "broadcast"):
+        return (size - 1) / size
+    if method == "tree":  # a reduce and a broadcast
+        return 2 * (size - 1) / size
+    return float(sum(messages(kind, method, size, scattered)))
+
+
 def serial(kind: str, method: str, size: int) -> float:
     """Times that a segment's bytes pass a link one after the other, where members only hand on: 0 elsewhere."""
     if method == "ring" and kind in ("broadcast", "reduce"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Any
 
 import collectives
@@ -11,8 +10,9 @@ import jobs
 import pytest
 
 from multiring import planner
-from multiring.cores import cgroup_quota, ranks_per_core
-from multiring.cost import NATIVE, Speeds
+from multiring.cores import cgroup_quota
+from multiring.cost import Speeds
+from multiring.seats import Seat, speeds
 from multiring.strategies import STRATEGIES, strategy
 from multiring.topology import Topology
 
@@ -34,10 +34,10 @@ def run(program: Any, size: int, hosts: str | None, *arguments: Any, **options: 
     return jobs.run(program, size, *arguments, hosts=hosts and list(hosts), **options)
 
 
-def speeds(hosts: str) -> Speeds:
+def speeds_of(hosts: str) -> Speeds:
     """What the ranks of a job need whose hosts are all this machine."""
-    cpus, quota = os.sched_getaffinity(0), cgroup_quota()
-    return replace(NATIVE, ranks_per_core=ranks_per_core(hosts, [cpus] * len(hosts), [quota] * len(hosts)))
+    cpus, quota = frozenset(os.sched_getaffinity(0)), cgroup_quota()
+    return speeds([Seat(host, "here", cpus, quota) for host in hosts])
 
 
 @pytest.mark.parametrize(("size", "hosts"), WORLDS)
@@ -84,8 +84,8 @@ def test_float32_travels_narrow_between_hosts_if_asked_for() -> None:
 
 def test_a_plan_is_forced_by_its_id() -> None:
     topology = Topology.of_hosts(list("aab"))
-    usual = planner.choose(topology, "all_reduce", 1 << 20, speeds=speeds("aab"))
-    small = planner.choose(topology, "all_reduce", 64, speeds=speeds("aab"))
+    usual = planner.choose(topology, "all_reduce", 1 << 20, speeds=speeds_of("aab"))
+    small = planner.choose(topology, "all_reduce", 64, speeds=speeds_of("aab"))
     for candidate in usual.rejected[:3]:
         wanted = usual.plan_of(candidate).id
         used = run(collectives.forced, 3, "aab", wanted, environment={"MULTIRING_PROBE": "off"})
@@ -106,7 +106,7 @@ def test_every_strategy_is_forced_by_its_name(hosts: str, names: list[str]) -> N
     sizes = [planner.size_class(4 * count) for count in counts]
     wanted = [[strategy(name).plan(topology, size).id for size in sizes] for name in names]
     if "multiring" in names:  # the planner's own, which knows who shares a core
-        own = [planner.plan(topology, "all_reduce", size, speeds=speeds(hosts)).id for size in sizes]
+        own = [planner.plan(topology, "all_reduce", size, speeds=speeds_of(hosts)).id for size in sizes]
         wanted[names.index("multiring")] = own
     every = run(collectives.forced_strategies, len(hosts), hosts, names, counts, environment={"MULTIRING_PROBE": "off"})
     for number, name in enumerate(names):
@@ -121,7 +121,7 @@ def test_a_group_that_cannot_have_the_strategy_of_the_job_says_so() -> None:
     outcomes = job.wait()
     topology = Topology.of_hosts(list("aabb"))
     whole, pair = strategy("multiring:2x2").plan(topology, 512).id, topology.restrict([0, 1])
-    usual = planner.plan(pair, "all_reduce", 512, speeds=speeds("aabb")).id
+    usual = planner.plan(pair, "all_reduce", 512, speeds=speeds_of("aabb")).id
     assert [outcome.value for outcome in outcomes] == [[whole, usual, 3.0], [whole, usual, 3.0], [whole], [whole]]
     said = [line for outcome in outcomes for line in outcome.error.splitlines() if "MULTIRING_PLAN" in line]
     assert len(said) == 1

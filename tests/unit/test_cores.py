@@ -16,7 +16,6 @@ from multiring.cores import (
     divide,
     format_list,
     parse_list,
-    ranks_per_core,
 )
 
 
@@ -119,20 +118,3 @@ def test_a_quota_of_control_groups_v1(tmp_path: Path) -> None:
 def test_lists_are_read_and_written(numbers: set[int]) -> None:
     assert parse_list(format_list(sorted(numbers))) == sorted(numbers)
     assert format_list([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
-
-
-@pytest.mark.parametrize(
-    ("hosts", "cpus", "quotas", "expected"),
-    [
-        ("aa", [{0, 1}, {0, 1}], [None, None], 1.0),
-        ("a", [{0, 1, 2, 3}], [None], 1.0),
-        ("aaaa", [{0, 1}] * 4, [None] * 4, 2.0),
-        ("aaaa", [{0}, {1}, {0}, {1}], [None] * 4, 2.0),  # each is bound to one
-        ("aabaab", [{0, 1}, {0, 1}, {0}, {0, 1}, {0, 1}, {0}], [None] * 6, 2.0),
-        ("aaab", [{0, 1}] * 3 + [{0}], [None] * 4, 1.5),
-        ("aaaa", [range(8)] * 4, [2.5] * 4, 1.6),
-        ("aaaabb", [range(8)] * 6, [None] * 4 + [None, 0.5], 4.0),
-    ],
-)
-def test_ranks_that_share_a_core(hosts: str, cpus: list[set[int]], quotas: list[float | None], expected: float) -> None:
-    assert ranks_per_core(hosts, cpus, quotas) == expected

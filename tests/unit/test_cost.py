@@ -10,7 +10,7 @@ import pytest
 from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring.compose import compose
-from multiring.cost import MOST_SEGMENTS, NATIVE, SWITCH_SECONDS
+from multiring.cost import INTERNAL_WIRE_OVERHEAD, MOST_SEGMENTS, NATIVE, SWITCH_SECONDS
 from multiring.planner import Candidate, candidates, choose
 from multiring.schedule import SEND, schedule
 from multiring.topology import Place, Topology
@@ -124,3 +124,16 @@ def test_the_links_between_hosts_do_not_take_turns():
     crowded = replace(NATIVE, ranks_per_core=2.0)
     apart, shared = (choose(hosts, "all_reduce", 64 << 20, speeds=speeds).chosen for speeds in (NATIVE, crowded))
     assert apart.prediction.seconds < shared.prediction.seconds < 1.02 * apart.prediction.seconds
+
+
+def test_ranks_of_one_machine_send_few_messages():
+    hosts = Topology.flat([2, 2, 2, 2], host_link=card(400))
+    crowded = replace(NATIVE, ranks_per_core=4.0, wire_overhead=INTERNAL_WIRE_OVERHEAD)
+    apart, shared = (choose(hosts, "all_reduce", 4 << 10, speeds=speeds).plan for speeds in (NATIVE, crowded))
+    assert [plan.phases[0].kind for plan in (apart, shared)] == ["reduce_scatter", "reduce"]  # or the hosts' first lead
+
+
+def test_who_shares_a_core_takes_a_turn_of_those_that_take_part():
+    crowded = replace(NATIVE, ranks_per_core=4.0)
+    assert [NATIVE.turn(1.0), NATIVE.turn(0.5)] == [0.0, 0.0]
+    assert [crowded.turn(part) / SWITCH_SECONDS for part in (1.0, 0.5, 0.125)] == pytest.approx([4.0, 2.0, 1.0])

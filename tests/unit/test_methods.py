@@ -10,7 +10,8 @@ import pytest
 
 from multiring.interpret import prove_in_full
 from multiring.methods import Reduce, Step, steps
-from multiring.plan import METHODS_OF, WHOLE, Phase, Plan, Ring
+from multiring.plan import BLOCKED, METHODS_OF, WHOLE, Phase, Plan, Ring
+from multiring.traffic import mean_messages
 
 ALL = [(kind, method) for kind, methods in METHODS_OF.items() for method in methods]
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
@@ -97,3 +98,16 @@ def test_a_ring_is_a_ring(kind):
 def test_direct_sums_in_the_order_of_the_members(kind):
     waits = [wait for position in range(5) for step in steps(kind, "direct", 5, position) for wait in step.waits]
     assert {wait.peers for wait in waits} == {(0, 1, 2, 3, 4)}
+
+
+SENT = [(*each, size, False) for each in ALL for size in (2, 3, 4, 5, 8) if possible(*each, size)]
+SENT += [(*each[:3], True) for each in SENT if each[0] in BLOCKED]
+
+
+@pytest.mark.parametrize(("kind", "method", "size", "scattered"), SENT)
+def test_the_messages_of_all_members_together(kind, method, size, scattered):
+    sends = [send for i in range(size) for step in steps(kind, method, size, i) for send in step.sends]
+    sent = sum(len(send.peers) * (len(send.shares) if scattered else 1) for send in sends)
+    alike = method != "halving" or size & (size - 1) == 0
+    assert sent <= size * mean_messages(kind, method, size, scattered)
+    assert not alike or sent == pytest.approx(size * mean_messages(kind, method, size, scattered))

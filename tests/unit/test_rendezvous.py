@@ -19,6 +19,7 @@ import pytest
 
 from multiring import env, errors, rendezvous, topology_file
 from multiring.bootstrap import Meeting, Place
+from multiring.cost import INTERNAL_WIRE_OVERHEAD, NATIVE
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost, RendezvousError, ResourceError
 from multiring.exchange import Exchange, spans
 from multiring.net import auth, interfaces, local
@@ -144,14 +145,17 @@ def settings(hosts: str, **more: Any) -> Callable[[int], env.Settings]:
     return lambda rank: env.Settings(host=hosts[rank], init_timeout=20, timeout=10, **more)
 
 
-@pytest.mark.parametrize(("hosts", "expected"), [("aaa", 3.0), ("aba", 2.0), ("abc", 1.0)])
+@pytest.mark.parametrize(
+    ("hosts", "wire"), [("aaa", NATIVE.wire_overhead), ("aba", INTERNAL_WIRE_OVERHEAD), ("abc", INTERNAL_WIRE_OVERHEAD)]
+)
 def test_all_know_how_many_ranks_share_a_core(
-    job: Job, monkeypatch: pytest.MonkeyPatch, hosts: str, expected: float
+    job: Job, monkeypatch: pytest.MonkeyPatch, hosts: str, wire: float
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {5})
     job.join(3, settings(hosts))
     assert not job.errors
-    assert [job.worlds[rank].speeds.ranks_per_core for rank in range(3)] == [expected] * 3
+    expected = replace(NATIVE, ranks_per_core=3.0, wire_overhead=wire)  # whatever hosts they are said to be on
+    assert [job.worlds[rank].speeds for rank in range(3)] == [expected] * 3
 
 
 def test_one_host_passes_memory(job: Job) -> None:

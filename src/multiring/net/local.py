@@ -41,10 +41,14 @@ class LocalEngine(Protocol):
     def attach_local(self, peer: int, memory_fd: int, doorbell_fd: int, socket_fd: int) -> None: ...
 
 
+def kernel() -> str:
+    """What ranks of one machine have in common, be they in containers or not."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def machine() -> str:
     """What ranks that may share memory have in common: kernel, network namespace, user."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.stat('/proc/self/ns/net').st_ino} {os.getuid()}"
+    return f"{kernel()} {os.stat('/proc/self/ns/net').st_ino} {os.getuid()}"
 
 
 def listen() -> tuple[socket.socket, str]:
