@@ -86,10 +86,14 @@ def test_a_plan_is_forced_by_its_id() -> None:
     topology = Topology.of_hosts(list("aab"))
     usual = planner.choose(topology, "all_reduce", 1 << 20, speeds=speeds_of("aab"))
     small = planner.choose(topology, "all_reduce", 64, speeds=speeds_of("aab"))
-    for candidate in usual.rejected[:3]:
-        wanted = usual.plan_of(candidate).id
+    of_small = {small.plan_of(each).id for each in (small.chosen, *small.rejected)}
+    rejected = [usual.plan_of(each).id for each in usual.rejected]
+    others = [plan for plan in rejected if plan not in of_small][:2]  # which leave small buffers as they are
+    of_both = [plan for plan in rejected if plan in of_small][:1]
+    assert others
+    for wanted in (*others, *of_both):
         used = run(collectives.forced, 3, "aab", wanted, environment={"MULTIRING_PROBE": "off"})
-        assert used == [[wanted, small.plan.id, [wanted]]] * 3
+        assert used == [[wanted, wanted if wanted in of_both else small.plan.id, [wanted]]] * 3
 
 
 @pytest.mark.parametrize(
