@@ -239,7 +239,8 @@ ChoosePlan choose_plan_by(nb::object function) {
     const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)), WithGil{});
     return [shared](Collective collective, std::size_t bytes, std::uint32_t root, double timeout) {
         const nb::gil_scoped_acquire gil;
-        return nb::cast<std::uint32_t>((*shared)(static_cast<int>(collective), bytes, root, timeout));
+        const nb::object handle = (*shared)(static_cast<int>(collective), bytes, root, timeout);
+        return handle.is_none() ? std::optional<std::uint32_t>() : nb::cast<std::uint32_t>(handle);
     };
 }
 
@@ -257,15 +258,25 @@ bool all_reduce(NativeCalls& calls, nb::handle x, nb::handle op, double timeout,
     Engine& engine = *calls.engine;
     drop_owners(engine);
     const nb::gil_scoped_release nogil;
-    engine.run(
-        calls.call(Collective::all_reduce, buffer->pointer, buffer->count, buffer->dtype, *by, 0, label, timeout),
-        attending(engine));
-    return true;
+    const auto call =
+        calls.call(Collective::all_reduce, buffer->pointer, buffer->count, buffer->dtype, *by, 0, label, timeout);
+    if (call) engine.run(*call, attending(engine));
+    return call.has_value();
+}
+
+void barrier(NativeCalls& calls, double timeout) {
+    Engine& engine = *calls.engine;
+    drop_owners(engine);
+    const nb::gil_scoped_release nogil;
+    std::uint8_t token = 0;
+    const auto call = calls.call(Collective::barrier, &token, 1, Dtype::uint8, Op::sum, 0, 0, timeout);
+    engine.run(call.value(), attending(engine));  // no plan is tried on barriers
 }
 
 void bind_native_calls(nb::module_& m) {
     nb::class_<NativeCalls>(m, "NativeCalls")
-        .def("all_reduce", &all_reduce, "x"_a.none(), "op"_a.none(), "timeout"_a, "label"_a = 0);
+        .def("all_reduce", &all_reduce, "x"_a.none(), "op"_a.none(), "timeout"_a, "label"_a = 0)
+        .def("barrier", &barrier, "timeout"_a);
 }
 
 // The arithmetic of an executor outside this library, on memory that it answers for.

@@ -44,8 +44,10 @@ int run_collective(int collective, void* data, std::size_t count, int dtype, int
     const auto type = checked<Dtype>(dtype, dtype_names, "dtype");
     if (count > PTRDIFF_MAX / itemsize(type))  // such as a negative number
         throw std::invalid_argument("count=" + std::to_string(count) + ": no buffer has so many elements");
-    const Call call = world->call(checked<Collective>(collective, collective_names, "collective"), data, count, type,
-                                  checked<Op>(op, op_names, "op"), static_cast<std::uint32_t>(root));
+    const Call call = world
+                          ->call(checked<Collective>(collective, collective_names, "collective"), data, count, type,
+                                 checked<Op>(op, op_names, "op"), static_cast<std::uint32_t>(root))
+                          .value();
     if (done == nullptr) {
         world->engine->run(call, [] {});
     } else {

@@ -31,8 +31,8 @@ bool is_defined(Op op, Dtype dtype) {
 NativeCalls::NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan)
     : engine(std::move(engine)), rank(rank), size(size), timeout_(timeout), choose_plan_(std::move(choose_plan)) {}
 
-Call NativeCalls::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
-                       std::uint32_t label, std::optional<double> timeout) {
+std::optional<Call> NativeCalls::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op,
+                                      std::uint32_t root, std::uint32_t label, std::optional<double> timeout) {
     const double seconds = timeout.value_or(timeout_);
     const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter;
     if (reduces && !is_defined(op, dtype))
@@ -53,7 +53,9 @@ Call NativeCalls::call(Collective collective, void* pointer, std::size_t count, 
             handle = found->second;
         } else {
             lock.unlock();
-            handle = choose_plan_(collective, bytes, root, seconds);
+            const std::optional<std::uint32_t> chosen = choose_plan_(collective, bytes, root, seconds);
+            if (!chosen) return {};
+            handle = *chosen;
             lock.lock();
             handles_.emplace(key, handle);
         }

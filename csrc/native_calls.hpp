@@ -20,8 +20,8 @@
 namespace multiring {
 
 // The handle of the schedule for a collective, a number of bytes (of all blocks together), a root, and the seconds that
-// the call has.
-using ChoosePlan = std::function<std::uint32_t(Collective, std::size_t, std::uint32_t, double)>;
+// the call has; nothing where Python makes the call itself, to try a plan.
+using ChoosePlan = std::function<std::optional<std::uint32_t>(Collective, std::size_t, std::uint32_t, double)>;
 
 bool is_defined(Op op, Dtype dtype);
 
@@ -29,10 +29,10 @@ class NativeCalls {
   public:
     NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan);
 
-    // `count` elements in each block; `timeout` in seconds, the communicator's unless given. What is wrong with dtype,
-    // op or root is std::invalid_argument.
-    Call call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
-              std::uint32_t label = 0, std::optional<double> timeout = {});
+    // `count` elements in each block; `timeout` in seconds, the communicator's unless given; nothing where no plan is
+    // chosen. What is wrong with dtype, op or root is std::invalid_argument.
+    std::optional<Call> call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op,
+                             std::uint32_t root, std::uint32_t label = 0, std::optional<double> timeout = {});
 
     const std::shared_ptr<Engine> engine;
     const int rank, size;

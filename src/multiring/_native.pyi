@@ -49,7 +49,11 @@ class NativeCalls:
 
     def all_reduce(self, x: Any, op: Any, timeout: float, label: int = 0) -> bool:
         """Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no view
-        that shows other numbers, by an ``op`` that its type has; anything else is left as it is."""
+        that shows other numbers, by an ``op`` that its type has, where a plan is chosen; anything else is left as it
+        is."""
+
+    def barrier(self, timeout: float) -> None:
+        """Return when every rank has called it."""
 
 def cut(numerator: int, denominator: int, count: int, itemsize: int) -> int:
     """The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md)."""
@@ -250,7 +254,8 @@ class Engine:
     def native_calls(self, rank: int, size: int, timeout: float, choose_plan: Any) -> NativeCalls:
         """Calls of a communicator, which chooses plans for them.
 
-        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule.
+        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or None where
+        Python makes the call itself: for an all_reduce, of communicators that are not published.
         """
 
     def publish(self, communicator: int, calls: NativeCalls) -> None:

@@ -31,7 +31,7 @@ from multiring.buffers import (
     source,
     target,
 )
-from multiring.engine import Part
+from multiring.engine import NativeCalls, Part
 from multiring.errors import Mismatch, ResourceError
 from multiring.plans import Plans
 from multiring.tuner import Tuner
@@ -99,7 +99,7 @@ class Communicator:
         world.groups.add(number)
         self._plans = Plans(world, number, self.members)
         self._aside: Communicator | None = None
-        self._native_calls = self._engine.native_calls(self.rank, self.size, self.timeout, self._plans.handle)
+        self._native_calls = self._make_native_calls(self._plans.settled_handle)
         self._tuner: Tuner | None = None
         if world.settings.tune and not world.settings.plan and self.size > 1 and number < _native.ASIDE:
             self._tuner = Tuner(self, self._plans)
@@ -151,7 +151,7 @@ class Communicator:
     def all_reduce_plain(self, x: Any, op: str, timeout: float | None = None, label: int = 0) -> bool:
         """`all_reduce` in one native call where ``x`` is an array or tensor that can be taken as it lies; else False,
         and nothing is done, though `all_reduce` may."""
-        if self._native_calls is None or self._tuner is not None:
+        if self._native_calls is None:
             return False
         return self._native_calls.all_reduce(x, op, self._seconds(timeout), label)
 
@@ -236,8 +236,11 @@ class Communicator:
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Return when every rank has called it."""
+        if self._native_calls is not None and not async_op:
+            self._native_calls.barrier(self._seconds(timeout))
+            return None
         token = np.zeros(1, np.uint8)
-        return self._call(_BARRIER, Piece(token, token.ctypes.data, 1, "uint8"), "max", 0, async_op, timeout)
+        return self._call(_BARRIER, Piece(token, token.ctypes.data, 1, "uint8"), "sum", 0, async_op, timeout)
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Send ``x`` to rank ``dst``, which receives it by `recv` with the same ``tag``; in order within a tag.
@@ -380,7 +383,7 @@ class Communicator:
 
     def publish(self) -> int:
         """Let native code, such as XLA's, call this communicator by the number returned, until it is closed."""
-        self._engine.publish(self._number, self._native_calls)
+        self._engine.publish(self._number, self._make_native_calls(self._plans.handle))
         return self._number
 
     def report(self, path: str | os.PathLike[str], title: str = "") -> None:
@@ -441,6 +444,9 @@ class Communicator:
         else:
             self._engine.run(self._plans.handle(collective, nbytes, root, seconds), *what)
         return result if finish is None else finish()
+
+    def _make_native_calls(self, choose_plan: Callable[..., int | None]) -> NativeCalls | None:
+        return self._engine.native_calls(self.rank, self.size, self.timeout, choose_plan)
 
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else time_limit(timeout)

@@ -33,6 +33,8 @@ class NativeCalls(Protocol):
 
     def all_reduce(self, x: Any, op: Any, timeout: float, label: int = 0) -> bool: ...
 
+    def barrier(self, timeout: float) -> None: ...
+
 
 class Engine(Protocol):
     """Executes installed schedules, and moves messages between two ranks; `_native.Engine` says what each call does."""

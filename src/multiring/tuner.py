@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from multiring.engine import Part
     from multiring.plan import Plan
 
-TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
-"""The others have one plan, or nothing to send."""
-
-METHOD = 2
+METHOD = 3
 """Counts the ways in which plans were measured: what another found is not used."""
 
 BARRIERS = 4
@@ -88,7 +85,7 @@ class Tuner:
         self._communicator = communicator
         self._plans = plans
         self._courses: dict[Key, Course] = {}
-        self._settled: set[Key] = set()
+        self._settled = plans.tried = set[Key]()
         self._file = _file(plans, communicator)
         kept = communicator.aside.broadcast_object(read(self._file) if communicator.rank == 0 else None)
         for key, tuned in kept.items():
@@ -113,7 +110,7 @@ class Tuner:
     def _begin(self, key: Key, nbytes: int) -> Course | None:
         collective, _, root = key
         choice = self._plans.choose(_native.COLLECTIVES[collective], nbytes, root)
-        if choice.plan.collective not in TRIED or choice.tuned:
+        if choice.plan.collective not in tuning.TRIED or choice.tuned:
             return None
         found = [choice.plan_of(candidate) for candidate in tuning.contestants(choice)]
         plans = {plan.id: plan for plan in found}

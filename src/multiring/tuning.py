@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
 from .planner import Candidate, Choice, Tuned
+
+TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+"""The others have one plan, or nothing to send."""
 
 FIELD, FIELD_OF_SHORT = 8, 24
 """So many plans are tried, at most; more where a call is short: predictions know less of it, and trials cost less."""
@@ -20,8 +23,10 @@ FIELD, FIELD_OF_SHORT = 8, 24
 SHORT_SECONDS = 1e-3
 """By prediction."""
 
-RUN_OF_SHORT = 4
-"""So many short calls in a row try a plan: in the next call ranks are still at the messages of the one before."""
+RUN_OF_SHORT, ROUNDS_OF_SHORT = 16, 2
+"""So many short calls in a row try a plan and count with their mean, in so many rounds of the first heat: in the next
+call ranks are still at the messages of the one before, and links pass the bytes of a few calls at once that they do not
+pass call after call."""
 
 NEAREST = 4
 """Of them so many for their prediction alone."""
@@ -29,7 +34,7 @@ NEAREST = 4
 FINALISTS = 3
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 20
-"""How many calls try a plan in the first heat, beside those that warm it up; twice as many in the second."""
+"""How many long calls try a plan in the first heat, beside those that warm it up; twice as many in the second."""
 
 ENOUGH_SECONDS = 0.1
 """A plan is tried for that long in a heat, within the bounds above: a short time is the less certain one."""
@@ -42,8 +47,8 @@ WORTH_LEAVING = 1.02
 class Heat:
     """Plans, by id, that take turns of ``run`` calls in so many rounds.
 
-    The first round opens connections and does not count, nor does the first call of a longer run. The planner's choice
-    stands first. The second heat has the times of the first, the ``earlier`` ones.
+    The first round opens connections and does not count, nor does the first call of a longer run, whose others count
+    with their mean. The planner's choice stands first. The second heat has the times of the first, ``earlier``.
     """
 
     plans: tuple[str, ...]
@@ -64,17 +69,17 @@ class Heat:
     def medians(self, seconds: Sequence[float]) -> dict[str, float]:
         """The time of each plan, from those of all calls."""
         spent: dict[str, list[float]] = {plan: [] for plan in self.plans}
-        for call in range(len(self.plans) * self.run, self.calls):
-            if self.run == 1 or call % self.run:
-                spent[self.plan(call)].append(seconds[call])
+        for call in range(len(self.plans) * self.run, self.calls, self.run):
+            counted = seconds[call : call + self.run][min(1, self.run - 1) :]
+            spent[self.plan(call)].append(fmean(counted))
         return {plan: median(times) for plan, times in spent.items()}
 
 
 def opening(plans: Sequence[str], predicted: float) -> Heat:
     """The first heat of `contestants`, by id; ``predicted`` is what its first is to take, in seconds."""
-    run = RUN_OF_SHORT if predicted < SHORT_SECONDS else 1
-    wanted = round(ENOUGH_SECONDS / max(predicted, 1e-6))
-    return Heat(tuple(plans), 1 + min(max(wanted, FEWEST_ROUNDS), MOST_ROUNDS) // run, run)
+    if predicted < SHORT_SECONDS:
+        return Heat(tuple(plans), 1 + ROUNDS_OF_SHORT, RUN_OF_SHORT)
+    return Heat(tuple(plans), 1 + min(max(round(ENOUGH_SECONDS / predicted), FEWEST_ROUNDS), MOST_ROUNDS))
 
 
 def contestants(choice: Choice) -> tuple[Candidate, ...]:

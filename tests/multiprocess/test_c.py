@@ -69,6 +69,24 @@ def test_results_and_usage_errors(launch: Launch, program: str) -> None:
         assert done.stdout.count(line) == 2, f"{line!r} in\n{done.stdout}"
 
 
+def test_a_program_and_a_script_are_one_job(launch: Launch, program: str) -> None:
+    (launch.directory / "script.py").write_text(
+        "import numpy as np, multiring as mr\n"
+        "mr.init()\n"
+        "mr.all_reduce(np.empty(0))\n"
+        "x = 10.0 * np.arange(3)\n"
+        "mr.all_reduce(x, op='max')\n"
+        "mr.broadcast(x[:1], root=1)\n"
+        "mr.barrier()\n"
+        "print('script:', x.tolist())\n"
+    )
+    either = f'if [ "$RANK" = 0 ]; then exec {sys.executable} script.py; else exec {program}; fi'
+    done = launch.run("-n", "2", "sh", "-c", either)
+    assert done.returncode == 0, done.stderr
+    assert "script: [1.0, 11.0, 21.0]" in done.stdout
+    assert "max: 0 1 11 21" in done.stdout
+
+
 def test_a_killed_rank_is_named_to_callback_and_caller(launch: Launch, program: str) -> None:
     done = launch.run("-n", "3", program, "kill")
     assert done.returncode != 0

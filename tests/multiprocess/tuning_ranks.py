@@ -10,14 +10,14 @@ import numpy as np
 import multiring as mr
 
 COUNT = 3000
-CALLS = 1000
+CALLS = 1600
 """More than any tuning takes."""
 
 
 def reduce_until_tuned(calls: int = CALLS) -> dict[str, Any]:
     """Call by turns synchronously and not, with right sums throughout; and how the plan was found."""
     logging.basicConfig(level=logging.ERROR)
-    mr.init()
+    communicator = mr.init()
     rank, size = mr.rank(), mr.world_size()
     before = mr.plan(4 * COUNT)
     tuned_at = 0 if before.tuned else None
@@ -33,6 +33,9 @@ def reduce_until_tuned(calls: int = CALLS) -> dict[str, Any]:
     works = [mr.broadcast(x[part::10].copy(), root=1, async_op=True) for part in range(10)]
     for work in works:
         work.wait(20)
+    x = np.full(COUNT, rank, np.float32)
+    in_one_step = communicator.all_reduce_plain(x, "sum")
+    assert (x == size * (size - 1) // 2 if in_one_step else x == rank).all()
     after = mr.plan(4 * COUNT)
     used = {plan: done["calls"] for plan, done in mr.stats()["plans"].items() if done["calls"]}
     found = {
@@ -42,6 +45,7 @@ def reduce_until_tuned(calls: int = CALLS) -> dict[str, Any]:
         "candidates": 1 + len(after.rejected),
         "text": str(after),
         "used": used,
+        "in_one_step": in_one_step,
         "operations": mr.stats()["operations"],
     }
     mr.shutdown()

@@ -45,7 +45,7 @@ def test_neither_the_first_round_nor_one_disturbed_call_counts() -> None:
 
 def test_short_calls_are_tried_more_often_but_not_without_end() -> None:
     calls = [tuning.opening("ab", predicted).calls for predicted in (1.0, 0.02, 0.001, 0.0)]
-    assert calls == [8, 12, 42, 48]
+    assert calls == [8, 12, 42, 96]
 
 
 def test_short_calls_try_a_plan_several_times_in_a_row_and_the_first_does_not_count() -> None:
@@ -54,10 +54,18 @@ def test_short_calls_try_a_plan_several_times_in_a_row_and_the_first_does_not_co
     order = "".join(heat.plan(call) for call in range(heat.calls))
     assert order.startswith("a" * run + "b" * run + "c" * run + "b" * run)
     seconds = [1.0 if call % run == 0 or call < 3 * run else 0.1 for call in range(heat.calls)]
-    assert heat.medians(seconds) == dict.fromkeys("abc", 0.1)
+    assert heat.medians(seconds) == pytest.approx(dict.fromkeys("abc", 0.1))
     second = tuning.after(heat, seconds, "2026-11-23")
     assert isinstance(second, Heat)
     assert second.run == run
+
+
+def test_a_run_counts_with_the_mean_of_its_calls() -> None:
+    heat = tuning.opening("ab", 1e-4)
+    slow_every_fifth = [0.6 if heat.plan(call) == "b" and call % 5 == 0 else 0.1 for call in range(heat.calls)]
+    found = heat.medians(slow_every_fifth)
+    assert found["a"] == pytest.approx(0.1)
+    assert found["b"] == pytest.approx(0.2)
 
 
 def test_the_fastest_and_the_planners_choice_meet_again() -> None:
