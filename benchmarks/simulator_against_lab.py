@@ -106,9 +106,7 @@ def force(communicator: Communicator, plan: Plan, nbytes: int) -> None:
     plans = communicator._plans
     key = mr._native.COLLECTIVES.index("all_reduce"), nbytes.bit_length(), 0
     plans._handles[key] = plans.install(plan, communicator.timeout)
-    communicator._native_calls = communicator._engine.native_calls(  # those there are know the plan of before
-        communicator.rank, communicator.size, communicator.timeout, plans.handle
-    )
+    communicator._native_calls = communicator._make_native_calls(plans.settled_handle)  # they know the plan of before
 
 
 def measure(file: Path, sizes: list[int], rounds: int) -> None:

@@ -15,7 +15,7 @@ from .cost import LinkLoad
 from .explain import Table
 from .planner import Choice
 from .topology import Place, Topology
-from .units import duration
+from .units import count, duration
 
 SHOWN_PLACES = 8
 """Of the places in one place; the others are counted."""
@@ -66,7 +66,7 @@ def of_job(title: str, topology: Topology, used: Sequence[Choice], ranks: Sequen
     busiest = max(used, key=lambda choice: choice.measured.seconds if choice.measured else 0.0, default=None)
     loads = busiest.chosen.prediction.links if busiest else ()
     hosts = len(set(topology.hosts))
-    about = f"{topology.world_size} ranks on {hosts} host{'s' if hosts > 1 else ''}"
+    about = f"{topology.world_size} ranks on {count(hosts, 'host')}"
     return document(title, paragraph(about), tree(topology, loads), _late(ranks), *map(plan, used))
 
 
@@ -170,7 +170,7 @@ def _shown(places: Sequence[Place], height: int, levels: Sequence[str], heat: _H
     for place in places[:SHOWN_PLACES]:
         ranks = sum(1 for _ in place.ranks())
         name = place.name if len(place.name) <= LONGEST_NAME else f"{place.name[: LONGEST_NAME - 1]}\u2026"
-        said = f"{levels[height]} {name}" + (f", {ranks} rank{'s' if ranks > 1 else ''}" if height == 1 else "")
+        said = f"{levels[height]} {name}" + (f", {count(ranks, 'rank')}" if height == 1 else "")
         inner = tuple(_shown(place.places, height - 1, levels, heat, depth + 1)) if height > 1 else ()
         yield _Node((said, topology_file.describe(place)), depth, heat(levels[height], place), inner, place.name)
     if len(places) > SHOWN_PLACES:

@@ -1,6 +1,11 @@
-"""Sizes, times and rates as people read them."""
+"""Sizes, times, rates and numbers of things as people read them."""
 
 from __future__ import annotations
+
+
+def count(number: int, thing: str) -> str:
+    """1 rank, 2 ranks."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith(('s', 'ch')) else 's'}"
 
 
 def size(nbytes: float) -> str:

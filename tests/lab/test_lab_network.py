@@ -138,3 +138,8 @@ def test_two_places_of_one_name_are_refused() -> None:
 def test_too_many_hosts_are_refused() -> None:
     with pytest.raises(ValueError, match="has 255 hosts; a lab has at most 254"):
         design(Topology.flat([1] * 255))
+
+
+def test_links_slower_than_a_byte_a_second_are_refused() -> None:
+    with pytest.raises(ValueError, match="a link has 4 bit/s; a lab's have at least 8"):
+        design(Topology(LEVELS[:2], (host("a", 0, 1, link(400)), host("b", 1, 1, link(4e-6)))))

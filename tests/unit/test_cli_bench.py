@@ -100,6 +100,7 @@ def test_bus_bandwidth_counts_what_a_link_carries(collective: str, factor: float
 
 def test_sizes_are_those_that_were_asked_for_in_equal_blocks() -> None:
     assert parse_sizes("4KB,1MB") == [4096, MB]
+    assert parse_sizes("1MB,4KB,4096") == [MB, 4096]
     assert [size_of_buffer(nbytes, 3) for nbytes in (1, 4096, 4104)] == [12, 4104, 4104]
 
 
@@ -151,6 +152,8 @@ def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeyp
     ("options", "offending"),
     [
         (["--sizes", "4KB,1XB"], "1XB"),
+        (["--sizes", "4KB,3"], "--sizes '4KB,3': expected at least 4 bytes, a float32, not 3"),
+        (["--json", "/proc/figures.json"], "--json /proc/figures.json: it cannot be made"),
         (["--peers", "nccl"], "nccl"),
         (["--api", "fortran"], "fortran"),
         (["--collective", "scan"], "scan"),
@@ -168,6 +171,20 @@ def test_bad_option_is_named_before_anything_starts(options: list[str], offendin
     refused = bench(*options)
     assert refused.returncode == 2
     assert offending in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "offending"),
+    [
+        ({"MULTIRING_STREAMS": "many"}, "MULTIRING_STREAMS='many'"),
+        ({"MULTIRING_REPRODUCIBLE": "1", "MULTIRING_PLAN": "ring"}, "MULTIRING_PLAN=ring and MULTIRING_REPRODUCIBLE"),
+    ],
+)
+def test_a_setting_that_every_rank_would_refuse_is_refused_once(settings: dict[str, str], offending: str) -> None:
+    refused = bench(**settings)
+    assert refused.returncode == 2
+    assert offending in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_a_peer_that_is_not_here_is_named_with_its_remedy(tmp_path: Path) -> None:

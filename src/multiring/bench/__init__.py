@@ -18,10 +18,14 @@ barrier before each would hide most of their cost; above, each call starts from 
 
 from multiring.env import parse_size
 
+FEWEST_BYTES = 4
 BARRIER_BYTES = 256 << 10
 DEFAULT_SIZES = "4KB,64KB,1MB,16MB,64MB"
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Bytes of each of the comma-separated sizes; ValueError names the one that is none."""
-    return [parse_size(size) for size in text.split(",")]
+    """Bytes of each of the comma-separated sizes, each once; ValueError for one that is none, or less than a number."""
+    sizes = list(dict.fromkeys(parse_size(size) for size in text.split(",")))
+    if min(sizes) < FEWEST_BYTES:
+        raise ValueError(f"at least {FEWEST_BYTES} bytes, a float32, not {min(sizes)}")
+    return sizes

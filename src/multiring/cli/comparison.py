@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from multiring import env
 from multiring.bench import curves, parse_sizes, replay, report
 from multiring.bench.contestants import COLLECTIVES, Api
 from multiring.bench.launches import Entry, Start, alternate
@@ -20,12 +21,14 @@ from multiring.bench.peers import ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
 from multiring.bound import cut_bound
 from multiring.cli.errors import check_output, leave_out
+from multiring.errors import RendezvousError
 from multiring.models import MODELS
 from multiring.planner import plan
 from multiring.recording import Recording, load, save
+from multiring.rendezvous import check_settings
 from multiring.simulate.training import simulate_step
 from multiring.topology import Topology
-from multiring.units import duration, size
+from multiring.units import count, duration, size
 
 Collective = Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")]
 Launches = Annotated[int, typer.Option(min=1, help="How often each is launched, in turns.")]
@@ -76,6 +79,7 @@ class Comparison:
 
     def check(self) -> None:
         """ValueError for what cannot be measured."""
+        _check_environment()
         if self.collective not in COLLECTIVES:
             raise ValueError(f"--collective {self.collective!r}: known are {', '.join(COLLECTIVES)}")
         try:
@@ -100,7 +104,7 @@ class Comparison:
         ours = {api.value: figures.pop(f"multiring {api.value}") for api in apis}
         rows = report.summarise(ours, figures, self.collective, site.world_size, self._bounds(site))
         title = f"{self.collective}, {site.world_size} ranks {site.about}, float32"
-        report.show(rows, f"{title}, {self.launches} launches; algbw, busbw in GB/s")
+        report.show(rows, f"{title}, {count(self.launches, 'launch')}; algbw, busbw in GB/s")
         if self.json_file:
             self.json_file.write_text(json.dumps(report.record([asdict(row) for row in rows]), indent=1) + "\n")
         if self.plot:
@@ -126,6 +130,7 @@ class Replay:
 
     def check(self) -> None:
         """ValueError for what cannot be measured."""
+        _check_environment()
         for peer in self.peers:
             if peer in ONLY_ALL_REDUCE:
                 raise ValueError(f"--peers {peer}: it has no asynchronous all_reduce to replay a training step with")
@@ -158,6 +163,14 @@ class Replay:
         if topology is None:
             return None
         return simulate_step(topology, self.recording, lambda nbytes: plan(topology, "all_reduce", nbytes)).seconds
+
+
+def _check_environment() -> None:
+    """ValueError for settings that every rank of ours would refuse."""
+    try:
+        check_settings(env.read(env.Settings))
+    except RendezvousError as error:
+        raise ValueError(str(error)) from None
 
 
 def check_kind(context: typer.Context, replayed: str | None) -> None:

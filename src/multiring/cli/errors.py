@@ -24,6 +24,12 @@ def check_output(option: str, file: Path | None) -> None:
     if not os.access(file.parent, os.W_OK | os.X_OK):
         reason = "cannot be written to" if file.parent.is_dir() else "is no directory"
         raise ValueError(f"{option} {file}: {file.parent} {reason}")
+    if not file.exists():
+        try:
+            file.touch()  # root may everything, and still makes no file in /proc
+            file.unlink()
+        except OSError as error:
+            raise ValueError(f"{option} {file}: it cannot be made ({error.strerror})") from None
 
 
 def given(context: typer.Context) -> set[str]:

@@ -31,6 +31,7 @@ from multiring.cli.comparison import (
 from multiring.cli.errors import one_line_errors
 from multiring.lab import Cluster, LabError, peers
 from multiring.topology import LEVELS, Place
+from multiring.units import count
 
 Name = Annotated[str, typer.Option("--lab", metavar="NAME", help="Which lab.", show_default="the only one")]
 
@@ -130,8 +131,8 @@ def down(name: Name = "") -> None:
 def _show(cluster: Cluster) -> None:
     topology = cluster.topology
     typer.echo(
-        f"lab {cluster.name}: {len(cluster.hosts)} hosts, {topology.world_size} ranks, TCP congestion control "
-        f"{cluster.congestion}"
+        f"lab {cluster.name}: {count(len(cluster.hosts), 'host')}, {count(topology.world_size, 'rank')}, "
+        f"TCP congestion control {cluster.congestion}"
     )
     running = cluster.processes()
 
@@ -139,9 +140,9 @@ def _show(cluster: Cluster) -> None:
         about = [f"{indent}{LEVELS[height]} {place.name}", topology_file.describe(place)]
         if height == 1:
             host = cluster.host(place.name)
-            about += [*host.addresses, f"{host.ranks} rank{'s' if host.ranks > 1 else ''}"]
+            about += [*host.addresses, count(host.ranks, "rank")]
             about += [f"cores {','.join(map(str, host.cores))}"] if host.cores else []
-            about += [f"{len(running[host.name])} processes"] if running[host.name] else []
+            about += [count(len(running[host.name]), "process")] if running[host.name] else []
         typer.echo(", ".join(about))
         for inner in place.places if height > 1 else ():
             show(inner, height - 1, indent + "  ")

@@ -26,6 +26,9 @@ FABRIC = ""
 
 MAX_HOSTS = 254
 
+LEAST_RATE = 1.0
+"""Of a link, bytes a second: token buckets count whole ones."""
+
 FORWARDER_SECONDS = 50e-6
 """What a forwarder takes by itself. A delay that is not longer needs none: the way through the kernel takes as long."""
 
@@ -95,6 +98,9 @@ class _Designer:
         self._connect(self._topology.places, len(self._topology.levels) - 1)
         if len(self._hosts) > MAX_HOSTS:
             raise ValueError(f"the topology has {len(self._hosts)} hosts; a lab has at most {MAX_HOSTS}")
+        slowest = min(min(cable.inner.rate, cable.outer.rate) for cable in self._cables)
+        if slowest < LEAST_RATE:
+            raise ValueError(f"a link has {8 * slowest:.3g} bit/s; a lab's have at least {8 * LEAST_RATE:g}")
         return Network(tuple(self._hosts), tuple(self._switches), tuple(self._cables))
 
     def _connect(self, places: tuple[Place, ...], height: int) -> str:
