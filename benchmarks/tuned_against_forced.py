@@ -44,9 +44,6 @@ BATCH_SECONDS, MOST_CALLS = 0.1, 200
 """Calls back to back take about so long, at least one. The first half of them is not counted: a link of the lab passes
 at once what it does not pass call after call."""
 
-LOOK_AFTER = 20
-"""Calls between looks at the plan, which takes the cores for longer than a small call."""
-
 
 class Trials:
     """Forces plans for one size and times them."""
@@ -78,20 +75,20 @@ class Trials:
         return {plan.id: statistics.median(each[plan.id] for each in found) for plan in plans}
 
 
-def tune(nbytes: int) -> planner.Choice:
+def tune(communicator: Communicator, nbytes: int) -> planner.Choice:
     """Call until the plan is settled."""
     buffer = np.zeros(nbytes // 4, np.float32)
-    while not (choice := mr.plan(nbytes)).tuned:
-        for _ in range(LOOK_AFTER):
-            mr.all_reduce(buffer)
-    return choice
+    key = mr._native.COLLECTIVES.index("all_reduce"), nbytes.bit_length(), 0
+    while key not in (communicator._plans.tried or set()):
+        mr.all_reduce(buffer)
+    return mr.plan(nbytes)
 
 
 def measure_size(communicator: Communicator, nbytes: int) -> dict[str, Any]:
     """One row of the result."""
     before = mr.plan(nbytes)
     started = time.perf_counter()
-    tuned = tune(nbytes)
+    tuned = tune(communicator, nbytes)
     tuning_seconds = time.perf_counter() - started
     plans = {(plan := before.plan_of(each)).id: plan for each in (before.chosen, *before.rejected)}
     names = {before.plan_of(each).id: each.name for each in (before.chosen, *before.rejected)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 
@@ -24,9 +24,11 @@ SHORT_SECONDS = 1e-3
 """By prediction."""
 
 RUN_OF_SHORT, ROUNDS_OF_SHORT = 16, 2
-"""So many short calls in a row try a plan and count with their mean, in so many rounds of the first heat: in the next
-call ranks are still at the messages of the one before, and links pass the bytes of a few calls at once that they do not
-pass call after call."""
+"""So many short calls in a row try a plan, in so many rounds of the first heat: in the next call ranks are still at the
+messages of the one before, and links pass the bytes of a few calls at once that they do not pass call after call."""
+
+COUNTED = 3 / 4
+"""The time of a plan is the mean of so many of its calls, the fastest. While the others ran something else did."""
 
 NEAREST = 4
 """Of them so many for their prediction alone."""
@@ -47,8 +49,8 @@ WORTH_LEAVING = 1.02
 class Heat:
     """Plans, by id, that take turns of ``run`` calls in so many rounds.
 
-    The first round opens connections and does not count, nor does the first call of a longer run, whose others count
-    with their mean. The planner's choice stands first. The second heat has the times of the first, ``earlier``.
+    The first round opens connections and does not count, nor does the first call of a longer run. The planner's choice
+    stands first. The second heat has the times of the first, the ``earlier`` ones.
     """
 
     plans: tuple[str, ...]
@@ -66,13 +68,13 @@ class Heat:
         round_, turn = divmod(call // self.run, len(self.plans))
         return self.plans[(turn + round_) % len(self.plans)]
 
-    def medians(self, seconds: Sequence[float]) -> dict[str, float]:
+    def times(self, seconds: Sequence[float]) -> dict[str, float]:
         """The time of each plan, from those of all calls."""
         spent: dict[str, list[float]] = {plan: [] for plan in self.plans}
-        for call in range(len(self.plans) * self.run, self.calls, self.run):
-            counted = seconds[call : call + self.run][min(1, self.run - 1) :]
-            spent[self.plan(call)].append(fmean(counted))
-        return {plan: median(times) for plan, times in spent.items()}
+        for call in range(len(self.plans) * self.run, self.calls):
+            if self.run == 1 or call % self.run:
+                spent[self.plan(call)].append(seconds[call])
+        return {plan: fmean(sorted(times)[: max(1, int(COUNTED * len(times)))]) for plan, times in spent.items()}
 
 
 def opening(plans: Sequence[str], predicted: float) -> Heat:
@@ -100,7 +102,7 @@ def contestants(choice: Choice) -> tuple[Candidate, ...]:
 
 def after(heat: Heat, seconds: Sequence[float], day: str) -> Heat | Tuned:
     """What a heat leads to: the second, or the winner."""
-    times = heat.medians(seconds)
+    times = heat.times(seconds)
     chosen = heat.plans[0]
     if not heat.earlier:
         others = sorted((plan for plan in heat.plans if plan != chosen), key=times.__getitem__)

@@ -40,7 +40,7 @@ def test_every_plan_is_tried_in_every_round_in_another_place() -> None:
 def test_neither_the_first_round_nor_one_disturbed_call_counts() -> None:
     usual = {"a": 0.3, "b": 0.2, "c": 0.4}
     heat = tuning.opening(list(usual), predicted=0.3)
-    assert heat.medians(times(heat, usual)) == usual
+    assert heat.times(times(heat, usual)) == usual
 
 
 def test_short_calls_are_tried_more_often_but_not_without_end() -> None:
@@ -54,18 +54,18 @@ def test_short_calls_try_a_plan_several_times_in_a_row_and_the_first_does_not_co
     order = "".join(heat.plan(call) for call in range(heat.calls))
     assert order.startswith("a" * run + "b" * run + "c" * run + "b" * run)
     seconds = [1.0 if call % run == 0 or call < 3 * run else 0.1 for call in range(heat.calls)]
-    assert heat.medians(seconds) == pytest.approx(dict.fromkeys("abc", 0.1))
+    assert heat.times(seconds) == pytest.approx(dict.fromkeys("abc", 0.1))
     second = tuning.after(heat, seconds, "2026-11-23")
     assert isinstance(second, Heat)
     assert second.run == run
 
 
-def test_a_run_counts_with_the_mean_of_its_calls() -> None:
-    heat = tuning.opening("ab", 1e-4)
-    slow_every_fifth = [0.6 if heat.plan(call) == "b" and call % 5 == 0 else 0.1 for call in range(heat.calls)]
-    found = heat.medians(slow_every_fifth)
-    assert found["a"] == pytest.approx(0.1)
-    assert found["b"] == pytest.approx(0.2)
+def test_a_plan_has_the_mean_of_its_calls_but_for_the_slowest_quarter() -> None:
+    heat = tuning.opening("abc", 1e-4)
+    slow = {"a": 16, "b": 5, "c": 2}  # a call in so many
+    found = heat.times([0.5 if call % slow[heat.plan(call)] == 1 else 0.1 for call in range(heat.calls)])
+    assert found["a"] == found["b"] == pytest.approx(0.1)
+    assert 0.2 < found["c"] < 0.3
 
 
 def test_the_fastest_and_the_planners_choice_meet_again() -> None:
