@@ -20,12 +20,13 @@ TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 FIELD, FIELD_OF_SHORT = 8, 24
 """So many plans are tried, at most; more where a call is short: predictions know less of it, and trials cost less."""
 
-SHORT_SECONDS = 1e-3
+SHORT_SECONDS = 3e-3
 """By prediction."""
 
-RUN_OF_SHORT, ROUNDS_OF_SHORT = 16, 2
-"""So many short calls in a row try a plan, in so many rounds of the first heat: in the next call ranks are still at the
-messages of the one before, and links pass the bytes of a few calls at once that they do not pass call after call."""
+ROUNDS_OF_SHORT, RUN_OF_SHORT, RUN_OF_FINALISTS = 2, 16, 64
+"""So many short calls in a row try a plan, in so many rounds of each heat, and the second half of them counts: in the
+next call ranks are still at the messages of the one before, and links pass the bytes of some calls at once that they do
+not pass call after call."""
 
 COUNTED = 3 / 4
 """The time of a plan is the mean of so many of its calls, the fastest. While the others ran something else did."""
@@ -36,7 +37,7 @@ NEAREST = 4
 FINALISTS = 3
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 20
-"""How many long calls try a plan in the first heat, beside those that warm it up; twice as many in the second."""
+"""So many long calls try a plan in the first heat, beside those that warm it up; twice as many in the second."""
 
 ENOUGH_SECONDS = 0.1
 """A plan is tried for that long in a heat, within the bounds above: a short time is the less certain one."""
@@ -49,8 +50,8 @@ WORTH_LEAVING = 1.02
 class Heat:
     """Plans, by id, that take turns of ``run`` calls in so many rounds.
 
-    The first round opens connections and does not count, nor does the first call of a longer run. The planner's choice
-    stands first. The second heat has the times of the first, the ``earlier`` ones.
+    The first round opens connections and does not count, nor does the first half of a run. The planner's choice stands
+    first. The second heat has the times of the first, the ``earlier`` ones.
     """
 
     plans: tuple[str, ...]
@@ -72,7 +73,7 @@ class Heat:
         """The time of each plan, from those of all calls."""
         spent: dict[str, list[float]] = {plan: [] for plan in self.plans}
         for call in range(len(self.plans) * self.run, self.calls):
-            if self.run == 1 or call % self.run:
+            if call % self.run >= self.run // 2:
                 spent[self.plan(call)].append(seconds[call])
         return {plan: fmean(sorted(times)[: max(1, int(COUNTED * len(times)))]) for plan, times in spent.items()}
 
@@ -106,7 +107,8 @@ def after(heat: Heat, seconds: Sequence[float], day: str) -> Heat | Tuned:
     chosen = heat.plans[0]
     if not heat.earlier:
         others = sorted((plan for plan in heat.plans if plan != chosen), key=times.__getitem__)
-        return Heat((chosen, *others[: FINALISTS - 1]), 2 * heat.rounds - 1, heat.run, times)
+        rounds, run = (2 * heat.rounds - 1, 1) if heat.run == 1 else (heat.rounds, RUN_OF_FINALISTS)
+        return Heat((chosen, *others[: FINALISTS - 1]), rounds, run, times)
     best = min(heat.plans, key=times.__getitem__)
     stays = times[chosen] <= WORTH_LEAVING * times[best]
     return Tuned(chosen if stays else best, {**heat.earlier, **times}, day)

@@ -10,7 +10,7 @@ import numpy as np
 import multiring as mr
 
 COUNT = 3000
-CALLS = 1600
+CALLS = 2000
 """More than any tuning takes."""
 
 
