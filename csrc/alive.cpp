@@ -286,7 +286,8 @@ Failure Engine::timeout_of(const Work& work, const std::string& limit) const {
 }
 
 double Engine::age_of(const Call& call) {
-    return std::max(0.0, std::chrono::duration<double>(Clock::now() - call.deadline).count() + call.timeout);
+    const auto since = call.deadline - seconds(call.timeout);
+    return std::max(0.0, std::chrono::duration<double>(Clock::now() - since).count());
 }
 
 }  // namespace multiring

@@ -268,7 +268,7 @@ std::optional<Plain> plain_tensor(nb::handle x, const ExchangeTable& table) {
     if (says(x, "is_neg") || (is_complex && says(x, "is_conj"))) return {};
     std::size_t count = 1;
     for (std::size_t i = 0; i < dimensions; ++i) count *= static_cast<std::size_t>(tensor.shape[i]);
-    return Plain{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype};
+    return Plain{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype, x.attr("untyped_storage")()};
 }
 
 }  // namespace
@@ -279,7 +279,7 @@ std::optional<Plain> plain(nb::handle x) {
     if (type->table != nullptr) return plain_tensor(x, *type->table);
     const auto d = describe_buffer(x);
     if (!d || !d->contiguous || !d->writable) return {};
-    return Plain{reinterpret_cast<void*>(d->pointer), d->count, d->dtype};
+    return Plain{reinterpret_cast<void*>(d->pointer), d->count, d->dtype, {}};
 }
 
 Description describe(nb::handle x) {

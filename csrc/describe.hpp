@@ -26,10 +26,12 @@ struct Description {
 // NumPy arrays, anything with the buffer protocol, DLPack tensors; TypeError for the rest.
 Description describe(nanobind::handle x);
 
+// A torch tensor can be given another storage at any time: `storage` keeps the one that was found.
 struct Plain {
     void* pointer;
     std::size_t count;
     Dtype dtype;
+    nanobind::object storage;
 };
 
 // A NumPy array or a torch tensor that can be read and written where it lies, and holds what it shows; nothing if that

@@ -33,6 +33,7 @@ NativeCalls::NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, dou
 
 std::optional<Call> NativeCalls::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op,
                                       std::uint32_t root, std::uint32_t label, std::optional<double> timeout) {
+    engine->check_owned();  // in a forked child somebody who is not there may hold the lock below
     const double seconds = timeout.value_or(timeout_);
     const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter;
     if (reduces && !is_defined(op, dtype))

@@ -1,6 +1,7 @@
 // Waiting: a one-shot event, and how long a thread that has nothing to do stays on its core.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -10,8 +11,9 @@ namespace multiring {
 
 using Clock = std::chrono::steady_clock;
 
+// Of three years at most, as long as for ever: a clock's numbers end, and deadlines are sums.
 inline Clock::duration seconds(double s) {
-    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(s, 1e8)));
 }
 
 // A word that threads sleep on (futex). `set` wakes all; it stays set until `reset`.

@@ -55,7 +55,13 @@ Found = _native.Description | Piece
 
 def all_of(x: Any, found: Found) -> Piece:
     """The whole of a buffer that was found to be such."""
-    return found if type(found) is Piece else Piece(x, found.pointer, found.count, found.dtype)
+    return found if type(found) is Piece else Piece(keeper(x), found.pointer, found.count, found.dtype)
+
+
+def keeper(x: Any) -> Any:
+    """What keeps the memory of a buffer: of a torch tensor its storage, for ``x.data = y`` gives it another one."""
+    storage = getattr(x, "untyped_storage", None)
+    return x if storage is None else storage()
 
 
 def source(x: Any) -> Found:

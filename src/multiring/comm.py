@@ -27,6 +27,7 @@ from multiring.buffers import (
     all_of,
     check_fit,
     copy,
+    keeper,
     like,
     source,
     target,
@@ -179,7 +180,7 @@ class Communicator:
         check_fit("all_gather", whole, self.size * mine.count, mine.dtype)
         nbytes = mine.count * mine.itemsize
         copy(whole.pointer + self.rank * nbytes, mine.pointer, nbytes)
-        blocks = Piece(out, whole.pointer, mine.count, mine.dtype)
+        blocks = Piece(keeper(out), whole.pointer, mine.count, mine.dtype)
         return self._call(_ALL_GATHER, blocks, "sum", 0, async_op, timeout, result=out)
 
     def reduce_scatter(
@@ -231,7 +232,7 @@ class Communicator:
         received = target(out)
         check_fit("all_to_all", received, whole.count, whole.dtype)
         copy(received.pointer, whole.pointer, whole.count * whole.itemsize)
-        blocks = Piece(out, received.pointer, whole.count // self.size, whole.dtype)
+        blocks = Piece(keeper(out), received.pointer, whole.count // self.size, whole.dtype)
         return self._call(_ALL_TO_ALL, blocks, "sum", 0, async_op, timeout, result=out)
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
@@ -284,7 +285,9 @@ class Communicator:
         check_fit("gather", whole, self.size * mine.count, mine.dtype)
         nbytes = mine.count * mine.itemsize
         copy(whole.pointer + root * nbytes, mine.pointer, nbytes)
-        blocks = {peer: Piece(out, whole.pointer + peer * nbytes, mine.count, mine.dtype) for peer in self._others()}
+        blocks = {
+            peer: Piece(keeper(out), whole.pointer + peer * nbytes, mine.count, mine.dtype) for peer in self._others()
+        }
         parts = [self._part_from("gather", peer, block, timeout) for peer, block in blocks.items()]
         return _finished(Work(parts, out), async_op)
 
@@ -303,7 +306,7 @@ class Communicator:
         nbytes = mine.count * mine.itemsize
         copy(mine.pointer, whole.pointer + root * nbytes, nbytes)
         peers = self._others()
-        pieces = [Piece(blocks, whole.pointer + peer * nbytes, mine.count, mine.dtype) for peer in peers]
+        pieces = [Piece(keeper(blocks), whole.pointer + peer * nbytes, mine.count, mine.dtype) for peer in peers]
         parts = [self._part_to("scatter", peer, piece, timeout) for peer, piece in zip(peers, pieces, strict=True)]
         return _finished(Work(parts), async_op)
 
@@ -489,9 +492,11 @@ class Communicator:
         copy(received.pointer + starts_in[here] * size, whole.pointer + starts_out[here] * size, splits[here] * size)
         parts = []
         for peer in self._others():
-            incoming_piece = Piece(out, received.pointer + starts_in[peer] * size, incoming[peer] * row, whole.dtype)
+            incoming_piece = Piece(
+                keeper(out), received.pointer + starts_in[peer] * size, incoming[peer] * row, whole.dtype
+            )
             parts.append(self._part_from("all_to_all", peer, incoming_piece, timeout))
-            outgoing_piece = Piece(x, whole.pointer + starts_out[peer] * size, splits[peer] * row, whole.dtype)
+            outgoing_piece = Piece(keeper(x), whole.pointer + starts_out[peer] * size, splits[peer] * row, whole.dtype)
             parts.append(self._part_to("all_to_all", peer, outgoing_piece, timeout))
         return _finished(Work(parts, out), async_op)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch_helpers import caught, everyone, group, own, same
 from torch_ranks import values
 
+import multiring
 from multiring import _native
 
 FORMATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16]
@@ -304,6 +306,74 @@ def storage_given_up_in_flight() -> None:
             assert not any(other.any() for other in others)
 
 
+def storage_taken_by_another_thread() -> None:
+    with group() as (rank, size):
+        x, others = own(rank, 100_000), []
+
+        def take() -> None:
+            x.data = torch.zeros(1)
+            others.extend(torch.zeros(100_000) for _ in range(20))
+
+        if rank == size - 1:
+            time.sleep(0.5)  # the others' calls are in flight for as long
+            dist.all_reduce(x)
+        else:
+            thread = threading.Timer(0.2, take)
+            thread.start()
+            dist.all_reduce(x)
+            thread.join()
+        assert not any(other.any() for other in others)
+
+
+def storage_of_a_call_by_multiring() -> None:
+    with group() as (rank, size):
+        x = own(rank, 100_000)
+        if rank == size - 1:
+            time.sleep(0.3)
+        work = multiring.all_reduce(x, async_op=True)
+        x.data = torch.zeros(1)
+        others = [torch.zeros(100_000) for _ in range(20)]
+        work.wait()
+        assert not any(other.any() for other in others)
+
+
+def calls_as_torch_makes_them_itself() -> None:
+    with group() as (rank, size):
+        here = dist.group.WORLD
+        x = own(rank, 12)
+        here.allreduce(x).wait()
+        same(x, everyone(size, 12).sum(0))
+        x = own(rank, 12)
+        here.allreduce([x], dist.ReduceOp.MAX).wait()
+        same(x, everyone(size, 12).amax(0))
+        x = own(rank, 12)
+        here.broadcast(x, size - 1).wait()
+        same(x, own(size - 1, 12))
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3), find_unused_parameters=True)
+        with model.join():
+            for _ in range(2 + rank):
+                model(torch.ones(2, 3)).sum().backward()
+
+
+def blocks_that_do_not_fit() -> None:
+    with group() as (rank, size):
+        unequal = [own(rank, 4 + (peer == 0) - (peer == 1)) for peer in range(size)]
+        with pytest.raises(ValueError, match=r"the input for rank 0 is 5 x torch.float32, the output 4 x"):
+            dist.reduce_scatter(torch.empty(4), unequal)
+        dist.barrier()
+
+
+def future_after_the_group() -> None:
+    with group() as (rank, _):
+        dist.all_reduce(own(rank, 3), async_op=True).get_future().wait()
+        work = dist.all_reduce(own(rank, 5), async_op=True)
+        work.wait()
+    asked = threading.Thread(target=work.get_future().wait, daemon=True)
+    asked.start()
+    asked.join(20)
+    assert not asked.is_alive()
+
+
 def storage_is_resized_later() -> None:
     with group() as (rank, size):
         x = own(rank, 6)
@@ -446,6 +516,18 @@ def beside_gloo() -> None:
         same(x, everyone(size, 12).sum(0))
 
 
+def groups_of_some_beside_gloo() -> None:
+    with group("gloo") as (rank, size):
+        pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
+        groups = [dist.new_group(pair, backend="multiring") for pair in pairs]
+        for pair, ours in zip(pairs, groups, strict=True):
+            if rank in pair:
+                x = own(rank, 12)
+                dist.all_reduce(x, group=ours)
+                same(x, own(pair[0], 12) + own(pair[1], 12))
+        dist.barrier()
+
+
 WORKERS = [
     all_reduce,
     rare_formats,
@@ -459,6 +541,11 @@ WORKERS = [
     result_waits_for_its_caller,
     all_to_all,
     storage_given_up_in_flight,
+    storage_taken_by_another_thread,
+    storage_of_a_call_by_multiring,
+    calls_as_torch_makes_them_itself,
+    blocks_that_do_not_fit,
+    future_after_the_group,
     storage_is_resized_later,
     negated_views,
     gather_and_scatter,
@@ -467,6 +554,7 @@ WORKERS = [
     receive_from_any,
     groups,
     beside_gloo,
+    groups_of_some_beside_gloo,
 ]
 
 

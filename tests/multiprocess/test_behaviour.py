@@ -35,6 +35,11 @@ def test_a_forked_process_does_not_hide_that_its_parent_died(hosts: str | None) 
         assert seconds < 5
 
 
+def test_a_time_limit_may_be_endless() -> None:
+    endless = jobs.start(behaviour.wait_without_end, 2, environment={"MULTIRING_TIMEOUT": "1e10"}).wait()
+    assert [(outcome.code, outcome.value, outcome.error) for outcome in endless] == [(0, [6.0, 6.0], "")] * 2
+
+
 def test_interrupting_a_blocked_collective() -> None:
     job = jobs.start(behaviour.interrupted, 2)
     assert job.line(0) == "blocked"

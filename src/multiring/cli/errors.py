@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ def check_output(option: str, file: Path | None) -> None:
     if not file.exists():
         try:
             file.touch()  # root may everything, and still makes no file in /proc
-            file.unlink()
+            file.resolve().unlink()
         except OSError as error:
             raise ValueError(f"{option} {file}: it cannot be made ({error.strerror})") from None
 
@@ -54,8 +55,12 @@ def one_line_errors(command: str, also: type[Exception] = ValueError) -> Iterato
     """Turn a user's errors into one line and an exit code."""
     try:
         yield
-    except subprocess.CalledProcessError as error:  # it has said why
-        raise typer.Exit(error.returncode) from None
+    except subprocess.CalledProcessError as error:
+        if error.returncode >= 0:
+            raise typer.Exit(error.returncode) from None  # it has said why
+        number = -error.returncode
+        typer.echo(f"multiring {command}: what it started was ended by {signal.Signals(number).name}", err=True)
+        raise typer.Exit(128 + number) from None
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except (also, ValueError, ImportError) as error:

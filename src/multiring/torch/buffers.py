@@ -36,6 +36,11 @@ def op_name(op: dist.ReduceOp) -> str:
     raise ValueError(f"multiring cannot reduce by {getattr(op, 'op', op)}; it knows {', '.join(_OPS.values())}")
 
 
+def single(entries: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
+    """The one tensor of a list, or that which is handed over without one."""
+    return entries if isinstance(entries, torch.Tensor) else only(entries)
+
+
 def only(entries: Sequence[_T]) -> _T:
     """The one entry of a list: torch passes lists for the sake of many GPUs in a process."""
     if len(entries) != 1:

@@ -35,6 +35,8 @@ def create(settings: Any, options: Options | None) -> MultiringGroup:
         group = world.communicator.new_group(ranks, timeout=timeout)
         assert group is not None  # torch asks members only
         return MultiringGroup(group, timeout, group.close)
+    if ranks and ranks != list(range(dist.get_world_size())):
+        return _apart(settings, options)
     if api.is_initialized():
         return _beside(api.init(), settings, options)
     communicator = Communicator(_join(settings, options), timeout=timeout)
@@ -43,10 +45,15 @@ def create(settings: Any, options: Options | None) -> MultiringGroup:
 
 
 def _beside(default: Communicator, settings: Any, options: Options | None) -> MultiringGroup:
-    """A group where `multiring.init` was called before: over the same communicator if it has the same ranks."""
-    timeout = _time_limit(settings)
+    """A group of all ranks where multiring has a default communicator: over that if it has the same ranks."""
     if options is None and (default.rank, default.size) == (settings.group_rank, settings.group_size):
-        return MultiringGroup(default, timeout, lambda: None)
+        return MultiringGroup(default, _time_limit(settings), lambda: None)
+    return _apart(settings, options)
+
+
+def _apart(settings: Any, options: Options | None) -> MultiringGroup:
+    """A group whose ranks meet by themselves: nothing is known of the others'."""
+    timeout = _time_limit(settings)
     communicator = Communicator(_join(settings, options), timeout=timeout)
     return MultiringGroup(communicator, timeout, communicator.world.close)
 

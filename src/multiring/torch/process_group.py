@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import (
 )
 
 from multiring.comm import Communicator
-from multiring.torch.buffers import flat, only, op_name, raw, reducible
+from multiring.torch.buffers import flat, only, op_name, raw, reducible, single
 from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.torch.work import OrderedWatcher, Part, Watcher, Work
@@ -95,8 +95,11 @@ class MultiringGroup(dist.ProcessGroup):
     # --- collectives ---
 
     @recorded("all_reduce")
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
+    def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work | None:
+        if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+            opts = _with(AllreduceOptions(), reduceOp=opts)
         opts = opts or AllreduceOptions()
+        tensors = [single(tensors)]
         tensor, op, seconds = only(tensors), op_name(opts.reduceOp), self._seconds(opts)
         if not opts.asyncOp and self.communicator.all_reduce_plain(tensor, op, seconds):
             return None
@@ -111,8 +114,11 @@ class MultiringGroup(dist.ProcessGroup):
         return self._work(opts, [self._all_reduce(tensor, opts) for tensor in tensors], tensors)
 
     @recorded("broadcast")
-    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
+    def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work | None:
+        if isinstance(opts, int):
+            opts = _with(BroadcastOptions(), rootRank=opts)
         opts = opts or BroadcastOptions()
+        tensors = [single(tensors)]
         return self._work(
             opts, [self._step(opts, self.communicator.broadcast, raw(only(tensors)), opts.rootRank)], tensors
         )
@@ -149,8 +155,15 @@ class MultiringGroup(dist.ProcessGroup):
     @recorded("reduce_scatter", argument=1)
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
         opts = opts or ReduceScatterOptions()
-        blocks = torch.cat([flat(tensor) for tensor in only(inputs)])
-        return self._work(opts, [self._reduce_scatter(only(outputs), blocks, opts)], outputs)
+        output, blocks = only(outputs), only(inputs)
+        for rank, block in enumerate(blocks):
+            if block.numel() != output.numel() or block.dtype != output.dtype:
+                raise ValueError(
+                    f"reduce_scatter: the input for rank {rank} is {block.numel()} x {block.dtype}, the output "
+                    f"{output.numel()} x {output.dtype}"
+                )
+        whole = torch.cat([flat(block) for block in blocks])
+        return self._work(opts, [self._reduce_scatter(output, whole, opts)], outputs)
 
     @recorded("reduce_scatter", argument=1)
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
@@ -324,6 +337,13 @@ class MultiringGroup(dist.ProcessGroup):
         outputs[self.rank()].copy_(inputs[self.rank()])
         receives = [self._part_from("all_to_all", outputs[peer], peer, opts) for peer in self._others()]
         return Step([*receives, *(self._part_to("all_to_all", inputs[peer], peer, opts) for peer in self._others())])
+
+
+def _with(opts: Any, **given: Any) -> Any:
+    """Options in which some stand that torch's own groups take in their place."""
+    for name, value in given.items():
+        setattr(opts, name, value)
+    return opts
 
 
 def _rows(tensor: Tensor, counts: list[int]) -> tuple[Tensor, ...]:

@@ -155,14 +155,23 @@ class OrderedWatcher(Watcher):
         self._turn = threading.Lock()
         self._lock = threading.Lock()
         self._ready = 0  # threads that have the turn or wait for it
+        self._closed = False
 
     def watch(self, work: Work, completed: torch.futures.Future[None]) -> None:
-        self._queue.put((work, completed))
-        self._have_one_ready()
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._queue.put((work, completed))
+        if closed:
+            super().watch(work, completed)
+        else:
+            self._have_one_ready()
 
     def close(self) -> None:
-        """End the threads after the futures that they have."""
-        self._queue.put(None)
+        """End the threads after the futures that they have; one that is asked for later has its own."""
+        with self._lock:
+            self._closed = True
+            self._queue.put(None)
 
     def _have_one_ready(self) -> None:
         with self._lock:
