@@ -108,7 +108,7 @@ class TestWithRoot:
         done = multiring_lab("peers", "--lab", file.stem, *options)
         assert done.returncode == 0, done.stderr
         title, headings, *rows = done.stdout.splitlines()
-        assert title.startswith(f"all_reduce, 4 ranks on lab {file.stem}, float32, 1 launches")
+        assert title.startswith(f"all_reduce, 4 ranks on lab {file.stem}, float32, 1 launch;")
         assert "predicted" in headings
         assert [row.split()[:4] for row in rows if "private" in row] == [["4", "KB", "numpy", "private"]] * 2
         assert " 164 us " in rows[0]  # what the links allow
