@@ -19,7 +19,6 @@ constexpr auto signal_interval = std::chrono::milliseconds(100);
 // On the core, before it is given away: other processes may want it, which nobody here can see. With 100 us 4 KB took 8
 // ranks on 4 hosts that share 2 cores 2.7 ms.
 constexpr double default_spin = 5e-6, longest_spin = 0.1;  // a spinning caller sees no signals
-constexpr double forever = 1e8;                            // seconds
 constexpr auto notice_grace = std::chrono::milliseconds(100);
 constexpr auto patience_for_labels = std::chrono::seconds(1);  // of a mismatch that other ranks have to explain
 constexpr auto unread_grace = std::chrono::milliseconds(500);  // at shutdown, for peers that have not read all yet

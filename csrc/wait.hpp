@@ -11,9 +11,10 @@ namespace multiring {
 
 using Clock = std::chrono::steady_clock;
 
-// Of three years at most, as long as for ever: a clock's numbers end, and deadlines are sums.
+constexpr double forever = 1e8;  // seconds: three years, since a clock's numbers end and deadlines are sums
+
 inline Clock::duration seconds(double s) {
-    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(s, 1e8)));
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(s, forever)));
 }
 
 // A word that threads sleep on (futex). `set` wakes all; it stays set until `reset`.

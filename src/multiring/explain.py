@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .units import precise_duration, rate, size
+from .units import count, precise_duration, rate, size
 
 if TYPE_CHECKING:
     from .cost import LinkLoad, PhaseTime
@@ -29,7 +29,7 @@ class Table:
 def summary(choice: Choice) -> str:
     """What is planned, how long it takes, and how near that is to the limit."""
     plan, prediction = choice.plan, choice.chosen.prediction
-    segments = f"{prediction.segments} segments, at most {plan.window} in flight"
+    segments = f"{count(prediction.segments, 'segment')}, at most {plan.window} in flight"
     lines = [
         f"plan {plan.id}: {plan.collective} of {size(choice.nbytes)} over {plan.world_size} ranks"
         " (for sizes up to twice that)",
@@ -39,6 +39,9 @@ def summary(choice: Choice) -> str:
         lines.append(
             f"turns      {choice.speeds.ranks_per_core:.3g} ranks share a core, and wait for one another on it"
         )
+    if prediction.saved:
+        saved = precise_duration(prediction.saved)
+        lines.append(f"bursts     in every phase links pass at once what they have saved, {saved} of their rate")
     if choice.bound:
         reached = choice.bound / prediction.seconds
         bound = precise_duration(choice.bound)

@@ -92,6 +92,20 @@ class Shape:
         own = frozenset(edge.link for edge in self.edges if edge.last - edge.first < len(self.children))
         return own.union(*(child._within for child in self.children))
 
+    def between(self, a: int, b: int) -> frozenset[Link]:
+        """The different links that a message between two of the children may cross."""
+        own = frozenset(self.edges[number].link for number in self._around[a] ^ self._around[b])
+        return own.union(self.children[a]._within, self.children[b]._within)
+
+    @cached_property
+    def _around(self) -> tuple[frozenset[int], ...]:
+        """For each child the numbers of the edges around it."""
+        around: list[list[int]] = [[] for _ in self.children]
+        for number, edge in enumerate(self.edges):
+            for child in range(edge.first, edge.last):
+                around[child].append(number)
+        return tuple(map(frozenset, around))
+
     @cached_property
     def _within(self) -> frozenset[Link]:
         return frozenset(edge.link for edge in self.edges).union(*(child._within for child in self.children))

@@ -187,13 +187,18 @@ def _as_if_wider(topology: Topology, plan: Plan, wire: Mapping[str, str]) -> Top
         return tuple(
             replace(
                 place,
-                link=Link(factor * place.link.up, factor * place.link.down, place.link.latency),
+                link=_scaled(place.link, factor),
                 places=widened(place.places, levels[:-1]) if place.places else (),
             )
             for place in places
         )
 
     return Topology(topology.levels, widened(topology.places, topology.levels))
+
+
+def _scaled(link: Link, factor: float) -> Link:
+    """A link that passes so many times as much in the same time."""
+    return Link(factor * link.up, factor * link.down, link.latency, factor * link.burst)
 
 
 def candidates(
@@ -238,10 +243,15 @@ def _choices(
 
 
 def _preference(prediction: Prediction, limit: float) -> tuple[float, float]:
-    """Time; of those within the limit, the one that relies least on segments overlapping."""
+    """Time; of those within the limit, the one that relies least on segments and calls overlapping."""
     if prediction.seconds <= limit:
         return 0.0, prediction.unpipelined
     return prediction.seconds, 0.0
+
+
+def _time(candidate: Candidate) -> tuple[float, float]:
+    """What a candidate takes; of those that take as long as one link needs, the quicker without that link."""
+    return candidate.prediction.seconds, candidate.prediction.unpipelined
 
 
 def _best(model: CostModel, choice: Options, nbytes: int) -> list[Candidate]:
@@ -254,7 +264,7 @@ def _best(model: CostModel, choice: Options, nbytes: int) -> list[Candidate]:
     for dimension, stages in enumerate(choice):
         for stage in stages[1:]:
             other = tried([*best.stages[:dimension], stage, *best.stages[dimension + 1 :]])
-            if other.prediction.seconds < best.prediction.seconds:
+            if _time(other) < _time(best):
                 best = other
     plain = [tried(stages) for stages in zip(*choice, strict=False) if len({s.method for s in stages}) == 1]
     return [best, *(candidate for candidate in plain if candidate.stages != best.stages)]

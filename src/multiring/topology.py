@@ -16,16 +16,17 @@ class Link:
     """What leads out of a rank, host, rack or site.
 
     ``up`` and ``down`` in bytes a second; ``latency`` in seconds: what a message takes that passes this link and none
-    slower.
+    slower; ``burst``: the bytes that it passes at once after a while without, where a token bucket limits it.
     """
 
     up: float
     down: float
     latency: float
+    burst: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.up > 0 and self.down > 0 and self.latency >= 0):
-            raise ValueError(f"a link needs positive bandwidths and a latency of 0 or more, not {self}")
+        if not (self.up > 0 and self.down > 0 and self.latency >= 0 and self.burst >= 0):
+            raise ValueError(f"a link needs positive bandwidths, and a latency and a burst of 0 or more, not {self}")
 
 
 RANK_LINK = Link(up=16e9, down=16e9, latency=1e-6)

@@ -19,12 +19,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_LINK_KEYS = {"rate", "up", "down", "latency"}
+_LINK_KEYS = {"rate", "up", "down", "latency", "burst"}
 _PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
-_RATE_UNITS = {
-    **{f"{prefix}bit/s": Fraction(factor, 8) for prefix, factor in _PREFIXES.items()},
-    **{f"{prefix}B/s": Fraction(factor) for prefix, factor in _PREFIXES.items()},
-}
+_BIT_RATES = {f"{prefix}bit/s": Fraction(factor, 8) for prefix, factor in _PREFIXES.items()}
+_SIZE_UNITS = {f"{prefix}B": Fraction(factor) for prefix, factor in _PREFIXES.items()}
+_RATE_UNITS = {**_BIT_RATES, **{f"{unit}/s": factor for unit, factor in _SIZE_UNITS.items()}}
 _TIME_UNITS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6)}
 """Exact, so that a number in the file and the same number in a program are one float."""
 
@@ -33,7 +32,7 @@ _MOST = 1024
 """Ranks or cards of a host: with many more it takes minutes to plan what happens within one."""
 
 _LARGEST = 10**18
-"""Bytes a second, or seconds."""
+"""Bytes a second, seconds or bytes."""
 
 
 def load(path: Path) -> Topology:
@@ -103,7 +102,8 @@ class _Reader:
         ranks, cards = (_natural(entry.get(key, 1), f"{where}: {key}") for key in ("ranks", "cards"))
         here = [next(self._ranks) for _ in range(ranks)]
         places = ranks_in_host(here, Link(**self._links["rank"]))
-        return Place(name, Link(link.up * cards, link.down * cards, link.latency), places, cards=cards)
+        together = Link(link.up * cards, link.down * cards, link.latency, link.burst * cards)
+        return Place(name, together, places, cards=cards)
 
     def _link(self, entry: Mapping[str, Any], level: str, where: str) -> Link:
         fields = {**self._links.get(level, {}), **_link_fields(entry, where)}
@@ -113,7 +113,8 @@ class _Reader:
                 raise ValueError(
                     f'{where} {missing}: give it one, such as "10 Gbit/s", here or to all in links.{level}'
                 )
-        return Link(fields["up"], fields["down"], fields.get("latency", HOST_LINK.latency))
+        latency, burst = fields.get("latency", HOST_LINK.latency), fields.get("burst", HOST_LINK.burst)
+        return Link(fields["up"], fields["down"], latency, burst)
 
 
 def _check_keys(table: Any, known: Sequence[str] | set[str], where: str) -> None:
@@ -125,14 +126,14 @@ def _check_keys(table: Any, known: Sequence[str] | set[str], where: str) -> None
 
 
 def _link_fields(table: Mapping[str, Any], where: str) -> dict[str, float]:
-    """What a table gives of a link, in bytes a second and seconds; a ``rate`` is both ``up`` and ``down``."""
+    """What a table gives of a link, in bytes, bytes a second and seconds; a ``rate`` is both ``up`` and ``down``."""
     found = {}
     if "rate" in table:
         rate = _quantity(table["rate"], _RATE_UNITS, f"{where}: rate")
         found = {"up": rate, "down": rate}
-    for key in ("up", "down", "latency"):
+    for key, units in (("up", _RATE_UNITS), ("down", _RATE_UNITS), ("latency", _TIME_UNITS), ("burst", _SIZE_UNITS)):
         if key in table:
-            found[key] = _quantity(table[key], _TIME_UNITS if key == "latency" else _RATE_UNITS, f"{where}: {key}")
+            found[key] = _quantity(table[key], units, f"{where}: {key}")
     return found
 
 
@@ -142,7 +143,8 @@ def _quantity(text: Any, units: Mapping[str, Fraction], where: str) -> float:
         raise ValueError(f"{where} is {text!r}; it must be text, a number and its unit: {', '.join(units)}")
     value = Fraction(match[1]) * units[match[2]]
     if value > _LARGEST:
-        raise ValueError(f"{where} is {text[:20]!r}; it must be at most {_LARGEST:.0e} bytes a second, or seconds")
+        most = f"{_LARGEST:.0e} bytes a second, seconds or bytes"
+        raise ValueError(f"{where} is {text[:20]!r}; it must be at most {most}")
     if units is _RATE_UNITS and float(value) == 0:
         raise ValueError(f"{where} is {text!r}; it must be more than 0")
     return float(value)
@@ -206,9 +208,10 @@ def _walk(places: Sequence[Place], height: int) -> Iterator[tuple[int, Place]]:
 
 
 def _link_text(place: Place) -> str:
-    up, down = (_in_units(rate / place.cards, _RATE_UNITS) for rate in (place.link.up, place.link.down))
+    up, down = (_in_units(rate / place.cards, _BIT_RATES) for rate in (place.link.up, place.link.down))
     rates = f'rate = "{up}"' if up == down else f'up = "{up}", down = "{down}"'
-    return f'{rates}, latency = "{_in_units(place.link.latency, _TIME_UNITS)}"'
+    burst = f', burst = "{_in_units(place.link.burst / place.cards, _SIZE_UNITS)}"' if place.link.burst else ""
+    return f'{rates}, latency = "{_in_units(place.link.latency, _TIME_UNITS)}"{burst}'
 
 
 def outline(topology: Topology) -> Iterator[str]:
@@ -226,14 +229,15 @@ def _outline(places: Sequence[Place], height: int, indent: str) -> Iterator[str]
 
 def describe(place: Place) -> str:
     """The link of a place in a line, as people read it."""
-    up, down = (_in_units(rate / place.cards, _RATE_UNITS) for rate in (place.link.up, place.link.down))
+    up, down = (_in_units(rate / place.cards, _BIT_RATES) for rate in (place.link.up, place.link.down))
     rates = up if up == down else f"{up} up, {down} down"
     cards = f"{place.cards} cards of " if place.cards > 1 else ""
-    return f"{cards}{rates}, {_in_units(place.link.latency, _TIME_UNITS)}"
+    burst = f", {_in_units(place.link.burst / place.cards, _SIZE_UNITS)} at once" if place.link.burst else ""
+    return f"{cards}{rates}, {_in_units(place.link.latency, _TIME_UNITS)}{burst}"
 
 
 def _in_units(value: float, units: Mapping[str, Fraction]) -> str:
-    """A value to three digits, in the largest unit in which it is at least 1; rates in bits."""
-    sizes = sorted((size, unit) for unit, size in units.items() if "B" not in unit)
+    """A value to three digits, in the largest unit in which it is at least 1."""
+    sizes = sorted((size, unit) for unit, size in units.items())
     size, unit = next((each for each in reversed(sizes) if round(value / each[0], 9) >= 1), sizes[0])
     return f"{float(f'{value / size:.3g}'):.15g} {unit}"

@@ -75,10 +75,16 @@ def mean_messages(kind: str, method: str, size: int, scattered: bool) -> float:
     return float(sum(messages(kind, method, size, scattered)))
 
 
-def serial(kind: str, method: str, size: int) -> float:
-    """Times that a segment's bytes pass a link one after the other, where members only hand on: 0 elsewhere."""
-    if method == "ring" and kind in ("broadcast", "reduce"):
-        return float(size - 1)
-    if method == "tree":
-        return float(len(steps(kind, method, size, 0)))
-    return 0.0
+def hands_on(kind: str, method: str) -> bool:
+    """Whether members only hand on a segment's bytes, which pass the links of one step after those of the other."""
+    return method == "tree" or (method == "ring" and kind in ("broadcast", "reduce"))
+
+
+@lru_cache(maxsize=256)
+def pairs(kind: str, method: str, size: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For each step the members between which messages pass, (lower, higher)."""
+    found: list[dict[tuple[int, int], None]] = [{} for _ in steps(kind, method, size, 0)]
+    for position in range(size):
+        for met, step in zip(found, steps(kind, method, size, position), strict=True):
+            met.update({(min(position, to), max(position, to)): None for send in step.sends for to in send.peers})
+    return tuple(map(tuple, found))

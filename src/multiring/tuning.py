@@ -23,7 +23,7 @@ FIELD, FIELD_OF_SHORT = 8, 24
 SHORT_SECONDS = 3e-3
 """By prediction."""
 
-ROUNDS_OF_SHORT, RUN_OF_SHORT, RUN_OF_FINALISTS = 2, 16, 64
+ROUNDS_OF_SHORT, RUN_OF_SHORT, RUN_OF_FINALISTS = 2, 16, 128
 """So many short calls in a row try a plan, in so many rounds of each heat, and the second half of them counts: in the
 next call ranks are still at the messages of the one before, and links pass the bytes of some calls at once that they do
 not pass call after call."""

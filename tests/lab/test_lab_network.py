@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multiring.lab.network import FABRIC, Cable, EmulatedHost, design, wiring
+from multiring.lab.network import FABRIC, Cable, EmulatedHost, design, shaping, wiring
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 MEGABIT = 1e6 / 8
@@ -98,6 +98,21 @@ def test_commands_of_one_host() -> None:
         ),
         ("a", "tc", ["qdisc add dev eth0 root tbf rate 50000000bps burst 100000 limit 2500000"]),
     ]
+
+
+def test_a_token_bucket_holds_the_burst_of_its_link_and_no_less_than_a_packet() -> None:
+    def burst(held: float, cards: int = 1) -> tuple[Place, ...]:
+        link = Link(cards * 400 * MEGABIT, cards * 100 * MEGABIT, 50e-6, held)
+        return (Place("a", link, ranks_in_host([0]), cards=cards),)
+
+    (cable,) = design(Topology(LEVELS[:2], burst(250e3))).cables
+    assert (cable.inner.burst, cable.outer.burst) == (250e3, 250e3)
+    one, other = design(Topology(LEVELS[:2], burst(160e3, cards=2))).cables
+    assert {port.burst for cable in (one, other) for port in (cable.inner, cable.outer)} == {80e3}
+    assert "burst 80000 limit" in shaping(one.inner)
+    assert "burst 70000 limit" in shaping(one.inner, 0.1)
+    with pytest.raises(ValueError, match="a link of a has a burst of 40000 bytes; a lab's have at least 70000"):
+        design(Topology(LEVELS[:2], burst(80e3, cards=2)))
 
 
 def test_a_delayed_cable_is_not_made_by_ip() -> None:

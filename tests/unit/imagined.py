@@ -7,7 +7,7 @@ from itertools import combinations
 
 from multiring.balance import shortest_time
 from multiring.probe.found import Host
-from multiring.probe.rounds import Findings, Flow, survey
+from multiring.probe.rounds import Burst, Findings, Flow, Rates, Round, survey
 from multiring.simulate.flows import Use, fair_rates
 from multiring.topology import Link, Place, Topology
 
@@ -53,14 +53,23 @@ class Network:
         rounds = survey(len(self.hosts), trips)
         asked = next(rounds)
         while True:
-            self.rounds += 1
-            fair = fair_rates([self._use(flow) for flow in asked.flows], self._capacity)
-            rates = {f: rate * self._held_up(self.rounds, f) for f, rate in zip(asked.flows, fair, strict=True)}
+            answer = self._passes(asked, trips) if isinstance(asked, Burst) else self._carries(asked)
             try:
-                asked = rounds.send(rates)
+                asked = rounds.send(answer)
             except StopIteration as finished:
                 findings: Findings = finished.value
                 return findings
+
+    def _carries(self, asked: Round) -> Rates:
+        self.rounds += 1
+        fair = fair_rates([self._use(flow) for flow in asked.flows], self._capacity)
+        return {f: rate * self._held_up(self.rounds, f) for f, rate in zip(asked.flows, fair, strict=True)}
+
+    def _passes(self, asked: Burst, trips: dict[Flow, float]) -> Rates:
+        up, down = self._passed(*asked.flow)
+        rates = [(link.burst, link.up) for _, link in up] + [(link.burst, link.down) for _, link in down]
+        late = max(max(asked.nbytes - burst, 0) / rate for burst, rate in rates)
+        return {asked.flow: trips[asked.flow] + late}
 
 
 def sets_of_hosts(topology: Topology) -> Iterator[list[int]]:

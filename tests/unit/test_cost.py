@@ -10,7 +10,7 @@ import pytest
 from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring.compose import compose
-from multiring.cost import INTERNAL_WIRE_OVERHEAD, MOST_SEGMENTS, NATIVE, SWITCH_SECONDS
+from multiring.cost import HEADERS, INTERNAL_WIRE_OVERHEAD, MOST_SEGMENTS, NATIVE, SWITCH_SECONDS
 from multiring.planner import Candidate, candidates, choose
 from multiring.schedule import SEND, schedule
 from multiring.topology import Place, Topology
@@ -117,6 +117,55 @@ def test_ranks_that_take_turns_on_a_core_take_fewer_steps_and_segments(nbytes):
     turns = steps[1] * (SWITCH_SECONDS * crowded.ranks_per_core + 1e-6)
     assert shared.prediction.seconds > turns
     assert shared.prediction.seconds > 4 * shared.prediction.links[0].seconds
+
+
+def with_burst(topology: Topology, burst: float) -> Topology:
+    def each(places: tuple[Place, ...]) -> tuple[Place, ...]:
+        linked = (replace(place, link=replace(place.link, burst=burst)) if place.places else place for place in places)
+        return tuple(replace(place, places=each(place.places)) for place in linked)
+
+    return Topology(topology.levels, each(topology.places))
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "all_gather"])
+def test_a_burst_shortens_small_calls_to_their_latencies_but_not_below_the_busiest_link(collective):
+    real = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
+    bucket = with_burst(real, 100e3)
+    for nbytes in (4 << 10, 16 << 10, 64 << 10, 256 << 10, 8 << 20):
+        stages = candidates(real, collective, nbytes)[0].stages
+        without, saved = (
+            next(each.prediction for each in candidates(topology, collective, nbytes) if each.stages == stages)
+            for topology in (real, bucket)
+        )
+        busiest = max(link.seconds for link in saved.links)
+        if nbytes <= 16 << 10:
+            assert busiest < saved.seconds < without.seconds
+        if nbytes >= 256 << 10:  # what passes in one phase is missing in the next
+            assert saved == replace(without, links=saved.links)
+    choice = choose(bucket, "all_reduce", 4 << 10).chosen.prediction
+    latencies = sum(phase.seconds for phase in choice.phases)
+    assert choice.seconds == pytest.approx(max(latencies, HEADERS * max(link.seconds for link in choice.links)))
+
+
+def test_the_narrowest_burst_counts():
+    real = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
+    racks = [replace(rack, link=replace(rack.link, burst=0.0)) for rack in with_burst(real, 100e3).places]
+    mixed = Topology(real.levels, tuple(racks))
+    assert choose(mixed, "all_reduce", 4 << 10).chosen.prediction.seconds == pytest.approx(
+        choose(real, "all_reduce", 4 << 10).chosen.prediction.seconds
+    )
+
+
+@pytest.mark.parametrize(("method", "remote", "local"), [("ring", 1, 3 + 3), ("tree", 1, 2), ("halving", 1, 2)])
+def test_a_step_takes_the_latency_of_the_links_that_its_messages_cross(method, remote, local):
+    """Two hosts of four ranks in one ring of eight: only one of the steps leaves the hosts."""
+    hosts = Topology.flat([4, 4], CORE, card(1000, 50e-6))
+    for each in candidates(hosts, "all_reduce", 8):
+        if [(stage.dimension.level, stage.method) for stage in each.stages] == [("rank+host", method)]:
+            ways = 1 if method == "halving" else 2
+            assert ways * (remote * 50e-6 + local * 1e-6) == pytest.approx(each.prediction.seconds, rel=0.01)
+            return
+    pytest.fail(f"no {method} over all ranks")
 
 
 def test_the_links_between_hosts_do_not_take_turns():

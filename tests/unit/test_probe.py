@@ -23,7 +23,7 @@ from multiring.errors import RendezvousError
 from multiring.probe import classes, kept, measure
 from multiring.probe.found import topology
 from multiring.probe.measure import Leader, Member, Silent, follow
-from multiring.probe.rounds import ALL_ROUNDS, Flow, Round
+from multiring.probe.rounds import ALL_ROUNDS, Burst, Flow, Rates, Round, Survey
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 from multiring.topology_file import outline
 
@@ -43,6 +43,8 @@ def test_the_topologies_of_the_lab_are_found(path: Path) -> None:
     built = topology_file.load(path)
     seen = found(Network(built))
     assert seen.hosts == built.hosts
+    for place in seen.places:
+        assert place.link.burst == pytest.approx(1e-3 * min(place.link.up, place.link.down))
     for ranks in sets_of_hosts(built):
         for collective in ("all_reduce", "all_to_all"):
             expected = cut_bound(built.restrict(ranks), collective, 1)
@@ -97,9 +99,9 @@ def test_unfair_flows_do_not_hide_a_shared_link() -> None:
         return 1.0 if traded == sender or number > ALL_ROUNDS else 1 + (mood if receiver < traded else -mood)
 
     assert list(outline(found(Network(built, held_up))))[::5] == [
-        "rack rack1, 200 Mbit/s, 50 us",
-        "rack rack2, 200 Mbit/s, 50 us",
-        "rack rack3, 200 Mbit/s, 50 us",
+        "rack rack1, 200 Mbit/s, 50 us, 25 kB at once",
+        "rack rack2, 200 Mbit/s, 50 us, 25 kB at once",
+        "rack rack3, 200 Mbit/s, 50 us, 25 kB at once",
     ]
 
 
@@ -141,6 +143,19 @@ def test_rates_are_those_that_links_are_sold_with() -> None:
     for gigabit in sold:
         for measured in (0.95, 1.0, 1.05):
             assert classes.rates([measured * gigabit * 1e9 / 8]) == [pytest.approx(gigabit * 1e9 / 8)]
+
+
+@pytest.mark.parametrize("burst", [0.0, 5e3, 20e3, 70e3])
+def test_a_burst_is_found_where_most_of_a_millisecond_passes_at_once(burst: float) -> None:
+    rack = Link(200 * MBIT, 200 * MBIT, 30e-6, burst)
+    card = Link(400 * MBIT, 400 * MBIT, 25e-6, 100e3)
+    racks = [
+        Place(name, rack, tuple(Place(name + host, card, ranks_in_host([2 * n + h])) for h, host in enumerate("ab")))
+        for n, name in enumerate("xyz")
+    ]
+    seen = found(Network(Topology(LEVELS[:3], tuple(racks))))
+    assert {place.link.burst for place in seen.places} == {25e3 if burst > 12.5e3 else 0.0}
+    assert {host.link.burst for place in seen.places for host in place.places} == {50e3}
 
 
 def test_values_that_are_alike_are_of_one_class() -> None:
@@ -191,6 +206,37 @@ def test_what_is_measured_is_what_arrives() -> None:
             thread.join()
     assert sorted(rates) == [(0, 1), (1, 2), (2, 0)]
     assert all(1e6 < rate < 1e12 for rate in rates.values())
+
+
+def test_the_seconds_of_a_burst_are_those_until_its_last_byte_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bursts(seconds: object) -> Survey[list[Rates]]:
+        found = []
+        for flow in ((0, 1), (1, 2), (2, 0)):
+            found.append((yield Burst(flow, 100_000)))
+        return found
+
+    receive = measure.auth.receive
+
+    def late(stream: socket.socket, count: int) -> bytes:
+        received = receive(stream, count)
+        if count == 100_000:
+            time.sleep(0.1)
+        return received
+
+    monkeypatch.setattr(measure.auth, "receive", late)
+    with members(3) as (hosts, controls, theirs):
+        threads = [
+            threading.Thread(target=follow, args=(hosts[h], theirs[h - 1], time.monotonic() + 30)) for h in (1, 2)
+        ]
+        for thread in threads:
+            thread.start()
+        leader = Leader(hosts[0], controls)
+        found = leader.measure(bursts)
+        leader.end()
+        for thread in threads:
+            thread.join()
+    assert [list(each) for each in found] == [[(0, 1)], [(1, 2)], [(2, 0)]]
+    assert all(0.1 <= seconds < 2 for each in found for seconds in each.values())
 
 
 def test_a_host_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,12 @@ rate = "200 Mbit/s"
 latency = "2.5 ms"
 [[site.rack]]
 name = "r0"
-host = [{ name = "a", ranks = 3 }, { name = "b", down = "1 Gbit/s", cards = 2 }]
+host = [{ name = "a", ranks = 3 }, { name = "b", down = "1 Gbit/s", cards = 2, burst = "40 kB" }]
 
 [[site]]
 name = "west"
 rate = "100 kB/s"
+burst = "1.5 MB"
 [[site.rack]]
 name = "r1"
 latency = "1 ms"
@@ -39,12 +40,12 @@ ranks = 2
 def test_every_key_is_understood() -> None:
     rank = Link(10e9, 10e9, RANK_LINK.latency)
     a = Place("a", Link(1.25e9, 1.25e9, 20e-6), ranks_in_host([0, 1, 2], rank))
-    b = Place("b", Link(2 * 1.25e9, 2 * 1.25e8, 20e-6), ranks_in_host([3], rank), cards=2)
+    b = Place("b", Link(2 * 1.25e9, 2 * 1.25e8, 20e-6, 2 * 40e3), ranks_in_host([3], rank), cards=2)
     c = Place("c", Link(1.25e9, 1.25e9, 20e-6), ranks_in_host([4, 5], rank))
     r0 = Place("r0", Link(1e9, 2.5e9, 50e-6), (a, b))
     r1 = Place("r1", Link(1e9, 2.5e9, 1e-3), (c,))
     east = Place("east", Link(25e6, 25e6, 2.5e-3), (r0,))
-    west = Place("west", Link(1e5, 1e5, 50e-6), (r1,))
+    west = Place("west", Link(1e5, 1e5, 50e-6, 1.5e6), (r1,))
     assert parse(SITES) == Topology(LEVELS, (east, west))
 
 
@@ -74,7 +75,10 @@ def test_a_host_needs_only_a_name() -> None:
             "there are two hosts a; every host needs a name of its own",
         ),
         ('host = [{ name = "a", cards = true }]', "host a: cards is True"),
-        ('host = [{ name = "a", slots = 2 }]', "host number 1 of the file has a key 'slots'; known are cards, down"),
+        (
+            'host = [{ name = "a", slots = 2 }]',
+            "host number 1 of the file has a key 'slots'; known are burst, cards, down",
+        ),
         ('host = [{ name = "a", up = "10 Mb" }]', "host a: up is '10 Mb'; it must be text, a number and its unit"),
         ('host = [{ name = "a", rate = 10 }]', "host a: rate is 10"),
         ('host = [{ name = "a", rate = "0 bit/s" }]', "host a: rate is '0 bit/s'; it must be more than 0"),
@@ -103,6 +107,7 @@ def test_a_host_needs_only_a_name() -> None:
             "there are two sites n; every site needs a name of its own$",
         ),
         ('links.host = { latency = "1 min" }', "links.host: latency is '1 min'; it must be text, a number"),
+        ('links.host = { burst = "70 kbit" }', "links.host: burst is '70 kbit'; it must be .* kB"),
         ("links.host = 3", "links.host is 3; it must be a table"),
         ("links.card = {}", "links has a key 'card'"),
         ('[[rack]]\nname = "r"', "rack r has no rate"),

@@ -34,7 +34,8 @@ FORWARDER_SECONDS = 50e-6
 
 BURST = (2e-3, 70e3)
 QUEUE = (50e-3, 400e3)
-"""What a token bucket and its queue hold: so many seconds of its rate, but at least so many bytes.
+"""What a token bucket, if the topology does not say, and its queue hold: so many seconds of its rate, but at least so
+many bytes.
 
 With these a TCP stream gets 96 % of the rate, all that the headers leave. The smallest burst must hold the largest
 packet that the kernel passes in one piece, 64 kB.
@@ -49,6 +50,8 @@ class Port:
     interface: str
     rate: float
     """What it may send, bytes a second."""
+    burst: float
+    """What it sends at once after a while without, bytes."""
     address: str = ""
     switch: str = ""
 
@@ -114,9 +117,9 @@ class _Designer:
                 inner_ports = self._cards(place)
             else:
                 inside = self._connect(place.places, height - 1)
-                inner_ports = [Port(FABRIC, self._new_port(), place.link.up, switch=inside)]
+                inner_ports = [Port(FABRIC, self._new_port(), *_bucket(place, place.link.up), switch=inside)]
             for inner in inner_ports:
-                outer = Port(FABRIC, self._new_port(), place.link.down / len(inner_ports), switch=switch)
+                outer = Port(FABRIC, self._new_port(), *_bucket(place, place.link.down), switch=switch)
                 self._cables.append(Cable(place.name, inner, outer, _delay(place, height)))
         return switch
 
@@ -124,12 +127,21 @@ class _Designer:
         number = len(self._hosts) + 1
         addresses = tuple(f"10.77.{card}.{number}" for card in range(host.cards))
         self._hosts.append(EmulatedHost(host.name, addresses, len(host.places)))
-        rate = host.link.up / host.cards
-        return [Port(host.name, f"eth{card}", rate, address) for card, address in enumerate(addresses)]
+        bucket = _bucket(host, host.link.up)
+        return [Port(host.name, f"eth{card}", *bucket, address) for card, address in enumerate(addresses)]
 
     def _new_port(self) -> str:
         self._ports += 1
         return f"port{self._ports - 1}"
+
+
+def _bucket(place: Place, rate: float) -> tuple[float, float]:
+    """The rate and the burst of one of the cards of a place whose cards have a rate together."""
+    rate, burst = rate / place.cards, place.link.burst / place.cards
+    seconds, least = BURST
+    if burst and burst < least:
+        raise ValueError(f"a link of {place.name} has a burst of {burst:g} bytes; a lab's have at least {least:g}")
+    return rate, burst or max(seconds * rate, least)
 
 
 def _delay(place: Place, height: int) -> float:
@@ -209,5 +221,6 @@ def _route_lines(ports: list[Port], networks: list[str], congestion: str) -> Ite
 def shaping(port: Port, fraction: float = 1.0) -> str:
     """What to tell ``tc`` for a port that carries a fraction of its rate."""
     rate = fraction * port.rate
-    burst, queue = (round(max(seconds * rate, least)) for seconds, least in (BURST, QUEUE))
-    return f"qdisc add dev {port.interface} root tbf rate {round(rate)}bps burst {burst} limit {queue}"
+    burst = max(fraction * port.burst, BURST[1])
+    queue = max(QUEUE[0] * rate, QUEUE[1])
+    return f"qdisc add dev {port.interface} root tbf rate {round(rate)}bps burst {round(burst)} limit {round(queue)}"

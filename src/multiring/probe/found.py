@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from multiring.probe import classes
-from multiring.probe.rounds import Findings
+from multiring.probe.rounds import BURST_SECONDS, Findings
 from multiring.probe.tree import Capacity, Group, Node, needed, tree
 from multiring.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
 
@@ -41,6 +41,7 @@ def _rounded_groups(findings: Findings) -> dict[Group, Capacity]:
 
 class _Builder:
     def __init__(self, findings: Findings, hosts: Sequence[Host], root: Node):
+        self._findings = findings
         self._hosts = hosts
         self._root = root
         self._names = {level: iter(range(1, len(hosts) + 1)) for level in LEVELS}
@@ -57,7 +58,7 @@ class _Builder:
 
     def _place(self, node: Node, height: int) -> Place:
         """What stands for a node at a height; what is alone there stands in a place of its own with the same link."""
-        link = Link(node.capacity.out, node.capacity.into, self._latency[node.hosts])
+        link = Link(node.capacity.out, node.capacity.into, self._latency[node.hosts], self._burst(node))
         if height == 1:
             host = self._hosts[min(node.hosts)]
             return Place(host.name, link, ranks_in_host(host.ranks, RANK_LINK), cards=host.cards)
@@ -65,6 +66,11 @@ class _Builder:
         name = f"{level}{next(self._names[level])}"
         inside = node.nodes if node.height == height - 1 else (node,)
         return Place(name, link, tuple(self._place(each, height - 1) for each in inside))
+
+    def _burst(self, node: Node) -> float:
+        """What its link passes at once; it is also the link of all other hosts."""
+        saves = {node.hosts, self._root.hosts - node.hosts} & self._findings.bursts
+        return BURST_SECONDS * min(node.capacity.out, node.capacity.into) if saves else 0.0
 
 
 def _below(node: Node) -> Iterator[tuple[Node, Node]]:

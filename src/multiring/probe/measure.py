@@ -13,12 +13,12 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from multiring.net import auth
-from multiring.probe.rounds import Rates, Round
+from multiring.probe.rounds import Burst, Rates, Round, Survey
 from multiring.probe.tree import Seconds
 
 _T = TypeVar("_T")
@@ -29,7 +29,11 @@ PATIENCE_SECONDS = 2.0
 DRAIN_SECONDS = 5.0
 """What is in flight at the end of a round has passed the slowest link by then."""
 
-PINGS = 4
+PINGS, BURSTS = 4, 2
+"""Of so many the fastest counts."""
+
+REST_SECONDS = 3e-3
+"""In which a token bucket fills."""
 
 TAIL_SECONDS = 4e-3
 """So much longer than it measures a host sends, as others were told to begin a little later."""
@@ -52,6 +56,7 @@ _STEPS = {
     "use": "connecting to each other",
     "ping": "sending small messages",
     "carry": "sending at full speed",
+    "burst": "sending at once",
 }
 """What an order is for, in the words of messages."""
 
@@ -92,8 +97,34 @@ class Member:
             for peer, numbers in order["streams"].items():
                 self._use(int(peer), numbers)
             return {}
+        if order["do"] == "burst":
+            return {"seconds": self._burst(order)}
         with selectors.DefaultSelector() as selector:
             return {"rates": _Carrier(self.streams, selector, order).run(order["warm"], order["window"])}
+
+    def _burst(self, order: Mapping[str, Any]) -> dict[str, float]:
+        """Send or receive some bytes at once, if it is our turn; the sender's seconds until they were acknowledged."""
+        peer = order["receiver"] if order["sender"] == self.index else order["sender"]
+        if self.index not in (order["sender"], order["receiver"]):
+            return {}
+        stream = self.streams[peer][min(self.streams[peer])]
+        stream.settimeout(PATIENCE_SECONDS)
+        data = bytes(order["nbytes"])
+        times = []
+        try:
+            for _ in range(BURSTS):
+                if self.index == order["receiver"]:
+                    auth.receive(stream, len(data))
+                    stream.sendall(LAST)
+                    continue
+                time.sleep(REST_SECONDS)
+                started = time.monotonic()
+                stream.sendall(data)
+                auth.receive(stream, 1)
+                times.append(time.monotonic() - started)
+        except OSError:
+            raise Silent([peer]) from None
+        return {str(peer): min(times)} if times else {}
 
     def _use(self, peer: int, numbers: Sequence[int]) -> None:
         """Close the streams to a host that it does not have."""
@@ -266,7 +297,7 @@ class Leader:
         self._perform(orders, PATIENCE_SECONDS)
         return common
 
-    def measure(self, survey: Callable[[Seconds], Generator[Round, Rates, _T]]) -> _T:
+    def measure(self, survey: Callable[[Seconds], Survey[_T]]) -> _T:
         """What a survey, which is given the round trips, returns; Silent names hosts that did not do their part."""
         hosts = range(self._member.hosts)
         trips = PINGS * PATIENCE_SECONDS + PATIENCE_SECONDS
@@ -277,8 +308,18 @@ class Leader:
                 asked = next(rounds) if rates is None else rounds.send(rates)
             except StopIteration as finished:
                 return finished.value  # type: ignore[no-any-return]
-            patience = asked.warm + asked.window + DRAIN_SECONDS + PATIENCE_SECONDS
-            rates = _by_flow(self._perform([_order(asked, host) for host in hosts], patience), "rates")
+            rates = self._burst(asked) if isinstance(asked, Burst) else self._carry(asked)
+
+    def _carry(self, asked: Round) -> Rates:
+        patience = asked.warm + asked.window + DRAIN_SECONDS + PATIENCE_SECONDS
+        orders = [_order(asked, host) for host in range(self._member.hosts)]
+        return _by_flow(self._perform(orders, patience), "rates")
+
+    def _burst(self, asked: Burst) -> Rates:
+        sender, receiver = asked.flow
+        order = {"do": "burst", "sender": sender, "receiver": receiver, "nbytes": asked.nbytes}
+        reports = self._perform([order] * self._member.hosts, (BURSTS + 1) * PATIENCE_SECONDS)
+        return {asked.flow: reports[sender]["seconds"][str(receiver)]}
 
     def end(self) -> None:
         """Let the others go."""

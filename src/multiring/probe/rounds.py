@@ -8,6 +8,9 @@
             to another host
     group   hosts that seem to share an uplink send to the rest; or the rest to them
 
+Last, through each link found one host sends another as much as passes in a millisecond, after a rest. Where that is
+there much sooner, the link is limited by a token bucket, which had saved it up: a *burst*.
+
 A flow's own rate is left to TCP's moods. What passes a full link together is not, so only sums are believed. On a busy
 machine a sum may come out too low, and after a pause a little too high: what no other value confirms is measured
 again. No link is filled both ways at once, but where everyone sends to everyone: the words of receipt would wait in the
@@ -18,10 +21,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from multiring.probe import classes
 from multiring.probe.tree import Capacity, Group, Seconds, needed, suspects
+
+_Found = TypeVar("_Found")
 
 Flow = tuple[int, int]
 """From one host to another, by their numbers."""
@@ -49,6 +55,20 @@ second. Less would not fill a link; more only fills queues, which must drain bef
 LEAST_IN_FLIGHT = 1 << 14
 """Of a stream."""
 
+BURST_SECONDS, MOST_BURST = 1e-3, 1 << 22
+"""A link is tried with what it passes in that time, at most so many bytes."""
+
+SOONER = 0.5
+"""What has come in so much of the time that it takes at the link's rate, or less, came at once."""
+
+
+@dataclass(frozen=True)
+class Burst:
+    """One host sends another so many bytes, after a rest; its answer is the seconds until they are acknowledged."""
+
+    flow: Flow
+    nbytes: int
+
 
 @dataclass(frozen=True)
 class Round:
@@ -63,14 +83,20 @@ class Round:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a survey found: round trips, what each host can send and receive, and what suspected groups can."""
+    """What a survey found: round trips, what each host can send and receive, and what suspected groups can; of hosts
+    and groups, those whose links pass ``BURST_SECONDS`` of their rate at once."""
 
     seconds: Seconds
     hosts: tuple[Capacity, ...]
     groups: Mapping[Group, Capacity]
+    bursts: frozenset[Group] = frozenset()
 
 
-def survey(hosts: int, seconds: Seconds) -> Generator[Round, Rates, Findings]:
+Survey = Generator[Round | Burst, Rates, _Found]
+"""Yields what is to be measured and is sent the answer: of a burst, the seconds of its flow."""
+
+
+def survey(hosts: int, seconds: Seconds) -> Survey[Findings]:
     """The rounds that find the links of so many hosts, 2 or more, whose round trips are known."""
     everyone = [(a, b) for a in range(hosts) for b in range(hosts) if a != b]
     mean: Counter[Flow] = Counter()
@@ -89,10 +115,39 @@ def survey(hosts: int, seconds: Seconds) -> Generator[Round, Rates, Findings]:
     for number in _doubtful([groups[link] for link in links]):
         group = links[number]
         groups[group] = _settled(groups[group], (yield from _again(group, hosts, seconds)))
-    return Findings(seconds, tuple(of_hosts), groups)
+    found = Findings(seconds, tuple(of_hosts), groups)
+    return replace(found, bursts=(yield from _bursts(found)))
 
 
-def _cards(hosts: int, seconds: Seconds) -> Generator[Round, Rates, list[Capacity]]:
+def _bursts(found: Findings) -> Survey[frozenset[Group]]:
+    """The hosts, and the groups that have a link, which pass a burst both ways."""
+    everyone = range(len(found.hosts))
+    passed = []
+    for group in [*(frozenset([host]) for host in everyone), *needed(found.hosts, found.groups, found.seconds)]:
+        out = max(
+            ((a, b) for a in sorted(group) for b in everyone if b not in group),
+            key=lambda flow: min(_rate(found, flow), _rate(found, flow[::-1])),
+        )
+        for flow in (out, out[::-1]):
+            rate = _rate(found, flow)
+            nbytes = min(round(BURST_SECONDS * rate), MOST_BURST)
+            took = yield Burst(flow, nbytes)
+            if took[flow] - found.seconds[flow] > SOONER * nbytes / rate:
+                break
+        else:
+            passed.append(group)
+    return frozenset(passed)
+
+
+def _rate(found: Findings, flow: Flow) -> float:
+    """Bytes a second that pass from one host to another alone."""
+    sender, receiver = flow
+    left = [capacity.out for group, capacity in found.groups.items() if sender in group and receiver not in group]
+    entered = [capacity.into for group, capacity in found.groups.items() if receiver in group and sender not in group]
+    return min(found.hosts[sender].out, found.hosts[receiver].into, *left, *entered)
+
+
+def _cards(hosts: int, seconds: Seconds) -> Survey[list[Capacity]]:
     """What every host can send and receive: in each round one sends and the next receives."""
     out, into = [0.0] * hosts, [0.0] * hosts
     for host in range(hosts):
@@ -106,7 +161,7 @@ def _cards(hosts: int, seconds: Seconds) -> Generator[Round, Rates, list[Capacit
 
 def _both_ways(
     group: Collection[int], hosts: int, seconds: Seconds, window: float = WINDOW_SECONDS
-) -> Generator[Round, Rates, Capacity]:
+) -> Survey[Capacity]:
     """What some hosts can send to all others, and then what they can receive from them."""
     outwards = [(a, b) for a in group for b in range(hosts) if b not in group]
     out = yield _round("group", outwards, 1, seconds, window)
@@ -119,7 +174,7 @@ def _sum(rates: Rates, flows: Iterable[Flow]) -> float:
     return max(sum(rates[flow] for flow in flows), 1.0)
 
 
-def _again(group: Collection[int], hosts: int, seconds: Seconds) -> Generator[Round, Rates, Capacity]:
+def _again(group: Collection[int], hosts: int, seconds: Seconds) -> Survey[Capacity]:
     return _both_ways(group, hosts, seconds, LONG_WINDOW_SECONDS)
 
 

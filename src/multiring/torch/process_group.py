@@ -99,14 +99,13 @@ class MultiringGroup(dist.ProcessGroup):
         if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
             opts = _with(AllreduceOptions(), reduceOp=opts)
         opts = opts or AllreduceOptions()
-        tensors = [single(tensors)]
-        tensor, op, seconds = only(tensors), op_name(opts.reduceOp), self._seconds(opts)
+        tensor, op, seconds = single(tensors), op_name(opts.reduceOp), self._seconds(opts)
         if not opts.asyncOp and self.communicator.all_reduce_plain(tensor, op, seconds):
             return None
         if tensor.is_sparse:
             all_reduce_sparse(self.communicator, tensor, op, seconds)
-            return self._work(opts, [], tensors)
-        return self._work(opts, [self._all_reduce(tensor, opts)], tensors)
+            return self._work(opts, [], [tensor])
+        return self._work(opts, [self._all_reduce(tensor, opts)], [tensor])
 
     @recorded("all_reduce")
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
@@ -118,10 +117,8 @@ class MultiringGroup(dist.ProcessGroup):
         if isinstance(opts, int):
             opts = _with(BroadcastOptions(), rootRank=opts)
         opts = opts or BroadcastOptions()
-        tensors = [single(tensors)]
-        return self._work(
-            opts, [self._step(opts, self.communicator.broadcast, raw(only(tensors)), opts.rootRank)], tensors
-        )
+        tensor = single(tensors)
+        return self._work(opts, [self._step(opts, self.communicator.broadcast, raw(tensor), opts.rootRank)], [tensor])
 
     @recorded("reduce")
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
