@@ -192,8 +192,8 @@ class _Pace:
     core_per_byte: float
     window_bytes: int
 
-    def first(self, size: float) -> float:
-        return sum(phase.seconds(size, self.saved) for phase in self.phases)
+    def first(self, size: float, saved: float) -> float:
+        return sum(phase.seconds(size, saved) for phase in self.phases)
 
     def busy(self, size: float) -> float:
         return max(self.link_per_byte * size, self.core + self.core_per_byte * size)
@@ -201,18 +201,23 @@ class _Pace:
     def window(self, size: float) -> int:
         """How many segments of a size should be in flight: enough to fill the phases twice and to keep the busiest link
         busy while a host is late, within reason."""
-        first, busy = self.first(size), self.busy(size)
+        first, busy = self.first(size, self.saved), self.busy(size)
         if not busy:
             return FEWEST_SEGMENTS
         most = max(self.window_bytes / size, first / busy)
         return ceil(min(max(min((2 * first + HELD_UP_SECONDS) / busy, most), FEWEST_SEGMENTS), MOST_SEGMENTS))
 
     def seconds(self, nbytes: int, segments: int) -> float:
-        """Of a call in so many segments."""
+        """Of a call in so many segments; bursts make none slower."""
         size = nbytes / segments
-        first = self.first(size)
-        rest = (segments - 1) * max(self.busy(size), first / self.window(size))
-        return max(first + rest, (HEADERS if self.saved else 1.0) * self.link_per_byte * nbytes)
+
+        def over_links(saved: float) -> float:
+            first = self.first(size, saved)
+            return first + (segments - 1) * max(self.busy(size), first / self.window(size))
+
+        if not self.saved:
+            return over_links(0.0)
+        return min(over_links(0.0), max(over_links(self.saved), HEADERS * self.link_per_byte * nbytes))
 
 
 class CostModel:
@@ -303,7 +308,8 @@ class CostModel:
         return [frozenset().union(*(shape.between(*pair) for pair in met)) for met in pairs(kind, method, size)]
 
     def _saved(self, loads: Loads, nbytes: int) -> float:
-        """Seconds that every link between hosts has saved, whatever else of the call it has passed; 0 without."""
+        """Seconds of its rate that each link between hosts, in the directions that are used, has left of its burst when
+        it has passed the whole call."""
         links = (
             (self._map.links[key].link, load) for key, load in loads.items() if self._map.links[key].level != "rank"
         )
@@ -311,6 +317,7 @@ class CostModel:
             (link.burst - load * nbytes) / rate
             for link, both in links
             for load, rate in zip(both, (link.up, link.down), strict=True)
+            if load
         )
         return max(min(spare, default=0.0), 0.0)
 

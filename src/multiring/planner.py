@@ -250,8 +250,8 @@ def _preference(prediction: Prediction, limit: float) -> tuple[float, float]:
 
 
 def _time(candidate: Candidate) -> tuple[float, float]:
-    """What a candidate takes; of those that take as long as one link needs, the quicker without that link."""
-    return candidate.prediction.seconds, candidate.prediction.unpipelined
+    """What a candidate takes, to the nanosecond; of those that take as long as one link, the quicker without it."""
+    return round(candidate.prediction.seconds, 9), candidate.prediction.unpipelined
 
 
 def _best(model: CostModel, choice: Options, nbytes: int) -> list[Candidate]:

@@ -59,7 +59,7 @@ class _Reader:
         links = file.get("links", {})
         _check_keys(links, LEVELS, "links")
         for level, link in links.items():
-            _check_keys(link, _LINK_KEYS, f"links.{level}")
+            _check_keys(link, _LINK_KEYS - ({"burst"} if level == "rank" else set()), f"links.{level}")
             self._links[level] = {**self._links.get(level, {}), **_link_fields(link, f"links.{level}")}
 
     def topology(self) -> Topology:
@@ -167,9 +167,13 @@ def text(topology: Topology) -> str:
 class _Writer:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
+        self._saving: set[str] = set()
+        """The levels of which some link has a burst."""
         links: dict[str, Counter[str]] = {level: Counter() for level in topology.levels}
         for height, place in _walk(topology.places, len(topology.levels) - 1):
-            links[LEVELS[height]][_link_text(place)] += 1
+            self._saving |= {LEVELS[height]} if place.link.burst else set()
+        for height, place in _walk(topology.places, len(topology.levels) - 1):
+            links[LEVELS[height]][self._link(place, LEVELS[height])] += 1
         self._common = {level: counted.most_common(1)[0][0] for level, counted in links.items()}
 
     def lines(self) -> Iterator[str]:
@@ -196,22 +200,23 @@ class _Writer:
             yield f"ranks = {len(place.places)}"
             if place.cards > 1:
                 yield f"cards = {place.cards}"
-        link = _link_text(place)
+        link = self._link(place, level)
         if link != self._common[level]:
             yield link if level == "host" else link.replace(", ", "\n")
+
+    def _link(self, place: Place, level: str) -> str:
+        """What has no burst says so where others have one, which it would be given."""
+        up, down = (_in_units(rate / place.cards, _BIT_RATES) for rate in (place.link.up, place.link.down))
+        rates = f'rate = "{up}"' if up == down else f'up = "{up}", down = "{down}"'
+        burst = _in_units(place.link.burst / place.cards, _SIZE_UNITS)
+        saved = f', burst = "{burst}"' if level in self._saving else ""
+        return f'{rates}, latency = "{_in_units(place.link.latency, _TIME_UNITS)}"{saved}'
 
 
 def _walk(places: Sequence[Place], height: int) -> Iterator[tuple[int, Place]]:
     for place in places:
         yield height, place
         yield from _walk(place.places, height - 1)
-
-
-def _link_text(place: Place) -> str:
-    up, down = (_in_units(rate / place.cards, _BIT_RATES) for rate in (place.link.up, place.link.down))
-    rates = f'rate = "{up}"' if up == down else f'up = "{up}", down = "{down}"'
-    burst = f', burst = "{_in_units(place.link.burst / place.cards, _SIZE_UNITS)}"' if place.link.burst else ""
-    return f'{rates}, latency = "{_in_units(place.link.latency, _TIME_UNITS)}"{burst}'
 
 
 def outline(topology: Topology) -> Iterator[str]:

@@ -13,7 +13,7 @@ from multiring.compose import compose
 from multiring.cost import HEADERS, INTERNAL_WIRE_OVERHEAD, MOST_SEGMENTS, NATIVE, SWITCH_SECONDS
 from multiring.planner import Candidate, candidates, choose
 from multiring.schedule import SEND, schedule
-from multiring.topology import Place, Topology
+from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 UNIFORM = {
     "one host": Topology.flat([4]),
@@ -145,6 +145,29 @@ def test_a_burst_shortens_small_calls_to_their_latencies_but_not_below_the_busie
     choice = choose(bucket, "all_reduce", 4 << 10).chosen.prediction
     latencies = sum(phase.seconds for phase in choice.phases)
     assert choice.seconds == pytest.approx(max(latencies, HEADERS * max(link.seconds for link in choice.links)))
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "all_gather"])
+def test_no_burst_makes_a_call_slower_nor_does_a_larger_call_take_less(collective):
+    real = Topology.flat([1] * 4, CORE, card(10_000))
+    for burst in (100e3, 12.5e6):
+        before = 0.0
+        for nbytes in range(1 << 20, 32 << 20, 3 << 20):
+            without, saved = (
+                candidates(each, collective, nbytes)[0].prediction.seconds for each in (real, with_burst(real, burst))
+            )
+            assert before < saved <= 1.02 * without  # a tie may be the one or the other
+            before = saved
+
+
+def test_a_direction_that_carries_nothing_saves_nothing_away():
+    slow, fast = (Link(50e6, down, 25e-6, 100e3) for down in (50e6, 12.5e9))
+    hosts = [Place(f"h{n}", slow, ranks_in_host([n], CORE)) for n in range(1, 4)]
+    times = [
+        choose(Topology(LEVELS[:2], (Place("a", root, ranks_in_host([0], CORE)), *hosts)), "broadcast", 16 << 10)
+        for root in (slow, fast)
+    ]
+    assert times[0].chosen.prediction.seconds == times[1].chosen.prediction.seconds
 
 
 def test_the_narrowest_burst_counts():

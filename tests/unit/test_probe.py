@@ -44,7 +44,7 @@ def test_the_topologies_of_the_lab_are_found(path: Path) -> None:
     seen = found(Network(built))
     assert seen.hosts == built.hosts
     for place in seen.places:
-        assert place.link.burst == pytest.approx(1e-3 * min(place.link.up, place.link.down))
+        assert 0.4e-3 < place.link.burst / min(place.link.up, place.link.down) < 1.1e-3
     for ranks in sets_of_hosts(built):
         for collective in ("all_reduce", "all_to_all"):
             expected = cut_bound(built.restrict(ranks), collective, 1)
@@ -155,7 +155,24 @@ def test_a_burst_is_found_where_most_of_a_millisecond_passes_at_once(burst: floa
     ]
     seen = found(Network(Topology(LEVELS[:3], tuple(racks))))
     assert {place.link.burst for place in seen.places} == {25e3 if burst > 12.5e3 else 0.0}
-    assert {host.link.burst for place in seen.places for host in place.places} == {50e3}
+    assert {host.link.burst for place in seen.places for host in place.places} == {50e3 if burst > 12.5e3 else 0.0}
+
+
+@pytest.mark.parametrize("burst", [0.0, 250e3])
+def test_an_uplink_that_is_wider_than_a_card_does_not_seem_to_save_what_it_carries(burst: float) -> None:
+    uplink, card = Link(1000 * MBIT, 1000 * MBIT, 50e-6, burst), Link(400 * MBIT, 400 * MBIT, 50e-6, 100e3)
+    ranks = count()
+    racks = [
+        Place(name, uplink, tuple(Place(f"{name}{h}", card, ranks_in_host([next(ranks)])) for h in range(8)))
+        for name in "xy"
+    ]
+    seen = found(Network(Topology(LEVELS[:3], tuple(racks))))
+    assert {place.link.burst for place in seen.places} == {50e3 if burst else 0.0}
+
+
+def test_a_link_too_slow_to_be_tried_has_no_burst() -> None:
+    hosts = [Place(name, Link(1e3, 1e3, 1e-3, 70e3), ranks_in_host([n])) for n, name in enumerate("abc")]
+    assert {place.link.burst for place in found(Network(Topology(LEVELS[:2], tuple(hosts)))).places} == {0.0}
 
 
 def test_values_that_are_alike_are_of_one_class() -> None:

@@ -49,6 +49,16 @@ def test_every_key_is_understood() -> None:
     assert parse(SITES) == Topology(LEVELS, (east, west))
 
 
+def test_what_has_no_burst_is_given_none_by_those_that_have_one() -> None:
+    links = [Link(5e7, 5e7, 25e-6, burst) for burst in (1e5, 1e5, 0.0, 7e4)]
+    hosts = tuple(
+        Place(name, link, ranks_in_host([n])) for n, (name, link) in enumerate(zip("abcd", links, strict=True))
+    )
+    built = Topology(LEVELS[:2], hosts)
+    assert parse(text(built)) == built
+    assert "burst" not in text(Topology(LEVELS[:2], (Place("a", links[2], ranks_in_host([0])),)))
+
+
 def test_a_host_needs_only_a_name() -> None:
     assert parse('host = [{ name = "a" }]') == Topology(LEVELS[:2], (Place("a", HOST_LINK, ranks_in_host([0])),))
 
@@ -107,6 +117,7 @@ def test_a_host_needs_only_a_name() -> None:
             "there are two sites n; every site needs a name of its own$",
         ),
         ('links.host = { latency = "1 min" }', "links.host: latency is '1 min'; it must be text, a number"),
+        ('links.rank = { burst = "70 kB" }', "links.rank has a key 'burst'; known are down, latency, rate, up"),
         ('links.host = { burst = "70 kbit" }', "links.host: burst is '70 kbit'; it must be .* kB"),
         ("links.host = 3", "links.host is 3; it must be a table"),
         ("links.card = {}", "links has a key 'card'"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from multiring.probe import classes
-from multiring.probe.rounds import BURST_SECONDS, Findings
+from multiring.probe.rounds import Findings
 from multiring.probe.tree import Capacity, Group, Node, needed, tree
 from multiring.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
 
@@ -23,7 +23,8 @@ class Host:
 def topology(findings: Findings, hosts: Sequence[Host]) -> Topology:
     """The topology of some hosts, its numbers rounded to classes. Racks and sites are numbered, since nobody says what
     they are called."""
-    findings = replace(findings, hosts=_rounded(findings.hosts), groups=_rounded_groups(findings))
+    bursts = dict(zip(findings.bursts, classes.rates(list(findings.bursts.values())), strict=True))
+    findings = replace(findings, hosts=_rounded(findings.hosts), groups=_rounded_groups(findings), bursts=bursts)
     root = tree(
         findings.hosts, findings.groups, needed(findings.hosts, findings.groups, findings.seconds), len(LEVELS) - 1
     )
@@ -69,8 +70,8 @@ class _Builder:
 
     def _burst(self, node: Node) -> float:
         """What its link passes at once; it is also the link of all other hosts."""
-        saves = {node.hosts, self._root.hosts - node.hosts} & self._findings.bursts
-        return BURST_SECONDS * min(node.capacity.out, node.capacity.into) if saves else 0.0
+        bursts = self._findings.bursts
+        return bursts.get(node.hosts, bursts.get(self._root.hosts - node.hosts, 0.0))
 
 
 def _below(node: Node) -> Iterator[tuple[Node, Node]]:

@@ -29,8 +29,7 @@ PATIENCE_SECONDS = 2.0
 DRAIN_SECONDS = 5.0
 """What is in flight at the end of a round has passed the slowest link by then."""
 
-PINGS, BURSTS = 4, 2
-"""Of so many the fastest counts."""
+PINGS = 4
 
 REST_SECONDS = 3e-3
 """In which a token bucket fills."""
@@ -107,24 +106,26 @@ class Member:
         peer = order["receiver"] if order["sender"] == self.index else order["sender"]
         if self.index not in (order["sender"], order["receiver"]):
             return {}
-        stream = self.streams[peer][min(self.streams[peer])]
-        stream.settimeout(PATIENCE_SECONDS)
-        data = bytes(order["nbytes"])
-        times = []
+        streams = [stream for _, stream in sorted(self.streams[peer].items())]
+        data = bytes(-(-order["nbytes"] // len(streams)))
+        for stream in streams:
+            stream.settimeout(PATIENCE_SECONDS)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(data))
         try:
-            for _ in range(BURSTS):
-                if self.index == order["receiver"]:
+            if self.index == order["receiver"]:
+                for stream in streams:
                     auth.receive(stream, len(data))
                     stream.sendall(LAST)
-                    continue
-                time.sleep(REST_SECONDS)
-                started = time.monotonic()
+                return {}
+            time.sleep(REST_SECONDS)
+            started = time.monotonic()
+            for stream in streams:
                 stream.sendall(data)
+            for stream in streams:
                 auth.receive(stream, 1)
-                times.append(time.monotonic() - started)
         except OSError:
             raise Silent([peer]) from None
-        return {str(peer): min(times)} if times else {}
+        return {str(peer): time.monotonic() - started}
 
     def _use(self, peer: int, numbers: Sequence[int]) -> None:
         """Close the streams to a host that it does not have."""
@@ -302,23 +303,23 @@ class Leader:
         hosts = range(self._member.hosts)
         trips = PINGS * PATIENCE_SECONDS + PATIENCE_SECONDS
         rounds = survey(_by_flow(self._perform([{"do": "ping"} for _ in hosts], trips), "seconds"))
-        rates: Rates | None = None
+        answer: Mapping[tuple[int, int], float] | None = None
         while True:
             try:
-                asked = next(rounds) if rates is None else rounds.send(rates)
+                asked = next(rounds) if answer is None else rounds.send(answer)
             except StopIteration as finished:
                 return finished.value  # type: ignore[no-any-return]
-            rates = self._burst(asked) if isinstance(asked, Burst) else self._carry(asked)
+            answer = self._burst(asked) if isinstance(asked, Burst) else self._carry(asked)
 
     def _carry(self, asked: Round) -> Rates:
         patience = asked.warm + asked.window + DRAIN_SECONDS + PATIENCE_SECONDS
         orders = [_order(asked, host) for host in range(self._member.hosts)]
         return _by_flow(self._perform(orders, patience), "rates")
 
-    def _burst(self, asked: Burst) -> Rates:
+    def _burst(self, asked: Burst) -> Mapping[tuple[int, int], float]:
         sender, receiver = asked.flow
         order = {"do": "burst", "sender": sender, "receiver": receiver, "nbytes": asked.nbytes}
-        reports = self._perform([order] * self._member.hosts, (BURSTS + 1) * PATIENCE_SECONDS)
+        reports = self._perform([order] * self._member.hosts, 4 * PATIENCE_SECONDS)
         return {asked.flow: reports[sender]["seconds"][str(receiver)]}
 
     def end(self) -> None:

@@ -8,8 +8,8 @@
             to another host
     group   hosts that seem to share an uplink send to the rest; or the rest to them
 
-Last, through each link found one host sends another as much as passes in a millisecond, after a rest. Where that is
-there much sooner, the link is limited by a token bucket, which had saved it up: a *burst*.
+Last, through each link found one host sends another as much as passes between them in a millisecond, after a rest.
+Where that is there much sooner than at the link's rate, a token bucket had saved it up: a *burst*.
 
 A flow's own rate is left to TCP's moods. What passes a full link together is not, so only sums are believed. On a busy
 machine a sum may come out too low, and after a pause a little too high: what no other value confirms is measured
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from multiring.probe import classes
@@ -55,8 +55,11 @@ second. Less would not fill a link; more only fills queues, which must drain bef
 LEAST_IN_FLIGHT = 1 << 14
 """Of a stream."""
 
-BURST_SECONDS, MOST_BURST = 1e-3, 1 << 22
-"""A link is tried with what it passes in that time, at most so many bytes."""
+BURST_SECONDS, LEAST_BURST, MOST_BURST = 1e-3, 1 << 10, 1 << 20
+"""A link is tried with what it passes in that time, of so many bytes."""
+
+BURST_TRIALS = 3
+"""So often a link may be held up by something else."""
 
 SOONER = 0.5
 """What has come in so much of the time that it takes at the link's rate, or less, came at once."""
@@ -83,17 +86,17 @@ class Round:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a survey found: round trips, what each host can send and receive, and what suspected groups can; of hosts
-    and groups, those whose links pass ``BURST_SECONDS`` of their rate at once."""
+    """What a survey found: round trips, what each host can send and receive, and what suspected groups can; the bytes
+    that the links of hosts and groups pass at once, if all do."""
 
     seconds: Seconds
     hosts: tuple[Capacity, ...]
     groups: Mapping[Group, Capacity]
-    bursts: frozenset[Group] = frozenset()
+    bursts: Mapping[Group, float] = field(default_factory=dict)
 
 
-Survey = Generator[Round | Burst, Rates, _Found]
-"""Yields what is to be measured and is sent the answer: of a burst, the seconds of its flow."""
+Survey = Generator[Round | Burst, Mapping[Flow, float], _Found]
+"""Yields what is to be measured and is sent the answer: the rates of a round's flows, the seconds of a burst's."""
 
 
 def survey(hosts: int, seconds: Seconds) -> Survey[Findings]:
@@ -119,24 +122,29 @@ def survey(hosts: int, seconds: Seconds) -> Survey[Findings]:
     return replace(found, bursts=(yield from _bursts(found)))
 
 
-def _bursts(found: Findings) -> Survey[frozenset[Group]]:
-    """The hosts, and the groups that have a link, which pass a burst both ways."""
+def _bursts(found: Findings) -> Survey[dict[Group, float]]:
+    """What the links of all hosts, and of the groups that have one, pass at once, both ways; nothing if one does
+    not, as calls wait for that one."""
     everyone = range(len(found.hosts))
-    passed = []
-    for group in [*(frozenset([host]) for host in everyone), *needed(found.hosts, found.groups, found.seconds)]:
+    capacities = {frozenset([host]): capacity for host, capacity in enumerate(found.hosts)}
+    capacities |= {group: found.groups[group] for group in needed(found.hosts, found.groups, found.seconds)}
+    passed = {}
+    for group, capacity in capacities.items():
         out = max(
             ((a, b) for a in sorted(group) for b in everyone if b not in group),
             key=lambda flow: min(_rate(found, flow), _rate(found, flow[::-1])),
         )
-        for flow in (out, out[::-1]):
-            rate = _rate(found, flow)
-            nbytes = min(round(BURST_SECONDS * rate), MOST_BURST)
-            took = yield Burst(flow, nbytes)
-            if took[flow] - found.seconds[flow] > SOONER * nbytes / rate:
-                break
-        else:
-            passed.append(group)
-    return frozenset(passed)
+        both = out, out[::-1]
+        nbytes = min(MOST_BURST, *(round(BURST_SECONDS * _rate(found, flow)) for flow in both))
+        for flow, rate in zip(both, (capacity.out, capacity.into), strict=True):
+            late = found.seconds[flow] + SOONER * nbytes / rate
+            for _ in range(BURST_TRIALS if nbytes >= LEAST_BURST else 0):
+                if (yield Burst(flow, nbytes))[flow] <= late:
+                    break
+            else:
+                return {}
+        passed[group] = float(nbytes)
+    return passed
 
 
 def _rate(found: Findings, flow: Flow) -> float:
