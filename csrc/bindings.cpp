@@ -299,7 +299,7 @@ void bind_arithmetic(nb::module_& m) {
                 reduce_narrow(reduction, to, sources, count, divisor, code<Wire>(wire, wire_names, "wire"),
                               code<Wire>(rounded, wire_names, "wire"));
             else
-                reduction(to, sources.data(), static_cast<int>(sources.size()), count, divisor, false);
+                reduction(to, sources.data(), static_cast<int>(sources.size()), count, divisor);
         },
         "destination"_a, "sources"_a, "count"_a, "dtype"_a, "op"_a, "divisor"_a = 1.0, "wire"_a = 0, "rounded"_a = 0);
     m.def(

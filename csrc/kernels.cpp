@@ -338,21 +338,18 @@ void divide(T* values, std::size_t n, double divisor) {
 }
 
 template <class Format, class Operation>
-void reduce(void* destination, const void* const* sources, int source_count, std::size_t count, double divisor,
-            bool streaming) {
+void reduce(void* destination, const void* const* sources, int source_count, std::size_t count, double divisor) {
     using Stored = typename Format::Stored;
     using Accumulator = typename Format::Accumulator;
     alignas(64) Accumulator accumulated[tile_elements];
     alignas(64) Accumulator widened[Format::is_plain ? 1 : tile_elements];
-    alignas(64) Stored finished[tile_elements];
     for (std::size_t at = 0; at < count; at += tile_elements) {
         const std::size_t n = count - at < tile_elements ? count - at : tile_elements;
         Stored* out = static_cast<Stored*>(destination) + at;
-        Stored* written = streaming ? finished : out;
         if constexpr (Format::is_plain) {
-            combine_all<Operation>(written, accumulated, sources, source_count, at, n);
+            combine_all<Operation>(out, accumulated, sources, source_count, at, n);
             if constexpr (std::is_floating_point_v<Accumulator>)
-                if (divisor > 1) divide(written, n, divisor);
+                if (divisor > 1) divide(out, n, divisor);
         } else {
             Format::load(accumulated, static_cast<const Stored*>(sources[0]) + at, n);
             for (int k = 1; k < source_count; ++k) {
@@ -360,22 +357,21 @@ void reduce(void* destination, const void* const* sources, int source_count, std
                 combine<Operation>(accumulated, accumulated, widened, n);
             }
             if (divisor > 1) divide(accumulated, n, divisor);
-            Format::store(written, accumulated, n);
+            Format::store(out, accumulated, n);
         }
-        if (streaming) copy_past_caches(out, finished, n * sizeof(Stored));
     }
 }
 
 // A complex number is a pair: sums and averages treat its halves alike.
 template <class T>
-void reduce_complex(void* destination, const void* const* sources, int source_count, std::size_t count, double divisor,
-                    bool streaming) {
-    reduce<Plain<T>, Sum>(destination, sources, source_count, 2 * count, divisor, streaming);
+void reduce_complex(void* destination, const void* const* sources, int source_count, std::size_t count,
+                    double divisor) {
+    reduce<Plain<T>, Sum>(destination, sources, source_count, 2 * count, divisor);
 }
 
 // Bytes other than 0 and 1 count as true and leave as 1.
 template <class Operation>
-void reduce_bool(void* destination, const void* const* sources, int source_count, std::size_t count, double, bool) {
+void reduce_bool(void* destination, const void* const* sources, int source_count, std::size_t count, double) {
     alignas(64) std::uint8_t accumulated[tile_elements];
     alignas(64) std::uint8_t truth[tile_elements];
     const auto load = [&](std::uint8_t* out, const void* source, std::size_t at, std::size_t n) {

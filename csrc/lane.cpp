@@ -11,7 +11,8 @@ constexpr std::uint32_t most_unread = 1 << 16;  // a token has 16 bits for the l
 constexpr std::size_t most_eager_bytes = std::size_t{64} << 10;  // a larger operation waits for grants
 // A small arena buffer is copied all the same: that is quicker than to wait until peers have read it.
 constexpr std::size_t fewest_bytes_in_place = std::size_t{32} << 10;
-constexpr std::size_t streaming_bytes = std::size_t{4} << 20;  // buffers that do not stay in the cache anyway
+// Buffers that do not stay in the cache anyway: what is stored goes past it. What is summed is in it, to be read.
+constexpr std::size_t streaming_bytes = std::size_t{4} << 20;
 
 }  // namespace
 
@@ -323,7 +324,6 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
     const auto start = Clock::now();
     std::byte* destination = address(row, in, extent);
     const std::size_t bytes = message_bytes(in, extent);
-    const bool streaming = streaming_ && !in.sent_on;
     const auto arrival_of = [&](std::uint32_t i) -> Arrival& {
         return arrival(row.segment, schedule_->messages[in.first_message + i].index);
     };
@@ -331,7 +331,7 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
         const std::byte* data = arrival_of(0).data.load(std::memory_order_relaxed);
         if (is_narrow(in)) {
             widen(in.wire, reinterpret_cast<float*>(destination), data, extent.count);
-        } else if (streaming) {
+        } else if (streaming_ && !in.sent_on) {
             copy_streaming(destination, data, bytes);
         } else {
             copy(destination, data, bytes);
@@ -343,7 +343,7 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
             sources_.push_back(arrival_of(i).data.load(std::memory_order_relaxed));
         }
         if (in.has_own && in.own_place == in.message_count) sources_.push_back(destination);
-        reduce(in, destination, extent.count, streaming);
+        reduce(in, destination, extent.count);
     }
     const auto took = (Clock::now() - start) / std::max<std::uint32_t>(in.message_count, 1);
     for (std::uint32_t i = 0; i < in.message_count; ++i) {
@@ -357,13 +357,13 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
 }
 
 // Sum `sources_`.
-void Lane::reduce(const Instruction& in, void* destination, std::size_t count, bool streaming) {
+void Lane::reduce(const Instruction& in, void* destination, std::size_t count) {
     const double divisor =
         in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->communicator->members.size()) : 1.0;
     if (narrows_ && (is_narrow(in) || in.rounded != Wire::same))
         reduce_narrow(reduction_, static_cast<float*>(destination), sources_, count, divisor, in.wire, in.rounded);
     else
-        reduction_(destination, sources_.data(), static_cast<int>(sources_.size()), count, divisor, streaming);
+        reduction_(destination, sources_.data(), static_cast<int>(sources_.size()), count, divisor);
 }
 
 bool Lane::flush() {

@@ -139,7 +139,7 @@ class Lane {
         return narrows_ && schedule_->arrival_wires[index] != Wire::same ? bytes / itemsize_ * narrow_bytes : bytes;
     }
     void stage(std::byte* staged, const std::byte* data, std::size_t bytes, Pace& pace);
-    void reduce(const Instruction& in, void* destination, std::size_t count, bool streaming);
+    void reduce(const Instruction& in, void* destination, std::size_t count);
     // Whether the send's bytes are read where the caller keeps them, and still are.
     bool is_leaving(const Row& row, const Instruction& in) const;
 

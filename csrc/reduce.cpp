@@ -99,7 +99,7 @@ void reduce_narrow(Reduction reduction, float* destination, std::span<const void
                 widen(arriving, wide, static_cast<const std::uint16_t*>(sources[i]) + first, n);
             }
         }
-        reduction(here, pieces.data(), static_cast<int>(pieces.size()), n, divisor, false);
+        reduction(here, pieces.data(), static_cast<int>(pieces.size()), n, divisor);
         if (rounded == Wire::same) continue;
         narrow(rounded, narrowed, here, n);
         widen(rounded, here, narrowed, n);

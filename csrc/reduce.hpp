@@ -13,10 +13,9 @@ namespace multiring {
 
 // destination[i] = finish(sources[0][i] op sources[1][i] op ...), summed from left to right. The destination may be one
 // of the sources, whichever its place. float16, bfloat16 and float8 accumulate in float32 and are rounded once;
-// integers wrap; NaN propagates through min and max; bool is logical. `divisor` > 1 divides the result (avg). A
-// streaming destination is written past the caches.
+// integers wrap; NaN propagates through min and max; bool is logical. `divisor` > 1 divides the result (avg).
 using Reduction = void (*)(void* destination, const void* const* sources, int source_count, std::size_t count,
-                           double divisor, bool streaming);
+                           double divisor);
 
 // The reduction for a type and operation, nullptr where it has no meaning (avg or prod of ..., bits of floats).
 Reduction find_reduction(Dtype dtype, Op op);
