@@ -14,6 +14,7 @@ al. 1993 (LogP) for the overhead.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -63,7 +64,8 @@ NARROW_PART = 1 / 2
 class Speeds:
     """What a rank needs: seconds a byte reduced, seconds a further message in a step within a host and between hosts;
     the segments that it can be given, and the calls that it has in flight at most. Planner and simulator take the same,
-    but for ``ranks_per_core``, which the simulator does not know. Unless given, they are those of the native engine.
+    but for ``ranks_per_core`` and ``passing``, which the simulator does not know. Unless given, they are those of the
+    native engine.
 
     A rank's thread does one thing at a time. Half of a message's overhead is the sender's, half the receiver's; the
     latency of a link holds the overhead of one message.
@@ -87,6 +89,10 @@ class Speeds:
     ranks_per_core: float = 1.0
     """The most that share one, on any machine; at least 1. They take turns: whoever waits for another does so for a
     turn of each that takes part, and the messages of all, and what they copy and reduce, are one core's work."""
+
+    passing: float = 1 / 16e9
+    """A byte of another rank of the host, added or kept alike, beyond the time that it takes to come: its core passes
+    over it. 0 where something else moves the bytes within a host, while cores add."""
 
     def overhead(self, is_local: bool) -> float:
         """Seconds a further message in a step between ranks of one host, or of several."""
@@ -156,7 +162,7 @@ class Prediction:
 @dataclass(frozen=True, slots=True)
 class _Phase:
     """What a phase adds: seconds for every segment, and for every byte of it on each of its ``hops`` in a row and where
-    it is reduced; its loads; what it reduces of them, which is as wide as it is summed."""
+    it is reduced or stored; its loads; and the seconds a byte of that work by the link of the ranks that do it."""
 
     kind: str
     stage: Stage
@@ -165,15 +171,14 @@ class _Phase:
     latency: float
     core: float
     hops: tuple[float, ...]
-    reduced_per_byte: float
     loads: Loads
-    reduced: Loads
+    work: dict[Key, float]
 
     def seconds(self, nbytes: float, saved: float) -> float:
         """Of so many bytes, over links that have saved some seconds."""
         saved = 0.0 if self.is_local else saved
         travelling = sum(max(per_byte * nbytes - saved, 0.0) for per_byte in self.hops)
-        return self.latency + travelling + self.reduced_per_byte * nbytes
+        return self.latency + travelling + max(self.work.values(), default=0.0) * nbytes
 
     @property
     def is_local(self) -> bool:
@@ -236,16 +241,18 @@ class CostModel:
         kinds = phase_kinds(self._collective, stages)
         phases = [phase for phase in (self._phase(depth, kind, stages) for depth, kind in kinds) if phase is not None]
         loads = _sum(phase.loads for phase in phases)
-        reduced = _sum(phase.reduced for phase in phases)
+        work: Counter[Key] = Counter()
+        for phase in phases:
+            work.update(phase.work)
+        working = max(work.values(), default=0.0)
         copying, wires = self._busiest(loads, is_local=True), self._busiest(loads, is_local=False)
-        reducing = self._reduce_seconds(reduced)
-        takes_turns = self._speeds.ranks_per_core > 1
+        cores_copy = self._speeds.passing > 0
         pace = _Pace(
             phases,
             self._saved(loads, nbytes),
-            wires if takes_turns else max(copying, wires),
+            wires if cores_copy else max(copying, wires),
             sum(phase.core for phase in phases),
-            reducing + copying if takes_turns else reducing,
+            working + copying if cores_copy else working,
             LOCAL_WINDOW_BYTES if all(phase.is_local for phase in phases) else WIRE_WINDOW_BYTES,
         )
         slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in self._speeds.segments]
@@ -278,7 +285,10 @@ class CostModel:
         turns = self._speeds.ranks_per_core if is_local else 1.0
         whole = self._map.loads(depth, kind, stages)
         loads = {key: (part * out, part * in_) for key, (out, in_) in whole.items()}
-        reduced = whole if kind in REDUCING else {}
+        if is_local and self._speeds.passing:
+            work = self._work(loads, self._speeds.passing)
+        else:
+            work = self._work(whole, self._speeds.gamma) if kind in REDUCING else {}  # as wide as it is summed
         steps, latency, core = 0, 0.0, 0.0
         hops: list[float] = [max(self._link_seconds(key, load) for key, load in loads.items())]
         involved = self._map.part_in_rings(depth, stages)
@@ -297,8 +307,7 @@ class CostModel:
                 row = [part * turns / min(min(link.up, link.down) for link in links) for links in crossed]
                 hops = max(hops, row, key=sum)
         members = max(len(shape.children) for shape in self._map.shapes(depth))
-        reducing = self._reduce_seconds(reduced)
-        return _Phase(kind, stage, members, steps, latency, core, tuple(hops), reducing, loads, reduced)
+        return _Phase(kind, stage, members, steps, latency, core, tuple(hops), loads, work)
 
     def _crossed(self, shape: Shape, kind: str, method: str) -> list[frozenset[Link]]:
         """For each step of a shape's rings the links that messages may cross: all of them where all members send."""
@@ -331,10 +340,10 @@ class CostModel:
         chosen = (item for item in loads.items() if (self._map.links[item[0]].level == "rank") == is_local)
         return max((self._link_seconds(key, load) for key, load in chosen), default=0.0)
 
-    def _reduce_seconds(self, loads: Loads) -> float:
-        """Seconds a byte at the busiest rank, which adds what it receives."""
-        received = (load[1] for key, load in loads.items() if self._map.links[key].level == "rank")
-        return max(received, default=0.0) * self._speeds.gamma * self._speeds.ranks_per_core
+    def _work(self, loads: Loads, each: float) -> dict[Key, float]:
+        """Seconds a byte of ranks that work so long on each that they receive."""
+        each *= self._speeds.ranks_per_core
+        return {key: each * load[1] for key, load in loads.items() if self._map.links[key].level == "rank"}
 
     def _link_load(self, key: Key, load: tuple[float, float], nbytes: int) -> LinkLoad:
         like = self._map.links[key]

@@ -80,7 +80,7 @@ class Machine:
     def speeds(self) -> Speeds:
         """What the simulation takes a rank to need."""
         overhead = self.message_seconds.value
-        return Speeds(1 / self.reduce_rate.value, overhead, overhead, SEGMENTS)
+        return Speeds(1 / self.reduce_rate.value, overhead, overhead, SEGMENTS, passing=0.0)
 
     def speed(self, model: Model) -> float:
         """Samples a second that one rank trains on."""
