@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from multiring.engine import Part
     from multiring.plan import Plan
 
-METHOD = 4
+METHOD = 5
 """Counts the ways in which plans were measured: what another found is not used."""
 
 BARRIERS = 4
