@@ -24,7 +24,7 @@ from itertools import starmap
 
 from .balance import fastest_shares
 from .layout import Dimension, Layout, Shape, layout
-from .plan import BLOCKED, WHOLE, Phase, Plan, Ring, Span, Tiling, joined
+from .plan import BLOCKED, ROOTED, WHOLE, Phase, Plan, Ring, Span, Tiling, joined
 from .topology import Topology
 
 SPLIT, LEAD, ALL = "split", "lead", "all"
@@ -96,7 +96,7 @@ def compose(
     window: int = Plan.window,
 ) -> Plan:
     """The plan of a collective that runs through ``stages``, innermost first, ``window`` segments at a time."""
-    rooted = collective in ("broadcast", "reduce")
+    rooted = collective in ROOTED
     arranged = layout(topology, [stage.dimension for stage in stages], root if rooted else None)
     if collective == "all_to_all":
         patterns = _exchange_patterns(arranged)

@@ -25,6 +25,7 @@ KINDS = tuple(METHODS_OF)
 REDUCING = ("reduce_scatter", "all_reduce", "reduce")
 METHODS = ("ring", "direct", "halving", "tree")
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
+ROOTED = ("broadcast", "reduce")
 BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
 """The collectives whose buffer is ``world_size`` blocks; block r is the span [r/n, (r+1)/n)."""
 

@@ -16,7 +16,7 @@ from .compose import LEAD, Stage, compose
 from .cost import NARROW_PART, NATIVE, CostModel, Prediction, Speeds
 from .explain import summary, text
 from .layout import Layout, arranged, canonical, rooted
-from .plan import COLLECTIVES, WIRES, Plan
+from .plan import COLLECTIVES, ROOTED, WIRES, Plan
 from .space import Options, grids, options
 from .topology import Link, Place, Topology
 
@@ -218,7 +218,7 @@ def candidates(
         raise ValueError(f"nbytes is {nbytes}; it must be 0 or more")
     if not 0 <= root < topology.world_size:
         raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
-    seen = rooted(topology, root) if collective in ("broadcast", "reduce") else topology
+    seen = rooted(topology, root) if collective in ROOTED else topology
     narrow = tuple(sorted((wire or {}).items())) if collective == "all_reduce" else ()
     choices = _choices(seen, collective, narrow, ordered and collective in SUMMING, speeds)
     found = [best for model, choice in choices for best in _best(model, choice, nbytes)]

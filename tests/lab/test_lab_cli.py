@@ -146,6 +146,24 @@ class TestWithRoot:
         assert failed.stderr.startswith(message)
         assert failed.stderr.count("\n") == 1
 
+    def test_a_name_that_is_too_long_for_a_directory(self, file: Path) -> None:
+        failed = multiring_lab("up", str(file), "--lab", "x" * 300)
+        assert failed.stderr.startswith("multiring lab up: a lab cannot be called 'xxx")
+        assert failed.stderr.count("\n") == 1
+
+    def test_a_lab_that_has_ended_by_itself_hides_no_other(self, file: Path) -> None:
+        other = f"{file.stem}-other"
+        multiring_lab("up", str(file), "--lab", other)
+        multiring_lab("up", str(file))
+        os.kill(lab.find(file.stem).keeper, signal.SIGKILL)
+        try:
+            shown = multiring_lab("status")
+        finally:
+            lab.remove(other)
+        assert f"lab {other}: 3 hosts" in shown.stdout
+        assert f"lab {file.stem} has ended by itself" in shown.stderr
+        assert shown.returncode == 2
+
     def test_a_host_that_is_not_there(self, file: Path) -> None:
         multiring_lab("up", str(file))
         failed = multiring_lab("run", "--lab", file.stem, "--on", "z", "true")

@@ -112,6 +112,16 @@ def test_a_job_goes_on_without_measures_and_names_the_host_that_did_not_answer(c
     assert not list(cache.rglob("*.toml"))
 
 
+def test_a_file_that_cannot_be_written_is_one_line(cache: Path, tmp_path: Path) -> None:
+    with lab.up(topology_file.load(TOPOLOGIES[0].parent / "uneven.toml")) as cluster:
+        words = ["probe", "-H", "a:3,b:1,c:2", "--ssh", str(cluster.ssh), "--output", str(tmp_path)]
+        command = cluster.command("a", sys.executable, "-m", "multiring", *words)
+        typed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert typed.returncode == 1
+    assert f"multiring probe: --output {tmp_path}: Is a directory" in typed.stderr
+    assert "Traceback" not in typed.stderr
+
+
 def test_what_the_command_finds_is_what_a_job_can_be_given(cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "found.toml"
     with lab.up(topology_file.load(TOPOLOGIES[0].parent / "uneven.toml")) as cluster:

@@ -174,6 +174,25 @@ def test_bad_option_is_named_before_anything_starts(options: list[str], offendin
 
 
 @pytest.mark.parametrize(
+    ("options", "offending"),
+    [
+        (["--sizes", "4KB,1XB"], "1XB"),
+        (["--collective", "barrier"], "--collective 'barrier': known are all_reduce"),
+        (["--library", "nccl"], "--library 'nccl': known are multiring, gloo"),
+        (["--replay", "/nonexistent/job.json"], "/nonexistent/job.json: No such file"),
+        (["--library", "openmpi"], "the ranks of an MPI are started by its own launcher"),
+    ],
+)
+def test_a_launch_that_cannot_be_is_one_line_and_joins_no_job(options: list[str], offending: str) -> None:
+    program = [sys.executable, "-m", "multiring.bench", *options]
+    refused = subprocess.run(program, env={**os.environ, "RANK": "0"}, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("multiring bench: ")
+    assert offending in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("settings", "offending"),
     [
         ({"MULTIRING_STREAMS": "many"}, "MULTIRING_STREAMS='many'"),

@@ -105,6 +105,7 @@ def test_table_and_printed_choice_show_the_same(tmp_path: Path) -> None:
         (["--topology", "FILE", "--size", "1XB"], "1XB"),
         (["--topology", "FILE", "--size", "1MB", "--collective", "allreduce"], "allreduce"),
         (["--topology", "FILE", "--size", "1MB", "--collective", "broadcast", "--root", "8"], "root is 8"),
+        (["--topology", "FILE", "--size", "1MB", "--root", "3"], "--root 3: all_reduce has no root"),
         (["--topology", "BROKEN", "--size", "1MB"], "hots"),
     ],
 )

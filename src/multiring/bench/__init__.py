@@ -25,7 +25,10 @@ DEFAULT_SIZES = "4KB,64KB,1MB,16MB,64MB"
 
 def parse_sizes(text: str) -> list[int]:
     """Bytes of each of the comma-separated sizes, each once; ValueError for one that is none, or less than a number."""
-    sizes = list(dict.fromkeys(parse_size(size) for size in text.split(",")))
-    if min(sizes) < FEWEST_BYTES:
-        raise ValueError(f"at least {FEWEST_BYTES} bytes, a float32, not {min(sizes)}")
+    try:
+        sizes = list(dict.fromkeys(parse_size(size) for size in text.split(",")))
+        if min(sizes) < FEWEST_BYTES:
+            raise ValueError(f"at least {FEWEST_BYTES} bytes, a float32, not {min(sizes)}")
+    except ValueError as error:
+        raise ValueError(f"--sizes {text!r}: expected {error}") from None
     return sizes

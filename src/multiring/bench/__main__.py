@@ -13,6 +13,7 @@ from rich.console import Console
 from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, peers, replay, report
 from multiring.bench.contestants import COLLECTIVES, Api
 from multiring.bench.measure import measure
+from multiring.cli.errors import one_line_errors
 from multiring.recording import load
 
 
@@ -21,26 +22,29 @@ def main(
     sizes: Annotated[str, typer.Option(help="Sizes of the buffer, all blocks together.")] = DEFAULT_SIZES,
     api: Annotated[Api, typer.Option(help="What multiring is called through.")] = Api.numpy,
     library: Annotated[str, typer.Option(help=f"multiring, or a peer: {', '.join(peers.PEERS)}.")] = "multiring",
-    seconds: Annotated[float, typer.Option(help="How long to measure each size.")] = 0.5,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure each size.")] = 0.5,
     replayed: Annotated[
         Path | None, typer.Option("--replay", metavar="FILE", help="Measure the steps of this recording instead.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="With --replay: how many.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="With --replay: how many.")] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here instead of a table.")] = None,
 ) -> None:
     """Measure a collective, or training steps, over the ranks of this job."""
-    contestant = contestants.join(library, api)
-    if replayed:
-        recording = load(replayed)
+    with one_line_errors("bench"):
+        contestants.check_collective(collective)
+        wanted = parse_sizes(sizes)
+        recording = load(replayed) if replayed else None
+        contestant = contestants.join(library, api)
+    if recording:
         found: list[Any] = replay.replay(contestant, recording, steps)
     else:
-        kinds = [(size, kind) for size in parse_sizes(sizes) for kind in contestant.buffers]
+        kinds = [(size, kind) for size in wanted for kind in contestant.buffers]
         figures = [measure(contestant, collective, size, kind, seconds) for size, kind in kinds]
         found = [asdict(figure) for figure in figures]
     if contestant.rank == 0:
         if json_file:
             json_file.write_text(json.dumps(found))
-        elif replayed:
+        elif recording:
             Console().print(replay.table(replay.rows(recording, {library: [found]}, None)))
         else:
             rows = report.summarise({api.value: [figures]}, {}, collective, contestant.world_size)

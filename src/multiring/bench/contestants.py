@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from multiring.bench.peers import PEERS
 from multiring.cores import allowed_cores, cgroup_quota, divide
 
 Array = NDArray[np.float32]
@@ -145,8 +146,10 @@ class ThroughTorch:
         if collective == "broadcast":
             return Task(lambda: dist.broadcast(whole, 0), arrays[0], arrays[0])
         if collective == "all_gather":
-            return Task(lambda: dist.all_gather_into_tensor(whole, block), arrays[1], arrays[0])
-        return Task(lambda: dist.reduce_scatter_tensor(block, whole), arrays[0], arrays[1])
+            gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
+            return Task(lambda: gather(whole, block), arrays[1], arrays[0])
+        scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+        return Task(lambda: scatter(block, whole), arrays[0], arrays[1])
 
     def all_reduce(self, tensor: Any) -> None:
         """Sum a tensor in place."""
@@ -201,6 +204,11 @@ class ThroughMPI:
     buffers: tuple[str, ...] = BUFFERS[:1]
 
     def __init__(self) -> None:
+        if "RANK" in os.environ:  # before MPI is loaded: by itself it makes a world of one, and leaves files behind
+            raise ValueError(
+                "the ranks of an MPI are started by its own launcher, and this job was not: `multiring bench --peers "
+                "NAME` does that, or `mpirun -n 2 python -m multiring.bench --library NAME`"
+            )
         _bind_as_multiring_run()
         from mpi4py import MPI
 
@@ -277,8 +285,19 @@ def _bind_as_multiring_run() -> None:
                 os.sched_setaffinity(0, share.cpus)
 
 
+def check_collective(name: str) -> None:
+    """ValueError unless it is one that is measured."""
+    if name not in COLLECTIVES:
+        raise ValueError(f"--collective {name!r}: known are {', '.join(COLLECTIVES)}")
+
+
 def join(library: str, api: Api) -> Contestant:
-    """Join the job as a rank of ``library``: multiring, an MPI, deepspeed, or a backend of torch.distributed."""
+    """Join the job as a rank of ``library``: multiring, an MPI, deepspeed, or a backend of torch.distributed.
+
+    ValueError if it is unknown, or an MPI whose launcher has not started this rank.
+    """
+    if library not in ("multiring", *PEERS):
+        raise ValueError(f"--library {library!r}: known are multiring, {', '.join(PEERS)}")
     if library in ("openmpi", "mpich", "impi"):
         return ThroughMPI()
     if library == "deepspeed":

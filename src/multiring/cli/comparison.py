@@ -14,7 +14,7 @@ from rich.console import Console
 
 from multiring import env
 from multiring.bench import curves, parse_sizes, replay, report
-from multiring.bench.contestants import COLLECTIVES, Api
+from multiring.bench.contestants import COLLECTIVES, Api, check_collective
 from multiring.bench.launches import Entry, Start, alternate
 from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import ONLY_ALL_REDUCE, PEERS, remedy
@@ -80,12 +80,8 @@ class Comparison:
     def check(self) -> None:
         """ValueError for what cannot be measured."""
         _check_environment()
-        if self.collective not in COLLECTIVES:
-            raise ValueError(f"--collective {self.collective!r}: known are {', '.join(COLLECTIVES)}")
-        try:
-            parse_sizes(self.sizes)
-        except ValueError as error:
-            raise ValueError(f"--sizes {self.sizes!r}: expected {error}") from None
+        check_collective(self.collective)
+        parse_sizes(self.sizes)
         for peer in self.peers:
             if peer in ONLY_ALL_REDUCE and self.collective != "all_reduce":
                 raise ValueError(f"--peers {peer}: it has all_reduce only, no {self.collective}")

@@ -118,8 +118,16 @@ def compare(
 def status(name: Name = "") -> None:
     """Show the labs that are up, and what runs on them."""
     with one_line_errors("lab status", LabError):
+        failed = []
         for each in [name] if name else lab.clusters():
-            _show(lab.find(each))
+            try:
+                _show(lab.find(each))
+            except LabError as error:
+                failed.append(str(error))
+        if failed:
+            raise LabError("\n".join(failed))
+        if not name and not lab.clusters():
+            typer.echo(lab.NONE_UP)
 
 
 def down(name: Name = "") -> None:

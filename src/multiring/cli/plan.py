@@ -13,7 +13,7 @@ from multiring import explain, planner, topology_file
 from multiring.cli import output
 from multiring.cli.errors import one_line_errors
 from multiring.env import parse_size, parse_wire
-from multiring.plan import COLLECTIVES
+from multiring.plan import COLLECTIVES, ROOTED
 from multiring.planner import size_class
 from multiring.strategies import STRATEGIES, forced
 from multiring.strategies import strategy as named
@@ -41,6 +41,8 @@ def plan(
     """Show the plan for a topology and a size, without running anything."""
     with one_line_errors("plan"):
         cluster, nbytes = topology_file.load(topology), size_class(_bytes(size))
+        if root and collective in COLLECTIVES and collective not in ROOTED:
+            raise ValueError(f"--root {root}: {collective} has no root; leave it out")
         if strategy == "multiring":
             choice = planner.choose(cluster, collective, nbytes, root, _wire(wire))
         else:

@@ -13,10 +13,11 @@
 from __future__ import annotations
 
 from multiring.lab.build import obstacle, up
-from multiring.lab.cluster import Cluster, Host, LabError, clusters, find, remove
+from multiring.lab.cluster import NONE_UP, Cluster, Host, LabError, clusters, find, remove
 from multiring.lab.faults import cut, deafen, restore, throttle
 
 __all__ = [
+    "NONE_UP",
     "Cluster",
     "Host",
     "LabError",

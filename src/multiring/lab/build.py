@@ -54,8 +54,8 @@ def up(
     """
     network = design(topology)
     name = name or f"{os.getpid()}-{next(_unnamed)}"
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
-        raise LabError(f"a lab cannot be called {name!r}: use letters, digits, dots, dashes and underscores")
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", name):
+        raise LabError(f"a lab cannot be called {name!r}: use at most 64 letters, digits, dots, dashes and underscores")
     if reason := obstacle():
         raise LabError(reason)
     cores_of = _divide_cores(len(network.hosts), cores)
