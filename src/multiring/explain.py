@@ -31,7 +31,7 @@ def summary(choice: Choice) -> str:
     plan, prediction = choice.plan, choice.chosen.prediction
     segments = f"{count(prediction.segments, 'segment')}, at most {plan.window} in flight"
     lines = [
-        f"plan {plan.id}: {plan.collective} of {size(choice.nbytes)} over {plan.world_size} ranks"
+        f"plan {plan.id}: {plan.collective} of {size(choice.nbytes)} over {count(plan.world_size, 'rank')}"
         " (for sizes up to twice that)",
         f"predicted  {precise_duration(prediction.seconds)}, in {segments}",
     ]

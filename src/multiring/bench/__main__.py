@@ -15,6 +15,7 @@ from multiring.bench.contestants import COLLECTIVES, Api
 from multiring.bench.measure import measure
 from multiring.cli.errors import one_line_errors
 from multiring.recording import load
+from multiring.units import count
 
 
 def main(
@@ -48,7 +49,7 @@ def main(
             Console().print(replay.table(replay.rows(recording, {library: [found]}, None)))
         else:
             rows = report.summarise({api.value: [figures]}, {}, collective, contestant.world_size)
-            report.show(rows, f"{collective}, {contestant.world_size} ranks, {library}")
+            report.show(rows, f"{collective}, {count(contestant.world_size, 'rank')}, {library}")
     contestant.close()
 
 
