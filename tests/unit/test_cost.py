@@ -10,7 +10,7 @@ import pytest
 from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring.compose import compose
-from multiring.cost import HEADERS, INTERNAL_WIRE_OVERHEAD, MOST_SEGMENTS, NATIVE, SWITCH_SECONDS
+from multiring.cost import HEADERS, INTERNAL_WIRE_OVERHEAD, MOST_SEGMENTS, NATIVE, OUT_OF_CACHE_BYTES, SWITCH_SECONDS
 from multiring.planner import Candidate, candidates, choose
 from multiring.schedule import SEND, schedule
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
@@ -107,7 +107,7 @@ def test_a_long_way_takes_a_window_that_covers_it():
     assert plan.window * plan.segment_bytes >= min(latency * rate, MOST_SEGMENTS * plan.segment_bytes)
 
 
-@pytest.mark.parametrize("nbytes", [16 << 10, 64 << 10, 1 << 20, 64 << 20])
+@pytest.mark.parametrize("nbytes", [16 << 10, 64 << 10, 1 << 20, 8 << 20])
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_whether_a_core_adds_or_keeps_what_it_takes_from_another_rank_it_takes_as_long(collective, nbytes):
     """So two ranks that exchange everything at once wait once, where scattering and gathering waits twice."""
@@ -117,6 +117,11 @@ def test_whether_a_core_adds_or_keeps_what_it_takes_from_another_rank_it_takes_a
     expected = received * nbytes * (1 / CORE.down + NATIVE.passing)
     assert best.prediction.seconds == pytest.approx(expected, rel=0.01, abs=3e-6)
     assert best.prediction.segments == max(1, nbytes // NATIVE.segments[-1])
+
+
+def test_what_leaves_the_caches_is_not_exchanged_in_one_step():
+    best = choose(Topology.flat([2], CORE), "all_reduce", OUT_OF_CACHE_BYTES).chosen
+    assert [phase.kind for phase in best.prediction.phases] == ["reduce_scatter", "all_gather"]
 
 
 @pytest.mark.parametrize("nbytes", [4 << 10, 256 << 10, 1 << 20, 64 << 20])
