@@ -251,15 +251,17 @@ std::optional<Op> op_named(nb::handle wanted) {
     return {};
 }
 
-bool all_reduce(NativeCalls& calls, nb::handle x, nb::handle op, double timeout, std::uint32_t label) {
+bool all_reduce(NativeCalls& calls, nb::handle x, nb::handle op, nb::handle timeout, std::uint32_t label) {
+    if (!timeout.is_none() && !PyFloat_CheckExact(timeout.ptr())) return false;
+    const double seconds = timeout.is_none() ? calls.timeout : PyFloat_AS_DOUBLE(timeout.ptr());
     const std::optional<Plain> buffer = plain(x);
     const std::optional<Op> by = op_named(op);
-    if (!buffer || !by || !is_defined(*by, buffer->dtype)) return false;
+    if (!(seconds >= 0) || !buffer || !by || !is_defined(*by, buffer->dtype)) return false;
     Engine& engine = *calls.engine;
     drop_owners(engine);
     const nb::gil_scoped_release nogil;
     const auto call =
-        calls.call(Collective::all_reduce, buffer->pointer, buffer->count, buffer->dtype, *by, 0, label, timeout);
+        calls.call(Collective::all_reduce, buffer->pointer, buffer->count, buffer->dtype, *by, 0, label, seconds);
     if (call) engine.run(*call, attending(engine));
     return call.has_value();
 }
@@ -275,7 +277,7 @@ void barrier(NativeCalls& calls, double timeout) {
 
 void bind_native_calls(nb::module_& m) {
     nb::class_<NativeCalls>(m, "NativeCalls")
-        .def("all_reduce", &all_reduce, "x"_a.none(), "op"_a.none(), "timeout"_a, "label"_a = 0)
+        .def("all_reduce", &all_reduce, "x"_a.none(), "op"_a.none(), "timeout"_a.none() = nb::none(), "label"_a = 0)
         .def("barrier", &barrier, "timeout"_a);
 }
 

@@ -299,6 +299,7 @@ class Engine::Timed {
         event_.number = call->number;
         event_.peer = -1;
     }
+    Clock::time_point start() const { return start_; }
     void has_number(std::uint64_t number) { event_.number = number; }
     ~Timed() {
         const auto end = Clock::now();
@@ -337,7 +338,7 @@ void Engine::count_wait(Link* holder, Clock::time_point begin, Clock::time_point
 void Engine::run(Call call, const CheckSignals& check_signals) {
     Timed timed(*this, &call);
     check_can_start(call);
-    machine_->enter(call);
+    machine_->enter(call, timed.start());
     timed.has_number(call.number);
     Lane* lane = machine_->try_begin(call);
     Spinner spinner(patience_);
@@ -421,7 +422,7 @@ std::shared_ptr<Work> Engine::start(Call call, void* owner,
                                     std::function<void(const std::optional<Failure>&)> on_done) {
     const Inside inside(*this);
     check_can_start(call);
-    machine_->enter(call);
+    machine_->enter(call, Clock::now());
     auto work = std::make_shared<Work>();
     work->call = call;
     work->owner = owner;

@@ -11,6 +11,8 @@ constexpr std::uint32_t most_unread = 1 << 16;  // a token has 16 bits for the l
 constexpr std::size_t most_eager_bytes = std::size_t{64} << 10;  // a larger operation waits for grants
 // A small arena buffer is copied all the same: that is quicker than to wait until peers have read it.
 constexpr std::size_t fewest_bytes_in_place = std::size_t{32} << 10;
+// To read fewer takes no longer than to look at the clock before and after it.
+constexpr std::size_t fewest_bytes_timed = 1024;
 // Buffers that do not stay in the cache anyway: what is stored goes past it. What is summed is in it, to be read.
 constexpr std::size_t streaming_bytes = std::size_t{4} << 20;
 
@@ -321,9 +323,10 @@ void Lane::announce_window() {
 }
 
 void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) {
-    const auto start = Clock::now();
     std::byte* destination = address(row, in, extent);
     const std::size_t bytes = message_bytes(in, extent);
+    std::optional<Clock::time_point> start;
+    if (bytes >= fewest_bytes_timed) start = Clock::now();
     const auto arrival_of = [&](std::uint32_t i) -> Arrival& {
         return arrival(row.segment, schedule_->messages[in.first_message + i].index);
     };
@@ -345,10 +348,11 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
         if (in.has_own && in.own_place == in.message_count) sources_.push_back(destination);
         reduce(in, destination, extent.count);
     }
-    const auto took = (Clock::now() - start) / std::max<std::uint32_t>(in.message_count, 1);
+    Clock::duration took{};
+    if (start) took = (Clock::now() - *start) / std::max<std::uint32_t>(in.message_count, 1);
     for (std::uint32_t i = 0; i < in.message_count; ++i) {
         Arrival& read = arrival_of(i);
-        if (read.from->shares_memory()) read.from->count_busy(took);
+        if (start && read.from->shares_memory()) read.from->count_busy(took);
         const Payload payload{read.data.load(std::memory_order_relaxed), read.token};
         read.data.store(nullptr, std::memory_order_release);
         read.from->give_back(payload, bytes);

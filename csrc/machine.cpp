@@ -210,7 +210,7 @@ void Machine::resolve(Installed& installed) const {
     installed.message_links = std::move(message_links);
 }
 
-void Machine::enter(Call& call) {
+void Machine::enter(Call& call, Clock::time_point now) {
     const Schedule& schedule = *call.installed->schedule;
     Communicator& communicator = *call.installed->communicator;
     const bool reduces = std::any_of(schedule.instructions.begin(), schedule.instructions.end(),
@@ -219,7 +219,7 @@ void Machine::enter(Call& call) {
         throw std::invalid_argument("op " + std::string(name(call.op)) + " is not defined for " +
                                     std::string(name(call.dtype)));
     check_limits(call);
-    call.deadline = Clock::now() + seconds(call.timeout);
+    call.deadline = now + seconds(call.timeout);
     const std::lock_guard lock(communicator.mutex);
     if (call.installed->links.empty() && !schedule.peers.empty()) resolve(*call.installed);
     communicator.give_number(call);

@@ -56,7 +56,7 @@ class Machine final : public Receiver {
     Installed& installed(std::uint32_t handle);
 
     // Check a collective and number it; it starts with `try_begin`.
-    void enter(Call& call);
+    void enter(Call& call, Clock::time_point now);
     // The call's lane, once it is free for it.
     Lane* try_begin(const Call& call);
     // Check a send or receive, number it and begin it; nullptr for a receive that has to wait for its turn.

@@ -47,10 +47,10 @@ def describe(x: Any) -> Description:
 class NativeCalls:
     """Calls of a communicator that native code makes whole."""
 
-    def all_reduce(self, x: Any, op: Any, timeout: float, label: int = 0) -> bool:
+    def all_reduce(self, x: Any, op: Any, timeout: float | None = None, label: int = 0) -> bool:
         """Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no view
-        that shows other numbers, by an ``op`` that its type has, where a plan is chosen; anything else is left as it
-        is."""
+        that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None: the
+        communicator's), where a plan is chosen; anything else is left as it is."""
 
     def barrier(self, timeout: float) -> None:
         """Return when every rank has called it."""

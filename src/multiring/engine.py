@@ -31,7 +31,8 @@ class Part(Protocol):
 class NativeCalls(Protocol):
     """Calls of a communicator that are made in one step."""
 
-    def all_reduce(self, x: Any, op: Any, timeout: float, label: int = 0) -> bool: ...
+    def all_reduce(self, x: Any, op: Any, timeout: float | None = None, label: int = 0) -> bool:
+        """False, and nothing is done, where an argument is not plain; the communicator's ``timeout`` unless given."""
 
     def barrier(self, timeout: float) -> None: ...
 
