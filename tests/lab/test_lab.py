@@ -14,7 +14,7 @@ import pytest
 from lab_traffic import Stream, measure_rate, measure_round_trip, rate_is
 
 from multiring import lab
-from multiring.lab import Cluster, LabError, directory
+from multiring.lab import Cluster, LabError, build, directory
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 MEGABIT = 1e6 / 8
@@ -193,6 +193,19 @@ def wait_until_gone(name: str) -> None:
     while (directory.LABS / name).exists():
         assert time.monotonic() < deadline, f"lab {name} is still there"
         time.sleep(0.01)
+
+
+def test_an_interrupt_at_the_last_moment_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(keeper: subprocess.Popen[str], line: str) -> None:
+        tell(keeper, line)
+        if line == "detach":
+            raise KeyboardInterrupt
+
+    tell = build._tell
+    monkeypatch.setattr(build, "_tell", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab.up(Topology.flat([1, 1]), "test-interrupted", detach=True)
+    assert not (directory.LABS / "test-interrupted").exists()
 
 
 @pytest.mark.parametrize("moment", [0.05, 0.1, 0.2, "up"])

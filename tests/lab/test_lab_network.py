@@ -111,7 +111,7 @@ def test_a_token_bucket_holds_the_burst_of_its_link_and_no_less_than_a_packet() 
     assert {port.burst for cable in (one, other) for port in (cable.inner, cable.outer)} == {80e3}
     assert "burst 80000 limit" in shaping(one.inner)
     assert "burst 70000 limit" in shaping(one.inner, 0.1)
-    with pytest.raises(ValueError, match="a link of a has a burst of 40000 bytes; a lab's have at least 70000"):
+    with pytest.raises(ValueError, match="a link of a has a burst of 40 kB; a lab's have 70 to 1000000"):
         design(Topology(LEVELS[:2], burst(80e3, cards=2)))
 
 
@@ -155,6 +155,19 @@ def test_too_many_hosts_are_refused() -> None:
         design(Topology.flat([1] * 255))
 
 
-def test_links_slower_than_a_byte_a_second_are_refused() -> None:
-    with pytest.raises(ValueError, match="a link has 4 bit/s; a lab's have at least 8"):
-        design(Topology(LEVELS[:2], (host("a", 0, 1, link(400)), host("b", 1, 1, link(4e-6)))))
+@pytest.mark.parametrize(("rate", "shown"), [(4e-6, "4e-06 Mbit/s"), (401e3, "401 Gbit/s")])
+def test_links_are_as_fast_as_token_buckets_can_be(rate: float, shown: str) -> None:
+    with pytest.raises(ValueError, match=f"a link has {shown}; a lab's have 8e-06 Mbit/s to 400 Gbit/s"):
+        design(Topology(LEVELS[:2], (host("a", 0, 1, link(400)), host("b", 1, 1, link(rate)))))
+
+
+@pytest.mark.parametrize("name", ["-a", "localhost", "a b", "a:2", "a,b", ".", "", "a" * 64])
+def test_hosts_have_names_that_stand_on_a_command_line(name: str) -> None:
+    with pytest.raises(ValueError, match=f"a host of a lab cannot be called '{name}'"):
+        design(Topology(LEVELS[:2], (host(name, 0, 1, link(400)),)))
+
+
+def test_a_host_has_no_more_cards_than_routing_tables() -> None:
+    many = Place("a", link(400), ranks_in_host([0]), cards=251)
+    with pytest.raises(ValueError, match="a has 251 cards; a lab's hosts have at most 250"):
+        design(Topology(LEVELS[:2], (many,)))

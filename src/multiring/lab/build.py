@@ -61,6 +61,7 @@ def up(
     cores_of = _divide_cores(len(network.hosts), cores)
     directory = LABS / name
     keeper = _start_keeper(directory)
+    stays = False
     try:
         namespaces = _ask(keeper, name, network, topology_file.text(topology))
         _wire(network, keeper.pid, namespaces, congestion)
@@ -71,9 +72,12 @@ def up(
         cluster = Cluster(name, tuple(hosts), congestion, keeper.pid, keeper)
         _record(cluster)
         if detach:
+            stays = True
             _tell(keeper, "detach")
         return cluster
     except BaseException:
+        if stays:
+            keeper.kill()  # the end of its input may be nothing to it by now
         keeper.communicate()  # the end of its input, at which it clears away
         if keeper.returncode != 0 and directory.exists() and (locked := lock(directory)) is not None:
             clear(directory)

@@ -16,18 +16,26 @@ delay, it is a pair of TAP devices with a forwarder between them (``forwarder.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from multiring import units
 from multiring.topology import Place, Topology
 
 FABRIC = ""
 """Stands where a host's name would, for the namespace of the switches."""
 
 MAX_HOSTS = 254
+MAX_CARDS = 250
+"""Of a host: each has a network and a routing table of its own, of which 256 have numbers."""
 
-LEAST_RATE = 1.0
-"""Of a link, bytes a second: token buckets count whole ones."""
+HOST_NAME = re.compile(r"(?!localhost$)[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
+"""What a host can be called on command lines and in a list of hosts."""
+
+RATES = (1.0, 50e9)
+"""Of a link, bytes a second: token buckets count whole ones, and their queues hold 4 GB at most."""
+LARGEST_BURST = 1e9
 
 FORWARDER_SECONDS = 50e-6
 """What a forwarder takes by itself. A delay that is not longer needs none: the way through the kernel takes as long."""
@@ -101,9 +109,9 @@ class _Designer:
         self._connect(self._topology.places, len(self._topology.levels) - 1)
         if len(self._hosts) > MAX_HOSTS:
             raise ValueError(f"the topology has {len(self._hosts)} hosts; a lab has at most {MAX_HOSTS}")
-        slowest = min(min(cable.inner.rate, cable.outer.rate) for cable in self._cables)
-        if slowest < LEAST_RATE:
-            raise ValueError(f"a link has {8 * slowest:.3g} bit/s; a lab's have at least {8 * LEAST_RATE:g}")
+        for rate in (port.rate for cable in self._cables for port in (cable.inner, cable.outer)):
+            if not RATES[0] <= rate <= RATES[1]:
+                raise ValueError(f"a link has {units.rate(rate)}; a lab's have {' to '.join(map(units.rate, RATES))}")
         return Network(tuple(self._hosts), tuple(self._switches), tuple(self._cables))
 
     def _connect(self, places: tuple[Place, ...], height: int) -> str:
@@ -124,6 +132,11 @@ class _Designer:
         return switch
 
     def _cards(self, host: Place) -> list[Port]:
+        if not HOST_NAME.fullmatch(host.name):
+            allowed = "at most 63 letters, digits, dots, dashes and underscores, and not localhost"
+            raise ValueError(f"a host of a lab cannot be called {host.name!r}: use {allowed}")
+        if host.cards > MAX_CARDS:
+            raise ValueError(f"{host.name} has {host.cards} cards; a lab's hosts have at most {MAX_CARDS}")
         number = len(self._hosts) + 1
         addresses = tuple(f"10.77.{card}.{number}" for card in range(host.cards))
         self._hosts.append(EmulatedHost(host.name, addresses, len(host.places)))
@@ -139,8 +152,9 @@ def _bucket(place: Place, rate: float) -> tuple[float, float]:
     """The rate and the burst of one of the cards of a place whose cards have a rate together."""
     rate, burst = rate / place.cards, place.link.burst / place.cards
     seconds, least = BURST
-    if burst and burst < least:
-        raise ValueError(f"a link of {place.name} has a burst of {burst:g} bytes; a lab's have at least {least:g}")
+    if burst and not least <= burst <= LARGEST_BURST:
+        wanted = f"{least / 1e3:.0f} to {LARGEST_BURST / 1e3:.0f}"
+        raise ValueError(f"a link of {place.name} has a burst of {burst / 1e3:g} kB; a lab's have {wanted}")
     return rate, burst or max(seconds * rate, least)
 
 

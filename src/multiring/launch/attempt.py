@@ -24,6 +24,9 @@ PATIENCE_SECONDS = 1.0
 GRACE_SECONDS = 5.0
 """How long the ranks may take to end after a signal, before a stronger one is sent."""
 
+MOST_LISTED = 16
+"""Ranks in a line."""
+
 Agents = Sequence[tuple[Placement, Connection]]
 
 
@@ -147,8 +150,11 @@ class Attempt:
         if not await self._have_ended(GRACE_SECONDS):
             self._tell("kill")
             if not await self._have_ended(GRACE_SECONDS):
-                listed = ", ".join(f"{rank} on host {self._host[rank]}" for rank in sorted(self._running))
-                self._output.note(f"these ranks do not end: {listed}")
+                remaining = sorted(self._running)
+                listed = [f"{rank} on host {self._host[rank]}" for rank in remaining[:MOST_LISTED]]
+                if len(remaining) > MOST_LISTED:
+                    listed.append(f"{len(remaining) - MOST_LISTED} more")
+                self._output.note(f"these ranks do not end: {', '.join(listed)}")
 
     async def _have_ended(self, seconds: float) -> bool:
         try:
