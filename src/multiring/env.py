@@ -121,6 +121,8 @@ def parse_wire(text: str) -> dict[str, str] | str:
     found = [part.strip().partition("=") for part in text.split(",")]
     if not all(level and format for level, _, format in found):
         raise ValueError("level=format[,level=format...], such as rack=bfloat16, or auto")
+    if len({level for level, _, _ in found}) != len(found):
+        raise ValueError("each level once")
     return {level: format for level, _, format in sorted(found)}
 
 

@@ -92,6 +92,8 @@ def test_a_wire_is_given_as_text_or_by_level() -> None:
     assert env.parse_wire(given.wire) == {"host": "float16", "rack": "float16"}
     assert env.parse_wire(env.read(env.Settings, {}, wire="auto").wire) == "auto"
     assert env.parse_wire(env.Settings().wire) == ""
+    with pytest.raises(ValueError, match="each level once"):
+        env.parse_wire("rack=float16,rack=bfloat16")
 
 
 def test_unknown_name_warns_once_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,6 +30,9 @@ from multiring.rendezvous import check_settings
 from multiring.simulate.training import simulate_step
 from multiring.topology import Topology
 from multiring.units import count, duration, size
+
+LEAST_OF_A_RANK = 32 << 20
+"""What Python and NumPy take, bytes."""
 
 Collective = Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")]
 Launches = Annotated[int, typer.Option(min=1, help="How often each is launched, in turns.")]
@@ -93,6 +97,7 @@ class Comparison:
     def run(self, site: Site) -> None:
         """Measure, print, and write what was asked for."""
         self.check()
+        _check_memory(site.world_size, max(parse_sizes(self.sizes)))
         options = ["--collective", self.collective, "--sizes", self.sizes, "--seconds", str(self.seconds)]
         apis = _apis(self.api, self.peers)
         written = alternate(_entries(apis, self.peers, options), self.launches, site.start)
@@ -167,6 +172,16 @@ def _check_environment() -> None:
         check_settings(env.read(env.Settings))
     except RendezvousError as error:
         raise ValueError(str(error)) from None
+
+
+def _check_memory(ranks: int, nbytes: int) -> None:
+    """ValueError for ranks with buffers of ``nbytes`` that this machine, on which all of them are, cannot hold."""
+    wanted, there = ranks * (LEAST_OF_A_RANK + nbytes), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wanted > there:
+        raise ValueError(
+            f"{count(ranks, 'rank')} with buffers of {size(nbytes)} take {size(wanted)} at least, and this machine has "
+            f"{size(there)}: measure smaller --sizes on fewer ranks"
+        )
 
 
 def check_kind(context: typer.Context, replayed: str | None) -> None:
