@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,10 @@ from multiring.bench.measure import measure
 from multiring.cli.errors import one_line_errors
 from multiring.recording import load
 from multiring.units import count
+
+
+SETTLING_SECONDS = 0.3
+"""After which nobody waits otherwise because the others were busy starting: the longest pause of csrc/wait.cpp is 0.2."""
 
 
 def main(
@@ -39,6 +44,7 @@ def main(
     if recording:
         found: list[Any] = replay.replay(contestant, recording, steps)
     else:
+        time.sleep(SETTLING_SECONDS)
         kinds = [(size, kind) for size in wanted for kind in contestant.buffers]
         figures = [measure(contestant, collective, size, kind, seconds) for size, kind in kinds]
         found = [asdict(figure) for figure in figures]
