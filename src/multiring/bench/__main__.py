@@ -18,9 +18,8 @@ from multiring.cli.errors import one_line_errors
 from multiring.recording import load
 from multiring.units import count
 
-
 SETTLING_SECONDS = 0.3
-"""After which nobody waits otherwise because the others were busy starting: the longest pause of csrc/wait.cpp is 0.2."""
+"""After which nobody waits otherwise because others were busy starting: csrc/wait.cpp pauses for 0.2 at most."""
 
 
 def main(
