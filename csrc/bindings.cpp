@@ -253,7 +253,7 @@ std::optional<Op> op_named(nb::handle wanted) {
 
 bool all_reduce(NativeCalls& calls, nb::handle x, nb::handle op, nb::handle timeout, std::uint32_t label) {
     if (!timeout.is_none() && !PyFloat_CheckExact(timeout.ptr())) return false;
-    const double seconds = timeout.is_none() ? calls.timeout : PyFloat_AS_DOUBLE(timeout.ptr());
+    const double seconds = timeout.is_none() ? calls.timeout : PyFloat_AsDouble(timeout.ptr());
     const std::optional<Plain> buffer = plain(x);
     const std::optional<Op> by = op_named(op);
     if (!(seconds >= 0) || !buffer || !by || !is_defined(*by, buffer->dtype)) return false;

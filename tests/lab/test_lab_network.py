@@ -161,7 +161,7 @@ def test_links_are_as_fast_as_token_buckets_can_be(rate: float, shown: str) -> N
         design(Topology(LEVELS[:2], (host("a", 0, 1, link(400)), host("b", 1, 1, link(rate)))))
 
 
-@pytest.mark.parametrize("name", ["-a", "localhost", "a b", "a:2", "a,b", ".", "", "a" * 64])
+@pytest.mark.parametrize("name", ["-a", "Localhost", "10.77.0.2", "a b", "a:2", "a,b", ".", "", "a" * 64])
 def test_hosts_have_names_that_stand_on_a_command_line(name: str) -> None:
     with pytest.raises(ValueError, match=f"a host of a lab cannot be called '{name}'"):
         design(Topology(LEVELS[:2], (host(name, 0, 1, link(400)),)))

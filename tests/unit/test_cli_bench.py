@@ -154,7 +154,7 @@ def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeyp
         (["--sizes", "4KB,1XB"], "1XB"),
         (["--sizes", "4KB,3"], "--sizes '4KB,3': expected at least 4 bytes, a float32, not 3"),
         (["-n", "3", "--sizes", "9999GB"], "3 ranks with buffers of 9999 GB take 3e+04 GB at least"),
-        (["-n", "99999", "--sizes", "4KB"], "99999 ranks with buffers of 4 KB take 3125 GB at least"),
+        (["-n", "99999", "--sizes", "4KB"], "99999 ranks with buffers of 4 KB take 2344 GB at least"),
         (["--json", "/proc/figures.json"], "--json /proc/figures.json: it cannot be made"),
         (["--peers", "nccl"], "nccl"),
         (["--api", "fortran"], "fortran"),

@@ -18,8 +18,8 @@ from multiring.cli.errors import one_line_errors
 from multiring.recording import load
 from multiring.units import count
 
-SETTLING_SECONDS = 0.3
-"""After which nobody waits otherwise because others were busy starting: csrc/wait.cpp pauses for 0.2 at most."""
+SETTLING_SECONDS = 0.5
+"""After which nobody waits otherwise because others were starting: csrc/wait.cpp remembers that for 0.4 at most."""
 
 
 def main(
@@ -43,6 +43,7 @@ def main(
     if recording:
         found: list[Any] = replay.replay(contestant, recording, steps)
     else:
+        contestant.barrier()
         time.sleep(SETTLING_SECONDS)
         kinds = [(size, kind) for size in wanted for kind in contestant.buffers]
         figures = [measure(contestant, collective, size, kind, seconds) for size, kind in kinds]

@@ -31,7 +31,7 @@ from multiring.simulate.training import simulate_step
 from multiring.topology import Topology
 from multiring.units import count, duration, size
 
-LEAST_OF_A_RANK = 32 << 20
+LEAST_OF_A_RANK = 24 << 20
 """What Python and NumPy take, bytes."""
 
 Collective = Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")]

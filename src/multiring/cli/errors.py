@@ -61,8 +61,6 @@ def one_line_errors(command: str, also: type[Exception] = ValueError) -> Iterato
         number = -error.returncode
         typer.echo(f"multiring {command}: what it started was ended by {signal.Signals(number).name}", err=True)
         raise typer.Exit(128 + number) from None
-    except BrokenPipeError:
-        raise  # who reads has enough: click ends the command
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except (also, ValueError, ImportError) as error:

@@ -30,8 +30,8 @@ MAX_HOSTS = 254
 MAX_CARDS = 250
 """Of a host: each has a network and a routing table of its own, of which 256 have numbers."""
 
-HOST_NAME = re.compile(r"(?!localhost$)[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
-"""What a host can be called on command lines and in a list of hosts."""
+HOST_NAME = re.compile(r"(?!localhost$)(?![0-9.]+$)[a-z0-9_][a-z0-9._-]{0,62}", re.IGNORECASE)
+"""What a host can be called on command lines and in a list of hosts, and is no address."""
 
 RATES = (1.0, 50e9)
 """Of a link, bytes a second: token buckets count whole ones, and their queues hold 4 GB at most."""
@@ -133,7 +133,7 @@ class _Designer:
 
     def _cards(self, host: Place) -> list[Port]:
         if not HOST_NAME.fullmatch(host.name):
-            allowed = "at most 63 letters, digits, dots, dashes and underscores, and not localhost"
+            allowed = "at most 63 letters, digits, dots, dashes and underscores, no address and not localhost"
             raise ValueError(f"a host of a lab cannot be called {host.name!r}: use {allowed}")
         if host.cards > MAX_CARDS:
             raise ValueError(f"{host.name} has {host.cards} cards; a lab's hosts have at most {MAX_CARDS}")

@@ -139,25 +139,14 @@ class Agent:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
         typed = None if self._typed is None else self._typed.as_dict()
         self._send("hello", version=multiring.__version__, host=socket.gethostname(), typed=typed)
-        starting: asyncio.Task[None] | None = None
         while line := await reader.readline():
             message = decode(line)
             if message is None:
                 raise ValueError(f"not a message of the launcher: {line[:100]!r}")
-            if message["kind"] == "start":
-                starting = asyncio.create_task(self._handle(message))
-                continue
-            if starting is not None:  # many ranks take long: what ends them all does not wait for the last
-                if message["kind"] in ("kill", "finish"):
-                    starting.cancel()
-                await asyncio.wait([starting], timeout=1.0 if message["kind"] == "signal" else None)
-            await self._handle(message)
-
-    async def _handle(self, message: Message) -> None:
-        try:
-            await self._handlers[message["kind"]](message)
-        except (LaunchError, MultiringError, ValueError, OSError) as error:
-            self._send("error", text=system_message(error))
+            try:
+                await self._handlers[message["kind"]](message)
+            except (LaunchError, MultiringError, ValueError, OSError) as error:
+                self._send("error", text=system_message(error))
 
     def _send(self, kind: str, **fields: Any) -> None:
         """Blocks while the launcher does not read: so do the ranks then, once their pipes are full."""
@@ -222,7 +211,6 @@ class Agent:
             )
             try:
                 await self._launch(rank, recipe, Terminal(**message["terminal"]))
-                await asyncio.sleep(0)  # for signals, and what the launcher says
             except (OSError, subprocess.SubprocessError) as error:
                 raise LaunchError(
                     f"cannot start rank {rank}, {shlex.join(self._command)}: {system_message(error)}"
