@@ -101,11 +101,6 @@ class Communicator:
         self._plans = Plans(world, number, self.members)
         self._aside: Communicator | None = None
         self._native_calls = self._make_native_calls(self._plans.settled_handle)
-        self.all_reduce_plain: Callable[..., bool] = (
-            _refuse if self._native_calls is None else self._native_calls.all_reduce
-        )
-        """`all_reduce` in one native call, of (x, op, timeout, label), where ``x`` is an array or tensor that can be
-        taken as it lies; else False, and nothing is done, though `all_reduce` may."""
         self._tuner: Tuner | None = None
         if world.settings.tune and not world.settings.plan and self.size > 1 and number < _native.ASIDE:
             self._tuner = Tuner(self, self._plans)
@@ -153,6 +148,11 @@ class Communicator:
         if not async_op and self.all_reduce_plain(x, op, timeout, label):
             return None
         return self._call(_ALL_REDUCE, all_of(x, target(x)), op, 0, async_op, timeout, label=label)
+
+    def all_reduce_plain(self, x: Any, op: str, timeout: float | None = None, label: int = 0) -> bool:
+        """`all_reduce` in one native call where ``x`` is an array or tensor that can be taken as it lies; else False,
+        and nothing is done, though `all_reduce` may."""
+        return self._native_calls is not None and self._native_calls.all_reduce(x, op, timeout, label)
 
     def broadcast(
         self, x: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None, label: int = 0
@@ -546,10 +546,6 @@ class Communicator:
         if not shape or shape[0] % self.size:
             raise ValueError(f"{name}: a buffer of shape {shape} cannot be cut into {self.size} equal blocks")
         return (shape[0] // self.size, *shape[1:])
-
-
-def _refuse(*_: Any) -> bool:
-    return False
 
 
 def _finished(work: Work, async_op: bool) -> Any:
