@@ -33,5 +33,6 @@ def test_a_killed_rank_costs_a_restart_and_no_accuracy(launcher: str, tmp_path: 
     found = re.search(r"Test accuracy ([\d.]+)%", done.stdout)
     assert found, done.stdout
     assert float(found[1]) > 95
-    assert "rank 1" in done.stderr
+    # torchrun may end rank 0 before that says whom it lost; then torchrun says "local_rank: 1".
+    assert re.search("rank:? 1", done.stderr), done.stderr
     assert not (tmp_path / "digits.pt").exists()
