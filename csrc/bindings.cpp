@@ -252,11 +252,15 @@ std::optional<Op> op_named(nb::handle wanted) {
 }
 
 bool all_reduce(NativeCalls& calls, nb::handle x, nb::handle op, nb::handle timeout, std::uint32_t label) {
-    if (!timeout.is_none() && !PyFloat_CheckExact(timeout.ptr())) return false;
-    const double seconds = timeout.is_none() ? calls.timeout : PyFloat_AsDouble(timeout.ptr());
+    std::optional<double> seconds;
+    if (!timeout.is_none()) {
+        if (!PyFloat_CheckExact(timeout.ptr())) return false;
+        seconds = PyFloat_AsDouble(timeout.ptr());
+        if (!(*seconds >= 0)) return false;
+    }
     const std::optional<Plain> buffer = plain(x);
     const std::optional<Op> by = op_named(op);
-    if (!(seconds >= 0) || !buffer || !by || !is_defined(*by, buffer->dtype)) return false;
+    if (!buffer || !by || !is_defined(*by, buffer->dtype)) return false;
     Engine& engine = *calls.engine;
     drop_owners(engine);
     const nb::gil_scoped_release nogil;

@@ -29,12 +29,12 @@ bool is_defined(Op op, Dtype dtype) {
 }
 
 NativeCalls::NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan)
-    : engine(std::move(engine)), rank(rank), size(size), timeout(timeout), choose_plan_(std::move(choose_plan)) {}
+    : engine(std::move(engine)), rank(rank), size(size), timeout_(timeout), choose_plan_(std::move(choose_plan)) {}
 
 std::optional<Call> NativeCalls::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op,
-                                      std::uint32_t root, std::uint32_t label, std::optional<double> limit) {
+                                      std::uint32_t root, std::uint32_t label, std::optional<double> timeout) {
     engine->check_owned();  // in a forked child somebody who is not there may hold the lock below
-    const double seconds = limit.value_or(timeout);
+    const double seconds = timeout.value_or(timeout_);
     const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter;
     if (reduces && !is_defined(op, dtype))
         throw std::invalid_argument(std::string(name(op)) + " is not defined for " + std::string(name(dtype)));

@@ -29,16 +29,16 @@ class NativeCalls {
   public:
     NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan);
 
-    // `count` elements in each block; `limit` in seconds, the communicator's unless given; nothing where no plan is
+    // `count` elements in each block; `timeout` in seconds, the communicator's unless given; nothing where no plan is
     // chosen. What is wrong with dtype, op or root is std::invalid_argument.
     std::optional<Call> call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op,
-                             std::uint32_t root, std::uint32_t label = 0, std::optional<double> limit = {});
+                             std::uint32_t root, std::uint32_t label = 0, std::optional<double> timeout = {});
 
     const std::shared_ptr<Engine> engine;
     const int rank, size;
-    const double timeout;  // seconds, of calls that have none of their own
 
   private:
+    const double timeout_;
     const ChoosePlan choose_plan_;
     std::mutex mutex_;
     std::map<std::tuple<Collective, int, std::uint32_t>, std::uint32_t> handles_;  // by collective, bits of size, root
