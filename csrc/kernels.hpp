@@ -11,6 +11,7 @@ struct Kernels {
     Reduction reductions[dtype_names.size()][op_names.size()];                              // [Dtype][Op]
     void (*narrow[2])(std::uint16_t* destination, const float* source, std::size_t count);  // bfloat16, float16
     void (*widen[2])(float* destination, const std::uint16_t* source, std::size_t count);
+    void (*copy)(void* destination, const void* source, std::size_t bytes);
     void (*copy_streaming)(void* destination, const void* source, std::size_t bytes);
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "kernels.hpp"
@@ -107,7 +106,7 @@ void reduce_narrow(Reduction reduction, float* destination, std::span<const void
 }
 
 void copy(void* destination, const void* source, std::size_t bytes) {
-    std::memcpy(destination, source, bytes);
+    choice.kernels->copy(destination, source, bytes);
 }
 
 void copy_streaming(void* destination, const void* source, std::size_t bytes) {

@@ -202,3 +202,25 @@ def test_operations_without_meaning_are_refused(dtype, op):
         plan = all_reduce_plan(2, "direct")
         with pytest.raises(ValueError, match=f"op {op} is not defined for {dtype}"):
             ranks[0].run(plan, np.zeros(4, dtype), op)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 16, 63])
+@pytest.mark.parametrize("count", [1023, 1024, 2051, 70_001, (4 << 20) + 77])
+def test_buffers_may_begin_anywhere_in_a_cache_line_and_nothing_beside_them_is_written(count, offset):
+    """Sizes that are copied at once, line by line and past the caches; no two ranks' buffers lie alike."""
+    size, beside = 3, 64
+    own = [((np.arange(count) * 7 + 31 * rank) % 251).astype(np.uint8) for rank in range(size)]
+    with world(size) as ranks:
+        plan = all_reduce_plan(size, "direct", 1 << 20)
+
+        def program(rank: Rank) -> np.ndarray:
+            memory = np.full(count + 64 + 2 * beside, 255, np.uint8)
+            first = beside + (offset + 5 * rank.rank - memory.ctypes.data - beside) % 64
+            memory[first : first + count] = own[rank.rank]
+            result = rank.run(plan, memory[first : first + count]).copy()
+            memory[first : first + count] = 255
+            assert (memory == 255).all()
+            return result
+
+        for result in in_threads(ranks, program):
+            np.testing.assert_array_equal(result, own[0] + own[1] + own[2])

@@ -28,6 +28,7 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
+from torch.autograd import profiler
 
 from multiring.comm import Communicator
 from multiring.torch.buffers import flat, only, op_name, raw, reducible, single
@@ -94,16 +95,31 @@ class MultiringGroup(dist.ProcessGroup):
 
     # --- collectives ---
 
-    @recorded("all_reduce")
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work | None:
+        # The usual call in as few steps as can be: where ranks outnumber cores, neither code nor objects of Python are
+        # in the caches after the previous one.
+        if (
+            type(opts) is AllreduceOptions
+            and not opts.asyncOp
+            and type(tensors) is list
+            and len(tensors) == 1
+            and not profiler._is_profiler_enabled
+        ):
+            seconds = opts.timeout.total_seconds()
+            if self.communicator.all_reduce_plain(
+                tensors[0], op_name(opts.reduceOp), seconds if seconds >= 0 else self._timeout
+            ):
+                return None
+        return self._allreduce_any(tensors, opts)
+
+    @recorded("all_reduce")
+    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any) -> Work | None:
         if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
             opts = _with(AllreduceOptions(), reduceOp=opts)
         opts = opts or AllreduceOptions()
-        tensor, op, seconds = single(tensors), op_name(opts.reduceOp), self._seconds(opts)
-        if not opts.asyncOp and self.communicator.all_reduce_plain(tensor, op, seconds):
-            return None
+        tensor = single(tensors)
         if tensor.is_sparse:
-            all_reduce_sparse(self.communicator, tensor, op, seconds)
+            all_reduce_sparse(self.communicator, tensor, op_name(opts.reduceOp), self._seconds(opts))
             return self._work(opts, [], [tensor])
         return self._work(opts, [self._all_reduce(tensor, opts)], [tensor])
 
@@ -216,6 +232,9 @@ class MultiringGroup(dist.ProcessGroup):
     @recorded("barrier", argument=-1)
     def barrier(self, opts: Any = None) -> Work | None:
         opts = opts or BarrierOptions()
+        if not opts.asyncOp:
+            self.communicator.barrier(timeout=self._seconds(opts))
+            return None
         return self._work(opts, [self._step(opts, self.communicator.barrier)], [])
 
     # --- messages ---
