@@ -60,11 +60,11 @@ void copy_line(unsigned char* to, const unsigned char* from) {
 #endif
 
 template <Stores stores>
-void copy(void* destination, const void* source, std::size_t bytes) {
+void copy_bytes(void* destination, const void* source, std::size_t bytes) {
     auto* to = static_cast<unsigned char*>(destination);
     auto* from = static_cast<const unsigned char*>(source);
 #ifdef __x86_64__
-    constexpr std::size_t few = 1024;
+    constexpr std::size_t few = 1024;  // that the C library copies in registers
     const std::size_t head = -reinterpret_cast<std::uintptr_t>(to) % 64;
     // The C library leaves a long copy to the processor's string instruction: quickest where both sides lie alike to
     // their lines, and a third slower than this where they do not, as in most arrays of NumPy.
@@ -457,8 +457,8 @@ const Kernels MULTIRING_KERNELS{
     },
     {Bfloat16::store, Float16::store},
     {Bfloat16::load, Float16::load},
-    copy<Stores::kept>,
-    copy<Stores::streaming>,
+    copy_bytes<Stores::kept>,
+    copy_bytes<Stores::streaming>,
 };
 
 }  // namespace multiring

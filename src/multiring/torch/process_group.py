@@ -97,7 +97,7 @@ class MultiringGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work | None:
         # The usual call in as few steps as can be: where ranks outnumber cores, neither code nor objects of Python are
-        # in the caches after the previous one.
+        # in the caches after the previous one. What it does not take, `_allreduce_any` does.
         if (
             type(opts) is AllreduceOptions
             and not opts.asyncOp
@@ -117,9 +117,11 @@ class MultiringGroup(dist.ProcessGroup):
         if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
             opts = _with(AllreduceOptions(), reduceOp=opts)
         opts = opts or AllreduceOptions()
-        tensor = single(tensors)
+        tensor, op, seconds = single(tensors), op_name(opts.reduceOp), self._seconds(opts)
+        if not opts.asyncOp and self.communicator.all_reduce_plain(tensor, op, seconds):
+            return None
         if tensor.is_sparse:
-            all_reduce_sparse(self.communicator, tensor, op_name(opts.reduceOp), self._seconds(opts))
+            all_reduce_sparse(self.communicator, tensor, op, seconds)
             return self._work(opts, [], [tensor])
         return self._work(opts, [self._all_reduce(tensor, opts)], [tensor])
 
