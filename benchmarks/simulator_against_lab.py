@@ -106,7 +106,7 @@ def force(communicator: Communicator, plan: Plan, nbytes: int) -> None:
     plans = communicator._plans
     key = mr._native.COLLECTIVES.index("all_reduce"), nbytes.bit_length(), 0
     plans._handles[key] = plans.install(plan, communicator.timeout)
-    communicator._native_calls = communicator._make_native_calls(plans.settled_handle)  # they know the plan of before
+    communicator._native_calls = communicator._make_native_calls()  # those of before know the plan of before
 
 
 def measure(file: Path, sizes: list[int], rounds: int) -> None:

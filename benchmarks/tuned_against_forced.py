@@ -38,7 +38,10 @@ SIZES = (4 << 10, 256 << 10, 4 << 20)
 WORTH_REPEATING = 1.5
 """Plans that took longer than the fastest by this factor are not tried again."""
 
-REPEATS, FINAL_ROUNDS = 3, 9
+REPEATS = 3
+
+FINAL_SECONDS, FEWEST_ROUNDS, MOST_ROUNDS = 6.0, 9, 30
+"""The last rounds take about so long: cores that are lent by a hypervisor change within seconds."""
 
 BATCH_SECONDS, MOST_CALLS = 0.1, 200
 """Calls back to back take about so long, at least one. The first half of them is not counted: a link of the lab passes
@@ -51,7 +54,7 @@ class Trials:
     def __init__(self, communicator: Communicator, nbytes: int, predicted: float) -> None:
         self._communicator = communicator
         self._buffer = np.zeros(nbytes // 4, np.float32)
-        self._calls = max(1, min(MOST_CALLS, round(BATCH_SECONDS / predicted)))
+        self.calls = max(1, min(MOST_CALLS, round(BATCH_SECONDS / predicted)))
 
     def round(self, plans: Sequence[Plan]) -> dict[str, float]:
         """Seconds a call of each plan, on the slowest rank."""
@@ -59,9 +62,9 @@ class Trials:
         for number, plan in enumerate(plans):
             force(self._communicator, plan, self._buffer.nbytes)
             mr.barrier()
-            for _ in range(self._calls // 2):
+            for _ in range(self.calls // 2):
                 mr.all_reduce(self._buffer)
-            counted = self._calls - self._calls // 2
+            counted = self.calls - self.calls // 2
             start = time.perf_counter()
             for _ in range(counted):
                 mr.all_reduce(self._buffer)
@@ -70,16 +73,17 @@ class Trials:
         return {plan.id: seconds for plan, seconds in zip(plans, spent.tolist(), strict=True)}
 
     def medians(self, plans: Sequence[Plan], rounds: int) -> dict[str, float]:
-        """The median of rounds in which the plans take turns."""
-        found = [self.round(plans) for _ in range(rounds)]
+        """The median of rounds in which the plans take turns, each of them first in some."""
+        turns = [turn % len(plans) for turn in range(rounds)]
+        found = [self.round([*plans[turn:], *plans[:turn]]) for turn in turns]
         return {plan.id: statistics.median(each[plan.id] for each in found) for plan in plans}
 
 
 def tune(communicator: Communicator, nbytes: int) -> planner.Choice:
     """Call until the plan is settled."""
     buffer = np.zeros(nbytes // 4, np.float32)
-    key = mr._native.COLLECTIVES.index("all_reduce"), nbytes.bit_length(), 0
-    while key not in (communicator._plans.tried or set()):
+    assert communicator._tuner is not None
+    while not communicator._tuner.is_settled(mr._native.COLLECTIVES.index("all_reduce"), nbytes):
         mr.all_reduce(buffer)
     return mr.plan(nbytes)
 
@@ -98,7 +102,9 @@ def measure_size(communicator: Communicator, nbytes: int) -> dict[str, Any]:
     again = trials.medians([plan for plan in plans.values() if once[plan.id] <= limit], REPEATS)
     best = min(again, key=again.__getitem__)
     contenders = dict.fromkeys([best, before.plan.id, tuned.plan.id])
-    final = trials.medians([plans[plan] for plan in contenders], FINAL_ROUNDS)
+    rounds = round(FINAL_SECONDS / (trials.calls * again[best] * len(contenders)))
+    rounds = min(max(rounds, FEWEST_ROUNDS), MOST_ROUNDS)  # the same on all ranks, as the times are
+    final = trials.medians([plans[plan] for plan in contenders], rounds)
     fastest = min(final.values())
     return {
         "nbytes": nbytes,

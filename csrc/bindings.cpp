@@ -239,8 +239,9 @@ ChoosePlan choose_plan_by(nb::object function) {
     const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)), WithGil{});
     return [shared](Collective collective, std::size_t bytes, std::uint32_t root, double timeout) {
         const nb::gil_scoped_acquire gil;
-        const nb::object handle = (*shared)(static_cast<int>(collective), bytes, root, timeout);
-        return handle.is_none() ? std::optional<std::uint32_t>() : nb::cast<std::uint32_t>(handle);
+        const nb::object chosen = (*shared)(static_cast<int>(collective), bytes, root, timeout);
+        if (nb::isinstance<Trials>(chosen)) return Chosen(nb::cast<std::shared_ptr<Trials>>(chosen));
+        return Chosen(nb::cast<std::uint32_t>(chosen));
     };
 }
 
@@ -264,10 +265,9 @@ bool all_reduce(NativeCalls& calls, nb::handle x, nb::handle op, nb::handle time
     Engine& engine = *calls.engine;
     drop_owners(engine);
     const nb::gil_scoped_release nogil;
-    const auto call =
-        calls.call(Collective::all_reduce, buffer->pointer, buffer->count, buffer->dtype, *by, 0, label, seconds);
-    if (call) engine.run(*call, attending(engine));
-    return call.has_value();
+    calls.run(Collective::all_reduce, buffer->pointer, buffer->count, buffer->dtype, *by, 0, attending(engine), label,
+              seconds);
+    return true;
 }
 
 void barrier(NativeCalls& calls, double timeout) {
@@ -275,11 +275,29 @@ void barrier(NativeCalls& calls, double timeout) {
     drop_owners(engine);
     const nb::gil_scoped_release nogil;
     std::uint8_t token = 0;
-    const auto call = calls.call(Collective::barrier, &token, 1, Dtype::uint8, Op::sum, 0, 0, timeout);
-    engine.run(call.value(), attending(engine));  // no plan is tried on barriers
+    calls.run(Collective::barrier, &token, 1, Dtype::uint8, Op::sum, 0, attending(engine), 0, timeout);
 }
 
 void bind_native_calls(nb::module_& m) {
+    nb::class_<Trials>(m, "Trials")
+        .def(nb::init<std::vector<std::uint32_t>>(), "handles"_a)
+        .def("take", &Trials::take)
+        .def("handle", &Trials::handle, "number"_a)
+        .def(
+            "enter", [](Trials& trials, std::size_t number) { trials.stamp(number).entered = Trials::now(); },
+            "number"_a)
+        .def(
+            "leave",
+            [](Trials& trials, std::size_t number, std::optional<double> at) {
+                trials.stamp(number).left = at.value_or(Trials::now());
+            },
+            "number"_a, "at"_a = nb::none())
+        .def_prop_ro("over", &Trials::over)
+        .def_prop_ro("stamps", [](const Trials& trials) {
+            std::vector<std::tuple<double, double>> found;
+            for (const Trials::Stamp& stamp : trials.stamps()) found.emplace_back(stamp.entered, stamp.left);
+            return found;
+        });
     nb::class_<NativeCalls>(m, "NativeCalls")
         .def("all_reduce", &all_reduce, "x"_a.none(), "op"_a.none(), "timeout"_a.none() = nb::none(), "label"_a = 0)
         .def("barrier", &barrier, "timeout"_a);

@@ -44,13 +44,13 @@ int run_collective(int collective, void* data, std::size_t count, int dtype, int
     const auto type = checked<Dtype>(dtype, dtype_names, "dtype");
     if (count > PTRDIFF_MAX / itemsize(type))  // such as a negative number
         throw std::invalid_argument("count=" + std::to_string(count) + ": no buffer has so many elements");
-    const Call call = world
-                          ->call(checked<Collective>(collective, collective_names, "collective"), data, count, type,
-                                 checked<Op>(op, op_names, "op"), static_cast<std::uint32_t>(root))
-                          .value();
+    const auto what = checked<Collective>(collective, collective_names, "collective");
+    const auto by = checked<Op>(op, op_names, "op");
+    const auto from = static_cast<std::uint32_t>(root);
     if (done == nullptr) {
-        world->engine->run(call, [] {});
+        world->run(what, data, count, type, by, from, [] {});
     } else {
+        const Call call = world->call(what, data, count, type, by, from);
         world->engine->start(call, nullptr, [done, context](const std::optional<Failure>& failure) {
             if (failure)
                 done(context, code_of(failure->kind), error_text(*failure).c_str());

@@ -31,9 +31,26 @@ bool is_defined(Op op, Dtype dtype) {
 NativeCalls::NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan)
     : engine(std::move(engine)), rank(rank), size(size), timeout_(timeout), choose_plan_(std::move(choose_plan)) {}
 
-std::optional<Call> NativeCalls::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op,
-                                      std::uint32_t root, std::uint32_t label, std::optional<double> timeout) {
-    engine->check_owned();  // in a forked child somebody who is not there may hold the lock below
+void NativeCalls::run(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
+                      const Engine::CheckSignals& check_signals, std::uint32_t label, std::optional<double> timeout) {
+    const Prepared prepared = prepare(collective, pointer, count, dtype, op, root, label, timeout);
+    if (!prepared.turn.trials) return engine->run(prepared.call, check_signals);
+    Trials::Stamp& stamp = prepared.turn.trials->stamp(prepared.turn.number);
+    stamp.entered = Trials::now();
+    engine->run(prepared.call, check_signals);
+    stamp.left = Trials::now();
+}
+
+Call NativeCalls::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op,
+                       std::uint32_t root) {
+    const Prepared prepared = prepare(collective, pointer, count, dtype, op, root, 0, {});
+    if (prepared.turn.trials) throw std::logic_error("a call that tries a plan is started");
+    return prepared.call;
+}
+
+NativeCalls::Prepared NativeCalls::prepare(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op,
+                                           std::uint32_t root, std::uint32_t label, std::optional<double> timeout) {
+    engine->check_owned();  // in a forked child somebody who is not there may hold the lock of `turn`
     const double seconds = timeout.value_or(timeout_);
     const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter;
     if (reduces && !is_defined(op, dtype))
@@ -44,25 +61,9 @@ std::optional<Call> NativeCalls::call(Collective collective, void* pointer, std:
     const bool blocked = collective == Collective::all_gather || collective == Collective::reduce_scatter ||
                          collective == Collective::all_to_all;
     const std::size_t bytes = count * itemsize(dtype) * (blocked ? static_cast<std::size_t>(size) : 1);
-    const std::tuple key(collective, std::bit_width(bytes), root);
-    std::uint32_t handle;
-    {
-        // Not held while Python chooses: it needs the GIL, whose holder may be on its way here.
-        std::unique_lock lock(mutex_);
-        const auto found = handles_.find(key);
-        if (found != handles_.end()) {
-            handle = found->second;
-        } else {
-            lock.unlock();
-            const std::optional<std::uint32_t> chosen = choose_plan_(collective, bytes, root, seconds);
-            if (!chosen) return {};
-            handle = *chosen;
-            lock.lock();
-            handles_.emplace(key, handle);
-        }
-    }
-    Call call{};
-    call.installed = &engine->installed(handle);
+    Prepared prepared{{}, turn(collective, bytes, root, seconds)};
+    Call& call = prepared.call;
+    call.installed = &engine->installed(prepared.turn.handle);
     call.collective = collective;
     call.pointer = static_cast<std::byte*>(pointer);
     call.count = count;
@@ -71,7 +72,28 @@ std::optional<Call> NativeCalls::call(Collective collective, void* pointer, std:
     call.root = root;
     call.label = label;
     call.timeout = seconds;
-    return call;
+    return prepared;
+}
+
+NativeCalls::Turn NativeCalls::turn(Collective collective, std::size_t bytes, std::uint32_t root, double seconds) {
+    const std::tuple key(collective, std::bit_width(bytes), root);
+    while (true) {
+        std::shared_ptr<Trials> trials;
+        {
+            const std::lock_guard lock(mutex_);
+            if (const auto found = chosen_.find(key); found != chosen_.end()) {
+                if (const auto* handle = std::get_if<std::uint32_t>(&found->second)) return {*handle, {}};
+                trials = std::get<std::shared_ptr<Trials>>(found->second);
+            }
+        }
+        if (trials)
+            if (const auto number = trials->take()) return {trials->handle(*number), trials, *number};
+        // Not under the lock: Python needs the GIL to choose, and to let go of trials, and its holder may be on its
+        // way here.
+        Chosen chosen = choose_plan_(collective, bytes, root, seconds);
+        const std::lock_guard lock(mutex_);
+        std::swap(chosen_[key], chosen);
+    }
 }
 
 void publish(std::uint32_t communicator, std::shared_ptr<NativeCalls> calls) {

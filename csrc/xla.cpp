@@ -83,8 +83,7 @@ void run(const Attributes& attributes, const Buffer& in, const Buffer& out) {
     auto* const data = static_cast<std::byte*>(out.data);
     const auto block = [&](std::size_t count) { return static_cast<std::size_t>(communicator->rank) * count; };
     const auto go = [&](void* pointer, std::size_t count) {
-        const auto call = communicator->call(collective, pointer, count, dtype, op, root, label);
-        communicator->engine->run(call.value(), [] {});
+        communicator->run(collective, pointer, count, dtype, op, root, [] {}, label);
     };
     const auto copy = [&](void* to, const void* from, std::size_t count) {
         if (count != 0 && to != from) std::memcpy(to, from, count * itemsize(dtype));

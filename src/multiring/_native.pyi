@@ -44,13 +44,33 @@ class Description:
 def describe(x: Any) -> Description:
     """Describe a buffer without copying it; TypeError if it is none."""
 
+class Trials:
+    """The calls of a heat, by number: the schedule that each runs, and when it was entered and left."""
+
+    def __init__(self, handles: Sequence[int]) -> None: ...
+    def take(self) -> int | None:
+        """The number of the next call; None once all are taken."""
+
+    def handle(self, number: int) -> int: ...
+    def enter(self, number: int) -> None: ...
+    def leave(self, number: int, at: float | None = None) -> None:
+        """Now, or when time.monotonic() showed ``at``."""
+
+    @property
+    def over(self) -> bool:
+        """All are taken."""
+
+    @property
+    def stamps(self) -> list[tuple[float, float]]:
+        """Entered, left; in seconds of time.monotonic(), infinite of calls that have not been left."""
+
 class NativeCalls:
     """Calls of a communicator that native code makes whole."""
 
     def all_reduce(self, x: Any, op: Any, timeout: float | None = None, label: int = 0) -> bool:
         """Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no view
         that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None: the
-        communicator's), where a plan is chosen; anything else is left as it is."""
+        communicator's); anything else is left as it is."""
 
     def barrier(self, timeout: float) -> None:
         """Return when every rank has called it."""

@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import pickle
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -100,8 +101,8 @@ class Communicator:
         world.groups.add(number)
         self._plans = Plans(world, number, self.members)
         self._aside: Communicator | None = None
-        self._native_calls = self._make_native_calls(self._plans.settled_handle)
         self._tuner: Tuner | None = None
+        self._native_calls = self._make_native_calls()
         if world.settings.tune and not world.settings.plan and self.size > 1 and number < _native.ASIDE:
             self._tuner = Tuner(self, self._plans)
 
@@ -384,7 +385,8 @@ class Communicator:
 
     def publish(self) -> int:
         """Let native code, such as XLA's, call this communicator by the number returned, until it is closed."""
-        self._engine.publish(self._number, self._make_native_calls(self._plans.handle))
+        calls = self._engine.native_calls(self.rank, self.size, self.timeout, self._plans.handle)
+        self._engine.publish(self._number, calls)
         return self._number
 
     def report(self, path: str | os.PathLike[str], title: str = "") -> None:
@@ -446,7 +448,16 @@ class Communicator:
             self._engine.run(self._plans.handle(collective, nbytes, root, seconds), *what)
         return result if finish is None else finish()
 
-    def _make_native_calls(self, choose_plan: Callable[..., int | None]) -> NativeCalls | None:
+    def _make_native_calls(self) -> NativeCalls | None:
+        """Native calls that know no plan yet; they ask for trials too."""
+        here = weakref.ref(self)  # which will hold them
+
+        def choose_plan(*wanted: Any) -> int | _native.Trials:
+            communicator = here()
+            assert communicator is not None  # whoever calls does so through it
+            trials = communicator._tuner.trials(*wanted) if communicator._tuner else None
+            return trials or communicator._plans.handle(*wanted)
+
         return self._engine.native_calls(self.rank, self.size, self.timeout, choose_plan)
 
     def _seconds(self, timeout: float | None) -> float:

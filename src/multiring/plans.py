@@ -14,7 +14,6 @@ from multiring.plan import Plan, is_id
 from multiring.planner import Measured, Tuned
 from multiring.schedule import schedule
 from multiring.strategies import Strategy, forced
-from multiring.tuning import TRIED
 from multiring.units import size as size_in_words
 
 if TYPE_CHECKING:
@@ -28,10 +27,7 @@ _log = logging.getLogger("multiring")
 
 
 class Plans:
-    """Maps a `Key` to the handle of an installed schedule.
-
-    ``tried`` are the keys for which a tuner has tried all that it tries; None if there is no tuner.
-    """
+    """Maps a `Key` to the handle of an installed schedule."""
 
     def __init__(self, world: World, communicator: int, members: tuple[int, ...]) -> None:
         self._world = world
@@ -41,7 +37,6 @@ class Plans:
         self._rank = members.index(world.rank)
         self._handles: dict[Key, int] = {}
         self._tuned: dict[Key, Tuned] = {}
-        self.tried: set[Key] | None = None
         self._strategy = self._possible_strategy()
         self._installed: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -55,13 +50,6 @@ class Plans:
                 plan = self._plan(_native.COLLECTIVES[collective], nbytes, root)
                 handle = self._handles[key] = self.install(plan, timeout)
         return handle
-
-    def settled_handle(self, collective: int, nbytes: int, root: int, timeout: float) -> int | None:
-        """`handle`; None if the call is to try a plan."""
-        key = collective, nbytes.bit_length(), root
-        if self.tried is not None and key not in self.tried and _native.COLLECTIVES[collective] in TRIED:
-            return None
-        return self.handle(collective, nbytes, root, timeout)
 
     def _plan(self, collective: str, nbytes: int, root: int) -> Plan:
         if self._strategy is not None and collective == "all_reduce":

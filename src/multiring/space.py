@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import accumulate, groupby, product
 
 from .balance import fastest_shares
 from .compose import ALL, LEAD, SPLIT, Stage
@@ -144,16 +144,16 @@ def _modes(collective: str, grid: Grid, shapes: Sequence[Sequence[Shape]]) -> It
 
 
 def _mode_sequences(collective: str, levels: Sequence[tuple[str, ...]]) -> list[list[str]]:
-    """The modes of dimensions of these levels. An all_reduce is led by nobody, in the innermost level, or throughout;
-    and is all in no dimension, the outermost, its whole level, or all that are not led."""
+    """The modes of dimensions of these levels. An all_reduce is led by nobody, in the inner levels however many, or
+    throughout; and is all in no dimension, the outermost, its whole level, or all that are not led."""
     count = len(levels)
     if collective not in ("all_reduce", "barrier"):
         return [[{"broadcast": LEAD, "reduce": LEAD, "all_to_all": ALL}.get(collective, SPLIT)] * count]
-    innermost = sum(1 for level in levels if level == levels[0])
+    led = [0, *accumulate(len(list(same)) for _, same in groupby(levels))]
     outermost = sum(1 for level in levels if level == levels[-1])
     return [
         [LEAD] * leads + [SPLIT] * (count - leads - alls) + [ALL] * alls
-        for leads in sorted({0, innermost, count})
+        for leads in led
         for alls in sorted({0, min(1, count - leads), min(outermost, count - leads), count - leads})
     ]
 

@@ -3,6 +3,9 @@
 The ranks agree without talking on what each call tries. After a heat the next call waits for those of the heat to
 complete on all ranks; then their times, from the last entry to the last exit, go to rank 0, which tells everybody how
 to go on. What won is kept in the user's cache, by topology and settings.
+
+A heat is handed to native code as a whole: where ranks share cores, steps of Python around each call would change which
+plan is the fastest.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import os
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import date
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from multiring.engine import Part
     from multiring.plan import Plan
 
-METHOD = 5
+METHOD = 6
 """Counts the ways in which plans were measured: what another found is not used."""
 
 BARRIERS = 4
@@ -42,40 +44,43 @@ _log = logging.getLogger("multiring")
 
 @dataclass
 class Trial:
-    """A call that tries a plan: when this rank entered it and left it, in seconds of its own clock."""
+    """A call that Python makes to try a plan, one of a heat."""
 
-    handle: int
-    entered: float = 0.0
-    left: float = inf
-    work: Part | None = None
+    course: Course
+    number: int
+
+    @property
+    def handle(self) -> int:
+        """The schedule to run."""
+        return self.course.trials.handle(self.number)
 
     def __enter__(self) -> None:
-        self.entered = time.monotonic()
+        self.course.trials.enter(self.number)
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
-            self.left = time.monotonic()
+            self.course.trials.leave(self.number)
 
     def started(self, work: Part) -> Part:
         """The call goes on without the caller."""
-        self.work = work
+        self.course.started.append((self.number, work))
         return work
-
-    def complete(self) -> None:
-        """Wait until it has; raises what the call raises."""
-        if self.work is not None:
-            self.work.wait()
-            self.left = self.work.ended
-            self.work = None
 
 
 @dataclass
 class Course:
-    """A heat that is being run, its plans by id, and the calls so far."""
+    """A heat that is being run, the plans of the field by id, and the calls; those that go on without the caller."""
 
     heat: Heat
     plans: dict[str, Plan]
-    trials: list[Trial] = field(default_factory=list)
+    trials: _native.Trials
+    started: list[tuple[int, Part]] = field(default_factory=list)
+
+    def complete(self) -> None:
+        """Wait until all calls have; raises what they raise."""
+        for number, work in self.started:
+            work.wait()
+            self.trials.leave(number, work.ended)
 
 
 class Tuner:
@@ -85,7 +90,7 @@ class Tuner:
         self._communicator = communicator
         self._plans = plans
         self._courses: dict[Key, Course] = {}
-        self._settled = plans.tried = set[Key]()
+        self._settled: set[Key] = set()
         self._file = _file(plans, communicator)
         kept = communicator.aside.broadcast_object(read(self._file) if communicator.rank == 0 else None)
         for key, tuned in kept.items():
@@ -93,21 +98,35 @@ class Tuner:
 
     def trial(self, collective: int, nbytes: int, root: int, timeout: float) -> Trial | None:
         """What the next call for a buffer of ``nbytes`` tries; None if it is to use the plan that is settled."""
+        while course := self._course(collective, nbytes, root, timeout):
+            number = course.trials.take()
+            if number is not None:
+                return Trial(course, number)
+        return None
+
+    def trials(self, collective: int, nbytes: int, root: int, timeout: float) -> _native.Trials | None:
+        """The same for this call and the next ones, which native code makes."""
+        course = self._course(collective, nbytes, root, timeout)
+        return course.trials if course else None
+
+    def is_settled(self, collective: int, nbytes: int, root: int = 0) -> bool:
+        """Whether all has been tried for a buffer of ``nbytes``."""
+        return nbytes == 0 or (collective, nbytes.bit_length(), root) in self._settled
+
+    def _course(self, collective: int, nbytes: int, root: int, timeout: float) -> Course | None:
+        """The heat of the next call, not all of whose calls are taken."""
         key = collective, nbytes.bit_length(), root
-        if nbytes == 0 or key in self._settled:
+        if self.is_settled(collective, nbytes, root):
             return None
-        course = self._courses.get(key) or self._begin(key, nbytes)
-        if course and len(course.trials) == course.heat.calls:
-            course = self._conclude(key, course)
+        course = self._courses.get(key) or self._begin(key, nbytes, timeout)
+        if course and course.trials.over:
+            course = self._conclude(key, course, timeout)
         if course is None:
             self._settled.add(key)
             self._courses.pop(key, None)
-            return None
-        plan = course.heat.plan(len(course.trials))
-        course.trials.append(Trial(self._plans.install(course.plans[plan], timeout)))
-        return course.trials[-1]
+        return course
 
-    def _begin(self, key: Key, nbytes: int) -> Course | None:
+    def _begin(self, key: Key, nbytes: int, timeout: float) -> Course | None:
         collective, _, root = key
         choice = self._plans.choose(_native.COLLECTIVES[collective], nbytes, root)
         if choice.plan.collective not in tuning.TRIED or choice.tuned:
@@ -116,28 +135,32 @@ class Tuner:
         plans = {plan.id: plan for plan in found}
         if len(plans) == 1:
             return None
-        self._courses[key] = Course(tuning.opening(list(plans), choice.chosen.prediction.seconds), plans)
+        return self._run(key, tuning.opening(list(plans), choice.chosen.prediction.seconds), plans, timeout)
+
+    def _run(self, key: Key, heat: Heat, plans: dict[str, Plan], timeout: float) -> Course:
+        """Make the calls that come next this heat's."""
+        handles = {plan: self._plans.install(plans[plan], timeout) for plan in heat.plans}
+        trials = _native.Trials([handles[heat.plan(call)] for call in range(heat.calls)])
+        self._courses[key] = Course(heat, plans, trials)
         return self._courses[key]
 
-    def _conclude(self, key: Key, course: Course) -> Course | None:
+    def _conclude(self, key: Key, course: Course, timeout: float) -> Course | None:
         """The course of the next heat, or None when the plan is settled."""
-        seconds = self._seconds(course.trials)
+        course.complete()
+        seconds = self._seconds(np.array(course.trials.stamps))
         first = self._communicator.rank == 0
         verdict = tuning.after(course.heat, seconds, str(date.today())) if first else None
         verdict = self._communicator.aside.broadcast_object(verdict)
         if isinstance(verdict, Heat):
-            self._courses[key] = Course(verdict, course.plans)
-            return self._courses[key]
+            return self._run(key, verdict, course.plans, timeout)
         self._plans.settle(key, verdict)
         if first:
             self._keep(key, course.heat.plans[0], verdict)
         return None
 
-    def _seconds(self, trials: list[Trial]) -> list[float]:
-        """From the last entry to the last exit of each; on rank 0."""
-        for trial in trials:
-            trial.complete()
-        stamps = np.array([[trial.entered, trial.left] for trial in trials]) + self._offset()
+    def _seconds(self, stamps: np.ndarray) -> list[float]:
+        """From the last entry to the last exit of each call; on rank 0. ``stamps`` are this rank's, in rows."""
+        stamps = stamps + self._offset()
         self._communicator.aside.reduce(stamps, "max")
         found: list[float] = (stamps[:, 1] - stamps[:, 0]).tolist()
         return found

@@ -1,14 +1,15 @@
 """Which plans a job tries on its own calls, in what order, and which of them wins.
 
-The calls of one collective, size class and root go through two heats: in the first a field of plans takes turns, in the
-second the fastest of them. Which plan a call tries follows from its number alone. Pure: ``tuner`` brings the times.
+The calls of one collective, size class and root go through heats: in the first a field of plans takes turns, in each
+further one the fastest of those before, more often (Jamieson, Talwalkar 2016: successive halving). Which plan a call
+tries follows from its number alone. Pure: ``tuner`` brings the times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median_low
 
 import numpy as np
 
@@ -17,32 +18,40 @@ from .planner import Candidate, Choice, Tuned
 TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """The others have one plan, or nothing to send."""
 
-FIELD, FIELD_OF_SHORT = 16, 24
-"""So many plans are tried, at most; more where a call is short: predictions know less of it, and trials cost less. Of 4
-MB on unequal hosts twenty plans are predicted within 2 %; the fastest were the 13th and the 18th of them."""
-
-SHORT_SECONDS = 3e-3
-"""By prediction."""
-
-ROUNDS_OF_SHORT, RUN_OF_SHORT, RUN_OF_FINALISTS = 2, 16, 128
-"""So many short calls in a row try a plan, in so many rounds of each heat, and the second half of them counts: in the
-next call ranks are still at the messages of the one before, and links pass the bytes of some calls at once that they do
-not pass call after call."""
-
-COUNTED = 3 / 4
-"""The time of a plan is the mean of so many of its calls, the fastest. While the others ran something else did."""
+FIELD = 32
+"""So many plans are tried, at most. Of 4 MB on unequal hosts twenty plans are predicted within 2 %, and the fastest
+were the 16th to 20th of them; of 256 KB and less the fastest was predicted to take up to 1.6 times as long as the
+first."""
 
 NEAREST = 4
 """Of them so many for their prediction alone."""
 
-FINALISTS = 5
-"""Of the first heat, whose few trials tell apart no plans that differ by a few parts in a hundred."""
 
-FEWEST_ROUNDS, MOST_ROUNDS = 3, 20
-"""So many long calls try a plan in the first heat, beside those that warm it up; twice as many in the second."""
+@dataclass(frozen=True)
+class Length:
+    """How many plans a heat has, its rounds, and the calls in a row that try a plan in each: as many as take so many
+    seconds, at least one, and so many at most."""
 
-ENOUGH_SECONDS = 0.1
-"""A plan is tried for that long in a heat, within the bounds above: a short time is the less certain one."""
+    plans: int
+    rounds: int
+    run_seconds: float
+    longest_run: int
+
+    def run(self, seconds: float) -> int:
+        """Calls in a row, of which each takes so long."""
+        return min(max(int(self.run_seconds / seconds), 1), self.longest_run) if seconds else self.longest_run
+
+
+HEATS = (Length(FIELD, 3, 10e-3, 16), Length(10, 3, 40e-3, 64), Length(4, 8, 40e-3, 64))
+"""Of a run the second half counts: in the next call ranks are still at the messages of the one before, and links pass
+the bytes of some calls at once that they do not pass call after call. Many rounds of short runs tell plans apart where
+few of long ones do not: what else the machines do changes within seconds."""
+
+COUNTED = 3 / 4
+"""The time of a run is the mean of so many of its calls, the fastest. While the others ran something else did."""
+
+BELIEVED = 1e-9, 1e6
+"""Seconds of a call, at least and at most: one that raised has taken an infinity, and ratios are made of these."""
 
 WORTH_LEAVING = 1.02
 """The planner's choice stays unless another is faster by more than this factor: what is less is noise."""
@@ -52,13 +61,14 @@ WORTH_LEAVING = 1.02
 class Heat:
     """Plans, by id, that take turns of ``run`` calls in so many rounds.
 
-    The first round opens connections and does not count, nor does the first half of a run. The planner's choice stands
-    first. The second heat has the times of the first, the ``earlier`` ones.
+    The planner's choice stands first. ``earlier`` are the times that the heats before have found; in the very first the
+    first round opens connections and does not count.
     """
 
     plans: tuple[str, ...]
     rounds: int
     run: int = 1
+    number: int = 0
     earlier: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -72,19 +82,31 @@ class Heat:
         return self.plans[(turn + round_) % len(self.plans)]
 
     def times(self, seconds: Sequence[float]) -> dict[str, float]:
-        """The time of each plan, from those of all calls."""
-        spent: dict[str, list[float]] = {plan: [] for plan in self.plans}
-        for call in range(len(self.plans) * self.run, self.calls):
-            if call % self.run >= self.run // 2:
-                spent[self.plan(call)].append(seconds[call])
-        return {plan: fmean(sorted(times)[: max(1, int(COUNTED * len(times)))]) for plan, times in spent.items()}
+        """The time of each plan, from those of all calls: the median of its runs, each beside the others of its round.
+        What slows a whole round down is no plan's fault."""
+        sane = np.clip(seconds, *BELIEVED).tolist()
+        rounds = [self._round(sane, number) for number in range(0 if self.number else 1, self.rounds)]
+        usual = [median_low(runs.values()) for runs in rounds]
+        level = median_low(usual)
+        return {
+            plan: level * median_low(runs[plan] / here for runs, here in zip(rounds, usual, strict=True))
+            for plan in self.plans
+        }
+
+    def _round(self, seconds: Sequence[float], number: int) -> dict[str, float]:
+        """The time of each plan in a round."""
+        runs = {}
+        for turn in range(len(self.plans)):
+            first = (number * len(self.plans) + turn) * self.run
+            counted = sorted(seconds[first + self.run // 2 : first + self.run])
+            runs[self.plan(first)] = fmean(counted[: max(1, int(COUNTED * len(counted)))])
+        return runs
 
 
 def opening(plans: Sequence[str], predicted: float) -> Heat:
     """The first heat of `contestants`, by id; ``predicted`` is what its first is to take, in seconds."""
-    if predicted < SHORT_SECONDS:
-        return Heat(tuple(plans), 1 + ROUNDS_OF_SHORT, RUN_OF_SHORT)
-    return Heat(tuple(plans), 1 + min(max(round(ENOUGH_SECONDS / predicted), FEWEST_ROUNDS), MOST_ROUNDS))
+    length = HEATS[0]
+    return Heat(tuple(plans[: length.plans]), length.rounds, length.run(predicted))
 
 
 def contestants(choice: Choice) -> tuple[Candidate, ...]:
@@ -99,21 +121,23 @@ def contestants(choice: Choice) -> tuple[Candidate, ...]:
             front.append(candidate)
     flat = [candidate for candidate in ranked if len(candidate.stages) == 1]
     wanted = [*ranked[:NEAREST], *flat[:1], *reversed(front), *ranked[NEAREST:]]
-    most = FIELD_OF_SHORT if ranked[0].prediction.seconds < SHORT_SECONDS else FIELD
-    return tuple(dict.fromkeys(wanted))[:most]
+    return tuple(dict.fromkeys(wanted))[:FIELD]
 
 
 def after(heat: Heat, seconds: Sequence[float], day: str) -> Heat | Tuned:
-    """What a heat leads to: the second, or the winner."""
+    """What a heat leads to: the next, or the winner."""
     times = heat.times(seconds)
-    chosen = heat.plans[0]
-    if not heat.earlier:
-        others = sorted((plan for plan in heat.plans if plan != chosen), key=times.__getitem__)
-        rounds, run = (2 * heat.rounds - 1, 1) if heat.run == 1 else (heat.rounds, RUN_OF_FINALISTS)
-        return Heat((chosen, *others[: FINALISTS - 1]), rounds, run, times)
-    best = min(heat.plans, key=times.__getitem__)
-    stays = times[chosen] <= WORTH_LEAVING * times[best]
-    return Tuned(chosen if stays else best, {**heat.earlier, **times}, day)
+    found = {**heat.earlier, **times}
+    chosen, *others = heat.plans
+    ranked = sorted(others, key=times.__getitem__)
+    if heat.number + 1 < len(HEATS):
+        number = heat.number + 1
+        length = HEATS[number]
+        best = min(times.values())
+        return Heat((chosen, *ranked[: length.plans - 1]), length.rounds, length.run(best), number, found)
+    best_plan = min(heat.plans, key=times.__getitem__)
+    stays = times[chosen] <= WORTH_LEAVING * times[best_plan]
+    return Tuned(chosen if stays else best_plan, found, day)
 
 
 def offset(mine: np.ndarray, reference: np.ndarray) -> float:

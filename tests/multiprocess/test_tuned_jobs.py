@@ -10,7 +10,7 @@ import pytest
 import tuning_ranks
 from tuning_ranks import CALLS
 
-from multiring.tuning import FIELD_OF_SHORT
+from multiring.tuning import FIELD
 
 
 @pytest.fixture
@@ -27,9 +27,8 @@ def test_ranks_agree_and_the_next_job_knows(environment: dict[str, str], tmp_pat
             first[0]["tried"],
         )
         assert found["plan"] in found["tried"]
-        assert found["in_one_step"]  # once no more plans are tried
         assert found["operations"] == CALLS + 11  # and none for the tuner
-        assert len(found["tried"]) == min(found["candidates"], FIELD_OF_SHORT)
+        assert len(found["tried"]) == min(found["candidates"], FIELD)
         assert set(found["tried"]) <= set(found["used"])
         assert max(found["used"], key=found["used"].get) == found["plan"]
     assert 0 < first[0]["tuned_at"] < CALLS - 50

@@ -12,6 +12,7 @@ from topologies import CORE, card, nested, tree, unequal
 
 from multiring.bound import cut_bound
 from multiring.compose import ALL, LEAD, SPLIT, Stage, compose
+from multiring.cost import Speeds
 from multiring.interpret import prove, prove_by_classes, prove_in_full
 from multiring.layout import Dimension
 from multiring.plan import COLLECTIVES, Plan, Tiling
@@ -175,6 +176,20 @@ def test_a_choice_is_the_first_of_the_candidates():
     assert choice.plan.id == composed(topology, "all_reduce", choice.chosen).id
     assert [phase.kind for phase in choice.plan.phases] == [time.kind for time in choice.chosen.prediction.phases]
     assert {stage.mode for c in choice.rejected for stage in c.stages} == {SPLIT, LEAD, ALL}
+
+
+def test_a_rack_may_have_one_leader_among_leaders_that_exchange():
+    """Few bytes: one rank of each rack talks to the other rack, and neither waits for an answer to its own."""
+    racks = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
+    shared = Speeds(wire_overhead=40e-6, ranks_per_core=4.0)
+    choice = choose(racks, "all_reduce", 4 << 10, speeds=shared)
+    assert [(phase.kind, phase.level) for phase in choice.plan.phases] == [
+        ("reduce", "rank"),
+        ("reduce", "host"),
+        ("all_reduce", "rack"),
+        ("broadcast", "host"),
+        ("broadcast", "rank"),
+    ]
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

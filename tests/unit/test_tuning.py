@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from topologies import CORE, card, nested
 
-from multiring import tuner, tuning
+from multiring import _native, tuner, tuning
 from multiring.planner import Candidate, Tuned, choose
-from multiring.tuning import FIELD, FIELD_OF_SHORT, FINALISTS, Heat
+from multiring.tuning import FIELD, HEATS, Heat
 
 RACKS = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
 
@@ -22,11 +24,16 @@ def steps(candidate: Candidate) -> int:
 
 
 def times(heat: Heat, usual: dict[str, float]) -> list[float]:
-    """Seconds of each call: a slow first round, then each plan's usual time, once disturbed."""
+    """Seconds of each call: in the first heat a slow first round, then each plan's usual time, once disturbed."""
     found = [usual[heat.plan(call)] for call in range(heat.calls)]
-    found[: len(heat.plans)] = [9.0] * len(heat.plans)
+    if heat.number == 0:
+        found[: len(heat.plans) * heat.run] = [9.0] * len(heat.plans) * heat.run
     found[-1] = 5.0
     return found
+
+
+def last(plans: str, *, run: int = 1) -> Heat:
+    return Heat(tuple(plans), 8, run, len(HEATS) - 1, dict.fromkeys(plans, 1.0))
 
 
 def test_every_plan_is_tried_in_every_round_in_another_place() -> None:
@@ -37,30 +44,49 @@ def test_every_plan_is_tried_in_every_round_in_another_place() -> None:
     assert {order[i : i + 4].index("a") for i in range(0, 16, 4)} == {0, 1, 2, 3}
 
 
-def test_neither_the_first_round_nor_one_disturbed_call_counts() -> None:
+def test_the_round_that_opens_connections_does_not_count() -> None:
     usual = {"a": 0.3, "b": 0.2, "c": 0.4}
-    heat = tuning.opening(list(usual), predicted=0.3)
-    assert heat.times(times(heat, usual)) == usual
+    heat = Heat(tuple(usual), 2)
+    seconds = [9.0, 0.1, 0.1] + [usual[heat.plan(call)] for call in range(3, 6)]
+    assert heat.times(seconds) == pytest.approx(usual)
+    later = replace(heat, number=1)
+    assert later.times(seconds)["b"] < usual["b"]
+
+
+def test_one_disturbed_call_does_not_count() -> None:
+    usual = {"a": 0.3, "b": 0.2, "c": 0.4}
+    heat = last("abc")
+    assert heat.times(times(heat, usual)) == pytest.approx(usual)
+
+
+def test_what_slows_rounds_down_is_no_plans_fault() -> None:
+    """Three times as long from some call on, in the middle of a round, and back."""
+    usual = {"a": 1.0, "b": 0.9, "c": 1.1, "d": 1.05}
+    heat = last("abcd", run=4)
+    slow = range(heat.calls * 3 // 10, heat.calls * 8 // 10)
+    found = heat.times([usual[heat.plan(call)] * (3 if call in slow else 1) for call in range(heat.calls)])
+    assert sorted(found, key=found.__getitem__) == list("badc")
+    assert found["b"] / found["a"] == pytest.approx(0.9, rel=0.05)
 
 
 def test_short_calls_are_tried_more_often_but_not_without_end() -> None:
-    calls = [tuning.opening("ab", predicted).calls for predicted in (1.0, 0.02, 0.001, 0.0)]
-    assert calls == [8, 12, 96, 96]
+    calls = [tuning.opening("ab", predicted).calls for predicted in (1.0, 0.004, 0.001, 0.0)]
+    assert calls == [6, 12, 60, 96]
 
 
 def test_short_calls_try_a_plan_several_times_in_a_row_and_the_second_half_counts() -> None:
     heat = tuning.opening("abc", 1e-4)
-    run = tuning.RUN_OF_SHORT
+    run = HEATS[0].longest_run
     order = "".join(heat.plan(call) for call in range(heat.calls))
     assert order.startswith("a" * run + "b" * run + "c" * run + "b" * run)
-    seconds = [1.0 if call % run < run // 2 or call < 3 * run else 0.1 for call in range(heat.calls)]
-    assert heat.times(seconds) == pytest.approx(dict.fromkeys("abc", 0.1))
+    seconds = [1.0 if call % run < run // 2 or call < 3 * run else 1e-4 for call in range(heat.calls)]
+    assert heat.times(seconds) == pytest.approx(dict.fromkeys("abc", 1e-4))
     second = tuning.after(heat, seconds, "2026-11-23")
     assert isinstance(second, Heat)
-    assert (second.rounds, second.run) == (heat.rounds, tuning.RUN_OF_FINALISTS)
+    assert (second.rounds, second.run) == (HEATS[1].rounds, HEATS[1].longest_run)
 
 
-def test_a_plan_has_the_mean_of_its_calls_but_for_the_slowest_quarter() -> None:
+def test_a_run_has_the_mean_of_its_calls_but_for_the_slowest_quarter() -> None:
     heat = tuning.opening("abc", 1e-4)
     slow = {"a": 16, "b": 8, "c": 2}  # a call in so many
     found = heat.times([0.5 if call % slow[heat.plan(call)] == 1 else 0.1 for call in range(heat.calls)])
@@ -69,42 +95,47 @@ def test_a_plan_has_the_mean_of_its_calls_but_for_the_slowest_quarter() -> None:
 
 
 def test_the_fastest_and_the_planners_choice_meet_again() -> None:
-    usual = {"a": 0.9, "b": 0.2, "c": 0.4, "d": 0.1, "e": 0.8, "f": 0.3, "g": 0.5}
-    heat = tuning.opening(list(usual), predicted=0.3)
+    usual = {name: 0.1 + 0.01 * place for place, name in enumerate("ponmlkjihgfedcba")}  # the planner's is the slowest
+    heat = tuning.opening(sorted(usual), predicted=0.3)
     second = tuning.after(heat, times(heat, usual), "2026-11-21")
     assert isinstance(second, Heat)
-    assert second.plans == ("a", "d", "b", "f", "c")
-    assert len(second.plans) == FINALISTS
-    assert second.rounds > heat.rounds
-    usual["b"] = 0.05  # what counts is the second heat
-    won = tuning.after(second, times(second, usual), "2026-11-21")
-    assert won == Tuned("b", usual, "2026-11-21")
+    assert second.plans == tuple("aponmlkjih")
+    assert len(second.plans) == HEATS[1].plans
+    third = tuning.after(second, times(second, usual), "2026-11-21")
+    assert isinstance(third, Heat)
+    assert third.plans == tuple("apon")
+    assert third.rounds > second.rounds
+    usual["o"] = 0.05  # what counts is the last heat
+    won = tuning.after(third, times(third, usual), "2026-11-21")
+    assert isinstance(won, Tuned)
+    assert (won.plan, won.day) == ("o", "2026-11-21")
+    assert won.seconds == pytest.approx(usual)
 
 
 @pytest.mark.parametrize(("other", "winner"), [(0.99, "a"), (0.97, "b")])
 def test_the_planners_choice_stays_unless_another_is_clearly_faster(other: float, winner: str) -> None:
-    usual = {"a": 1.0, "b": other}
-    heat = Heat(("a", "b"), 5, earlier=usual)
-    won = tuning.after(heat, times(heat, usual), "2026-11-21")
+    heat = last("ab")
+    won = tuning.after(heat, times(heat, {"a": 1.0, "b": other}), "2026-11-21")
     assert isinstance(won, Tuned)
     assert won.plan == winner
 
 
-def test_calls_that_did_not_end_lose() -> None:
-    heat = Heat(("a", "b"), 4, earlier={"a": 1.0, "b": 1.0})
-    seconds = [np.inf if heat.plan(call) == "a" else 2.0 for call in range(heat.calls)]
+@pytest.mark.parametrize("plans", ["ab", "abcd"])
+def test_calls_that_did_not_end_lose(plans: str) -> None:
+    heat = last(plans)
+    seconds = [2.0 if heat.plan(call) == "b" else np.inf for call in range(heat.calls)]
     won = tuning.after(heat, seconds, "2026-11-21")
     assert isinstance(won, Tuned)
     assert won.plan == "b"
 
 
-@pytest.mark.parametrize(("nbytes", "field"), [(4 << 10, FIELD_OF_SHORT), (256 << 10, FIELD), (4 << 20, FIELD)])
-def test_few_plans_are_tried_and_they_differ(nbytes: int, field: int) -> None:
+@pytest.mark.parametrize("nbytes", [4 << 10, 256 << 10, 4 << 20])
+def test_few_plans_are_tried_and_they_differ(nbytes: int) -> None:
     choice = choose(RACKS, "all_reduce", nbytes)
     ranked = [choice.chosen, *choice.rejected]
     tried = tuning.contestants(choice)
     assert tried[: tuning.NEAREST] == tuple(ranked[: tuning.NEAREST])
-    assert len({choice.plan_of(each).id for each in tried}) == len(tried) == field < len(ranked)
+    assert len({choice.plan_of(each).id for each in tried}) == len(tried) == FIELD < len(ranked)
     assert any(len(each.stages) == 1 for each in tried)  # never slower than the best flat one
     assert min(map(steps, tried)) == min(map(steps, ranked))
 
@@ -127,6 +158,24 @@ def test_the_offset_of_a_clock(ahead: float) -> None:
 def test_clocks_that_may_be_one_are() -> None:
     reference = np.array([[10.0, 10.3], [11.0, 11.3]])
     assert tuning.offset(reference + 0.2, reference) == 0.0
+
+
+def test_a_trial_is_taken_once_and_has_its_times() -> None:
+    trials = _native.Trials([5, 7, 5])
+    assert [trials.take() for _ in range(2)] == [0, 1]
+    assert not trials.over
+    assert [trials.take() for _ in range(3)] == [2, None, None]
+    assert trials.over
+    assert [trials.handle(number) for number in range(3)] == [5, 7, 5]
+    before = time.monotonic()
+    trials.enter(0)
+    trials.leave(0)
+    trials.leave(1, 12.5)
+    (entered, left), second, third = trials.stamps
+    assert before <= entered <= left <= time.monotonic()
+    assert (second, third) == ((0.0, 12.5), (0.0, np.inf))
+    with pytest.raises(IndexError):
+        trials.handle(3)
 
 
 FOUND = {(0, 23, 0): Tuned("0123456789ab", {"0123456789ab": 0.25, "ba9876543210": 0.5}, "2026-11-21")}
