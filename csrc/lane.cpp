@@ -228,7 +228,7 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
         if (is_narrow(in))
             narrow(in.wire, staged, reinterpret_cast<const float*>(data), extent.count);
         else
-            stage(staged, data, bytes, call_.installed->message_links[in.first_message]->pace);
+            copy_paced(staged, data, bytes, call_.installed->message_links[in.first_message]->staging);
         read_at = staged;
     }
     if (is_shared) frame.place = machine_.arena->place(read_at);
@@ -251,14 +251,14 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
     for (std::size_t i = 0; i < its.size(); ++i) links[i]->notify();
 }
 
-void Lane::stage(std::byte* staged, const std::byte* data, std::size_t bytes, Pace& pace) {
-    if (bytes < Pace::fewest_bytes) return copy(staged, data, bytes);
+void Lane::copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes, Pace& pace) {
+    if (bytes < Pace::fewest_bytes) return copy(destination, source, bytes);
     const bool streams = pace.streams();
     const auto start = Clock::now();
     if (streams)
-        copy_streaming(staged, data, bytes);
+        copy_streaming(destination, source, bytes);
     else
-        copy(staged, data, bytes);
+        copy(destination, source, bytes);
     pace.note(streams, bytes, Clock::now() - start);
 }
 
@@ -336,6 +336,8 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
             widen(in.wire, reinterpret_cast<float*>(destination), data, extent.count);
         } else if (streaming_ && !in.sent_on) {
             copy_streaming(destination, data, bytes);
+        } else if (in_arena_ && !in.sent_on && arrival_of(0).from->shares_memory()) {
+            copy_paced(destination, data, bytes, arrival_of(0).from->storing);
         } else {
             copy(destination, data, bytes);
         }
@@ -346,7 +348,11 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
             sources_.push_back(arrival_of(i).data.load(std::memory_order_relaxed));
         }
         if (in.has_own && in.own_place == in.message_count) sources_.push_back(destination);
-        reduce(in, destination, extent.count);
+        const bool is_plain = !is_narrow(in) && in.rounded == Wire::same;
+        if (in_arena_ && !streaming_ && is_plain && bytes >= Pace::fewest_bytes && arrival_of(0).from->shares_memory())
+            reduce_paced(in, destination, extent.count, arrival_of(0).from->summing);
+        else
+            reduce(in, destination, extent.count);
     }
     Clock::duration took{};
     if (start) took = (Clock::now() - *start) / std::max<std::uint32_t>(in.message_count, 1);
@@ -360,14 +366,34 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
     gave_back_ = true;
 }
 
+double Lane::divisor(const Instruction& in) const {
+    return in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->communicator->members.size()) : 1.0;
+}
+
 // Sum `sources_`.
 void Lane::reduce(const Instruction& in, void* destination, std::size_t count) {
-    const double divisor =
-        in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->communicator->members.size()) : 1.0;
     if (narrows_ && (is_narrow(in) || in.rounded != Wire::same))
-        reduce_narrow(reduction_, static_cast<float*>(destination), sources_, count, divisor, in.wire, in.rounded);
+        reduce_narrow(reduction_, static_cast<float*>(destination), sources_, count, divisor(in), in.wire, in.rounded);
     else
-        reduction_(destination, sources_.data(), static_cast<int>(sources_.size()), count, divisor);
+        reduction_(destination, sources_.data(), static_cast<int>(sources_.size()), count, divisor(in));
+}
+
+void Lane::reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Pace& pace) {
+    const bool streams = pace.streams();
+    const auto start = Clock::now();
+    if (!streams) {
+        reduce(in, destination, count);
+    } else {
+        alignas(64) std::byte sums[4096];  // stay in the nearest cache
+        const std::size_t most = sizeof sums / itemsize_;
+        for (std::size_t first = 0; first < count; first += most) {
+            const std::size_t some = std::min(most, count - first);
+            reduction_(sums, sources_.data(), static_cast<int>(sources_.size()), some, divisor(in));
+            copy_streaming(destination + first * itemsize_, sums, some * itemsize_);
+            for (const void*& source : sources_) source = static_cast<const std::byte*>(source) + some * itemsize_;
+        }
+    }
+    pace.note(streams, count * itemsize_, Clock::now() - start);
 }
 
 bool Lane::flush() {

@@ -138,8 +138,10 @@ class Lane {
         const std::size_t bytes = layout(segment).arrival_bytes[index];
         return narrows_ && schedule_->arrival_wires[index] != Wire::same ? bytes / itemsize_ * narrow_bytes : bytes;
     }
-    void stage(std::byte* staged, const std::byte* data, std::size_t bytes, Pace& pace);
+    static void copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes, Pace& pace);
     void reduce(const Instruction& in, void* destination, std::size_t count);
+    void reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Pace& pace);
+    double divisor(const Instruction& in) const;
     // Whether the send's bytes are read where the caller keeps them, and still are.
     bool is_leaving(const Row& row, const Instruction& in) const;
 

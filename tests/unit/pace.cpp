@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 int main(int count, char** arguments) {
-    multiring::Pace pace;
+    multiring::Pace pace(multiring::Pace::for_copies);
     for (int i = 1; i + 2 < count; i += 3) {
         const int copies = std::atoi(arguments[i]);
         const double rates[] = {std::atof(arguments[i + 1]), std::atof(arguments[i + 2])};
