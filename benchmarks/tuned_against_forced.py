@@ -48,7 +48,7 @@ BATCH_SECONDS, MOST_CALLS = 0.1, 200
 at once what it does not pass call after call."""
 
 
-class Trials:
+class Contest:
     """Forces plans for one size and times them."""
 
     def __init__(self, communicator: Communicator, nbytes: int, predicted: float) -> None:
@@ -73,7 +73,7 @@ class Trials:
         return {plan.id: seconds for plan, seconds in zip(plans, spent.tolist(), strict=True)}
 
     def medians(self, plans: Sequence[Plan], rounds: int) -> dict[str, float]:
-        """The median of rounds in which the plans take turns, each of them first in some."""
+        """The median of rounds in which the plans take turns, every time another first."""
         turns = [turn % len(plans) for turn in range(rounds)]
         found = [self.round([*plans[turn:], *plans[:turn]]) for turn in turns]
         return {plan.id: statistics.median(each[plan.id] for each in found) for plan in plans}
@@ -96,15 +96,15 @@ def measure_size(communicator: Communicator, nbytes: int) -> dict[str, Any]:
     tuning_seconds = time.perf_counter() - started
     plans = {(plan := before.plan_of(each)).id: plan for each in (before.chosen, *before.rejected)}
     names = {before.plan_of(each).id: each.name for each in (before.chosen, *before.rejected)}
-    trials = Trials(communicator, nbytes, before.chosen.prediction.seconds)
-    once = trials.round(list(plans.values()))
+    contest = Contest(communicator, nbytes, before.chosen.prediction.seconds)
+    once = contest.round(list(plans.values()))
     limit = WORTH_REPEATING * min(once.values())
-    again = trials.medians([plan for plan in plans.values() if once[plan.id] <= limit], REPEATS)
+    again = contest.medians([plan for plan in plans.values() if once[plan.id] <= limit], REPEATS)
     best = min(again, key=again.__getitem__)
     contenders = dict.fromkeys([best, before.plan.id, tuned.plan.id])
-    rounds = round(FINAL_SECONDS / (trials.calls * again[best] * len(contenders)))
+    rounds = round(FINAL_SECONDS / (contest.calls * again[best] * len(contenders)))
     rounds = min(max(rounds, FEWEST_ROUNDS), MOST_ROUNDS)  # the same on all ranks, as the times are
-    final = trials.medians([plans[plan] for plan in contenders], rounds)
+    final = contest.medians([plans[plan] for plan in contenders], rounds)
     fastest = min(final.values())
     return {
         "nbytes": nbytes,

@@ -274,8 +274,8 @@ class Engine:
     def native_calls(self, rank: int, size: int, timeout: float, choose_plan: Any) -> NativeCalls:
         """Calls of a communicator, which chooses plans for them.
 
-        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or None where
-        Python makes the call itself: for an all_reduce, of communicators that are not published.
+        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or `Trials` that
+        are not all taken: of communicators that are not published.
         """
 
     def publish(self, communicator: int, calls: NativeCalls) -> None:

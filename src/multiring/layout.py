@@ -98,6 +98,11 @@ class Shape:
         return own.union(self.children[a]._within, self.children[b]._within)
 
     @cached_property
+    def hosts(self) -> tuple[frozenset[int], ...]:
+        """For each child the edges between hosts around it, by number: children with the same ones share a host."""
+        return tuple(frozenset(n for n in around if self.edges[n].level != "rank") for around in self._around)
+
+    @cached_property
     def _around(self) -> tuple[frozenset[int], ...]:
         """For each child the numbers of the edges around it."""
         around: list[list[int]] = [[] for _ in self.children]

@@ -7,7 +7,8 @@ down carries the part that the ranks behind it own. Nothing need be expanded: li
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -15,7 +16,7 @@ from .balance import fastest_shares
 from .compose import ALL, LEAD, Stage
 from .layout import Shape
 from .topology import Link
-from .traffic import crossing
+from .traffic import crossing, meets_all, partners
 
 Path = tuple[int, ...]
 Key = tuple[Path, int]
@@ -90,6 +91,41 @@ class LinkMap:
                     each = [_scaled(copies, crossing(kind, method, shares, i, i + 1)) for i in alike]
                     self._descend(loads, (*path, number), shape.children[number], _busiest(each), stages)
         return loads
+
+    def handled(self, depth: int, kind: str, stages: Sequence[Stage]) -> Loads:
+        """The messages (between hosts, within one) that a rank sends and receives in the phase, by the class of its
+        link; the busiest of it."""
+        found: Loads = {}
+        method = stages[depth - 1].method
+        for path, shape in self._shapes:
+            if shape.depth == depth and len(shape.children) > 1:
+                cuts = self.messages_per_share(shape, stages)
+                each = [_scaled(cuts, met) for met in self._met(shape, kind, method)]
+                self._hand(found, path, shape, each, stages)
+        return {key: counts for key, counts in found.items() if self.links[key].level == "rank"}
+
+    def _met(self, shape: Shape, kind: str, method: str) -> Iterator[tuple[float, float]]:
+        """The messages of each child in a ring of a shape's children: between hosts, within one."""
+        size, together = len(shape.children), Counter(shape.hosts)
+        for member, host in enumerate(shape.hosts):
+            if meets_all(kind, method):
+                all_, within = 2 * (size - 1), 2 * (together[host] - 1)
+            else:
+                met = partners(kind, method, size, member, self._blocked)
+                all_, within = met.total(), sum(n for other, n in met.items() if shape.hosts[other] == host)
+            yield float(all_ - within), float(within)
+
+    def _hand(
+        self, found: Loads, path: Path, shape: Shape, each: Sequence[tuple[float, float]], stages: Sequence[Stage]
+    ) -> None:
+        """Give what a child handles to the ranks in it that own a part of its sum."""
+        self._record(found, path, shape, [_busiest(each[edge.first : edge.last]) for edge in shape.edges])
+        for number, alike in self._child_classes(shape):
+            child, most = shape.children[number], _busiest([each[i] for i in alike])
+            if child.children:
+                leading = stages[child.depth - 1].mode == LEAD
+                owners = [_scaled(float(i == 0 or not leading), most) for i in range(len(child.children))]
+                self._hand(found, (*path, number), child, owners, stages)
 
     def _descend(
         self, loads: Loads, path: Path, shape: Shape, load: tuple[float, float], stages: Sequence[Stage]

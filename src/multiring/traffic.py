@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -64,6 +65,24 @@ def messages(kind: str, method: str, size: int, scattered: bool) -> tuple[int, .
             awaited = sum(len({*w.peers} - {position}) * (len(w.shares) if scattered else 1) for w in step.waits)
             busiest[number] = max(busiest[number], sent, awaited)
     return tuple(busiest)
+
+
+def meets_all(kind: str, method: str) -> bool:
+    """Whether every member sends a message to every other."""
+    return method == "direct" and kind not in ("reduce", "broadcast")
+
+
+def partners(kind: str, method: str, size: int, position: int, scattered: bool) -> Counter[int]:
+    """How many messages a member sends to and receives from each other; ``scattered`` as in `messages`."""
+    found: Counter[int] = Counter()
+    if method == "ring" and kind not in ("reduce", "broadcast"):
+        for neighbour in ((position - 1) % size, (position + 1) % size):
+            found[neighbour] += size - 1
+    else:
+        sent, received = _flows(kind, method, size)
+        for peer, part in sent[position] + received[position]:
+            found[peer] += round(part * size) if scattered else 1
+    return found
 
 
 def mean_messages(kind: str, method: str, size: int, scattered: bool) -> float:

@@ -44,7 +44,7 @@ def test_every_plan_is_tried_in_every_round_in_another_place() -> None:
     assert {order[i : i + 4].index("a") for i in range(0, 16, 4)} == {0, 1, 2, 3}
 
 
-def test_the_round_that_opens_connections_does_not_count() -> None:
+def test_the_round_that_warms_up_does_not_count() -> None:
     usual = {"a": 0.3, "b": 0.2, "c": 0.4}
     heat = Heat(tuple(usual), 2)
     seconds = [9.0, 0.1, 0.1] + [usual[heat.plan(call)] for call in range(3, 6)]
