@@ -393,7 +393,7 @@ void Lane::reduce_paced(const Instruction& in, std::byte* destination, std::size
             for (const void*& source : sources_) source = static_cast<const std::byte*>(source) + some * itemsize_;
         }
     }
-    pace.note(streams, count * itemsize_, Clock::now() - start);
+    pace.note(streams, sources_.size() * count * itemsize_, Clock::now() - start);
 }
 
 bool Lane::flush() {

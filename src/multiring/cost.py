@@ -173,7 +173,8 @@ class Prediction:
 @dataclass(frozen=True, slots=True)
 class _Phase:
     """What a phase adds: seconds for every segment, and for every byte of it on each of its ``hops`` in a row and where
-    it is reduced or stored; its loads; and the seconds a byte of that work by the link of the ranks that do it."""
+    it is reduced or stored; its loads; and by the link of the ranks that do it, the seconds a byte of that work, and
+    those in which they handle a segment's messages."""
 
     kind: str
     stage: Stage

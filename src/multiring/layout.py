@@ -99,7 +99,7 @@ class Shape:
 
     @cached_property
     def hosts(self) -> tuple[frozenset[int], ...]:
-        """For each child the edges between hosts around it, by number: children with the same ones share a host."""
+        """For each rank among the children the edges between hosts around it, by number: the same ones on one host."""
         return tuple(frozenset(n for n in around if self.edges[n].level != "rank") for around in self._around)
 
     @cached_property

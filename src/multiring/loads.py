@@ -100,19 +100,20 @@ class LinkMap:
         for path, shape in self._shapes:
             if shape.depth == depth and len(shape.children) > 1:
                 cuts = self.messages_per_share(shape, stages)
-                each = [_scaled(cuts, met) for met in self._met(shape, kind, method)]
+                hosts = _hosts(shape, stages[depth - 1].dimension.levels)
+                each = [_scaled(cuts, met) for met in self._met(hosts, kind, method)]
                 self._hand(found, path, shape, each, stages)
         return {key: counts for key, counts in found.items() if self.links[key].level == "rank"}
 
-    def _met(self, shape: Shape, kind: str, method: str) -> Iterator[tuple[float, float]]:
-        """The messages of each child in a ring of a shape's children: between hosts, within one."""
-        size, together = len(shape.children), Counter(shape.hosts)
-        for member, host in enumerate(shape.hosts):
+    def _met(self, hosts: Sequence[Hashable], kind: str, method: str) -> Iterator[tuple[float, float]]:
+        """The messages of each member of a ring, who are on these hosts: between hosts, within one."""
+        size, together = len(hosts), Counter(hosts)
+        for member, host in enumerate(hosts):
             if meets_all(kind, method):
                 all_, within = 2 * (size - 1), 2 * (together[host] - 1)
             else:
                 met = partners(kind, method, size, member, self._blocked)
-                all_, within = met.total(), sum(n for other, n in met.items() if shape.hosts[other] == host)
+                all_, within = met.total(), sum(n for other, n in met.items() if hosts[other] == host)
             yield float(all_ - within), float(within)
 
     def _hand(
@@ -207,6 +208,13 @@ def _owners(shape: Shape, stages: Sequence[Stage]) -> int:
         return 1
     leading = stages[shape.depth - 1].mode == LEAD
     return sum(_owners(child, stages) for child in (shape.children[:1] if leading else shape.children))
+
+
+def _hosts(shape: Shape, levels: tuple[str, ...]) -> Sequence[Hashable]:
+    """For each child of a shape that is arranged between these levels something that those of one host share."""
+    if levels[0] != "rank":
+        return range(len(shape.children))
+    return shape.hosts if len(levels) > 1 else (None,) * len(shape.children)
 
 
 def _copies(shape: Shape, stages: Sequence[Stage]) -> int:

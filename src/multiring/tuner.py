@@ -138,12 +138,8 @@ class Tuner:
         return self._run(key, tuning.opening(list(plans), choice.chosen.prediction.seconds), plans, timeout)
 
     def _run(self, key: Key, heat: Heat, plans: dict[str, Plan], timeout: float) -> Course:
-        """Make the calls that come next this heat's, in a call that has ``timeout`` seconds."""
-        deadline = time.monotonic() + timeout
-        handles = {}
-        for plan in heat.plans:
-            handles[plan] = self._plans.install(plans[plan], max(deadline - time.monotonic(), 0.0))
-        self._communicator.aside.barrier()  # what rank 0's proofs took is not the next call's time
+        """Make the calls that come next this heat's; the first of them has ``timeout`` seconds."""
+        handles = {plan: self._plans.install(plans[plan], timeout) for plan in heat.plans}
         trials = _native.Trials([handles[heat.plan(call)] for call in range(heat.calls)])
         self._courses[key] = Course(heat, plans, trials)
         return self._courses[key]

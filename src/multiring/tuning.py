@@ -62,7 +62,7 @@ class Heat:
     """Plans, by id, that take turns of ``run`` calls in so many rounds.
 
     The planner's choice stands first. ``earlier`` are the times that the heats before have found; in the very first the
-    first round opens connections and does not count.
+    first round warms up and does not count.
     """
 
     plans: tuple[str, ...]

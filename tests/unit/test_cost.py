@@ -9,8 +9,11 @@ from fractions import Fraction
 import pytest
 from topologies import CORE, MBIT, card, nested, unequal
 
-from multiring.compose import compose
+from multiring.compose import LEAD, compose, phase_kinds
 from multiring.cost import HEADERS, INTERNAL_WIRE_OVERHEAD, MOST_SEGMENTS, NATIVE, OUT_OF_CACHE_BYTES, SWITCH_SECONDS
+from multiring.layout import Layout, arranged, canonical
+from multiring.loads import LinkMap
+from multiring.plan import BLOCKED, Plan
 from multiring.planner import Candidate, candidates, choose
 from multiring.schedule import SEND, schedule
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
@@ -226,3 +229,45 @@ def test_who_shares_a_core_takes_a_turn_of_those_that_take_part():
     crowded = replace(NATIVE, ranks_per_core=4.0)
     assert [NATIVE.turn(1.0), NATIVE.turn(0.5)] == [0.0, 0.0]
     assert [crowded.turn(part) / SWITCH_SECONDS for part in (1.0, 0.5, 0.125)] == pytest.approx([4.0, 2.0, 1.0])
+
+
+def handled_by_busiest(topology: Topology, plan: Plan) -> tuple[int, int]:
+    """Messages that the rank with the most between hosts sends and receives: between them, and within its own."""
+    inner = topology.levels[0]
+    counted = []
+    for rank in range(topology.world_size):
+        peers = [peer for step in schedule(plan, rank).instructions for peer in step.peers if peer != rank]
+        within = sum(topology.apart(rank, peer) == inner for peer in peers)
+        counted.append((len(peers) - within, within))
+    return max(counted)
+
+
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"]
+)
+@pytest.mark.parametrize("topology", [*UNIFORM.values(), Topology.flat([2] * 16)], ids=[*UNIFORM, "sixteen hosts"])
+def test_the_busiest_rank_has_the_messages_of_the_schedules(topology, collective):
+    tree, order = canonical(topology), tuple(rank for place in topology.places for rank in place.ranks())
+    for stages in {candidate.stages for candidate in candidates(topology, collective, 1 << 20)}:
+        grid = tuple(stage.dimension for stage in stages)
+        shape = Layout(grid, order, arranged(tree, topology.levels, grid)).shape
+        links = LinkMap(shape, collective in BLOCKED, stages[0].mode == LEAD)
+        found: dict[object, tuple[float, float]] = {}
+        for depth, kind in phase_kinds(collective, stages):
+            for key, (between, within) in links.handled(depth, kind, stages).items() if links.shapes(depth) else ():
+                before = found.get(key, (0.0, 0.0))
+                found[key] = before[0] + between, before[1] + within
+        plan = compose(topology, collective, stages, 1 << 30, 0, 1)
+        assert max(found.values()) == handled_by_busiest(topology, plan), stages
+
+
+def test_no_call_is_shorter_than_its_busiest_rank_handles_its_messages():
+    """Four ranks a core, and a leader that has four messages between hosts; in the chain nobody has more than two."""
+    speeds = replace(NATIVE, wire_overhead=100e-6, ranks_per_core=4.0)
+    racks = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
+    found = {each.name: each.prediction.seconds for each in candidates(racks, "all_reduce", 4, speeds=speeds)}
+    tree = found["reduce rank 2 direct, reduce host 2 direct, all_reduce rack 2 direct, broadcast host 2 direct, "
+                 "broadcast rank 2 direct"]  # fmt: skip
+    chain = found["reduce rank+host 4 ring, all_reduce rack 2 direct, broadcast rank+host 4 ring"]
+    assert tree == pytest.approx(4 * (4 * 100e-6 + 2 * NATIVE.local_overhead) / 2)
+    assert chain < 0.75 * tree
