@@ -34,17 +34,22 @@ def divide(cores: Sequence[Core], quota: float | None, ranks: int, binding: str)
     """The shares of ``ranks`` ranks, in their order.
 
     ``quota`` is CPU time that a cgroup grants, in CPUs. It bounds the number of threads and not the binding: it says
-    how much may be used, not which. Ranks that outnumber the cores share them all, unbound.
+    how much may be used, not which. Ranks that outnumber the hardware threads are bound where each thread gets equally
+    many, and otherwise share them all.
     """
     if ranks > len(cores):
         cores = [Core((cpu,), core.domain) for core in cores for cpu in core.cpus]
     usable = len(cores) if quota is None else min(len(cores), int(quota))
     even = max(1, usable // ranks)
-    if binding == "none" or ranks > len(cores):
+    is_uneven = ranks > len(cores) and ranks % len(cores) != 0
+    if binding == "none" or is_uneven:
         return [Share((), even)] * ranks
     if binding == "numa":
         domains = _domains(cores)
         return [Share(_cpus(domains[rank * len(domains) // ranks]), even) for rank in range(ranks)]
+    if ranks > len(cores):
+        # The kernel cannot tell who waits from who works, and leaves three on one core and one on another for a while.
+        return [Share(cores[rank * len(cores) // ranks].cpus, even) for rank in range(ranks)]
     shares = _split_by_domain(cores, ranks)
     threads = min(even, *(len(share) for share in shares))
     return [Share(_cpus(share), threads) for share in shares]

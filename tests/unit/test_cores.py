@@ -38,6 +38,9 @@ def cores(*domains: int, threads: int = 1) -> list[Core]:
         (cores(2, threads=2), 2, [((0, 2), 1), ((1, 3), 1)]),
         (cores(2, threads=2), 4, [((0,), 1), ((2,), 1), ((1,), 1), ((3,), 1)]),
         (cores(2), 3, [((), 1)] * 3),
+        (cores(2), 4, [((0,), 1), ((0,), 1), ((1,), 1), ((1,), 1)]),
+        (cores(2, threads=2), 6, [((), 1)] * 6),
+        (cores(1, 1, threads=2), 8, [((0,), 1)] * 2 + [((2,), 1)] * 2 + [((1,), 1)] * 2 + [((3,), 1)] * 2),
         (cores(2, 2), 1, [((0, 1, 2, 3), 4)]),
         (cores(3, 3), 4, [((0,), 1), ((1, 2), 1), ((3,), 1), ((4, 5), 1)]),  # in equal domains
         (cores(4, 2), 3, [((0, 1), 2), ((2, 3), 2), ((4, 5), 2)]),  # by the sizes of the domains
@@ -49,7 +52,7 @@ def test_shares(available: list[Core], ranks: int, expected: list[tuple[tuple[in
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 2), st.integers(1, 40))
-def test_shares_are_disjoint_and_use_every_core(domains: list[int], threads: int, ranks: int) -> None:
+def test_shares_use_every_core_equally_often(domains: list[int], threads: int, ranks: int) -> None:
     available = cores(*domains, threads=threads)
     shares = divide(available, None, ranks, "core")
     cpus = [cpu for share in shares for cpu in share.cpus]
@@ -59,6 +62,9 @@ def test_shares_are_disjoint_and_use_every_core(domains: list[int], threads: int
         assert sorted(cpus) == list(range(len(available) * threads))
         sizes = [len(share.cpus) for share in shares]
         assert max(sizes) - min(sizes) <= threads
+    elif ranks % (len(available) * threads) == 0:
+        assert {len(share.cpus) for share in shares} == {1}
+        assert {cpus.count(cpu) for cpu in range(len(available) * threads)} == {ranks // (len(available) * threads)}
     else:
         assert cpus == []
 
@@ -73,6 +79,7 @@ def test_binding_to_domains() -> None:
     first, second = (0, 1, 2), (3, 4, 5)
     assert divide(cores(3, 3), None, 4, "numa") == [Share(first, 1)] * 2 + [Share(second, 1)] * 2
     assert divide(cores(3, 3), None, 1, "numa") == [Share(first, 6)]
+    assert divide(cores(3, 3), None, 12, "numa") == [Share(first, 1)] * 6 + [Share(second, 1)] * 6
 
 
 def test_cores_and_domains_are_read_from_the_system(tmp_path: Path) -> None:
