@@ -106,7 +106,7 @@ class Heat:
 def opening(plans: Sequence[str], predicted: float) -> Heat:
     """The first heat of `contestants`, by id; ``predicted`` is what its first is to take, in seconds."""
     length = HEATS[0]
-    return Heat(tuple(plans[: length.plans]), length.rounds, length.run(predicted))
+    return Heat(tuple(plans), length.rounds, length.run(predicted))
 
 
 def contestants(choice: Choice) -> tuple[Candidate, ...]:

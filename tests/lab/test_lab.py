@@ -195,7 +195,8 @@ def wait_until_gone(name: str) -> None:
         time.sleep(0.01)
 
 
-def test_an_interrupt_at_the_last_moment_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("latency", [50e-6, 5e-3])
+def test_an_interrupt_at_the_last_moment_leaves_nothing(monkeypatch: pytest.MonkeyPatch, latency: float) -> None:
     def interrupted(keeper: subprocess.Popen[str], line: str) -> None:
         tell(keeper, line)
         if line == "detach":
@@ -203,8 +204,9 @@ def test_an_interrupt_at_the_last_moment_leaves_nothing(monkeypatch: pytest.Monk
 
     tell = build._tell
     monkeypatch.setattr(build, "_tell", interrupted)
+    link = Link(CARD, CARD, latency)
     with pytest.raises(KeyboardInterrupt):
-        lab.up(Topology.flat([1, 1]), "test-interrupted", detach=True)
+        lab.up(Topology(LEVELS[:2], (host("a", 0, link), host("b", 1, link))), "test-interrupted", detach=True)
     assert not (directory.LABS / "test-interrupted").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -31,6 +32,16 @@ def test_run_refuses_a_plan_that_every_rank_would_refuse(monkeypatch: pytest.Mon
         (line,) = refused.stderr.splitlines()
         assert line.startswith("multiring run: MULTIRING_PLAN: ")
         assert fault in line
+
+
+def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
+    """As after ``| head``."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    words = [sys.executable, "-m", "multiring", "doctor"]
+    ended = subprocess.run(words, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writes)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_unknown_command_is_named() -> None:

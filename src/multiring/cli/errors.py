@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import typer
 
@@ -50,6 +53,13 @@ def leave_out(context: typer.Context, names: Collection[str], why: str) -> None:
         raise ValueError(f"{why}: leave out {', '.join(shown)}")
 
 
+def _is_unread(output: TextIO) -> bool:
+    """Whether nobody reads what is printed any more, as after ``| head``."""
+    poll = select.poll()
+    poll.register(output, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 @contextmanager
 def one_line_errors(command: str, also: type[Exception] = ValueError) -> Iterator[None]:
     """Turn a user's errors into one line and an exit code."""
@@ -62,6 +72,8 @@ def one_line_errors(command: str, also: type[Exception] = ValueError) -> Iterato
         typer.echo(f"multiring {command}: what it started was ended by {signal.Signals(number).name}", err=True)
         raise typer.Exit(128 + number) from None
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+            raise  # typer ends the command quietly
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except (also, ValueError, ImportError) as error:
         reason = str(error)

@@ -8,20 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from multiring import topology_file
-from multiring.lab.directory import LABS, LOG, clear, lock, processes
+from multiring.lab.directory import END_SECONDS, LABS, LOG, await_lock, clear, lock, processes
 from multiring.lab.network import design
 from multiring.topology import Topology
 
 TOPOLOGY = "topology.toml"
 """In a lab's directory."""
 
-END_SECONDS = 10.0
 NONE_UP = "no lab is up; make one by multiring lab up TOPOLOGY.toml"
 
 
@@ -150,11 +148,9 @@ def remove(name: str = "") -> None:
     locked = lock(directory)
     if locked is None:
         _kill_keeper(_read_state(directory)["keeper"])
-        deadline = time.monotonic() + END_SECONDS
-        while (locked := lock(directory)) is None:
-            if time.monotonic() > deadline:
-                raise LabError(f"lab {directory.name}: its keeper does not end, or another process is removing it")
-            time.sleep(0.01)
+        locked = await_lock(directory, END_SECONDS)
+    if locked is None:
+        raise LabError(f"lab {directory.name}: its keeper does not end, or another process is removing it")
     try:
         clear(directory)
     finally:

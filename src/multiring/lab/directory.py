@@ -17,7 +17,8 @@ LABS = Path("/run/multiring-lab")
 HOSTS, LOG = "hosts", "log"
 """In a lab's directory: its list of hosts, and what its keeper says."""
 
-KILL_SECONDS = 10.0
+END_SECONDS = 10.0
+"""How long the end of a lab's processes may take."""
 
 
 def claim(directory: Path) -> int | None:
@@ -47,6 +48,14 @@ def lock(directory: Path) -> int | None:
     return descriptor
 
 
+def await_lock(directory: Path, seconds: float) -> int | None:
+    """What `lock` returns, but waiting for so long: forwarders end a moment after the keeper."""
+    deadline = time.monotonic() + seconds
+    while (locked := lock(directory)) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return locked
+
+
 def processes(directory: Path) -> Iterator[int]:
     """The processes in the hosts of a lab: those that see its list of hosts as /etc/hosts."""
     with contextlib.suppress(FileNotFoundError):
@@ -63,7 +72,7 @@ def processes(directory: Path) -> Iterator[int]:
 
 def clear(directory: Path) -> None:
     """Kill the processes in the hosts of a lab and remove its directory."""
-    deadline = time.monotonic() + KILL_SECONDS
+    deadline = time.monotonic() + END_SECONDS
     while remaining := list(processes(directory)):
         for pid in remaining:
             with contextlib.suppress(ProcessLookupError):
