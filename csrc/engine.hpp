@@ -154,7 +154,7 @@ class Engine final : public Surroundings {
     bool is_unread() const;
     void release_descriptors();
     bool drain_sockets();
-    void choose_spin();
+    void divide_cores();
     void suspect(int rank, const std::string& reason);
     Failure raised() const;  // the failure, which somebody hears of now
     Failure failure_of(const Call& call) const;

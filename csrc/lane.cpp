@@ -15,6 +15,8 @@ constexpr std::size_t fewest_bytes_in_place = std::size_t{32} << 10;
 constexpr std::size_t fewest_bytes_timed = 1024;
 // Buffers that do not stay in the cache anyway: what is stored goes past it. What is summed is in it, to be read.
 constexpr std::size_t streaming_bytes = std::size_t{4} << 20;
+// A lane whose calls are small stays small.
+constexpr std::size_t most_slots_a_row = 64;
 
 }  // namespace
 
@@ -110,15 +112,29 @@ bool Lane::prepare() {
         unread_ = std::make_unique<Reader[]>(departures);
         unread_capacity_ = departures;
     }
-    const std::size_t staging = rows_in_use_ * full_layout_->staging_bytes;
     const bool stages = narrows_ || (call_.installed->any_shared && (!in_arena_ || schedule_->exchanges));
-    if (stages && staging > staging_bytes_) {
+    if (stages && full_layout_->staging_bytes != 0) take_slots();
+    return prepared_ = true;
+}
+
+// More than the rows need, and these go around from call to call: a line that is written while a peer's nearest caches
+// still have it must be taken away from there first. Slots that fill these caches between them are quicker.
+void Lane::take_slots() {
+    const std::size_t slot_bytes = full_layout_->staging_bytes, fewest = rows_in_use_ * slot_bytes;
+    // Lanes of sends and receives are as many as these.
+    const std::size_t most = call_.is_point() ? 0 : machine_.slots_bytes.load(std::memory_order_relaxed);
+    std::size_t wanted = std::max(fewest, std::min(most, most_slots_a_row * fewest));
+    if (wanted > staging_bytes_ && machine_.arena->allocated_bytes() > machine_.arena->size() / 2)
+        wanted = std::max(fewest, std::min(wanted, staging_bytes_));  // the rest is for who needs it
+    if (wanted > staging_bytes_) {
         if (staging_ != nullptr) machine_.arena->release(staging_);
         staging_bytes_ = 0;
-        staging_ = static_cast<std::byte*>(machine_.arena->allocate(staging));
-        staging_bytes_ = staging;
+        staging_ = static_cast<std::byte*>(machine_.arena->allocate(wanted));
+        staging_bytes_ = wanted;
     }
-    return prepared_ = true;
+    slots_ = wanted / slot_bytes;
+    first_slot_ = (next_slot_at_ + slot_bytes - 1) / slot_bytes % slots_;
+    next_slot_at_ = slot(segment_count_) * slot_bytes;
 }
 
 bool Lane::advance() {
@@ -224,7 +240,7 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
     const bool is_shared = call_.installed->send_is_shared[in.send_index];
     const std::byte* read_at = data;
     if (is_staged(in)) {
-        std::byte* staged = staging_ + (row.segment % rows_in_use_) * full_layout_->staging_bytes + extent.staging;
+        std::byte* staged = staging_ + slot(row.segment) * full_layout_->staging_bytes + extent.staging;
         if (is_narrow(in))
             narrow(in.wire, staged, reinterpret_cast<const float*>(data), extent.count);
         else

@@ -1,7 +1,7 @@
 // Lane: runs one operation's schedule as data arrive, many segments in flight.
 //
 //   row       a segment in flight; a lane has W rows, segment s uses row s mod W
-//   staging   a row's outgoing spans, copied where peers can read them (not needed for arena buffers and TCP)
+//   staging   slots for rows' outgoing spans, copied where peers can read them (not needed for arena buffers and TCP)
 //
 // A lane is driven by one thread at a time (`advance`); what arrives is delivered to it (`accept`) by whichever thread
 // drains the link.
@@ -83,6 +83,7 @@ class Lane {
     using Reader = std::atomic<std::uint32_t>;  // a world rank, plus one; 0 when it has read
 
     bool prepare();
+    void take_slots();
     bool step(std::uint32_t segment);
     bool row_is_clear(std::uint32_t segment) const;
     void retire_rows();
@@ -120,6 +121,8 @@ class Lane {
     Arrival& arrival(std::uint32_t segment, std::uint32_t index) const {
         return arrivals_[(segment % (2 * rows_in_use_)) * schedule_->arrival_count + index];
     }
+    // Where its staging is. Who had it before has been read: that was W segments ago or more, or in another call.
+    std::size_t slot(std::uint32_t segment) const { return (first_slot_ + segment) % slots_; }
     Reader& unread(std::uint32_t segment, const Message& message) const {
         return unread_[(segment % rows_in_use_) * schedule_->departure_count + message.index];
     }
@@ -186,7 +189,8 @@ class Lane {
     std::size_t unread_capacity_ = 0;
     std::atomic<std::uint32_t> outstanding_{0};  // how many are unread
     std::byte* staging_ = nullptr;
-    std::size_t staging_bytes_ = 0;
+    std::size_t staging_bytes_ = 0, next_slot_at_ = 0;
+    std::size_t slots_ = 1, first_slot_ = 0;  // in use by the current operation
 };
 
 }  // namespace multiring

@@ -99,6 +99,7 @@ class Machine final : public Receiver {
     const std::shared_ptr<Arena> arena;
     Surroundings& surroundings;
     const std::unique_ptr<Trace> trace;                     // nullptr: nobody asked for it
+    std::atomic<std::size_t> slots_bytes{0};                // of a lane's staging, where its rows need less
     std::atomic<std::uint64_t> calls{0};                    // of any communicator
     std::atomic<std::uint64_t> operations{0}, segments{0};  // of the user's
 

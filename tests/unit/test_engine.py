@@ -260,6 +260,38 @@ def test_many_collectives_leave_nothing_behind():
             assert committed[1] == committed[-1]
 
 
+def test_staging_takes_what_calls_need_where_the_arena_has_no_more():
+    """In 16 calls every lane stages twice; with all the slots that make that quicker it would not fit."""
+    n, count, arena_bytes = 2, 16 << 10, 1 << 20
+    with world(n, arena_bytes=arena_bytes) as ranks:
+        plan = all_reduce_plan(n, "at once", 1 << 18)
+
+        def program(rank: Rank) -> int:
+            for call in range(16):
+                result = rank.run(plan, contribution(rank.rank + call, count))
+                np.testing.assert_array_equal(result, sum(contribution(r + call, count) for r in range(n)))
+            return rank.engine.statistics()["arena_allocated"]
+
+        assert all(8 * 4 * count <= allocated <= arena_bytes for allocated in in_threads(ranks, program))
+
+
+def test_lanes_of_small_calls_stay_small():
+    n = 2
+    with world(n) as ranks:
+        plan = all_reduce_plan(n, "at once", 1 << 18)
+
+        def program(rank: Rank) -> int:
+            before = rank.engine.statistics()["arena_allocated"]
+            for call in range(600):
+                assert (
+                    rank.run(plan, contribution(rank.rank, 3) + call).tolist()
+                    == (sum(contribution(r, 3) for r in range(n)) + n * call).tolist()
+                )
+            return rank.engine.statistics()["arena_allocated"] - before
+
+        assert all(0 < taken <= 8 * 4096 for taken in in_threads(ranks, program))
+
+
 @pytest.mark.parametrize("count", [0, 3, 1000])
 def test_cut_agrees_with_the_rule_of_schedules(count):
     from fractions import Fraction
