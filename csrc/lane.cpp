@@ -131,6 +131,7 @@ void Lane::take_slots() {
         staging_bytes_ = 0;
         staging_ = static_cast<std::byte*>(machine_.arena->allocate(wanted));
         staging_bytes_ = wanted;
+        machine_.arena->populate(staging_, wanted);
     }
     slots_ = wanted / slot_bytes;
     first_slot_ = (next_slot_at_ + slot_bytes - 1) / slot_bytes % slots_;

@@ -21,6 +21,7 @@ constexpr std::uint64_t magic = 0x676e697269746c75;  // "ultiring"
 constexpr std::uint32_t layout = 2;
 constexpr std::size_t smallest_arena = std::size_t{16} << 20;
 constexpr std::size_t kept_idle = std::size_t{64} << 20;  // freed memory that stays ours for the next allocation
+constexpr int populate_write = 23;                        // MADV_POPULATE_WRITE, which older headers lack
 constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 std::size_t physical_memory() {
@@ -201,6 +202,10 @@ void Arena::release(void* pointer) {
     auto range = insert_free(taken->first, {bytes, true});
     taken_.erase(taken);
     if (idle_ > kept_idle) decommit(range);
+}
+
+void Arena::populate(void* pointer, std::size_t bytes) noexcept {
+    madvise(pointer, bytes, populate_write);  // a kernel before 5.14 knows no such advice: then the faults come
 }
 
 std::size_t Arena::allocated_bytes() const {

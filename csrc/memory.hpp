@@ -70,6 +70,8 @@ class Arena {
     // A zeroed or used range, aligned to a cache line; small ones share pages. Throws a resource error.
     void* allocate(std::size_t bytes);
     void release(void* pointer);
+    // So that who writes there first, and who reads it then, does not take a fault for every page.
+    void populate(void* pointer, std::size_t bytes) noexcept;
     std::size_t allocated_bytes() const;
     std::size_t committed_bytes() const;
 
