@@ -19,10 +19,11 @@ constexpr auto signal_interval = std::chrono::milliseconds(100);
 // On the core, before it is given away: other processes may want it, which nobody here can see. With 100 us 4 KB took 8
 // ranks on 4 hosts that share 2 cores 2.7 ms.
 constexpr double default_spin = 5e-6, longest_spin = 0.1;  // a spinning caller sees no signals
-// Of a lane, on a core of its own: the eight lanes that take turns have 4 MB, more than the nearest caches and less
-// than a core's share of the last. 64 KB took two ranks 10 us with 64 KB, 6.6 with 256, 5.2 with 512, 256 KB 21, 19 and
-// 16, and with 2 MB 30 and more.
-constexpr double slots_bytes = 512 << 10;
+// On a core of its own: more than the nearest caches, less than a core's share of the last where that is 4 MB or more.
+// 64 KB took two ranks with 1 MB of the nearest caches each 10 us with 0.5 MB, 6.6 with 2, 5.2 with 4, 256 KB 21, 19
+// and 16, and with 16 MB each 30 and more.
+constexpr double spare_staging = 4 << 20;
+constexpr std::size_t most_of_arena = 8;  // for that, an eighth
 constexpr auto notice_grace = std::chrono::milliseconds(100);
 constexpr auto patience_for_labels = std::chrono::seconds(1);  // of a mismatch that other ranks have to explain
 constexpr auto unread_grace = std::chrono::milliseconds(500);  // at shutdown, for peers that have not read all yet
@@ -245,7 +246,8 @@ void Engine::divide_cores() {
     const double available = std::min<double>(CPU_COUNT(&cores), cpu_quota().value_or(1e9));
     const double wanted = options_.spin_seconds.value_or(local_ranks <= available ? default_spin : 0);
     patience_.set_spin(seconds(std::min(wanted, longest_spin)));
-    machine_->slots_bytes.store(static_cast<std::size_t>(slots_bytes * std::min(1.0, available / local_ranks)));
+    const double spare = spare_staging * std::min(1.0, available / local_ranks);
+    machine_->spare_staging.set_most(std::min(static_cast<std::size_t>(spare), arena_->size() / most_of_arena));
 }
 
 // ---- communicators and schedules ----------------------------------------------------------------------------------

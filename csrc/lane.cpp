@@ -1,6 +1,7 @@
 #include "lane.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "machine.hpp"
 
@@ -26,6 +27,7 @@ Lane::Lane(Machine& machine) : machine_(machine), id_(machine.register_lane(*thi
 
 Lane::~Lane() {
     machine_.unregister_lane(id_);
+    machine_.spare_staging.give_back(spare_bytes_);
     if (staging_ != nullptr) machine_.arena->release(staging_);
 }
 
@@ -113,29 +115,38 @@ bool Lane::prepare() {
         unread_capacity_ = departures;
     }
     const bool stages = narrows_ || (call_.installed->any_shared && (!in_arena_ || schedule_->exchanges));
-    if (stages && full_layout_->staging_bytes != 0) take_slots();
+    // The last segment is shorter and may yet need a line more: cuts are rounded down.
+    slot_bytes_ = std::max(full_layout_->staging_bytes, last_layout_->staging_bytes);
+    if (stages && slot_bytes_ != 0) take_slots();
     return prepared_ = true;
 }
 
 // More than the rows need, and these go around from call to call: a line that is written while a peer's nearest caches
 // still have it must be taken away from there first. Slots that fill these caches between them are quicker.
 void Lane::take_slots() {
-    const std::size_t slot_bytes = full_layout_->staging_bytes, fewest = rows_in_use_ * slot_bytes;
-    // Lanes of sends and receives are as many as these.
-    const std::size_t most = call_.is_point() ? 0 : machine_.slots_bytes.load(std::memory_order_relaxed);
-    std::size_t wanted = std::max(fewest, std::min(most, most_slots_a_row * fewest));
-    if (wanted > staging_bytes_ && machine_.arena->allocated_bytes() > machine_.arena->size() / 2)
-        wanted = std::max(fewest, std::min(wanted, staging_bytes_));  // the rest is for who needs it
-    if (wanted > staging_bytes_) {
-        if (staging_ != nullptr) machine_.arena->release(staging_);
-        staging_bytes_ = 0;
-        staging_ = static_cast<std::byte*>(machine_.arena->allocate(wanted));
-        staging_bytes_ = wanted;
-        machine_.arena->populate(staging_, wanted);
-    }
-    slots_ = wanted / slot_bytes;
-    first_slot_ = (next_slot_at_ + slot_bytes - 1) / slot_bytes % slots_;
-    next_slot_at_ = slot(segment_count_) * slot_bytes;
+    const std::size_t needed = rows_in_use_ * slot_bytes_;
+    const bool goes_around = call_.installed->any_shared && !call_.is_point();  // point lanes are as many as messages
+    const std::size_t most = goes_around ? machine_.spare_staging.of_a_lane() : 0;
+    const std::size_t wanted = std::min(most, most_slots_a_row * needed);
+    if (std::max(needed, wanted) > staging_bytes_) grow_staging(needed, wanted);
+    slots_ = std::max(needed, std::min(most, staging_bytes_)) / slot_bytes_;
+    first_slot_ = (next_slot_at_ + slot_bytes_ - 1) / slot_bytes_ % slots_;
+    next_slot_at_ = slot(segment_count_) * slot_bytes_;
+}
+
+void Lane::grow_staging(std::size_t needed, std::size_t wanted) {
+    const std::size_t spare = wanted > needed ? wanted - needed : 0;
+    if (spare < spare_bytes_)
+        machine_.spare_staging.give_back(std::exchange(spare_bytes_, spare) - spare);
+    else if (machine_.spare_staging.take(spare - spare_bytes_))
+        spare_bytes_ = spare;
+    const std::size_t bytes = needed + spare_bytes_;
+    if (bytes <= staging_bytes_) return;
+    staging_bytes_ = 0;
+    if (staging_ != nullptr) machine_.arena->release(std::exchange(staging_, nullptr));
+    staging_ = static_cast<std::byte*>(machine_.arena->allocate(bytes));
+    staging_bytes_ = bytes;
+    machine_.arena->populate(staging_, bytes);
 }
 
 bool Lane::advance() {
@@ -241,7 +252,7 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
     const bool is_shared = call_.installed->send_is_shared[in.send_index];
     const std::byte* read_at = data;
     if (is_staged(in)) {
-        std::byte* staged = staging_ + slot(row.segment) * full_layout_->staging_bytes + extent.staging;
+        std::byte* staged = staging_ + slot(row.segment) * slot_bytes_ + extent.staging;
         if (is_narrow(in))
             narrow(in.wire, staged, reinterpret_cast<const float*>(data), extent.count);
         else
@@ -503,7 +514,8 @@ bool Lane::released(int peer, std::uint32_t index) {
 template <class Visit>
 void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
     if (!opened_) return visit(call_.installed->links.front()->peer);
-    if (!prepared_ && outstanding()) return visit_readers(0, unread_capacity_, visit);
+    const bool only_holds = segment == segment_count_;  // messages that their receivers have not granted
+    if ((!prepared_ && outstanding()) || only_holds) return visit_readers(0, unread_capacity_, visit);
     const bool has_begun = segment != next_;
     const std::size_t departures = schedule_->departure_count;
     if (!has_begun && !row_is_clear(segment))

@@ -40,7 +40,7 @@ class Lane {
 
     // Run what can be run; true if anything was.
     bool advance();
-    bool finished() const { return base_ == segment_count_; }
+    bool finished() const { return base_ == segment_count_ && held_.empty(); }
     const Call& call() const { return call_; }  // the current or last one
     void postpone(Clock::time_point deadline) { call_.deadline = deadline; }
     const Installed& installed() const { return *call_.installed; }
@@ -84,6 +84,7 @@ class Lane {
 
     bool prepare();
     void take_slots();
+    void grow_staging(std::size_t needed, std::size_t wanted);
     bool step(std::uint32_t segment);
     bool row_is_clear(std::uint32_t segment) const;
     void retire_rows();
@@ -189,8 +190,9 @@ class Lane {
     std::size_t unread_capacity_ = 0;
     std::atomic<std::uint32_t> outstanding_{0};  // how many are unread
     std::byte* staging_ = nullptr;
-    std::size_t staging_bytes_ = 0, next_slot_at_ = 0;
-    std::size_t slots_ = 1, first_slot_ = 0;  // in use by the current operation
+    std::size_t staging_bytes_ = 0, spare_bytes_ = 0;  // the second of the machine's
+    std::size_t next_slot_at_ = 0;
+    std::size_t slot_bytes_ = 0, slots_ = 1, first_slot_ = 0;  // of the current operation
 };
 
 }  // namespace multiring

@@ -36,6 +36,22 @@ class Surroundings {
     ~Surroundings() = default;
 };
 
+// What lanes may have for staging beyond what their calls need, all together.
+class SpareStaging {
+  public:
+    void set_most(std::size_t bytes) { most_.store(bytes, std::memory_order_relaxed); }
+    std::size_t of_a_lane() const { return most_.load(std::memory_order_relaxed) / Communicator::lane_count; }
+    bool take(std::size_t bytes) {
+        if (taken_.fetch_add(bytes) + bytes <= most_.load(std::memory_order_relaxed)) return true;
+        give_back(bytes);
+        return false;
+    }
+    void give_back(std::size_t bytes) { taken_.fetch_sub(bytes); }
+
+  private:
+    std::atomic<std::size_t> most_{0}, taken_{0};
+};
+
 class Machine final : public Receiver {
   public:
     Machine(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
@@ -98,8 +114,8 @@ class Machine final : public Receiver {
     const std::uint16_t generation;
     const std::shared_ptr<Arena> arena;
     Surroundings& surroundings;
-    const std::unique_ptr<Trace> trace;                     // nullptr: nobody asked for it
-    std::atomic<std::size_t> slots_bytes{0};                // of a lane's staging, where its rows need less
+    const std::unique_ptr<Trace> trace;  // nullptr: nobody asked for it
+    SpareStaging spare_staging;
     std::atomic<std::uint64_t> calls{0};                    // of any communicator
     std::atomic<std::uint64_t> operations{0}, segments{0};  // of the user's
 

@@ -42,7 +42,7 @@ def divide(cores: Sequence[Core], quota: float | None, ranks: int, binding: str)
     usable = len(cores) if quota is None else min(len(cores), int(quota))
     even = max(1, usable // ranks)
     is_uneven = ranks > len(cores) and ranks % len(cores) != 0
-    if binding == "none" or is_uneven:
+    if binding == "none" or (binding == "core" and is_uneven):
         return [Share((), even)] * ranks
     if binding == "numa":
         domains = _domains(cores)

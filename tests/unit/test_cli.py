@@ -38,7 +38,7 @@ def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
     """As after ``| head``."""
     reads, writes = os.pipe()
     os.close(reads)
-    words = [sys.executable, "-m", "multiring", "doctor"]
+    words = [sys.executable, "-m", "multiring", "lab", "status"]
     ended = subprocess.run(words, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writes)
     assert (ended.returncode, ended.stderr) == (1, "")

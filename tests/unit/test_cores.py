@@ -79,7 +79,7 @@ def test_binding_to_domains() -> None:
     first, second = (0, 1, 2), (3, 4, 5)
     assert divide(cores(3, 3), None, 4, "numa") == [Share(first, 1)] * 2 + [Share(second, 1)] * 2
     assert divide(cores(3, 3), None, 1, "numa") == [Share(first, 6)]
-    assert divide(cores(3, 3), None, 12, "numa") == [Share(first, 1)] * 6 + [Share(second, 1)] * 6
+    assert divide(cores(3, 3), None, 8, "numa") == [Share(first, 1)] * 4 + [Share(second, 1)] * 4
 
 
 def test_cores_and_domains_are_read_from_the_system(tmp_path: Path) -> None:

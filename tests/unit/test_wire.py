@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from engines import in_threads, world
+from engines import Rank, in_threads, world
 from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring.interpret import prove
@@ -67,6 +68,21 @@ def test_sums_are_as_near_as_promised_and_the_same_everywhere(topology, levels, 
         np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))
     assert np.abs(results[0] - exact).max() > 2.0**-22  # it was narrow indeed
     np.testing.assert_array_equal(results[0], rounded(results[0], wire))
+
+
+def test_a_last_narrow_message_waits_for_a_receiver_that_is_late():
+    """What is sent was copied, so nothing but the message itself keeps the sender in the call."""
+    broadcast = Phase("broadcast", "host", "direct", (Ring((0, 1), (WHOLE,)),), "bfloat16")
+    plan = Plan("all_reduce", 2, (broadcast,), 1 << 16)
+    given = inputs(2, 70_003)
+
+    def program(rank: Rank) -> np.ndarray:
+        if rank.rank == 1:
+            time.sleep(0.3)
+        return rank.run(plan, given[rank.rank].copy())
+
+    with world(2, [0, 1]) as ranks:
+        np.testing.assert_array_equal(in_threads(ranks, program)[1], rounded(given[0], "bfloat16"))
 
 
 @pytest.mark.parametrize("wire", PRECISION)

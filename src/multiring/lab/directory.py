@@ -49,11 +49,15 @@ def lock(directory: Path) -> int | None:
 
 
 def await_lock(directory: Path, seconds: float) -> int | None:
-    """What `lock` returns, but waiting for so long: forwarders end a moment after the keeper."""
+    """What `lock` returns, but waiting for so long: forwarders end a moment after the keeper. None, too, if another
+    process has removed the directory."""
     deadline = time.monotonic() + seconds
-    while (locked := lock(directory)) is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return locked
+    with contextlib.suppress(FileNotFoundError):
+        while time.monotonic() < deadline:
+            if (locked := lock(directory)) is not None:
+                return locked
+            time.sleep(0.01)
+    return None
 
 
 def processes(directory: Path) -> Iterator[int]:
