@@ -125,7 +125,8 @@ bool Lane::prepare() {
 // still have it must be taken away from there first. Slots that fill these caches between them are quicker.
 void Lane::take_slots() {
     const std::size_t needed = rows_in_use_ * slot_bytes_;
-    const bool goes_around = call_.installed->any_shared && !call_.is_point();  // point lanes are as many as messages
+    const bool is_users = !call_.installed->communicator->is_aside();
+    const bool goes_around = is_users && call_.installed->any_shared && !call_.is_point();  // these lanes are many
     const std::size_t most = goes_around ? machine_.spare_staging.of_a_lane() : 0;
     const std::size_t wanted = std::min(most, most_slots_a_row * needed);
     if (std::max(needed, wanted) > staging_bytes_) grow_staging(needed, wanted);
@@ -135,11 +136,14 @@ void Lane::take_slots() {
 }
 
 void Lane::grow_staging(std::size_t needed, std::size_t wanted) {
-    const std::size_t spare = wanted > needed ? wanted - needed : 0;
-    if (spare < spare_bytes_)
-        machine_.spare_staging.give_back(std::exchange(spare_bytes_, spare) - spare);
-    else if (machine_.spare_staging.take(spare - spare_bytes_))
-        spare_bytes_ = spare;
+    std::size_t spare = wanted > needed ? wanted - needed : 0;
+    const bool has_room = machine_.arena->allocated_bytes() < machine_.arena->size() / 2;
+    if (spare > spare_bytes_ && !(has_room && machine_.spare_staging.take(spare - spare_bytes_))) {
+        if (needed <= staging_bytes_) return;
+        spare = 0;
+    }
+    if (spare < spare_bytes_) machine_.spare_staging.give_back(spare_bytes_ - spare);
+    spare_bytes_ = spare;
     const std::size_t bytes = needed + spare_bytes_;
     if (bytes <= staging_bytes_) return;
     staging_bytes_ = 0;
@@ -510,12 +514,16 @@ bool Lane::released(int peer, std::uint32_t index) {
 }
 
 // The ranks that a segment waits for: the receiver that has not called yet; those that still read an earlier call of
-// this lane, or this row's earlier segment; or whose messages are to arrive; or else that have yet to read.
+// this lane, or this row's earlier segment; or whose messages are to arrive; or else that have yet to read; and at the
+// end those that have not granted the last messages.
 template <class Visit>
 void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
     if (!opened_) return visit(call_.installed->links.front()->peer);
-    const bool only_holds = segment == segment_count_;  // messages that their receivers have not granted
-    if ((!prepared_ && outstanding()) || only_holds) return visit_readers(0, unread_capacity_, visit);
+    if (!prepared_ && outstanding()) return visit_readers(0, unread_capacity_, visit);
+    if (segment == segment_count_) {
+        for (const Held& message : held_) visit(message.to->peer);
+        return;
+    }
     const bool has_begun = segment != next_;
     const std::size_t departures = schedule_->departure_count;
     if (!has_begun && !row_is_clear(segment))

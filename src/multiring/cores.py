@@ -34,8 +34,8 @@ def divide(cores: Sequence[Core], quota: float | None, ranks: int, binding: str)
     """The shares of ``ranks`` ranks, in their order.
 
     ``quota`` is CPU time that a cgroup grants, in CPUs. It bounds the number of threads and not the binding: it says
-    how much may be used, not which. Ranks that outnumber the hardware threads are bound where each thread gets equally
-    many, and otherwise share them all.
+    how much may be used, not which. Of ranks that outnumber the hardware threads "core" binds each to one, if all
+    threads get equally many, and none otherwise.
     """
     if ranks > len(cores):
         cores = [Core((cpu,), core.domain) for core in cores for cpu in core.cpus]

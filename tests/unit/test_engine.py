@@ -262,19 +262,23 @@ def test_many_collectives_leave_nothing_behind():
             assert committed[1] == committed[-1]
 
 
-def test_staging_takes_what_calls_need_where_the_arena_has_little():
-    """In 16 calls every lane stages twice; with the slots that a larger arena has for it, it would not fit."""
-    n, count, arena_bytes = 2, 16 << 10, 1 << 20
+def test_staging_takes_what_calls_need_where_the_arena_is_full():
+    """In 16 calls every lane stages twice; with the slots that it has otherwise, it would not fit."""
+    n, count, arena_bytes = 2, 4 << 10, 32 << 20
     with world(n, arena_bytes=arena_bytes) as ranks:
         plan = all_reduce_plan(n, "at once", 1 << 18)
 
         def program(rank: Rank) -> int:
+            taken = rank.engine.empty(arena_bytes - (1 << 18))
+            before = rank.engine.statistics()["arena_allocated"]
             for call in range(16):
                 result = rank.run(plan, contribution(rank.rank + call, count))
                 np.testing.assert_array_equal(result, sum(contribution(r + call, count) for r in range(n)))
-            return rank.engine.statistics()["arena_allocated"]
+            del taken
+            return rank.engine.statistics()["arena_allocated"] - before
 
-        assert all(8 * 4 * count <= allocated < 8 * 5 * count for allocated in in_threads(ranks, program))
+        for allocated in in_threads(ranks, program):
+            assert allocated == 8 * 4 * count - (arena_bytes - (1 << 18))
 
 
 def test_staging_that_goes_around_keeps_what_is_read():
