@@ -17,7 +17,7 @@ constexpr std::size_t fewest_bytes_timed = 1024;
 // Buffers that do not stay in the cache anyway: what is stored goes past it. What is summed is in it, to be read.
 constexpr std::size_t streaming_bytes = std::size_t{4} << 20;
 // A lane whose calls are small stays small.
-constexpr std::size_t most_slots_a_row = 64;
+constexpr std::size_t most_times_needed = 64;
 
 }  // namespace
 
@@ -125,10 +125,11 @@ bool Lane::prepare() {
 // still have it must be taken away from there first. Slots that fill these caches between them are quicker.
 void Lane::take_slots() {
     const std::size_t needed = rows_in_use_ * slot_bytes_;
-    const bool is_users = !call_.installed->communicator->is_aside();
-    const bool goes_around = is_users && call_.installed->any_shared && !call_.is_point();  // these lanes are many
+    // Not for the job's own calls, which are few, nor in the lanes of messages, which are as many as these.
+    const bool is_own = call_.installed->communicator->is_aside();
+    const bool goes_around = call_.installed->any_shared && !is_own && !call_.is_point();
     const std::size_t most = goes_around ? machine_.spare_staging.of_a_lane() : 0;
-    const std::size_t wanted = std::min(most, most_slots_a_row * needed);
+    const std::size_t wanted = std::min(most, most_times_needed * needed);
     if (std::max(needed, wanted) > staging_bytes_) grow_staging(needed, wanted);
     slots_ = std::max(needed, std::min(most, staging_bytes_)) / slot_bytes_;
     first_slot_ = (next_slot_at_ + slot_bytes_ - 1) / slot_bytes_ % slots_;

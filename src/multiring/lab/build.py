@@ -17,7 +17,7 @@ from typing import Any
 
 from multiring import topology_file
 from multiring.lab.cluster import TOPOLOGY, Cluster, Host, LabError
-from multiring.lab.directory import END_SECONDS, HOSTS, LABS, LOG, await_lock, clear
+from multiring.lab.directory import HOSTS, LABS, LOG, await_lock, clear
 from multiring.lab.network import FABRIC, FORWARDER_SECONDS, Network, design, tap_names, wiring
 from multiring.topology import Topology
 
@@ -80,7 +80,7 @@ def up(
             keeper.kill()  # the end of its input may be nothing to it by now
         keeper.communicate()  # the end of its input, at which it clears away
         if keeper.returncode != 0 and directory.exists():
-            locked = await_lock(directory, END_SECONDS)
+            locked = await_lock(directory)
             if locked is not None:
                 clear(directory)
                 os.close(locked)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring import topology_file
-from multiring.lab.directory import END_SECONDS, LABS, LOG, await_lock, clear, lock, processes
+from multiring.lab.directory import LABS, LOG, await_lock, clear, lock, processes
 from multiring.lab.network import design
 from multiring.topology import Topology
 
@@ -148,7 +148,7 @@ def remove(name: str = "") -> None:
     locked = lock(directory)
     if locked is None:
         _kill_keeper(_read_state(directory)["keeper"])
-        locked = await_lock(directory, END_SECONDS)
+        locked = await_lock(directory)
     if locked is None:
         raise LabError(f"lab {directory.name}: its keeper does not end, or another process is removing it")
     try:

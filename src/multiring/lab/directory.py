@@ -48,10 +48,10 @@ def lock(directory: Path) -> int | None:
     return descriptor
 
 
-def await_lock(directory: Path, seconds: float) -> int | None:
-    """What `lock` returns, but waiting for so long: forwarders end a moment after the keeper. None, too, if another
-    process has removed the directory."""
-    deadline = time.monotonic() + seconds
+def await_lock(directory: Path) -> int | None:
+    """What `lock` returns once the processes of the lab have had time to end: forwarders do a moment after the keeper.
+    None, too, if another process has removed the directory."""
+    deadline = time.monotonic() + END_SECONDS
     with contextlib.suppress(FileNotFoundError):
         while time.monotonic() < deadline:
             if (locked := lock(directory)) is not None:
