@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 #include "wait.hpp"
 
@@ -37,28 +38,44 @@ class Pace {
     // Bytes were written; several lanes may have the same peer.
     void note(bool streamed, std::size_t bytes, Clock::duration took) {
         const std::unique_lock lock(mutex_, std::try_to_lock);
-        if (!lock) return;
-        if (--left_ < sample)
-            rates_[streamed][left_] =
-                static_cast<double>(bytes) / static_cast<double>(std::max<std::int64_t>(took.count(), 1));
-        if (left_ == 0) turn();
-    }
-
-  private:
-    static constexpr std::uint32_t before_first_trial = 32, between_trials = 512, sample = 9;
-    using Rates = std::array<double, sample>;  // bytes per tick of the clock
-
-    void turn() {
-        if (trying_) prefers_streaming_ = median(rates_[true]) > worth_it_ * median(rates_[false]);
-        trying_ = !trying_;
-        left_ = trying_ ? sample : between_trials;
+        if (!lock || streamed != streams()) return;
+        rates_[noted_] = static_cast<double>(bytes) / static_cast<double>(std::max<std::int64_t>(took.count(), 1));
+        if (++noted_ < sample) return;
+        noted_ = 0;
+        if (trying_)
+            decide(median());
+        else
+            go_on(median());
         streams_.store(prefers_streaming_ != trying_, std::memory_order_relaxed);
     }
 
+  private:
+    static constexpr std::uint32_t sample = 9;  // copies, of which the median rate counts
+    static constexpr double before_first_trial = 4, between_trials = 57, at_most = 16;  // samples, and times
+
+    // How many times as slow. A trial that is so much slower is made as many times as rarely, so that trials cost the
+    // same share of the time; and where the way that was chosen has become so much slower, the next one is as near.
+    static double slowdown(double rate, double other) { return std::clamp(rate / other, 1.0, at_most); }
+
+    void go_on(double rate) {
+        left_ -= slowdown(chosen_, rate);
+        last_ = rate;
+        trying_ = left_ <= 0;
+    }
+
+    void decide(double tried) {
+        trying_ = false;
+        const bool streaming = prefers_streaming_ ? last_ > worth_it_ * tried : tried > worth_it_ * last_;
+        if (streaming != prefers_streaming_) std::swap(last_, tried);
+        prefers_streaming_ = streaming;
+        chosen_ = last_;
+        left_ = between_trials * slowdown(chosen_, tried);
+    }
+
     // Not disturbed by one during which something else ran.
-    static double median(Rates& rates) {
-        const auto middle = rates.begin() + sample / 2;
-        std::nth_element(rates.begin(), middle, rates.end());
+    double median() {
+        const auto middle = rates_.begin() + sample / 2;
+        std::nth_element(rates_.begin(), middle, rates_.end());
         return *middle;
     }
 
@@ -66,8 +83,10 @@ class Pace {
     std::mutex mutex_;
     std::atomic<bool> streams_{false};
     bool prefers_streaming_ = false, trying_ = false;
-    std::uint32_t left_ = before_first_trial;  // until that turns
-    std::array<Rates, 2> rates_{};             // the last ones left in the caches, and past them
+    double left_ = before_first_trial;    // samples until the next trial
+    double chosen_ = 0, last_ = 0;        // rates of the preferred way: when it was chosen (0: never), and now
+    std::array<double, sample> rates_{};  // in bytes per tick of the clock
+    std::uint32_t noted_ = 0;
 };
 
 }  // namespace multiring
