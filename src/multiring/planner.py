@@ -24,7 +24,7 @@ AUTO = "auto"
 """The wire that is as wide as the buffer, or bfloat16 in the outer levels where that is worth it."""
 
 WORTH_NARROWING = 0.9
-"""Of the predicted time: bits are given up for no less."""
+"""Of the predicted time: bits are given up for no less, nor are those of a further level."""
 
 Wire = Mapping[str, str] | str
 """By level the format in which float32 travels between its places, ``AUTO``, or empty: as it is."""
@@ -146,11 +146,10 @@ def choose(
     by_level = dict(wire) if isinstance(wire, Mapping) else {}
     ranked = candidates(topology, collective, nbytes, root, by_level, ordered=ordered, speeds=speeds)
     if wire == AUTO and collective == "all_reduce":
-        enough = WORTH_NARROWING * ranked[0].prediction.seconds
         for first in range(len(topology.levels) - 1, 0, -1):
             narrow = dict.fromkeys(topology.levels[first:], WIRES[0])
             others = candidates(topology, collective, nbytes, root, narrow, speeds=speeds)
-            if others[0].prediction.seconds <= min(enough, ranked[0].prediction.seconds):
+            if others[0].prediction.seconds <= WORTH_NARROWING * ranked[0].prediction.seconds:
                 by_level, ranked = narrow, others
     wanted = (c for c in ranked if _composed(topology, collective, c, root).id == forced) if forced else iter(())
     best = next(wanted, ranked[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from multiring.planner import choose
 from multiring.schedule import SEND, schedule
 from multiring.simulate import Call, simulate_exactly, simulate_in_lockstep
 from multiring.topology import Topology
+from multiring.topology_file import load
 
+LABS = Path(__file__).parents[2] / "lab/topologies"
 PRECISION = {"bfloat16": 8, "float16": 11}
 RACKS = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
 UNEVEN = nested([[3], [1, 2]], [card(200), card(400), CORE])
@@ -120,6 +123,16 @@ def test_what_float16_cannot_hold_becomes_infinite():
         assert np.isfinite(np.delete(result, [7, 9])).all()
 
 
+def test_the_ends_of_the_range_of_bfloat16():
+    largest, tie = np.float32(3.3895314e38), np.float32(3.3961775e38)
+    plan = choose(RACKS, "all_reduce", 1 << 16, wire={"rack": "bfloat16"}).plan
+    given = np.zeros((8, 5_000), np.float32)
+    given[3, :5] = largest, tie, np.finfo(np.float32).max, 1e-45, 1e-38
+    for result in run_on_engine(RACKS, plan, given):
+        np.testing.assert_array_equal(result[:4], [largest, np.inf, np.inf, 0])
+        assert abs(result[4] - given[3, 4]) <= 2 * 2.0**-134  # it is rounded twice
+
+
 def test_only_the_named_levels_are_narrow_and_what_follows_between_hosts():
     plan = choose(RACKS, "all_reduce", 8 << 20, wire={"rack": "bfloat16"}).plan
     reducing = [phase for phase in plan.phases if phase.kind in REDUCING]
@@ -161,6 +174,16 @@ def test_auto_gives_up_bits_only_where_it_pays():
         wide, auto = (choose(RACKS, "all_reduce", nbytes, wire=wire) for wire in ("", "auto"))
         saved = auto.chosen.prediction.seconds <= 0.9 * wide.chosen.prediction.seconds
         assert saved == bool(auto.plan.wire)
+
+
+@pytest.mark.parametrize(("lab", "outer", "all_levels"), [("racks", "rack", False), ("lone-host", "rack", True)])
+def test_auto_narrows_a_further_level_where_that_pays_as_well(lab, outer, all_levels):
+    topology = load(LABS / f"{lab}.toml")
+    one = choose(topology, "all_reduce", 64 << 20, wire={outer: "bfloat16"})
+    both = choose(topology, "all_reduce", 64 << 20, wire={"host": "bfloat16", outer: "bfloat16"})
+    assert (both.chosen.prediction.seconds <= 0.9 * one.chosen.prediction.seconds) == all_levels
+    auto = choose(topology, "all_reduce", 64 << 20, wire="auto")
+    assert auto.plan.id == (both if all_levels else one).plan.id
 
 
 @pytest.mark.parametrize(
