@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -34,12 +34,14 @@ from multiring.buffers import (
     target,
 )
 from multiring.engine import NativeCalls, Part
-from multiring.errors import Mismatch, ResourceError
+from multiring.env import MOST_BYTES
+from multiring.errors import Mismatch, MultiringError, ResourceError
 from multiring.plans import Plans
 from multiring.tuner import Tuner
 from multiring.work import Work
 
 if TYPE_CHECKING:
+    from multiring.engine import Engine
     from multiring.rendezvous import World
 
 GROUPS = 1 << 12
@@ -68,6 +70,16 @@ def _tag(tag: int) -> int:
     if not 0 <= tag < 1 << 63:
         raise ValueError(f"tag={tag}: a tag is 0 to 2**63 - 1; negative ones are multiring's own")
     return tag
+
+
+class _Closed:
+    """In the engine's place, once a group was given up."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        raise MultiringError(self._what)
 
 
 class Communicator:
@@ -353,6 +365,8 @@ class Communicator:
         if min(extents, default=0) < 0:
             raise ValueError(f"shape={shape}: extents are 0 or more")
         nbytes = math.prod(extents) * kind.itemsize
+        if nbytes >= MOST_BYTES:
+            raise ValueError(f"shape={shape}: an array has less than 2**63 bytes")
         shaped: np.ndarray[Any, Any] = self._engine.empty(nbytes).view(kind).reshape(extents)
         return shaped
 
@@ -403,12 +417,16 @@ class Communicator:
             Path(path).write_text(page.of_job(title or f"A job of {self.size} ranks", topology, used, ranks))
 
     def close(self) -> None:
-        """Give up a group. ValueError while collectives of it are in flight."""
+        """Give up a group, if that was not done. ValueError while collectives of it are in flight."""
+        if isinstance(self._engine, _Closed):
+            return
         self._engine.forget(self._number)
         self._engine.withdraw(self._number)
         self.world.groups.discard(self._number)
         if self._aside is not None:
             self._aside.close()
+        self._engine = cast("Engine", _Closed(f"this group, whose lowest rank is {min(self.members)}, was closed"))
+        self._native_calls = self._tuner = None
 
     def _call(
         self,

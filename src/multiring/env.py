@@ -20,6 +20,9 @@ _warned: set[str] = set()
 _T = TypeVar("_T")
 
 
+MOST_BYTES = 1 << 63
+"""What is as large is no size of anything."""
+
 RANKS = (
     *("MULTIRING_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"),
     *("MULTIRING_STORE", "MASTER_ADDR", "MASTER_PORT"),
@@ -73,7 +76,10 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", text.strip().upper())
     if not match:
         raise ValueError("a size, such as 65536, 256K or 1.5GB")
-    return int(float(match[1]) * 1024 ** " KMG".index(match[2] or " "))
+    nbytes = int(float(match[1]) * 1024 ** " KMG".index(match[2] or " "))
+    if nbytes >= MOST_BYTES:
+        raise ValueError("a size below 2**63 bytes")
+    return nbytes
 
 
 def _one_of(*words: str) -> Callable[[str], str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import multiring as mr
 
@@ -254,6 +255,10 @@ def groups() -> list[list[int]]:
         inner.broadcast(x, root=1)
         sums.append(int(x[0]))
         inner.close()
+        inner.close()
+        for call in (inner.barrier, lambda: inner.all_reduce(x), lambda: inner.all_gather_object(0)):
+            with pytest.raises(mr.MultiringError, match=r"this group, whose lowest rank is [01], was closed"):
+                call()
     numbers = []
     for _ in range(30):  # other ranks may still be in a group that was closed here: the next one is told apart from it
         again = mr.new_group(range(size))

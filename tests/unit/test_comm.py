@@ -144,6 +144,7 @@ def read_only() -> np.ndarray[Any, Any]:
         (lambda: mr.all_reduce(Nonsense()), TypeError, r"Nonsense cannot be read: its __dlpack__ returns no capsule"),
         (lambda: mr.empty(-1), ValueError, "shape=-1: extents are 0 or more"),
         (lambda: mr.empty((1 << 30, 1 << 30)), mr.ResourceError, "MULTIRING_ARENA_BYTES"),
+        (lambda: mr.empty(1 << 70), ValueError, "an array has less than"),
         (lambda: mr.empty(3.5), TypeError, "float"),
         (lambda: mr.plan(-1), ValueError, "nbytes=-1: a buffer has 0 bytes or more"),
         (lambda: mr.plan("100MB"), TypeError, "nbytes='100MB': a buffer has a whole"),

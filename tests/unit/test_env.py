@@ -58,6 +58,7 @@ def test_options_of_their_own_types() -> None:
         ("MULTIRING_TIMEOUT", "-1"),
         ("MULTIRING_TIMEOUT", "inf"),
         ("MULTIRING_ARENA_BYTES", "1TB"),
+        ("MULTIRING_ARENA_BYTES", "9999999999999999999999"),
         ("MULTIRING_WIRE", "bfloat16"),
         ("MULTIRING_WIRE", "rack="),
         ("MULTIRING_PLAN", "8397EA8D6E4E"),
