@@ -152,10 +152,10 @@ def _bucket(place: Place, rate: float) -> tuple[float, float]:
     """The rate and the burst of one of the cards of a place whose cards have a rate together."""
     rate, burst = rate / place.cards, place.link.burst / place.cards
     seconds, least = BURST
-    if burst and not least <= burst <= LARGEST_BURST:
-        wanted = f"{least / 1e3:.0f} to {LARGEST_BURST / 1e3:.0f}"
-        raise ValueError(f"a link of {place.name} has a burst of {burst / 1e3:g} kB; a lab's have {wanted}")
-    return rate, burst or max(seconds * rate, least)
+    if burst > LARGEST_BURST:
+        most = f"{LARGEST_BURST / 1e3:.0f}"
+        raise ValueError(f"a link of {place.name} has a burst of {burst / 1e3:g} kB; a lab's have {most} at most")
+    return rate, max(burst or seconds * rate, least)
 
 
 def _delay(place: Place, height: int) -> float:
