@@ -31,15 +31,20 @@ def bench(*options: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100)
 
 
-def test_a_measurement_that_is_ended_takes_its_ranks_along(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "multiring", "bench", "-n", "2", "--sizes", "4KB", "--seconds", "50"]
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("options", ["--sizes 4KB --seconds 50", "--replay vgg16 --steps 999"])
+def test_a_measurement_that_is_ended_takes_its_ranks_along(tmp_path: Path, options: str, how: signal.Signals) -> None:
+    command = [sys.executable, "-m", "multiring", "bench", "-n", "2", *options.split()]
     with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL) as measuring:
         deadline = time.monotonic() + 60
         while len(started_with(tmp_path)) < 4:  # itself, the launcher, and two ranks
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        measuring.terminate()
-        assert measuring.wait(60) == 128 + signal.SIGTERM
+        measuring.send_signal(how)
+        assert measuring.wait(60) == (-how if how == signal.SIGKILL else 128 + how)
+    while how == signal.SIGKILL and started_with(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert started_with(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 
 from multiring.bench.peers import Command
+from multiring.launch import processes
 
 Start = Callable[[str, Sequence[str]], Command]
 """From a library and the arguments of Python to the command that runs Python so on every rank."""
@@ -43,12 +44,29 @@ def alternate(entries: Mapping[str, Entry], launches: int, start: Start) -> dict
     return written
 
 
+@contextmanager
+def unnamed_file() -> Iterator[Path]:
+    """A file that the ranks on this machine can open by its path, and that goes with this process however it ends."""
+    descriptor = os.memfd_create("multiring-bench")
+    try:
+        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")  # launchers pass on no descriptors, and names to all ranks
+    finally:
+        os.close(descriptor)
+
+
 def _launch(entry: Entry, start: Start) -> Any:
-    with tempfile.TemporaryDirectory() as directory:
-        result = Path(directory, "figures.json")
+    measuring = os.getpid()
+
+    def end_with_us() -> None:
+        processes._libc.prctl(processes._PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != measuring:  # it ended before prctl
+            os._exit(1)
+
+    with unnamed_file() as result:
         program = ["-m", "multiring.bench", "--library", entry.contestant, *entry.options, "--json", str(result)]
         command = start(entry.contestant, program)
-        with subprocess.Popen(command.words, env={**os.environ, **command.environment}) as launch:
+        environment = {**os.environ, **command.environment}
+        with subprocess.Popen(command.words, env=environment, preexec_fn=end_with_us) as launch:
             try:
                 code = launch.wait()
             except BaseException:

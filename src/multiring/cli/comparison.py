@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.console import Console
 from multiring import env, topology_file
 from multiring.bench import curves, parse_sizes, replay, report
 from multiring.bench.contestants import COLLECTIVES, Api, check_collective
-from multiring.bench.launches import Entry, Start, alternate
+from multiring.bench.launches import Entry, Start, alternate, unnamed_file
 from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
@@ -145,8 +144,7 @@ class Replay:
     def run(self, site: Site) -> None:
         """Measure, print, and write what was asked for."""
         self.check()
-        with tempfile.TemporaryDirectory() as directory:
-            file = Path(directory, "recording.json")
+        with unnamed_file() as file:
             save(self.recording, file)
             options = ["--replay", str(file), "--steps", str(self.steps)]
             entries = _entries(_apis(self.api, self.peers), self.peers, options)
