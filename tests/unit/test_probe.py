@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -331,3 +333,18 @@ def test_only_the_latest_files_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
         os.utime(file, (age, age))
     cache.keep(files[0], "")
     assert sorted(file.name for file in tmp_path.rglob("*.toml")) == sorted([files[0].name, files[2].name])
+
+
+def test_what_a_rank_cannot_heed_is_refused_in_a_line_and_written_nowhere(tmp_path: Path) -> None:
+    def rank(*words: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "multiring.probe", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    for words, unknown in ((["--topology=a.toml"], "--topology=a.toml"), (["a.toml", "b.toml"], "b.toml")):
+        refused = f"multiring probe: unrecognized arguments: {unknown}; known is --output FILE\n"
+        assert rank(*words)[0::2] == (2, refused)
+    code, shown, error = rank("--help")
+    assert (code, error) == (0, "")
+    assert "--output FILE" in shown
+    assert list(tmp_path.iterdir()) == []

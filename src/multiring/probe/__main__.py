@@ -1,16 +1,30 @@
-"""What ``multiring probe`` runs on every rank: measure, and show what was found on rank 0."""
+"""``python -m multiring.probe`` on every rank, as ``multiring probe`` runs it: measure, and show it on rank 0."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import multiring
 from multiring import topology_file
 
 
-def main(output: str = "") -> int:
-    """Measure whatever is known already; the exit code. ``output`` is a file to write, on rank 0's host."""
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"multiring probe: {message}; known is --output FILE\n")
+
+    def print_help(self, file: object = None) -> None:
+        if os.environ.get("RANK", "0") == "0":  # once a job
+            print(self.format_help(), end="")
+
+
+def main(words: Sequence[str]) -> int:
+    """Measure whatever is known already; the exit code."""
+    output = _output(words)
     world = multiring.init(probe="refresh", topology="").world
     alone, failed = len(set(world.topology.hosts)) == 1, False
     if world.rank == 0:
@@ -19,9 +33,20 @@ def main(output: str = "") -> int:
         elif world.known:
             print("\n".join(topology_file.outline(world.topology)))
             if output:
-                failed = _write(Path(output), topology_file.text(world.topology))
+                failed = _write(output, topology_file.text(world.topology))
     multiring.shutdown()
     return int(failed or (not alone and not world.known))
+
+
+def _output(words: Sequence[str]) -> Path | None:
+    """The file to write, on rank 0's host; SystemExit for words that are no options."""
+    about = "Measure the links between the hosts of this job, and show them as a tree."
+    parser = _Parser("multiring run -m multiring.probe", description=about, allow_abbrev=False)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the topology file there")
+    parser.add_argument("file", type=Path, nargs="?", help=argparse.SUPPRESS)  # as multiring probe names it
+    given = parser.parse_args(words)
+    found: Path | None = given.output or given.file
+    return found
 
 
 def _write(file: Path, text: str) -> bool:
@@ -35,4 +60,4 @@ def _write(file: Path, text: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))
