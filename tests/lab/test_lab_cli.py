@@ -175,10 +175,17 @@ class TestWithRoot:
         assert not (directory.LABS / file.stem).exists()
 
 
-def test_without_root_it_is_said_in_one_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiring.lab.build.os.geteuid", lambda: 1000)
+@pytest.mark.parametrize("command", ["up FILE", "run true", "peers --peers gloo", "status", "down --lab roots"])
+def test_without_root_it_is_said_in_one_line(
+    command: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiring.lab.cluster.LABS", tmp_path / "labs")
+    monkeypatch.setattr("multiring.lab.cluster.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("multiring.cli.lab.choose_peers", lambda _: ["gloo"])
+    (tmp_path / "labs/roots").mkdir(parents=True)
     app = typer.Typer()
     cli.register(app)
-    failed = CliRunner().invoke(app, ["lab", "up", str(file)])
+    words = command.replace("FILE", str(file)).split()
+    failed = CliRunner().invoke(app, ["lab", *words])
     assert failed.exit_code == 2
-    assert failed.stderr == "multiring lab up: a lab needs root, for network namespaces: run it with sudo\n"
+    assert failed.stderr == f"multiring lab {words[0]}: a lab needs root, for network namespaces: run it with sudo\n"

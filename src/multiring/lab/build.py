@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring import topology_file
-from multiring.lab.cluster import TOPOLOGY, Cluster, Host, LabError
+from multiring.lab.cluster import NEEDS_ROOT, TOPOLOGY, Cluster, Host, LabError
 from multiring.lab.directory import HOSTS, LABS, LOG, await_lock, clear
 from multiring.lab.network import FABRIC, FORWARDER_SECONDS, Network, design, tap_names, wiring
 from multiring.topology import Topology
@@ -31,7 +31,7 @@ Namespaces = dict[str, str]
 def obstacle() -> str | None:
     """Why no lab can be made on this machine by this user, None if one can."""
     if os.geteuid() != 0:
-        return "a lab needs root, for network namespaces: run it with sudo"
+        return NEEDS_ROOT
     for tool, package in TOOLS.items():
         if shutil.which(tool) is None:
             return f"a lab needs the program {tool}: install {package}"

@@ -20,6 +20,8 @@ from multiring.topology import Topology
 TOPOLOGY = "topology.toml"
 """In a lab's directory."""
 
+NEEDS_ROOT = "a lab needs root, for network namespaces: run it with sudo"
+
 NONE_UP = "no lab is up; make one by multiring lab up TOPOLOGY.toml"
 
 
@@ -126,6 +128,7 @@ class Cluster:
 def find(name: str = "") -> Cluster:
     """The lab of that name that is up, or the only one there is; LabError otherwise."""
     directory = _existing(name)
+    _check_root()
     state = _read_state(directory)
     locked = lock(directory)
     if locked is not None:
@@ -145,6 +148,7 @@ def clusters() -> list[str]:
 def remove(name: str = "") -> None:
     """Remove a lab (the only one if no name is given) and all that runs on it, whatever became of who made it."""
     directory = _existing(name)
+    _check_root()
     locked = lock(directory)
     if locked is None:
         _kill_keeper(_read_state(directory)["keeper"])
@@ -165,6 +169,11 @@ def _existing(name: str) -> Path:
     if not name and len(names) != 1:
         raise LabError(f"which lab? {listed}; choose one by --lab" if names else NONE_UP)
     return LABS / (name or names[0])
+
+
+def _check_root() -> None:
+    if os.geteuid() != 0:
+        raise LabError(NEEDS_ROOT)
 
 
 def _read_state(directory: Path) -> dict[str, Any]:
