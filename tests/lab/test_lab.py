@@ -254,10 +254,31 @@ def test_a_new_lab_clears_what_a_killed_keeper_left() -> None:
     os.kill(lab.find("test-broken").keeper, signal.SIGKILL)
     while lock_is_held("test-broken"):
         time.sleep(0.01)
-    with pytest.raises(LabError, match="lab test-broken has ended by itself"):
+    remedy = "clear it away by multiring lab down --lab test-broken"
+    with pytest.raises(LabError, match=f"lab test-broken has ended by itself; {remedy}$"):
         lab.find("test-broken")
     with lab.up(racks(), "test-broken") as again:
         assert again.run("a", "hostname").stdout == "a\n"
+
+
+@pytest.mark.parametrize("state", ["", "{}", "[]", '{"hosts": [{}]}', None])
+def test_a_lab_whose_record_is_damaged_can_be_removed(state: str | None) -> None:
+    with start_maker("test-damaged", "detach") as maker:
+        assert maker.stdout is not None
+        maker.stdout.readline()
+        maker.kill()
+    cluster = lab.find("test-damaged")
+    record = cluster.directory / "state.json"
+    record.unlink()
+    if state is not None:
+        record.write_text(state)
+    remedy = "clear it away by multiring lab down --lab test-damaged"
+    begun = "lab test-damaged is just being made or removed; else " if state is None else f"{record} is damaged; "
+    with pytest.raises(LabError, match=f"^{begun}{remedy}$"):
+        lab.find("test-damaged")
+    lab.remove("test-damaged")
+    assert processes_of(cluster) == []
+    assert not cluster.directory.exists()
 
 
 def lock_is_held(name: str) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring import topology_file
-from multiring.lab.cluster import NEEDS_ROOT, TOPOLOGY, Cluster, Host, LabError
+from multiring.lab.cluster import KEEPER, NEEDS_ROOT, STATE, TOPOLOGY, Cluster, Host, LabError
 from multiring.lab.directory import HOSTS, LABS, LOG, await_lock, clear
 from multiring.lab.network import FABRIC, FORWARDER_SECONDS, Network, design, tap_names, wiring
 from multiring.topology import Topology
@@ -99,7 +99,7 @@ def _hosts_file(network: Network) -> str:
 def _start_keeper(directory: Path) -> subprocess.Popen[str]:
     """The keeper makes the directory, too: so there is no moment at which the death of its maker leaves one."""
     return subprocess.Popen(
-        ["unshare", "--net", sys.executable, "-m", "multiring.lab.keeper", str(directory)],
+        ["unshare", "--net", sys.executable, "-m", KEEPER, str(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -174,4 +174,4 @@ def _record(cluster: Cluster) -> None:
     }
     half = cluster.directory / "state.new"
     half.write_text(json.dumps(state, indent=1))
-    half.rename(cluster.directory / "state.json")
+    half.rename(cluster.directory / STATE)

@@ -18,7 +18,11 @@ from multiring.lab.network import design
 from multiring.topology import Topology
 
 TOPOLOGY = "topology.toml"
+STATE = "state.json"
 """In a lab's directory."""
+
+KEEPER = "multiring.lab.keeper"
+"""The module whose process holds a lab; its argument is the directory."""
 
 NEEDS_ROOT = "a lab needs root, for network namespaces: run it with sudo"
 
@@ -129,15 +133,12 @@ def find(name: str = "") -> Cluster:
     """The lab of that name that is up, or the only one there is; LabError otherwise."""
     directory = _existing(name)
     _check_root()
-    state = _read_state(directory)
+    cluster = _read(directory)
     locked = lock(directory)
     if locked is not None:
         os.close(locked)
-        raise LabError(
-            f"lab {directory.name} has ended by itself; clear it away by multiring lab down. {_log(directory)}"
-        )
-    hosts = (Host(**host) for host in state["hosts"])
-    return Cluster(directory.name, tuple(hosts), state["congestion"], state["keeper"])
+        raise LabError(f"lab {directory.name} has ended by itself; {_clear_away(directory)}{_log(directory)}")
+    return cluster
 
 
 def clusters() -> list[str]:
@@ -151,7 +152,7 @@ def remove(name: str = "") -> None:
     _check_root()
     locked = lock(directory)
     if locked is None:
-        _kill_keeper(_read_state(directory)["keeper"])
+        _kill_keeper(directory)
         locked = await_lock(directory)
     if locked is None:
         raise LabError(f"lab {directory.name}: its keeper does not end, or another process is removing it")
@@ -176,21 +177,34 @@ def _check_root() -> None:
         raise LabError(NEEDS_ROOT)
 
 
-def _read_state(directory: Path) -> dict[str, Any]:
+def _read(directory: Path) -> Cluster:
+    file = directory / STATE
     try:
-        state: dict[str, Any] = json.loads((directory / "state.json").read_text())
+        state: dict[str, Any] = json.loads(file.read_text())
+        hosts = tuple(Host(**host) for host in state["hosts"])
+        return Cluster(directory.name, hosts, state["congestion"], state["keeper"])
     except FileNotFoundError:
-        raise LabError(f"lab {directory.name} is just being made or removed") from None
-    return state
+        raise LabError(f"lab {directory.name} is just being made or removed; else {_clear_away(directory)}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise LabError(f"{file} is damaged; {_clear_away(directory)}") from None
+
+
+def _clear_away(directory: Path) -> str:
+    return f"clear it away by multiring lab down --lab {directory.name}"
 
 
 def _log(directory: Path) -> str:
     with contextlib.suppress(FileNotFoundError):
-        return (directory / LOG).read_text().strip()
+        if said := (directory / LOG).read_text().strip():
+            return f". {said}"
     return ""
 
 
-def _kill_keeper(keeper: int) -> None:
-    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-        if b"multiring.lab.keeper" in Path(f"/proc/{keeper}/cmdline").read_bytes():
-            os.kill(keeper, signal.SIGKILL)
+def _kill_keeper(directory: Path) -> None:
+    """Kill the process that `build` has started to hold the lab, and its forwarders, which have its command line."""
+    command = b"\0".join([b"-m", KEEPER.encode(), bytes(directory), b""])
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended
+                if (entry / "cmdline").read_bytes().endswith(command):
+                    os.kill(int(entry.name), signal.SIGKILL)
