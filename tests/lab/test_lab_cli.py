@@ -84,6 +84,23 @@ class TestWithRoot:
         assert multiring_lab("down", "--lab", file.stem).returncode == 0
         assert not (directory.LABS / file.stem).exists()
 
+    def test_a_lab_that_cannot_be_shown_is_not_left(self, file: Path) -> None:
+        command = [sys.executable, "-m", "multiring", "lab", "up", str(file)]
+        with Path("/dev/full").open("w") as full:
+            failed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert (failed.returncode, failed.stderr.count("\n")) == (2, 1)
+        assert "No space left on device" in failed.stderr
+        assert not (directory.LABS / file.stem).exists()
+
+    def test_a_lab_stays_whose_tree_is_not_read_to_the_end(self, file: Path) -> None:
+        unread, output = os.pipe()
+        os.close(unread)
+        command = [sys.executable, "-m", "multiring", "lab", "up", str(file)]
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60)
+        os.close(output)
+        assert done.stderr == ""
+        assert lab.find(file.stem).host("a").ranks == 2
+
     def test_every_rank_runs_on_its_host(self, file: Path) -> None:
         multiring_lab("up", str(file))
         program = ["sh", "-c", "echo $RANK of $WORLD_SIZE on $(hostname)"]

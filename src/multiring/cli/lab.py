@@ -61,7 +61,14 @@ def up(
     """Make a lab. It stays until `multiring lab down`."""
     with one_line_errors("lab up", LabError):
         topology = topology_file.load(file)
-        _show(lab.up(topology, name or file.stem, congestion=congestion, cores=cores, detach=True))
+        cluster = lab.up(topology, name or file.stem, congestion=congestion, cores=cores, detach=True)
+        try:
+            _show(cluster)
+        except BrokenPipeError:  # after `| head` it is up all the same
+            raise
+        except BaseException:
+            cluster.close()
+            raise
 
 
 def run(
