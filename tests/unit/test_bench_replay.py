@@ -113,6 +113,14 @@ def test_a_recording_is_replayed_on_two_ranks(tmp_path: Path) -> None:
     assert row["exposed"] > 0
 
 
+def test_gradients_that_the_machine_cannot_hold_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "huge.json"
+    recording.save(Recording("huge", 0.02, (Gradient(10**12, 0.01),)), file)
+    refused = refusal("bench", "--replay", str(file), "-n", "999")
+    assert refused.startswith("multiring bench: 999 ranks with gradients of 931.3 GB take 9.304e+05 GB at least")
+    assert refused.endswith(": replay a smaller recording on fewer ranks\n")
+
+
 def test_a_real_job_is_recorded(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program, file = tmp_path / "train.py", tmp_path / "job.json"

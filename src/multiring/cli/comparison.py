@@ -98,7 +98,7 @@ class Comparison:
     def run(self, site: Site) -> None:
         """Measure, print, and write what was asked for."""
         self.check()
-        _check_memory(site.world_size, max(parse_sizes(self.sizes)))
+        _check_memory(site.world_size, max(parse_sizes(self.sizes)), "buffers", "measure smaller --sizes")
         options = ["--collective", self.collective, "--sizes", self.sizes, "--seconds", str(self.seconds)]
         apis = _apis(self.api, self.peers)
         written = alternate(_entries(apis, self.peers, options), self.launches, site.start)
@@ -144,6 +144,7 @@ class Replay:
     def run(self, site: Site) -> None:
         """Measure, print, and write what was asked for."""
         self.check()
+        _check_memory(site.world_size, self.recording.nbytes, "gradients", "replay a smaller recording")
         with unnamed_file() as file:
             save(self.recording, file)
             options = ["--replay", str(file), "--steps", str(self.steps)]
@@ -186,13 +187,13 @@ def _check_environment() -> None:
         raise ValueError(str(error)) from None
 
 
-def _check_memory(ranks: int, nbytes: int) -> None:
-    """ValueError for ranks with buffers of ``nbytes`` that this machine, on which all of them are, cannot hold."""
+def _check_memory(ranks: int, nbytes: int, what: str, remedy: str) -> None:
+    """ValueError for ranks with ``nbytes`` each that this machine, on which all of them are, cannot hold."""
     wanted, there = ranks * (LEAST_OF_A_RANK + nbytes), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if wanted > there:
         raise ValueError(
-            f"{count(ranks, 'rank')} with buffers of {size(nbytes)} take {size(wanted)} at least, and this machine has "
-            f"{size(there)}: measure smaller --sizes on fewer ranks"
+            f"{count(ranks, 'rank')} with {what} of {size(nbytes)} take {size(wanted)} at least, and this machine has "
+            f"{size(there)}: {remedy} on fewer ranks"
         )
 
 
