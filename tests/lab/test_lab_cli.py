@@ -198,7 +198,7 @@ def test_without_root_it_is_said_in_one_line(
 ) -> None:
     monkeypatch.setattr("multiring.lab.cluster.LABS", tmp_path / "labs")
     monkeypatch.setattr("multiring.lab.cluster.os.geteuid", lambda: 1000)
-    monkeypatch.setattr("multiring.cli.lab.choose_peers", lambda _: ["gloo"])
+    monkeypatch.setattr("multiring.cli.lab.choose_peers", lambda *_: ["gloo"])
     (tmp_path / "labs/roots").mkdir(parents=True)
     app = typer.Typer()
     cli.register(app)

@@ -177,6 +177,14 @@ def test_a_recording_refuses_what_only_a_measurement_heeds(option: str, tmp_path
     assert refused == f"multiring bench: --record FILE measures nothing: leave out {name}\n"
 
 
+def test_a_peer_without_a_network_is_none_for_a_lab() -> None:
+    known = "known: gloo, openmpi, mpich, impi"
+    refused = refusal("lab", "peers", "--peers", "deepspeed")
+    assert refused == f"multiring lab peers: --peers deepspeed: it knows no network, and a lab has one; {known}\n"
+    refused = refusal("lab", "peers", "--peers", "nccl")
+    assert refused == f"multiring lab peers: --peers nccl: no such peer; {known}\n"
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

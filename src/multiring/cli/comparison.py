@@ -17,7 +17,7 @@ from multiring.bench import curves, parse_sizes, replay, report
 from multiring.bench.contestants import COLLECTIVES, Api, check_collective
 from multiring.bench.launches import Entry, Start, alternate, unnamed_file
 from multiring.bench.measure import Figure, size_of_buffer
-from multiring.bench.peers import ONLY_ALL_REDUCE, PEERS, remedy
+from multiring.bench.peers import ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
 from multiring.bound import cut_bound
 from multiring.cli.errors import check_output, leave_out
@@ -225,12 +225,13 @@ def _entries(apis: Sequence[Api], peers: Sequence[str], options: Sequence[str]) 
     return {**ours, **{peer: Entry(peer, options) for peer in peers}}
 
 
-def choose_peers(text: str) -> list[str]:
-    """The peers of a comma-separated list; ValueError for one that is unknown, or not here, with its remedy."""
+def choose_peers(text: str, known: Sequence[str] = PEERS) -> list[str]:
+    """The peers of a comma-separated list; ValueError for one that is not ``known``, or not here, with its remedy."""
     named = list(filter(None, text.split(",")))
     for name in named:
-        if name not in PEERS:
-            raise ValueError(f"--peers {name}: no such peer; known: {', '.join(PEERS)}")
+        if name not in known:
+            reason = "it knows no network, and a lab has one" if name in ONE_HOST else "no such peer"
+            raise ValueError(f"--peers {name}: {reason}; known: {', '.join(known)}")
         if missing := remedy(name):
             raise ValueError(f"--peers {name}: it is not here. {missing}")
     return named

@@ -35,6 +35,9 @@ from multiring.units import count
 
 Name = Annotated[str, typer.Option("--lab", metavar="NAME", help="Which lab.", show_default="the only one")]
 
+ON_A_LAB = [peer for peer in PEERS if peer not in ONE_HOST]
+"""The peers that can be measured on a lab."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -91,7 +94,9 @@ def run(
 def compare(
     context: typer.Context,
     name: Name = "",
-    wanted: Annotated[str, typer.Option("--peers", help=f"Which: {', '.join(PEERS)}.", show_default="those here")] = "",
+    wanted: Annotated[
+        str, typer.Option("--peers", help=f"Which: {', '.join(ON_A_LAB)}.", show_default="those here")
+    ] = "",
     collective: Collective = "all_reduce",
     sizes: Annotated[str, typer.Option(help="Sizes of the buffer, all blocks together.")] = "4KB,256KB,8MB",
     api: ThroughApi = None,
@@ -107,10 +112,7 @@ def compare(
     """Measure collectives, or training steps, on a lab, ours beside those of the peers."""
     with one_line_errors("lab peers", LabError):
         check_kind(context, replayed)
-        named = choose_peers(wanted) if wanted else [peer for peer in installed() if peer not in ONE_HOST]
-        for peer in named:
-            if peer in ONE_HOST:
-                raise ValueError(f"--peers {peer}: it knows no network, and a lab has one")
+        named = choose_peers(wanted, ON_A_LAB) if wanted else [peer for peer in installed() if peer in ON_A_LAB]
         measurement = (
             Comparison(collective, sizes, api, named, launches, seconds, json_file, plot)
             if replayed is None
