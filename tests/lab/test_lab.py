@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -168,7 +169,20 @@ def test_a_name_is_taken_only_once() -> None:
         assert one.run("a", "hostname").stdout == "a\n"
 
 
-def test_a_failure_while_it_is_made_leaves_nothing() -> None:
+def test_a_congestion_control_that_is_not_here_is_refused_before_anything_is_made() -> None:
+    with pytest.raises(LabError, match=r"^there is no congestion control 'none-such' here; there is .*cubic"):
+        lab.up(racks(), "test-failing", congestion="none-such")
+    assert not (directory.LABS / "test-failing").exists()
+
+
+@pytest.mark.parametrize("fraction", [-1.0, 0.0, 2.0, math.nan])
+def test_a_link_is_throttled_to_a_fraction(cluster: Cluster, fraction: float) -> None:
+    with pytest.raises(ValueError, match=f"^{fraction:g} of the rate of a: it must be more than 0, and 1 at most$"):
+        lab.throttle(cluster, "a", fraction)
+
+
+def test_a_failure_while_it_is_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_check_congestion", lambda _: None)
     with pytest.raises(LabError, match="congctl none-such failed in host a: "):
         lab.up(racks(), "test-failing", congestion="none-such")
     assert not (directory.LABS / "test-failing").exists()

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import asdict
@@ -23,6 +24,9 @@ from multiring.topology import Topology
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "taskset": "util-linux"}
 """The programs that a lab needs, and the package of each."""
+
+CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+"""Lists those that are built in or have been loaded."""
 
 Namespaces = dict[str, str]
 """The paths of a host's namespaces, by kind."""
@@ -58,6 +62,7 @@ def up(
         raise LabError(f"a lab cannot be called {name!r}: use at most 64 letters, digits, dots, dashes and underscores")
     if reason := obstacle():
         raise LabError(reason)
+    _check_congestion(congestion)
     cores_of = _divide_cores(len(network.hosts), cores)
     directory = LABS / name
     keeper = _start_keeper(directory)
@@ -85,6 +90,16 @@ def up(
                 clear(directory)
                 os.close(locked)
         raise
+
+
+def _check_congestion(name: str) -> None:
+    """LabError for one that the machine does not have, also not in a module, which asking for it loads."""
+    with socket.socket() as tried:
+        try:
+            tried.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError:
+            there = ", ".join(CONGESTION_CONTROLS.read_text().split())
+            raise LabError(f"there is no congestion control {name!r} here; there is {there}") from None
 
 
 def _hosts_file(network: Network) -> str:

@@ -25,7 +25,9 @@ def deafen(cluster: Cluster, place: str) -> None:
 
 
 def throttle(cluster: Cluster, place: str, fraction: float) -> None:
-    """Let the link of a host, rack or site carry a fraction of its rate, both ways."""
+    """Let the link of a host, rack or site carry a fraction of its rate, both ways: ValueError if it is none."""
+    if not 0 < fraction <= 1:
+        raise ValueError(f"{fraction:g} of the rate of {place}: it must be more than 0, and 1 at most")
     for cable in _cables(cluster, place):
         for port in (cable.inner, cable.outer):
             _shape(cluster, port, fraction)
