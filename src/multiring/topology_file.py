@@ -144,7 +144,8 @@ def _quantity(text: Any, units: Mapping[str, Fraction], where: str) -> float:
     value = Fraction(match[1]) * units[match[2]]
     if value > _LARGEST:
         most = f"{_LARGEST:.0e} bytes a second, seconds or bytes"
-        raise ValueError(f"{where} is {text[:20]!r}; it must be at most {most}")
+        shown = f"{text[:20]}..." if len(text) > 20 else text
+        raise ValueError(f"{where} is {shown!r}; it must be at most {most}")
     if units is _RATE_UNITS and float(value) == 0:
         raise ValueError(f"{where} is {text!r}; it must be more than 0")
     return float(value)

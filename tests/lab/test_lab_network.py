@@ -159,7 +159,7 @@ def test_too_many_hosts_are_refused() -> None:
 
 @pytest.mark.parametrize(("rate", "shown"), [(4e-6, "4e-06 Mbit/s"), (401e3, "401 Gbit/s")])
 def test_links_are_as_fast_as_token_buckets_can_be(rate: float, shown: str) -> None:
-    with pytest.raises(ValueError, match=f"a link has {shown}; a lab's have 8e-06 Mbit/s to 400 Gbit/s"):
+    with pytest.raises(ValueError, match=f"a link of b has {shown}; a lab's have 8e-06 Mbit/s to 400 Gbit/s"):
         design(Topology(LEVELS[:2], (host("a", 0, 1, link(400)), host("b", 1, 1, link(rate)))))
 
 

@@ -94,11 +94,11 @@ def test_a_host_needs_only_a_name() -> None:
         ('host = [{ name = "a", rate = "0 bit/s" }]', "host a: rate is '0 bit/s'; it must be more than 0"),
         (
             f'host = [{{ name = "a", up = "{400 * "9"} Gbit/s" }}]',
-            "host a: up is '9{20}'; it must be at most",
+            "host a: up is '9{20}\\.\\.\\.'; it must be at most",
         ),
         (
             'links.host.latency = "9999999999999999999 s"',
-            "links.host: latency is '9{19} '; it must be at most",
+            "links.host: latency is '9{19} \\.\\.\\.'; it must be at most",
         ),
         ('[[rack]]\nname = "r"\nup = "1 Gbit/s"', "rack r has up and no down: give it one"),
         (

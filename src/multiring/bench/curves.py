@@ -16,7 +16,7 @@ def check(file: Path) -> None:
     except ImportError:
         raise ImportError("--plot needs matplotlib: pip install 'multiring[plot]'") from None
     known = FigureCanvasBase.get_supported_filetypes()
-    if file.suffix.removeprefix(".") not in known:
+    if file.suffix.removeprefix(".").lower() not in known:
         raise ValueError(f"--plot {file}: the suffix says the format; known are {', '.join(known)}")
 
 

@@ -109,9 +109,11 @@ class _Designer:
         self._connect(self._topology.places, len(self._topology.levels) - 1)
         if len(self._hosts) > MAX_HOSTS:
             raise ValueError(f"the topology has {len(self._hosts)} hosts; a lab has at most {MAX_HOSTS}")
-        for rate in (port.rate for cable in self._cables for port in (cable.inner, cable.outer)):
-            if not RATES[0] <= rate <= RATES[1]:
-                raise ValueError(f"a link has {units.rate(rate)}; a lab's have {' to '.join(map(units.rate, RATES))}")
+        for cable in self._cables:
+            for rate in (cable.inner.rate, cable.outer.rate):
+                if not RATES[0] <= rate <= RATES[1]:
+                    wanted = " to ".join(map(units.rate, RATES))
+                    raise ValueError(f"a link of {cable.place} has {units.rate(rate)}; a lab's have {wanted}")
         return Network(tuple(self._hosts), tuple(self._switches), tuple(self._cables))
 
     def _connect(self, places: tuple[Place, ...], height: int) -> str:
