@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multiring import _native, cache, tuning
+from multiring.errors import CollectiveTimeout, MultiringError
 from multiring.planner import Tuned
 from multiring.plans import Key, Plans
 from multiring.tuning import Heat
@@ -76,10 +78,10 @@ class Course:
     trials: _native.Trials
     started: list[tuple[int, Part]] = field(default_factory=list)
 
-    def complete(self) -> None:
-        """Wait until all calls have; raises what they raise."""
+    def complete(self, until: float) -> None:
+        """Wait until all calls have, but not beyond ``until``; raises what they raise."""
         for number, work in self.started:
-            work.wait()
+            work.wait(_left(until))
             self.trials.leave(number, work.ended)
 
 
@@ -146,36 +148,65 @@ class Tuner:
 
     def _conclude(self, key: Key, course: Course, timeout: float) -> Course | None:
         """The course of the next heat, or None when the plan is settled."""
-        course.complete()
-        seconds = self._seconds(np.array(course.trials.stamps))
-        first = self._communicator.rank == 0
-        verdict = tuning.after(course.heat, seconds, str(date.today())) if first else None
-        verdict = self._communicator.aside.broadcast_object(verdict)
+        try:
+            verdict = self._verdict(course, time.monotonic() + timeout)
+        except MultiringError as error:
+            self._explain(error, _native.COLLECTIVES[key[0]])
+            raise
         if isinstance(verdict, Heat):
             return self._run(key, verdict, course.plans, timeout)
         self._plans.settle(key, verdict)
-        if first:
+        if self._communicator.rank == 0:
             self._keep(key, course.heat.plans[0], verdict)
         return None
 
-    def _seconds(self, stamps: np.ndarray) -> list[float]:
+    def _explain(self, error: MultiringError, collective: str) -> None:
+        """Tell the caller, who knows nothing of the calls that this makes, what it was that failed."""
+        what = str(error).removesuffix("; the work goes on")  # it does not: the job has failed
+        error.args = (f"{collective} waited for the end of the trials of its plans: {what}",)
+        error.collective, error.number = collective, -1
+        if isinstance(error, CollectiveTimeout):  # of a work, the engine has not heard of it
+            rank = error.rank if error.rank >= 0 else self._communicator.world.rank
+            self._communicator.world.engine.fail("CollectiveTimeout", rank, str(error))
+
+    def _verdict(self, course: Course, until: float) -> Heat | Tuned:
+        """What a heat leads to, as rank 0 says, once all ranks have completed its calls."""
+        course.complete(until)
+        seconds = self._seconds(np.array(course.trials.stamps), until)
+        first = self._communicator.rank == 0
+        mine = tuning.after(course.heat, seconds, str(date.today())) if first else None
+        verdict: Heat | Tuned = self._told(mine, until)
+        return verdict
+
+    def _told(self, verdict: Heat | Tuned | None, until: float) -> Any:
+        """The verdict of rank 0: `broadcast_object` by a time."""
+        aside = self._communicator.aside
+        packed = np.frombuffer(pickle.dumps(verdict), np.uint8)
+        length = np.array([packed.size])
+        aside.broadcast(length, timeout=_left(until))
+        if aside.rank != 0:
+            packed = np.empty(length[0], np.uint8)
+        aside.broadcast(packed, timeout=_left(until))
+        return pickle.loads(packed.tobytes())
+
+    def _seconds(self, stamps: np.ndarray, until: float) -> list[float]:
         """From the last entry to the last exit of each call; on rank 0. ``stamps`` are this rank's, in rows."""
-        stamps = stamps + self._offset()
-        self._communicator.aside.reduce(stamps, "max")
+        stamps = stamps + self._offset(until)
+        self._communicator.aside.reduce(stamps, "max", timeout=_left(until))
         found: list[float] = (stamps[:, 1] - stamps[:, 0]).tolist()
         return found
 
-    def _offset(self) -> float:
+    def _offset(self, until: float) -> float:
         """Of this rank's clock from that of rank 0; the ranks of a host have one clock."""
         if len(set(self._communicator.hosts)) == 1:
             return 0.0
         stamps = np.empty((BARRIERS, 2))
         for row in stamps:
             row[0] = time.monotonic()
-            self._communicator.aside.barrier()
+            self._communicator.aside.barrier(timeout=_left(until))
             row[1] = time.monotonic()
         reference = stamps.copy()
-        self._communicator.aside.broadcast(reference)
+        self._communicator.aside.broadcast(reference, timeout=_left(until))
         return tuning.offset(stamps, reference)
 
     def _keep(self, key: Key, chosen: str, tuned: Tuned) -> None:
@@ -194,6 +225,11 @@ class Tuner:
             cache.write(self._file, text({**read(self._file), key: tuned}))
         except OSError as error:
             _log.warning("the plan found by tuning cannot be kept in %s: %s", self._file, error.strerror)
+
+
+def _left(until: float) -> float:
+    """Seconds."""
+    return max(0.0, until - time.monotonic())
 
 
 def _file(plans: Plans, communicator: Communicator) -> Path:

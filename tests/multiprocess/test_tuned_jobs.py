@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import jobs
@@ -57,3 +58,20 @@ def test_a_plan_that_is_given_is_used(environment: dict[str, str]) -> None:
         environment={**environment, "MULTIRING_PLAN": plan},
     )
     assert [(each["plan"], each["tuned_at"], each["used"][plan]) for each in found] == [(plan, None, 101)] * 2
+
+
+@pytest.mark.parametrize("hosts", [None, "aab"], ids=["shared", "mixed"])
+@pytest.mark.parametrize("async_op", [False, True], ids=["synchronous", "started"])
+def test_the_time_limit_holds_at_the_end_of_a_heat(
+    async_op: bool, hosts: str | None, environment: dict[str, str]
+) -> None:
+    job = jobs.start(tuning_ranks.miss_the_end_of_a_heat, 3, async_op, hosts=hosts, environment=environment)
+    assert job.line(0) == job.line(2) == "raised"
+    job.signal(1, signal.SIGKILL)
+    outcomes = job.wait(20)
+    for rank in (0, 2):
+        kind, culprit, collective, message, seconds = outcomes[rank].value
+        assert (kind, culprit, collective) == ("CollectiveTimeout", 1, "all_reduce"), message
+        assert message.startswith("all_reduce waited for the end of the trials of its plans: "), message
+        assert "rank 1" in message
+        assert seconds < 10
