@@ -19,6 +19,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -263,15 +264,17 @@ def read(file: Path) -> dict[Key, Tuned]:
         return {_key(row): _tuned(row) for row in rows}
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        _log.warning("what tuning found cannot be read from %s (%r): remove it; plans are tried anew", file, error)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        # An error's repr may hold the whole file.
+        what = f"{type(error).__name__}: {shorten(str(error), 100)}"
+        _log.warning("what tuning found cannot be read from %s (%s): remove it; plans are tried anew", file, what)
         return {}
 
 
 def _tuned(row: dict[str, Any]) -> Tuned:
     seconds = {str(plan): float(taken) for plan, taken in row["seconds"].items()}
     if row["plan"] not in seconds:
-        raise LookupError(f"plan {row['plan']} has no seconds")
+        raise LookupError(f"plan {row['plan']!r} has no seconds")
     return Tuned(row["plan"], seconds, str(row["day"]))
 
 

@@ -197,12 +197,19 @@ def test_what_was_found_is_read_as_it_was_written(tmp_path: Path) -> None:
         '{"tuned": [{}]}',
         tuner.text(FOUND).replace("0.25", '"x"'),
         tuner.text(FOUND).replace('"plan": "0123', '"plan": "9'),
+        tuner.text(FOUND).replace("4194304", "1e999"),
+        "[" * 200_000,
+        b"\xff\x00\x1b" * 10_000,
     ],
+    ids=["cut", "list", "empty", "word", "unknown", "endless", "deep", "binary"],
 )
-def test_a_spoilt_file_is_named_and_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture, spoilt: str) -> None:
+def test_a_spoilt_file_is_named_and_done_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, spoilt: str | bytes
+) -> None:
     file = tmp_path / "plans.json"
-    file.write_text(spoilt)
+    file.write_bytes(spoilt.encode() if isinstance(spoilt, str) else spoilt)
     with caplog.at_level(logging.WARNING, "multiring"):
         assert tuner.read(file) == {}
     assert str(file) in caplog.text
     assert "remove it" in caplog.text
+    assert len(caplog.text) < 500 + len(str(file))
