@@ -43,8 +43,12 @@ def write(file: Path, text: str) -> None:
     """Replace a file's text, whoever reads it meanwhile, and drop the oldest files beside it; OSError if it fails."""
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_suffix(f".{os.getpid()}")
-    half.write_text(text)
-    half.replace(file)
+    try:
+        half.write_text(text)
+        half.replace(file)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
     files = sorted(file.parent.glob(f"*{file.suffix}"), key=lambda each: each.stat().st_mtime, reverse=True)
     for old in files[KEPT:]:
         old.unlink(missing_ok=True)

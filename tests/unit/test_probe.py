@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -322,6 +323,18 @@ def test_a_file_that_was_spoilt_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     cache.keep(cache.path(HOSTS), 'host = [{ name = "a" }]')
     with pytest.raises(RendezvousError, match=r"rank 1 is on host 'b'.*remove it to have .* measured again"):
         kept(HOSTS)
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            cache.keep(cache.path(HOSTS), "x" * 10_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
 def test_only_the_latest_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
