@@ -383,6 +383,32 @@ def test_the_end_names_who_left_early_and_not_what_the_job_had_recovered_from(la
     assert re.search(left.replace("[02]", "[023]"), result.stderr), result.stderr
 
 
+@pytest.mark.parametrize(
+    "stays_away",
+    [
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "time.sleep(60)",
+    ],
+    ids=["stopped", "late"],
+)
+def test_the_end_names_who_stays_away_and_has_not_ended(launch: Launch, stays_away: str) -> None:
+    script = launch.script(f"""
+        import os, signal, time
+        import numpy as np
+        import multiring as mr
+        mr.init(heartbeat_timeout=2, timeout=4)
+        for call in range(5):
+            if call == 4 and mr.rank() == 1:
+                {stays_away}
+            mr.all_reduce(np.ones(10))
+    """)
+    result = launch.run("-n", "3", script)
+    assert result.returncode == 1
+    failed = r"rank [02] on host \S+ failed: exit code 1, after \S+ s; "
+    awaited = failed + r"it waited in vain for rank 1 on host \S+, which had not ended; its last lines:"
+    assert re.search(awaited, result.stderr), result.stderr
+
+
 def test_replacements_that_are_not_admitted_do_not_end_the_job(launch: Launch) -> None:
     script = launch.script("""
         import os, pathlib, sys, time

@@ -104,9 +104,13 @@ class Attempt:
     def failure(self) -> Failure | None:
         """What ended the job."""
         found = culprit(self._failures) if self._has_failed else None
-        if found is not None and found.blames in self._left:
-            left = f"it lost rank {found.blames} on host {self._host[found.blames]}, which had ended with exit code 0"
-            return replace(found, what=f"{found.what}; {left}")
+        if found is None or found.blames is None or found.blames not in self._host:
+            return found
+        who = f"rank {found.blames} on host {self._host[found.blames]}"
+        if found.blames in self._left:
+            return replace(found, what=f"{found.what}; it lost {who}, which had ended with exit code 0")
+        if all(other.rank != found.blames for other in self._failures):  # it is stopped, cut off, or late
+            return replace(found, what=f"{found.what}; it waited in vain for {who}, which had not ended")
         return found
 
     async def run(self) -> None:
