@@ -107,6 +107,11 @@ def test_table_and_printed_choice_show_the_same(tmp_path: Path) -> None:
         (["--topology", "FILE", "--size", "1MB", "--collective", "broadcast", "--root", "8"], "root is 8"),
         (["--topology", "FILE", "--size", "1MB", "--root", "3"], "--root 3: all_reduce has no root"),
         (["--topology", "BROKEN", "--size", "1MB"], "hots"),
+        (["--topology", "FILE", "--size", "0"], "--size 0: of nothing nothing is sent"),
+        (
+            ["--topology", "FILE", "--size", "1MB", "--collective", "broadcast", "--wire", "rack=bfloat16"],
+            "--wire rack=bfloat16: only all_reduce travels narrow",
+        ),
     ],
 )
 def test_one_line_says_what_cannot_be_planned(options: list[str], offending: str, tmp_path: Path) -> None:

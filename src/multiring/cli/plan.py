@@ -40,9 +40,11 @@ def plan(
 ) -> None:
     """Show the plan for a topology and a size, without running anything."""
     with one_line_errors("plan"):
-        cluster, nbytes = topology_file.load(topology), size_class(_bytes(size))
+        cluster, nbytes = topology_file.load(topology), size_class(_bytes(size, collective))
         if root and collective in COLLECTIVES and collective not in ROOTED:
             raise ValueError(f"--root {root}: {collective} has no root; leave it out")
+        if wire and collective in COLLECTIVES and collective != "all_reduce":
+            raise ValueError(f"--wire {wire}: only all_reduce travels narrow, and {collective} does not; leave it out")
         if strategy == "multiring":
             choice = planner.choose(cluster, collective, nbytes, root, _wire(wire))
         else:
@@ -65,11 +67,14 @@ def _of_strategy(name: str, topology: Topology, collective: str, nbytes: int, wi
     return forced.choose(topology, found, nbytes)
 
 
-def _bytes(size: str) -> int:
+def _bytes(size: str, collective: str) -> int:
     try:
-        return parse_size(size)
+        nbytes = parse_size(size)
     except ValueError as error:
         raise ValueError(f"--size {size!r}: expected {error}") from None
+    if nbytes == 0 and collective != "barrier":
+        raise ValueError(f"--size {size}: of nothing nothing is sent; a size to plan for is 1 or more")
+    return nbytes
 
 
 def _wire(text: str) -> planner.Wire:
