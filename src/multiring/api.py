@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from multiring import env, planner, sharding, weights
-from multiring.comm import Communicator, time_limit
+from multiring.comm import Communicator
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
+from multiring.work import time_limit
 
 if TYPE_CHECKING:
     from multiring.membership import Agreement

@@ -10,7 +10,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,7 +37,7 @@ from multiring.env import MOST_BYTES
 from multiring.errors import Mismatch, MultiringError, ResourceError
 from multiring.plans import Plans
 from multiring.tuner import Tuner
-from multiring.work import Work
+from multiring.work import Work, time_limit
 
 if TYPE_CHECKING:
     from multiring.engine import Engine
@@ -53,13 +52,6 @@ _ALL_TO_ALL, _BARRIER = COLLECTIVES["all_to_all"], COLLECTIVES["barrier"]
 
 # Tags of the messages of which collectives that are no plans are made: a caller's are not negative.
 _TAGS = {"new_group": -1, "gather": -2, "scatter": -3, "all_to_all": -4}
-
-
-def time_limit(timeout: float) -> float:
-    """Seconds as a call takes them; ValueError if they are none."""
-    if isinstance(timeout, (float, Real)) and timeout >= 0:
-        return float(timeout)
-    raise ValueError(f"timeout={timeout!r}: a time limit is in seconds, 0 or more")
 
 
 def _tag(tag: int) -> int:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 from multiring.engine import Part
+
+
+def time_limit(timeout: float) -> float:
+    """Seconds as a call takes them; ValueError if they are none."""
+    if isinstance(timeout, (float, Real)) and timeout >= 0:
+        return float(timeout)
+    raise ValueError(f"timeout={timeout!r}: a time limit is in seconds, 0 or more")
 
 
 class Work:
@@ -33,7 +41,7 @@ class Work:
         ``timeout`` in seconds (None: the call's own limit); CollectiveTimeout after it, and the call goes on. Raises
         the error of a call that failed.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + time_limit(timeout)
         for part in self._parts:
             part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         with self._finishing:
