@@ -40,6 +40,10 @@ class Plans:
         self._strategy = self._possible_strategy()
         self._installed: dict[str, int] = {}
         self._lock = threading.Lock()
+        if world.settings.tune and world.settings.plan and len(members) > 1 and communicator == self._rank == 0:
+            _log.warning(
+                "MULTIRING_PLAN=%s is given: no plans are tried, though MULTIRING_TUNE is set", world.settings.plan
+            )
 
     def handle(self, collective: int, nbytes: int, root: int, timeout: float) -> int:
         """The handle of the schedule for a buffer of ``nbytes`` (all blocks together); `install` knows ``timeout``."""
@@ -96,12 +100,12 @@ class Plans:
         wanted, plan = self._world.settings.plan, choice.plan
         if is_id(wanted) and plan.id != wanted and plan.collective != "barrier" and self._rank == 0:
             _log.warning(
-                "MULTIRING_PLAN=%s is none of the %d candidates for %s of %s over %d ranks, which uses plan %s",
+                "MULTIRING_PLAN=%s is no candidate for %s of %s over %d ranks, which has %d and uses plan %s",
                 wanted,
-                1 + len(choice.rejected),
                 plan.collective,
                 size_in_words(choice.nbytes),
                 plan.world_size,
+                1 + len(choice.rejected),
                 plan.id,
             )
 

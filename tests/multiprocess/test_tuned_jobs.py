@@ -60,6 +60,16 @@ def test_a_plan_that_is_given_is_used(environment: dict[str, str]) -> None:
     assert [(each["plan"], each["tuned_at"], each["used"][plan]) for each in found] == [(plan, None, 101)] * 2
 
 
+def test_a_plan_that_keeps_others_from_being_tried_is_logged_once(environment: dict[str, str]) -> None:
+    outcomes = jobs.start(
+        tuning_ranks.many_at_once, 2, 1, environment={**environment, "MULTIRING_PLAN": "0123456789ab"}
+    ).wait()
+    assert [outcome.code for outcome in outcomes] == [0, 0]
+    said = "".join(outcome.error for outcome in outcomes)
+    assert said.count("MULTIRING_PLAN=0123456789ab is given: no plans are tried, though MULTIRING_TUNE is set\n") == 1
+    assert "MULTIRING_PLAN=0123456789ab is no candidate for all_reduce of 8 KB over 2 ranks, which has " in said
+
+
 @pytest.mark.parametrize("hosts", [None, "aab"], ids=["shared", "mixed"])
 @pytest.mark.parametrize("async_op", [False, True], ids=["synchronous", "started"])
 def test_the_time_limit_holds_at_the_end_of_a_heat(
