@@ -415,13 +415,15 @@ def scatter(
 
 
 @_method
-def broadcast_object(value: Any = None, root: int = 0, *, group: Communicator | None = None) -> Any:
-    return _communicator(group).broadcast_object(value, root)
+def broadcast_object(
+    value: Any = None, root: int = 0, *, timeout: float | None = None, group: Communicator | None = None
+) -> Any:
+    return _communicator(group).broadcast_object(value, root, timeout=timeout)
 
 
 @_method
-def all_gather_object(value: Any, *, group: Communicator | None = None) -> list[Any]:
-    return _communicator(group).all_gather_object(value)
+def all_gather_object(value: Any, *, timeout: float | None = None, group: Communicator | None = None) -> list[Any]:
+    return _communicator(group).all_gather_object(value, timeout=timeout)
 
 
 @_method

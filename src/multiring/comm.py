@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import pickle
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ from multiring.env import MOST_BYTES
 from multiring.errors import Mismatch, MultiringError, ResourceError
 from multiring.plans import Plans
 from multiring.tuner import Tuner
-from multiring.work import Work, time_limit
+from multiring.work import Work, seconds_until, time_limit
 
 if TYPE_CHECKING:
     from multiring.engine import Engine
@@ -313,24 +314,26 @@ class Communicator:
         parts = [self._part_to("scatter", peer, piece, timeout) for peer, piece in zip(peers, pieces, strict=True)]
         return _finished(Work(parts), async_op)
 
-    def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
+    def broadcast_object(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """``value`` of rank ``root``, on all ranks; it must be picklable."""
+        until = time.monotonic() + self._seconds(timeout)
         root = self._rank("root", root)
         packed = np.frombuffer(pickle.dumps(value) if self.rank == root else b"", np.uint8)
         size = np.array([packed.size], np.int64)
-        self.broadcast(size, root)
+        self.broadcast(size, root, timeout=seconds_until(until))
         if self.rank != root:
             packed = np.empty(size[0], np.uint8)
-        self.broadcast(packed, root)
+        self.broadcast(packed, root, timeout=seconds_until(until))
         return value if self.rank == root else pickle.loads(packed.tobytes())
 
-    def all_gather_object(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
         """``value`` of all ranks, in their order; each must be picklable."""
+        until = time.monotonic() + self._seconds(timeout)
         packed = np.frombuffer(pickle.dumps(value), np.uint8)
-        sizes = self.all_gather(np.array([packed.size], np.int64)).ravel()
+        sizes = self.all_gather(np.array([packed.size], np.int64), timeout=seconds_until(until)).ravel()
         padded = np.zeros(sizes.max(), np.uint8)
         padded[: packed.size] = packed
-        rows = self.all_gather(padded)
+        rows = self.all_gather(padded, timeout=seconds_until(until))
         return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
     def new_group(self, ranks: Sequence[int], *, timeout: float | None = None) -> Communicator | None:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import os
-import pickle
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -30,6 +29,7 @@ from multiring.planner import Tuned
 from multiring.plans import Key, Plans
 from multiring.tuning import Heat
 from multiring.units import duration, size
+from multiring.work import seconds_until
 
 if TYPE_CHECKING:
     from multiring.comm import Communicator
@@ -82,7 +82,7 @@ class Course:
     def complete(self, until: float) -> None:
         """Wait until all calls have, but not beyond ``until``; raises what they raise."""
         for number, work in self.started:
-            work.wait(_left(until))
+            work.wait(seconds_until(until))
             self.trials.leave(number, work.ended)
 
 
@@ -176,24 +176,13 @@ class Tuner:
         seconds = self._seconds(np.array(course.trials.stamps), until)
         first = self._communicator.rank == 0
         mine = tuning.after(course.heat, seconds, str(date.today())) if first else None
-        verdict: Heat | Tuned = self._told(mine, until)
+        verdict: Heat | Tuned = self._communicator.aside.broadcast_object(mine, timeout=seconds_until(until))
         return verdict
-
-    def _told(self, verdict: Heat | Tuned | None, until: float) -> Any:
-        """The verdict of rank 0: `broadcast_object` by a time."""
-        aside = self._communicator.aside
-        packed = np.frombuffer(pickle.dumps(verdict), np.uint8)
-        length = np.array([packed.size])
-        aside.broadcast(length, timeout=_left(until))
-        if aside.rank != 0:
-            packed = np.empty(length[0], np.uint8)
-        aside.broadcast(packed, timeout=_left(until))
-        return pickle.loads(packed.tobytes())
 
     def _seconds(self, stamps: np.ndarray, until: float) -> list[float]:
         """From the last entry to the last exit of each call; on rank 0. ``stamps`` are this rank's, in rows."""
         stamps = stamps + self._offset(until)
-        self._communicator.aside.reduce(stamps, "max", timeout=_left(until))
+        self._communicator.aside.reduce(stamps, "max", timeout=seconds_until(until))
         found: list[float] = (stamps[:, 1] - stamps[:, 0]).tolist()
         return found
 
@@ -204,10 +193,10 @@ class Tuner:
         stamps = np.empty((BARRIERS, 2))
         for row in stamps:
             row[0] = time.monotonic()
-            self._communicator.aside.barrier(timeout=_left(until))
+            self._communicator.aside.barrier(timeout=seconds_until(until))
             row[1] = time.monotonic()
         reference = stamps.copy()
-        self._communicator.aside.broadcast(reference, timeout=_left(until))
+        self._communicator.aside.broadcast(reference, timeout=seconds_until(until))
         return tuning.offset(stamps, reference)
 
     def _keep(self, key: Key, chosen: str, tuned: Tuned) -> None:
@@ -226,11 +215,6 @@ class Tuner:
             cache.write(self._file, text({**read(self._file), key: tuned}))
         except OSError as error:
             _log.warning("the plan found by tuning cannot be kept in %s: %s", self._file, error.strerror)
-
-
-def _left(until: float) -> float:
-    """Seconds."""
-    return max(0.0, until - time.monotonic())
 
 
 def _file(plans: Plans, communicator: Communicator) -> Path:

@@ -18,6 +18,11 @@ def time_limit(timeout: float) -> float:
     raise ValueError(f"timeout={timeout!r}: a time limit is in seconds, 0 or more")
 
 
+def seconds_until(moment: float) -> float:
+    """What is left until a time of ``time.monotonic``; 0 once it is over."""
+    return max(0.0, moment - time.monotonic())
+
+
 class Work:
     """Handle of an asynchronous call. The buffers are the caller's again when `wait` has returned or raised."""
 
@@ -43,7 +48,7 @@ class Work:
         """
         deadline = None if timeout is None else time.monotonic() + time_limit(timeout)
         for part in self._parts:
-            part.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            part.wait(None if deadline is None else seconds_until(deadline))
         with self._finishing:
             if self._finish is not None:
                 self._result = self._finish()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from multiring.bench.peers import Command
-from multiring.launch import processes
+from multiring.launch.processes import end_with
 
 Start = Callable[[str, Sequence[str]], Command]
 """From a library and the arguments of Python to the command that runs Python so on every rank."""
@@ -55,13 +56,7 @@ def unnamed_file() -> Iterator[Path]:
 
 
 def _launch(entry: Entry, start: Start) -> Any:
-    measuring = os.getpid()
-
-    def end_with_us() -> None:
-        processes._libc.prctl(processes._PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != measuring:  # it ended before prctl
-            os._exit(1)
-
+    end_with_us = partial(end_with, os.getpid(), signal.SIGTERM)
     with unnamed_file() as result:
         program = ["-m", "multiring.bench", "--library", entry.contestant, *entry.options, "--json", str(result)]
         command = start(entry.contestant, program)

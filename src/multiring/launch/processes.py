@@ -46,14 +46,19 @@ class Streams:
     error: int
 
 
+def end_with(parent: int, number: int) -> None:
+    """In a child that was just forked: get the signal when the thread of ``parent`` that forked it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before prctl
+        os._exit(1)
+
+
 def start(recipe: Recipe, streams: Streams, inherited: Collection[int]) -> subprocess.Popen[bytes]:
     """Start a rank that also has the descriptors ``inherited``; the kernel kills it when the calling thread ends."""
     agent = os.getpid()
 
     def become_rank() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != agent:  # it ended before prctl
-            os._exit(1)
+        end_with(agent, signal.SIGKILL)
         if recipe.group is None:
             os.setsid()
         else:

@@ -43,9 +43,7 @@ def _output(words: Sequence[str]) -> Path | None:
     about = "Measure the links between the hosts of this job, and show them as a tree."
     parser = _Parser("multiring run -m multiring.probe", description=about, allow_abbrev=False)
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the topology file there")
-    parser.add_argument("file", type=Path, nargs="?", help=argparse.SUPPRESS)  # as multiring probe names it
-    given = parser.parse_args(words)
-    found: Path | None = given.output or given.file
+    found: Path | None = parser.parse_args(words).output
     return found
 
 
