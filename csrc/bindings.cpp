@@ -408,7 +408,7 @@ void bind_engine(nb::module_& m) {
         .def("attach_control", &Engine::attach_control, "peer"_a, "socket"_a)
         .def("attached", &Engine::attached, "peer"_a)
         .def("departed", &Engine::departed, "peer"_a)
-        .def("communicator", &Engine::add_communicator, "id"_a, "members"_a)
+        .def("communicator", &Engine::add_communicator, "id"_a, "members"_a, "incarnation"_a = 0)
         .def("forget", &Engine::forget, "id"_a)
         .def("completed", &Engine::completed, "communicator"_a)
         .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "blocks"_a, "segment_bytes"_a,

@@ -20,8 +20,9 @@ std::string describe(const Call& call) {
     return text + " of communicator " + std::to_string(communicator.id);
 }
 
-Communicator::Communicator(std::uint32_t id, std::vector<int> members_given, int self, Machine& machine)
-    : id(id), members(std::move(members_given)), self(self), machine_(machine) {
+Communicator::Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members_given, int self,
+                           Machine& machine)
+    : id(id), incarnation(incarnation), members(std::move(members_given)), self(self), machine_(machine) {
     unmatched.communicator = this;
     for (std::size_t i = 0; i < members.size(); ++i) member_of_[members[i]] = static_cast<int>(i);
     for (std::uint64_t i = 0; i < lane_count; ++i) {
@@ -184,6 +185,15 @@ void Communicator::deliver_point(const Delivery& delivery) {
     } else if (frame.type == FrameType::data) {
         machine_.garbage(delivery.from->peer, "a message that was received already");
     }
+}
+
+std::vector<Delivery> Communicator::take_parked() {
+    std::vector<Delivery> taken;
+    taken.swap(parked_);
+    for (auto& [point, parked] : parked_points_)
+        taken.insert(taken.end(), parked.deliveries.begin(), parked.deliveries.end());
+    parked_points_.clear();
+    return taken;
 }
 
 std::optional<std::uint64_t> Communicator::fingerprint(std::uint64_t number) const {

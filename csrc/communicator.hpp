@@ -46,6 +46,10 @@ struct Delivery {
     Link* from;
     Frame frame;
     Payload payload;
+
+    void give_back() const {
+        if (frame.type == FrameType::data && payload.data != nullptr) from->give_back(payload, frame.bytes);
+    }
 };
 
 // What a schedule has done here so far.
@@ -99,7 +103,7 @@ class Communicator {
   public:
     static constexpr std::uint64_t lane_count = 8;
 
-    Communicator(std::uint32_t id, std::vector<int> members, int self, Machine& machine);
+    Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members, int self, Machine& machine);
     ~Communicator();
 
     bool is_aside() const { return id >= first_aside; }
@@ -112,13 +116,15 @@ class Communicator {
     // So many collectives, from the first on, were completed here.
     std::uint64_t completed() const;
     void deliver(const Delivery& delivery);
+    std::vector<Delivery> take_parked();                                   // what nobody will call for any more
     std::optional<std::uint64_t> fingerprint(std::uint64_t number) const;  // of the call of that number, if known
     bool is_busy() const;                                                  // something was called and has not ended
     bool is_read_from() const;                                             // peers still read its staging
 
     const std::uint32_t id;
-    const std::vector<int> members;  // world ranks
-    const int self;                  // our index among them
+    const std::uint16_t incarnation;  // of those that have had this id
+    const std::vector<int> members;   // world ranks
+    const int self;                   // our index among them
     std::mutex mutex;
     Installed unmatched;  // of receives that wait for their turn
     // The schedule of a send to, or receive from, each member; made by the machine when first needed.

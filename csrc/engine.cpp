@@ -252,10 +252,10 @@ void Engine::divide_cores() {
 
 // ---- communicators and schedules ----------------------------------------------------------------------------------
 
-void Engine::add_communicator(std::uint32_t id, std::vector<int> members) {
+void Engine::add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation) {
     check_owned();  // an engine that has failed already says so in the calls, as on communicators that it had
     if (closed_.load(std::memory_order_acquire)) throw_shut_down();
-    machine_->add_communicator(id, std::move(members));
+    machine_->add_communicator(id, std::move(members), incarnation);
 }
 
 void Engine::forget(std::uint32_t id) {

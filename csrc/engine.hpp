@@ -93,7 +93,7 @@ class Engine final : public Surroundings {
     bool attached(int peer) const;
     bool departed(int peer) const;  // it has said farewell, and nothing of it is on its way
 
-    void add_communicator(std::uint32_t id, std::vector<int> members);
+    void add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation);
     void forget(std::uint32_t id);
     std::uint64_t completed(std::uint32_t communicator) const;  // collectives, from the first on
     std::uint32_t install(std::uint32_t communicator, std::span<const std::int64_t> table,

@@ -1,10 +1,9 @@
 // Frame: the 64 bytes that announce anything to a peer. Over TCP a frame is the header that precedes a payload; in
 // shared memory it is a mailbox descriptor that says where the payload lies in the sender's arena.
 //
-//   data      a span: (communicator, number, segment, ordinal) says which, the signature says of what call. Shared
-//   memory:
-//             `place` is where it lies, `token` what the reader returns when it has read it. TCP: `place` is 1 if it
-//             used the eager credit.
+//   data      a span: (communicator, incarnation, number, segment, ordinal) says which, the signature of what call.
+//             Shared memory: `place` is where it lies, `token` what the reader returns when it has read it. TCP:
+//             `place` is 1 if it used the eager credit.
 //   release   tokens whose payloads have been read (shared memory)
 //   grant     the receiver of this call takes its segments below `segment`
 //   ask       the sender of this call wants a grant
@@ -15,6 +14,9 @@
 //   beat      the sender lives, on control connections; with a payload, statuses of ranks
 //   notice    a failure, on control connections
 //   farewell  the sender leaves on purpose; on control connections, the rank `root`
+//
+// The numbers of communicators come again, and a frame may come late: a grant of what was sent on credit, an ask, a
+// wait that is over, a message that nobody receives. So all frames of calls say which incarnation they are for.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +33,9 @@ inline constexpr std::uint64_t most_elements = (std::uint64_t{1} << count_bits) 
 static_assert(most_labels == std::uint64_t{1} << (64 - count_bits));
 
 enum class FrameType : std::uint8_t { data = 1, release, grant, ask, waits, credit, beat, notice, farewell };
+
+// Bits of a call's number: the incarnation of its communicator shares their word.
+inline constexpr int number_bits = 48;
 
 // What all members of a communicator must agree on when they make the same call. A message between two of them is
 // signed as a send by both, with the tag in the plan's place and, in the root's, the collective that it is part of.
@@ -59,7 +64,8 @@ struct Frame {
     std::uint16_t ordinal = 0;
     std::uint32_t communicator = 0;
     std::uint32_t segment = 0;
-    std::uint64_t number = 0;
+    std::uint64_t number : number_bits = 0;
+    std::uint64_t incarnation : 64 - number_bits = 0;
     std::uint64_t count : count_bits = 0;
     std::uint64_t label : 64 - count_bits = 0;
     std::uint64_t plan = 0;

@@ -300,6 +300,7 @@ Frame Lane::frame_of(FrameType type) const {
     frame.type = type;
     frame.sign(signature_);
     frame.communicator = call_.installed->communicator->id;
+    frame.incarnation = call_.installed->communicator->incarnation;
     frame.number = call_.number;
     return frame;
 }

@@ -104,7 +104,7 @@ void Machine::attach(std::unique_ptr<Link> link) {
     attached_count_.store(count + 1, std::memory_order_release);
 }
 
-void Machine::add_communicator(std::uint32_t id, std::vector<int> members) {
+void Machine::add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation) {
     const auto own = std::find(members.begin(), members.end(), rank);
     if (own == members.end())
         throw std::invalid_argument("rank " + std::to_string(rank) + " is not a member of communicator " +
@@ -118,30 +118,42 @@ void Machine::add_communicator(std::uint32_t id, std::vector<int> members) {
     if (communicators_.count(id) != 0)
         throw std::invalid_argument("communicator " + std::to_string(id) + " exists already");
     const int self = static_cast<int>(own - members.begin());
-    auto made = std::make_shared<Communicator>(id, std::move(members), self, *this);
+    auto made = std::make_shared<Communicator>(id, incarnation, std::move(members), self, *this);
     const std::lock_guard its_lock(made->mutex);
     std::erase_if(orphans_, [&](const Delivery& delivery) {
-        if (delivery.frame.communicator != id) return false;
+        if (delivery.frame.communicator != id || delivery.frame.incarnation != incarnation) return false;
         made->deliver(delivery);
         return true;
     });
     communicators_[id] = std::move(made);
+    latest_[id] = incarnation;
 }
 
 void Machine::forget(std::uint32_t id) {
-    const std::lock_guard lock(mutex_);
+    std::vector<Delivery> unread;
+    std::unique_lock lock(mutex_);
     const auto found = communicators_.find(id);
     if (found == communicators_.end()) throw std::invalid_argument("there is no communicator " + std::to_string(id));
     {
         const std::lock_guard its_lock(found->second->mutex);
         if (found->second->is_busy())
             throw std::invalid_argument("communicator " + std::to_string(id) + " has operations in flight");
+        unread = found->second->take_parked();
     }
     for (auto& installed : installed_)
         if (installed && installed->communicator == found->second.get()) installed.reset();
     forgotten_.push_back(std::move(found->second));
     communicators_.erase(found);
     sweep_forgotten();
+    lock.unlock();
+    for (const Delivery& delivery : unread) delivery.give_back();
+}
+
+// Incarnations go around. One is older than another if less than half of them lie between: a frame would have to be
+// late by 2^15 groups of the same number.
+bool Machine::is_over(const Frame& frame) const {
+    const auto latest = latest_.find(frame.communicator);
+    return latest != latest_.end() && static_cast<std::int16_t>(frame.incarnation - latest->second) <= 0;
 }
 
 void Machine::sweep_forgotten() {
@@ -304,11 +316,16 @@ void Machine::deliver(Link& from, const Frame& frame, Payload payload) {
     {
         const std::lock_guard lock(mutex_);
         const auto found = communicators_.find(frame.communicator);
-        if (found == communicators_.end()) {
+        if (found != communicators_.end() && found->second->incarnation == frame.incarnation) {
+            communicator = found->second;
+        } else if (!is_over(frame)) {
             orphans_.push_back(delivery);
             return;
         }
-        communicator = found->second;
+    }
+    if (!communicator) {
+        delivery.give_back();
+        return;
     }
     if (communicator->member_of(from.peer) < 0) {
         garbage(from.peer,

@@ -64,7 +64,7 @@ class Machine final : public Receiver {
         return {attached_.get(), attached_count_.load(std::memory_order_acquire)};
     }
 
-    void add_communicator(std::uint32_t id, std::vector<int> members);
+    void add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation);
     void forget(std::uint32_t id);
     std::uint32_t install(std::uint32_t communicator, std::span<const std::int64_t> table,
                           std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
@@ -122,6 +122,7 @@ class Machine final : public Receiver {
   private:
     void resolve(Installed& installed) const;
     void sweep_forgotten();
+    bool is_over(const Frame& frame) const;  // its communicator, or a later one of that id, was made here
     std::shared_ptr<Communicator> find(std::uint32_t id) const;  // throws if there is none
 
     void note(const Call& call);
@@ -136,7 +137,9 @@ class Machine final : public Receiver {
     std::unique_ptr<std::unique_ptr<Link>[]> attached_;  // in the order of attaching
     std::atomic<std::size_t> attached_count_{0};
     std::unordered_map<std::uint32_t, std::shared_ptr<Communicator>> communicators_;
-    std::vector<Delivery> orphans_;                         // for communicators that are not made here yet
+    std::unordered_map<std::uint32_t, std::uint16_t> latest_;  // by id ever made here: its last incarnation
+    // For communicators that are not made here yet; of those that are over nothing is kept.
+    std::vector<Delivery> orphans_;
     std::vector<std::shared_ptr<Communicator>> forgotten_;  // peers still read their staging
     std::vector<std::unique_ptr<Installed>> installed_;
 };

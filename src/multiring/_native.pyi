@@ -183,8 +183,9 @@ class Engine:
     def departed(self, peer: int) -> bool:
         """Whether ``peer`` has said farewell, and nothing that it sent before is on its way."""
 
-    def communicator(self, id: int, members: list[int]) -> None:
-        """Register a communicator; ``id`` is a 32-bit number that all members share."""
+    def communicator(self, id: int, members: list[int], incarnation: int = 0) -> None:
+        """Register a communicator; ``id`` is a 32-bit number that all members share, and so is the ``incarnation`` of
+        16 bits, one more than that of the last communicator of this number."""
 
     def forget(self, id: int) -> None: ...
     def completed(self, communicator: int) -> int:

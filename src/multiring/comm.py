@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 GROUPS = 1 << 12
 """The number of a group is its lowest rank times this, plus what that rank chose; the world has number 0."""
 
+INCARNATIONS = 1 << 16
+"""Groups that have the same number one after the other are told apart by as many incarnations, which go around."""
+
 _ALL_REDUCE, _BROADCAST, _REDUCE = COLLECTIVES["all_reduce"], COLLECTIVES["broadcast"], COLLECTIVES["reduce"]
 _ALL_GATHER, _REDUCE_SCATTER = COLLECTIVES["all_gather"], COLLECTIVES["reduce_scatter"]
 _ALL_TO_ALL, _BARRIER = COLLECTIVES["all_to_all"], COLLECTIVES["barrier"]
@@ -91,18 +94,19 @@ class Communicator:
         members: Sequence[int] | None = None,
         *,
         number: int = 0,
+        incarnation: int = 0,
         timeout: float | None = None,
     ) -> None:
         """``members`` are ranks of the world, None for all; ``number`` tells this group from every other one of its
-        members, who agree on it (`new_group` does that)."""
+        members, and ``incarnation`` from those before it; they agree on both (`new_group` does that)."""
         self.world = world
         self.members = tuple(range(world.topology.world_size) if members is None else members)
         self.rank = self.members.index(world.rank)
         self.size = len(self.members)
         self.timeout = world.settings.timeout if timeout is None else time_limit(timeout)
         self._engine = world.engine
-        self._number = number
-        self._engine.communicator(number, list(self.members))
+        self._number, self._incarnation = number, incarnation
+        self._engine.communicator(number, list(self.members), incarnation)
         world.groups.add(number)
         self._plans = Plans(world, number, self.members)
         self._aside: Communicator | None = None
@@ -119,7 +123,11 @@ class Communicator:
         """
         if self._aside is None:
             self._aside = Communicator(
-                self.world, self.members, number=_native.ASIDE + self._number, timeout=self.timeout
+                self.world,
+                self.members,
+                number=_native.ASIDE + self._number,
+                incarnation=self._incarnation,
+                timeout=self.timeout,
             )
         return self._aside
 
@@ -347,8 +355,9 @@ class Communicator:
         if self.rank not in chosen:
             return None
         members = [self.members[rank] for rank in chosen]
-        number = self._agree_on_number(chosen, members)
-        return Communicator(self.world, members, number=number, timeout=self.timeout if timeout is None else timeout)
+        number, incarnation = self._agree_on_number(chosen, members)
+        limit = self.timeout if timeout is None else timeout
+        return Communicator(self.world, members, number=number, incarnation=incarnation, timeout=limit)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any, Any]:
         """A new array in the memory that the ranks of a host share: collectives read it where it lies.
@@ -522,18 +531,19 @@ class Communicator:
             parts.append(self._part_to("all_to_all", peer, outgoing_piece, timeout))
         return _finished(Work(parts, out), async_op)
 
-    def _agree_on_number(self, ranks: list[int], members: list[int]) -> int:
-        """The lowest member draws a number and tells the others, with the members as it knows them."""
+    def _agree_on_number(self, ranks: list[int], members: list[int]) -> tuple[int, int]:
+        """A number and its incarnation: the lowest member draws and tells the others, with the members as it knows
+        them."""
         leader = min(ranks, key=lambda rank: self.members[rank])
         others = [rank for rank in ranks if rank != leader]
         said = np.array([0, *members], np.int64)
         piece = all_of(said, target(said))
+        first = self.members[leader] * GROUPS + 1
         if self.rank == leader:
-            first = self.members[leader] * GROUPS
             # One that was closed here may still be in use elsewhere: its number comes again when all others have.
             for _ in range(GROUPS - 1):
-                said[0] = first + 1 + next(self.world.draws) % (GROUPS - 1)
-                if said[0] not in self.world.groups:
+                said[0] = next(self.world.draws)
+                if first + said[0] % (GROUPS - 1) not in self.world.groups:
                     break
             else:
                 raise ResourceError(f"{GROUPS - 1} groups whose lowest rank is {leader} exist: close some")
@@ -546,7 +556,8 @@ class Communicator:
             message = f"rank {self.world.rank} makes a group of {members}, rank {other} one of {said[1:].tolist()}"
             self._engine.fail("Mismatch", other, message)
             raise Mismatch(message, rank=other, host=self.world.topology.hosts[other], collective="new_group")
-        return int(said[0])
+        incarnation, place = divmod(int(said[0]), GROUPS - 1)
+        return first + place, incarnation % INCARNATIONS
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]

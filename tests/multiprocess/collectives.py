@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import resource
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import multiring as mr
+from multiring.comm import GROUPS
 
 Array = np.ndarray[Any, Any]
 
@@ -271,6 +273,34 @@ def groups() -> list[list[int]]:
     assert len(set(numbers)) == 30
     mr.shutdown()
     return [sums, [mine.rank, mine.size]]
+
+
+def groups_of_one_number() -> None:
+    """Of two ranks, one after the other. What rank 0 sends last reaches rank 1 when that has closed the group."""
+    world = mr.init().world
+    object.__setattr__(world, "draws", itertools.count(7, GROUPS - 1))  # as if it had made thousands in between
+    rank = mr.rank()
+    for round in range(5):
+        group = mr.new_group(range(2))
+        assert group is not None
+        assert group._number == 8
+        x, said = np.ones(100 + round, "float32"), np.full(10 + round, round)
+        group.all_reduce(x)
+        assert (x == 2).all()
+        if rank == 0:
+            group.send(said, 1, tag=round)
+            mr.barrier()
+            group.send(np.zeros(1000), 1, tag=round + 1)
+        else:
+            received = np.empty_like(said)
+            group.recv(received, 0, tag=round)
+            assert (received == round).all()
+            group.close()
+            mr.barrier()
+        mr.barrier()
+        if rank == 0:
+            group.close()
+    mr.shutdown()
 
 
 def arena() -> None:

@@ -63,6 +63,11 @@ def test_groups() -> None:
 
 
 @pytest.mark.parametrize("hosts", [None, "ab"])
+def test_groups_that_have_one_number_are_told_apart(hosts: str | None) -> None:
+    run(collectives.groups_of_one_number, 2, hosts)
+
+
+@pytest.mark.parametrize("hosts", [None, "ab"])
 def test_ten_thousand_collectives_keep_memory_and_descriptors_flat(hosts: str | None) -> None:
     for kilobytes, descriptors in run(collectives.flat, 2, hosts, 10_000, timeout=110):
         assert kilobytes < 4096

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import threading
 import time
 from dataclasses import replace
@@ -13,6 +14,8 @@ import engines
 import numpy as np
 import pytest
 from engines import (
+    COLLECTIVE,
+    DTYPE,
     Rank,
     all_reduce_plan,
     blocked_plan,
@@ -266,3 +269,78 @@ def test_a_rank_that_leaves_is_lost_to_those_that_wait_for_it(count):
         in_threads(ranks[:2], program)
         leaver.join()
         assert time.monotonic() - begin < 5
+
+
+FRAME_TYPES = {"data": 1, "grant": 3, "ask": 4, "waits": 5}
+"""Of csrc/frame.hpp."""
+
+
+def message_frame(kind: str, communicator: int, incarnation: int, tag: int, count: int) -> bytes:
+    """What is sent about the first float32 message of a tag."""
+    payload = bytes(4 * count) if kind == "data" else b""
+    send, number = COLLECTIVE["send"], incarnation << 48
+    place, call = kind == "data", (count, tag, send, send, DTYPE["float32"], 0)
+    head = struct.pack("<IBBHIIQ", 0, FRAME_TYPES[kind], 0, 0, communicator, 0, number)
+    return head + struct.pack("<QQIBBHQII", *call, place, len(payload), 0) + payload
+
+
+@pytest.mark.parametrize("before", ["forgotten", "made again"])
+@pytest.mark.parametrize("kind", FRAME_TYPES)
+def test_what_comes_late_is_not_for_the_next_communicator_of_that_number(kind, before):
+    """What comes early is: two messages of the communicator's third incarnation come before it is made."""
+    engine = native.Engine(0, 2, hosts=["a", "b"], inproc=True)
+    here, there = socket.socketpair()
+    engine.attach_tcp(1, [here.detach()])
+    engine.communicator(0, [0, 1])
+    engine.communicator(5, [0, 1], 1)
+    engine.forget(5)
+    if before == "made again":
+        engine.communicator(5, [0, 1], 2)
+    token, mine, early = np.zeros(1, np.float32), np.zeros(4, np.float32), np.ones(4, np.float32)
+    with there:
+        seen = engine.recv(0, 1, 0, token.ctypes.data, 1, DTYPE["float32"], 20.0, owner=token)
+        there.sendall(
+            message_frame(kind, 5, 1, tag=3, count=9)
+            + message_frame("data", 5, 2, tag=8, count=4)
+            + message_frame("data", 0, 0, tag=0, count=1)
+        )
+        seen.wait(20)
+        if before == "forgotten":
+            engine.communicator(5, [0, 1], 2)
+        engine.recv(5, 1, 8, early.ctypes.data, 4, DTYPE["float32"], 20.0, owner=early).wait(20)
+        assert not early.any()
+        call = engine.send if kind == "grant" else engine.recv
+        work = call(5, 1, 3, mine.ctypes.data, 4, DTYPE["float32"], 20.0, owner=mine)
+        if kind != "grant":
+            there.sendall(message_frame("data", 5, 2, tag=3, count=4))
+        work.wait(20)
+        engine.communicator(6, [0, 1], (1 << 16) - 1)
+        engine.forget(6)
+        engine.communicator(6, [0, 1], 0)  # they go around
+        there.sendall(message_frame("data", 6, (1 << 16) - 1, tag=3, count=9) + message_frame("data", 6, 0, 3, 4))
+        engine.recv(6, 1, 3, mine.ctypes.data, 4, DTYPE["float32"], 20.0, owner=mine).wait(20)
+        engine.shutdown()
+
+
+@pytest.mark.parametrize("hosts", [[0, 1], [0, 0]], ids=["tcp", "inproc"])
+def test_messages_that_nobody_receives_are_given_back(hosts):
+    """Those of a closed communicator, which came before it was closed or after: their sender has its credit again."""
+    count, timeout = 10_000, 5.0
+    with world(2, hosts) as ranks:
+        engines_ = [rank.engine for rank in ranks]
+        token, mine = np.zeros(1, np.float32), np.zeros(count, np.float32)
+
+        def message(number: int, tag: int, array: np.ndarray) -> native.Work:
+            return engines_[1].send(number, 0, tag, array.ctypes.data, array.size, 0, timeout, owner=array)
+
+        for incarnation in range(100):
+            for engine in engines_:
+                engine.communicator(5, [0, 1], incarnation)
+            message(5, 1, mine).wait(timeout)
+            if incarnation % 2:
+                message(5, 2, token).wait(timeout)
+                engines_[0].recv(5, 1, 2, token.ctypes.data, 1, 0, timeout, owner=token).wait(timeout)
+            for engine in engines_:
+                engine.forget(5)
+        message(0, 0, token).wait(timeout)  # what it can have only if so many have not used the credit up
+        engines_[0].recv(0, 1, 0, token.ctypes.data, 1, 0, timeout, owner=token).wait(timeout)

@@ -124,7 +124,8 @@ class Engine:
 
     # --- communicators and schedules ---
 
-    def communicator(self, id: int, members: list[int]) -> None:
+    def communicator(self, id: int, members: list[int], incarnation: int = 0) -> None:
+        """MPI itself tells a communicator from those before it."""
         self._check_usable()
         everybody = members == list(range(len(self._hosts)))
         mpi = self._world if everybody and id == 0 else self._subset(id, members)
