@@ -28,7 +28,7 @@ Lane::Lane(Machine& machine) : machine_(machine), id_(machine.register_lane(*thi
 Lane::~Lane() {
     machine_.unregister_lane(id_);
     machine_.spare_staging.give_back(spare_bytes_);
-    if (staging_ != nullptr) machine_.arena->release(staging_);
+    release_staging();
 }
 
 void Lane::begin(const Call& call) {
@@ -129,7 +129,7 @@ void Lane::take_slots() {
     const bool is_own = call_.installed->communicator->is_aside();
     const bool goes_around = call_.installed->any_shared && !is_own && !call_.is_point();
     const std::size_t most = goes_around ? machine_.spare_staging.of_a_lane() : 0;
-    const std::size_t wanted = std::min(most, most_times_needed * needed);
+    const std::size_t wanted = spare_refused_ ? 0 : std::min(most, most_times_needed * needed);
     if (std::max(needed, wanted) > staging_bytes_) grow_staging(needed, wanted);
     slots_ = std::max(needed, std::min(most, staging_bytes_)) / slot_bytes_;
     first_slot_ = (next_slot_at_ + slot_bytes_ - 1) / slot_bytes_ % slots_;
@@ -144,14 +144,32 @@ void Lane::grow_staging(std::size_t needed, std::size_t wanted) {
         spare = 0;
     }
     if (spare < spare_bytes_) machine_.spare_staging.give_back(spare_bytes_ - spare);
+    const std::size_t spare_before = std::min(spare, spare_bytes_);
     spare_bytes_ = spare;
-    const std::size_t bytes = needed + spare_bytes_;
+    std::size_t bytes = needed + spare_bytes_;
     if (bytes <= staging_bytes_) return;
-    staging_bytes_ = 0;
-    if (staging_ != nullptr) machine_.arena->release(std::exchange(staging_, nullptr));
-    staging_ = static_cast<std::byte*>(machine_.arena->allocate(bytes));
+    if (needed > staging_bytes_) release_staging();
+    std::byte* grown = nullptr;
+    try {
+        grown = static_cast<std::byte*>(machine_.arena->allocate(bytes));
+    } catch (const EngineError&) {  // no hole is as large, or the machine's memory is full
+        if (spare_bytes_ == 0) throw;
+        spare_refused_ = true;  // to try again in every call would take longer than what it is for
+        const std::size_t kept = staging_ != nullptr ? spare_before : 0;
+        machine_.spare_staging.give_back(std::exchange(spare_bytes_, kept) - kept);
+        if (staging_ != nullptr) return;
+        bytes = needed;
+        grown = static_cast<std::byte*>(machine_.arena->allocate(bytes));
+    }
+    release_staging();
+    staging_ = grown;
     staging_bytes_ = bytes;
     machine_.arena->populate(staging_, bytes);
+}
+
+void Lane::release_staging() {
+    staging_bytes_ = 0;
+    if (staging_ != nullptr) machine_.arena->release(std::exchange(staging_, nullptr));
 }
 
 bool Lane::advance() {

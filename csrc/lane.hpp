@@ -85,6 +85,7 @@ class Lane {
     bool prepare();
     void take_slots();
     void grow_staging(std::size_t needed, std::size_t wanted);
+    void release_staging();
     bool step(std::uint32_t segment);
     bool row_is_clear(std::uint32_t segment) const;
     void retire_rows();
@@ -191,6 +192,7 @@ class Lane {
     std::atomic<std::uint32_t> outstanding_{0};  // how many are unread
     std::byte* staging_ = nullptr;
     std::size_t staging_bytes_ = 0, spare_bytes_ = 0;  // the second of the machine's
+    bool spare_refused_ = false;
     std::size_t next_slot_at_ = 0;
     std::size_t slot_bytes_ = 0, slots_ = 1, first_slot_ = 0;  // of the current operation
 };

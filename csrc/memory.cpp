@@ -178,10 +178,15 @@ void* Arena::allocate(std::size_t bytes) {
         decommit_all();
         range = fits(false);
     }
-    if (range == free_.end())
+    if (range == free_.end()) {
+        std::size_t largest = 0;
+        for (const auto& [place, hole] : free_) largest = std::max(largest, hole.bytes);
+        const std::size_t used = committed_ - idle_;
         throw_resource_error("out of shared memory: " + std::to_string(bytes) + " bytes wanted, the arena has " +
-                             std::to_string(size_) + " bytes of which " + std::to_string(committed_ - idle_) +
-                             " are in use: " + remedy_);
+                             std::to_string(size_) + " bytes of which " + std::to_string(used) + " are in use" +
+                             (size_ - used < wanted ? "" : ", and no hole larger than " + std::to_string(largest)) +
+                             ": " + remedy_);
+    }
     const auto [place, found] = *range;
     if (found.committed)
         idle_ -= wanted;

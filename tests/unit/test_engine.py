@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from engines import (
 )
 
 from multiring import _native as native
+from multiring.errors import ResourceError
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
 
@@ -279,6 +281,32 @@ def test_staging_takes_what_calls_need_where_the_arena_is_full():
 
         for allocated in in_threads(ranks, program):
             assert allocated == 8 * 4 * count - (arena_bytes - (1 << 18))
+
+
+def test_staging_takes_what_calls_need_where_the_arena_is_in_pieces():
+    """Holes of 400 KB, of which a lane would rather have more than calls of 64 KB need."""
+    n, count, arena_bytes = 2, 16 << 10, 32 << 20
+    with world(n, arena_bytes=arena_bytes) as ranks:
+        plan = all_reduce_plan(n, "at once", 1 << 18)
+
+        def program(rank: Rank) -> int:
+            holes, kept = [], []
+            with suppress(ResourceError):
+                while True:
+                    holes.append(rank.engine.empty(400 << 10))
+                    kept.append(rank.engine.empty(4 << 10))
+            holes.clear()
+            with pytest.raises(ResourceError, match=r"of which \d+ are in use, and no hole larger than \d+: raise"):
+                rank.engine.empty(1 << 20)
+            before = rank.engine.statistics()["arena_allocated"]
+            for call in range(64):
+                length = (call % 5 + 1) * count // 5
+                result = rank.run(plan, contribution(rank.rank + call, length))
+                np.testing.assert_array_equal(result, sum(contribution(r + call, length) for r in range(n)))
+            return rank.engine.statistics()["arena_allocated"] - before
+
+        for allocated in in_threads(ranks, program):
+            assert 8 * 4 * count <= allocated < 8 * (404 << 10)
 
 
 def test_staging_that_goes_around_keeps_what_is_read():
