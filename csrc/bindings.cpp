@@ -106,7 +106,7 @@ nb::object empty(Engine& engine, std::size_t bytes) {
     auto range = std::make_unique<Range>(Range{engine.shared_arena(), nullptr});
     {
         const nb::gil_scoped_release nogil;
-        range->pointer = range->arena->allocate(bytes);
+        range->pointer = range->arena->allocate(bytes, Arena::Use::array);
     }
     auto* pointer = static_cast<std::uint8_t*>(range->pointer);
     const nb::capsule owner(range.release(), [](void* p) noexcept {

@@ -20,6 +20,10 @@ namespace {
 constexpr std::uint64_t magic = 0x676e697269746c75;  // "ultiring"
 constexpr std::uint32_t layout = 2;
 constexpr std::size_t smallest_arena = std::size_t{16} << 20;
+// Of the arena's end that arrays may not have: the lanes of two communicators stage with a megabyte each. A failure of
+// `empty` can be borne, a call that cannot stage fails the job.
+constexpr std::size_t most_for_staging = std::size_t{16} << 20;
+constexpr std::size_t arena_per_staging = 8;
 constexpr std::size_t kept_idle = std::size_t{64} << 20;  // freed memory that stays ours for the next allocation
 constexpr int populate_write = 23;                        // MADV_POPULATE_WRITE, which older headers lack
 constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -72,6 +76,7 @@ Arena::Arena(std::size_t bytes, bool in_process, int rank, int world_size, std::
         }
     }
     size_ = wanted;
+    size_for_arrays_ = size_ - std::min(most_for_staging, size_ / arena_per_staging);
     madvise(base_, size_, MADV_DONTDUMP);
     try {
         if (fd_ >= 0 && fcntl(fd_, F_ADD_SEALS, seals) != 0)
@@ -163,13 +168,17 @@ Arena::FreeList::iterator Arena::insert_free(std::size_t place, Free range) {
     return free_.emplace_hint(next, place, range);
 }
 
-void* Arena::allocate(std::size_t bytes) {
+void* Arena::allocate(std::size_t bytes, Use use) {
     // Page-sized grains keep what is committed countable; a small allocation wastes less than a page.
     const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1), page);
     const std::lock_guard lock(mutex_);
+    const std::size_t end = use == Use::array ? size_for_arrays_ : size_;
+    const auto room = [&](const auto& entry) {
+        return entry.first < end ? std::min(entry.second.bytes, end - entry.first) : 0;
+    };
     const auto fits = [&](bool committed) {
         return std::find_if(free_.begin(), free_.end(), [&](const auto& entry) {
-            return entry.second.committed == committed && entry.second.bytes >= wanted;
+            return entry.second.committed == committed && room(entry) >= wanted;
         });
     };
     auto range = fits(true);
@@ -179,13 +188,16 @@ void* Arena::allocate(std::size_t bytes) {
         range = fits(false);
     }
     if (range == free_.end()) {
-        std::size_t largest = 0;
-        for (const auto& [place, hole] : free_) largest = std::max(largest, hole.bytes);
-        const std::size_t used = committed_ - idle_;
-        throw_resource_error("out of shared memory: " + std::to_string(bytes) + " bytes wanted, the arena has " +
-                             std::to_string(size_) + " bytes of which " + std::to_string(used) + " are in use" +
-                             (size_ - used < wanted ? "" : ", and no hole larger than " + std::to_string(largest)) +
-                             ": " + remedy_);
+        std::size_t left = 0, largest = 0;
+        for (const auto& hole : free_) {
+            left += room(hole);
+            largest = std::max(largest, room(hole));
+        }
+        throw_resource_error(
+            "out of shared memory: " + std::to_string(bytes) + " bytes wanted, the arena has " + std::to_string(size_) +
+            " bytes of which " + std::to_string(committed_ - idle_) + " are in use" +
+            (end == size_ ? "" : " and " + std::to_string(size_ - end) + " kept for staging") +
+            (left < wanted ? "" : ", and no hole larger than " + std::to_string(largest)) + ": " + remedy_);
     }
     const auto [place, found] = *range;
     if (found.committed)

@@ -67,8 +67,10 @@ class Arena {
         return static_cast<std::uint64_t>(static_cast<const std::byte*>(pointer) - base_);
     }
 
-    // A zeroed or used range, aligned to a cache line; small ones share pages. Throws a resource error.
-    void* allocate(std::size_t bytes);
+    // A zeroed or used range, aligned to a cache line; small ones share pages. Throws a resource error. The user's
+    // arrays may not have the arena's end, which is kept for staging.
+    enum class Use { engine, array };
+    void* allocate(std::size_t bytes, Use use = Use::engine);
     void release(void* pointer);
     // So that who writes there first, and who reads it then, does not take a fault for every page.
     void populate(void* pointer, std::size_t bytes) noexcept;
@@ -95,7 +97,7 @@ class Arena {
     int fd_ = -1;
     bool retired_ = false;  // nothing is given back any more; a forked child's locks may be held by nobody
     std::byte* base_ = nullptr;
-    std::size_t size_ = 0;
+    std::size_t size_ = 0, size_for_arrays_ = 0;
     mutable std::mutex mutex_;
     FreeList free_;                             // by place; neighbours of the same state are merged
     std::map<std::size_t, std::size_t> taken_;  // place -> bytes

@@ -310,10 +310,15 @@ def late_behind_a_root(collective: str) -> Any:
 
 
 def without_memory() -> Any:
-    """Rank 1 has no memory left for what it would send."""
+    """Rank 1 has no memory left for what it would send in so many calls."""
     mr.init()
-    kept = mr.empty((12 << 20) - (200 << 10), np.uint8) if mr.rank() == 1 else None
-    found = error_of(mr.all_reduce, np.ones(1 << 20))
+    kept = mr.empty((12 << 20) // 8 * 7 - (200 << 10), np.uint8) if mr.rank() == 1 else None
+
+    def call() -> None:
+        for work in [mr.all_reduce(np.ones(1 << 20), async_op=True) for _ in range(4)]:
+            work.wait()
+
+    found = error_of(call)
     del kept
     return found
 

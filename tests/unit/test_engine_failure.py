@@ -369,7 +369,7 @@ for start in (lambda: native.Engine(0, 1, inproc=True), lambda: LoopThread("test
 
 def test_an_arena_is_not_larger_than_the_machine():
     engine = native.Engine(0, 1, arena_bytes=99999 << 30)
-    with pytest.raises(ResourceError, match=r"the arena has .* in use: the machine has no more"):
+    with pytest.raises(ResourceError, match=r"the arena has .* kept for staging: the machine has no more"):
         engine.empty(99999 << 30)
     engine.shutdown()
 
