@@ -362,7 +362,8 @@ class Communicator:
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any, Any]:
         """A new array in the memory that the ranks of a host share: collectives read it where it lies.
 
-        ResourceError if the arena (MULTIRING_ARENA_BYTES) is full.
+        ResourceError if the arena (MULTIRING_ARENA_BYTES) is full but for an eighth, 16 MB at most, which is kept for
+        staging.
         """
         kind = np.dtype(dtype)
         extents = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
