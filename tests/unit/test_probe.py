@@ -354,7 +354,7 @@ def test_what_a_rank_cannot_heed_is_refused_in_a_line_and_written_nowhere(tmp_pa
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
 
-    for words, unknown in ((["--topology=a.toml"], "--topology=a.toml"), (["a.toml", "b.toml"], "b.toml")):
+    for words, unknown in ((["--topology=a.toml"], "--topology=a.toml"), (["a.toml", "b.toml"], "a.toml b.toml")):
         refused = f"multiring probe: unrecognized arguments: {unknown}; known is --output FILE\n"
         assert rank(*words)[0::2] == (2, refused)
     code, shown, error = rank("--help")
