@@ -27,7 +27,6 @@ Lane::Lane(Machine& machine) : machine_(machine), id_(machine.register_lane(*thi
 
 Lane::~Lane() {
     machine_.unregister_lane(id_);
-    machine_.spare_staging.give_back(spare_bytes_);
     release_staging();
 }
 
@@ -136,40 +135,43 @@ void Lane::take_slots() {
     next_slot_at_ = slot(segment_count_) * slot_bytes_;
 }
 
+// What calls need they must have; more is for speed alone.
 void Lane::grow_staging(std::size_t needed, std::size_t wanted) {
-    std::size_t spare = wanted > needed ? wanted - needed : 0;
-    const bool has_room = machine_.arena->allocated_bytes() < machine_.arena->size() / 2;
-    if (spare > spare_bytes_ && !(has_room && machine_.spare_staging.take(spare - spare_bytes_))) {
-        if (needed <= staging_bytes_) return;
-        spare = 0;
-    }
-    if (spare < spare_bytes_) machine_.spare_staging.give_back(spare_bytes_ - spare);
-    const std::size_t spare_before = std::min(spare, spare_bytes_);
-    spare_bytes_ = spare;
-    std::size_t bytes = needed + spare_bytes_;
-    if (bytes <= staging_bytes_) return;
-    if (needed > staging_bytes_) release_staging();
-    std::byte* grown = nullptr;
-    try {
-        grown = static_cast<std::byte*>(machine_.arena->allocate(bytes));
-    } catch (const EngineError&) {  // no hole is as large, or the machine's memory is full
-        if (spare_bytes_ == 0) throw;
-        spare_refused_ = true;  // to try again in every call would take longer than what it is for
-        const std::size_t kept = staging_ != nullptr ? spare_before : 0;
-        machine_.spare_staging.give_back(std::exchange(spare_bytes_, kept) - kept);
-        if (staging_ != nullptr) return;
-        bytes = needed;
-        grown = static_cast<std::byte*>(machine_.arena->allocate(bytes));
-    }
+    if (wanted > std::max(needed, staging_bytes_) && grow_for_speed(needed, wanted)) return;
+    if (needed <= staging_bytes_) return;
     release_staging();
-    staging_ = grown;
+    stage_in(machine_.arena->allocate(needed), needed, 0);
+}
+
+bool Lane::grow_for_speed(std::size_t needed, std::size_t wanted) {
+    const std::size_t spare = wanted - needed, more = spare > spare_bytes_ ? spare - spare_bytes_ : 0;
+    const bool has_room = machine_.arena->allocated_bytes() < machine_.arena->size() / 2;
+    if (more > 0 && !(has_room && machine_.spare_staging.take(more))) return false;
+    void* grown = nullptr;
+    try {
+        grown = machine_.arena->allocate(wanted);
+    } catch (const EngineError&) {  // no hole is as large, or the machine's memory is full
+        machine_.spare_staging.give_back(more);
+        spare_refused_ = true;  // to try again in every call would take longer than what it is for
+        return false;
+    }
+    spare_bytes_ = spare_bytes_ + more - spare;  // what is not needed beside the new
+    release_staging();
+    stage_in(grown, wanted, spare);
+    return true;
+}
+
+void Lane::stage_in(void* memory, std::size_t bytes, std::size_t spare) {
+    staging_ = static_cast<std::byte*>(memory);
     staging_bytes_ = bytes;
+    spare_bytes_ = spare;
     machine_.arena->populate(staging_, bytes);
 }
 
 void Lane::release_staging() {
-    staging_bytes_ = 0;
     if (staging_ != nullptr) machine_.arena->release(std::exchange(staging_, nullptr));
+    staging_bytes_ = 0;
+    machine_.spare_staging.give_back(std::exchange(spare_bytes_, 0));
 }
 
 bool Lane::advance() {

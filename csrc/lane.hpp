@@ -85,6 +85,8 @@ class Lane {
     bool prepare();
     void take_slots();
     void grow_staging(std::size_t needed, std::size_t wanted);
+    bool grow_for_speed(std::size_t needed, std::size_t wanted);
+    void stage_in(void* memory, std::size_t bytes, std::size_t spare);
     void release_staging();
     bool step(std::uint32_t segment);
     bool row_is_clear(std::uint32_t segment) const;
