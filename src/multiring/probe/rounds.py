@@ -20,7 +20,7 @@ queue of the other way, and the wider way would look like the narrower.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -77,7 +77,6 @@ class Burst:
 class Round:
     """Flows at the same time, measured for ``window`` seconds after ``warm`` ones; a stream has ``in_flight`` bytes."""
 
-    about: str
     flows: tuple[Flow, ...]
     warm: float
     window: float
@@ -99,26 +98,41 @@ Survey = Generator[Round | Burst, Mapping[Flow, float], _Found]
 """Yields what is to be measured and is sent the answer: the rates of a round's flows, the seconds of a burst's."""
 
 
+@dataclass(frozen=True)
+class _Way:
+    """Out of a group of hosts into all others, or the other way."""
+
+    group: Group
+    outwards: bool
+
+    def flows(self, hosts: int) -> list[Flow]:
+        out = [(inside, beyond) for inside in sorted(self.group) for beyond in range(hosts) if beyond not in self.group]
+        return out if self.outwards else [flow[::-1] for flow in out]
+
+
 def survey(hosts: int, seconds: Seconds) -> Survey[Findings]:
     """The rounds that find the links of so many hosts, 2 or more, whose round trips are known."""
     everyone = [(a, b) for a in range(hosts) for b in range(hosts) if a != b]
     mean: Counter[Flow] = Counter()
     for _ in range(ALL_ROUNDS):
-        rates = yield _round("all", everyone, hosts, seconds)
+        # As much in flight as for a host's link each way: more would overflow the queue of one that many share.
+        rates = yield _round(everyone, 2, seconds)
         mean.update({flow: rate / ALL_ROUNDS for flow, rate in rates.items()})
 
-    of_hosts = yield from _cards(hosts, seconds)
-    for host in _doubtful(of_hosts):
-        of_hosts[host] = _settled(of_hosts[host], (yield from _again({host}, hosts, seconds)))
+    alone = [frozenset([host]) for host in range(hosts)]
+    pairs = [[_Way(each, True), _Way(after, False)] for each, after in zip(alone, alone[1:] + alone[:1], strict=True)]
+    values = yield from _measured(pairs, hosts, seconds)
+    values = yield from _settled(values, hosts, seconds)
+    of_hosts = [_capacity(values, each) for each in alone]
 
-    groups: dict[Group, Capacity] = {}
-    for group in suspects(mean, seconds, of_hosts):
-        groups[group] = yield from _both_ways(group, hosts, seconds)
-    links = needed(of_hosts, groups, seconds)
-    for number in _doubtful([groups[link] for link in links]):
-        group = links[number]
-        groups[group] = _settled(groups[group], (yield from _again(group, hosts, seconds)))
-    found = Findings(seconds, tuple(of_hosts), groups)
+    suspected = suspects(mean, seconds, of_hosts)
+    values = yield from _measured(
+        [[_Way(group, outwards)] for group in suspected for outwards in (True, False)], hosts, seconds
+    )
+    links = needed(of_hosts, {group: _capacity(values, group) for group in suspected}, seconds)
+    of_links = {way: value for way, value in values.items() if way.group in links}
+    values |= yield from _settled(of_links, hosts, seconds)
+    found = Findings(seconds, tuple(of_hosts), {group: _capacity(values, group) for group in suspected})
     return replace(found, bursts=(yield from _bursts(found)))
 
 
@@ -155,26 +169,29 @@ def _rate(found: Findings, flow: Flow) -> float:
     return min(found.hosts[sender].out, found.hosts[receiver].into, *left, *entered)
 
 
-def _cards(hosts: int, seconds: Seconds) -> Survey[list[Capacity]]:
-    """What every host can send and receive: in each round one sends and the next receives."""
-    out, into = [0.0] * hosts, [0.0] * hosts
-    for host in range(hosts):
-        other = (host + 1) % hosts
-        sent = [(host, peer) for peer in range(hosts) if peer != host]
-        received = [(peer, other) for peer in range(hosts) if peer != other]
-        rates = yield _round("host", list(dict.fromkeys(sent + received)), 2, seconds)
-        out[host], into[other] = _sum(rates, sent), _sum(rates, received)
-    return [Capacity(*each) for each in zip(out, into, strict=True)]
+def _capacity(values: Mapping[_Way, float], group: Group) -> Capacity:
+    return Capacity(values[_Way(group, True)], values[_Way(group, False)])
 
 
-def _both_ways(
-    group: Collection[int], hosts: int, seconds: Seconds, window: float = WINDOW_SECONDS
-) -> Survey[Capacity]:
-    """What some hosts can send to all others, and then what they can receive from them."""
-    outwards = [(a, b) for a in group for b in range(hosts) if b not in group]
-    out = yield _round("group", outwards, 1, seconds, window)
-    into = yield _round("group", [(b, a) for a, b in outwards], 1, seconds, window)
-    return Capacity(_sum(out, out), _sum(into, into))
+def _measured(
+    rounds: Iterable[Sequence[_Way]], hosts: int, seconds: Seconds, window: float = WINDOW_SECONDS
+) -> Survey[dict[_Way, float]]:
+    """What passes each way, those of a round at the same time."""
+    values: dict[_Way, float] = {}
+    for ways in rounds:
+        flows = dict.fromkeys(flow for way in ways for flow in way.flows(hosts))
+        rates = yield _round(list(flows), len(ways), seconds, window)
+        values |= {way: _sum(rates, way.flows(hosts)) for way in ways}
+    return values
+
+
+def _settled(values: dict[_Way, float], hosts: int, seconds: Seconds) -> Survey[dict[_Way, float]]:
+    """The values, where others do not confirm one what passes that way alone and for longer, unless it was held up."""
+    rates = classes.rates(list(values.values()))
+    count = Counter(rates)
+    doubtful = [[way] for way, rate in zip(values, rates, strict=True) if count[rate] < CONFIRMED]
+    again = yield from _measured(doubtful, hosts, seconds, LONG_WINDOW_SECONDS)
+    return values | {way: longer for way, longer in again.items() if longer > MUCH_LOWER * values[way]}
 
 
 def _sum(rates: Rates, flows: Iterable[Flow]) -> float:
@@ -182,33 +199,9 @@ def _sum(rates: Rates, flows: Iterable[Flow]) -> float:
     return max(sum(rates[flow] for flow in flows), 1.0)
 
 
-def _again(group: Collection[int], hosts: int, seconds: Seconds) -> Survey[Capacity]:
-    return _both_ways(group, hosts, seconds, LONG_WINDOW_SECONDS)
-
-
-def _round(about: str, flows: Sequence[Flow], links: int, seconds: Seconds, window: float = WINDOW_SECONDS) -> Round:
+def _round(flows: Sequence[Flow], links: int, seconds: Seconds, window: float = WINDOW_SECONDS) -> Round:
     """A round that is to fill so many links."""
     longest = max(seconds[flow] for flow in flows)
     total = links * max(IN_FLIGHT, FASTEST * longest)
     in_flight = max(round(total / len(flows)), LEAST_IN_FLIGHT)
-    return Round(about, tuple(flows), WARM_SECONDS + WARM_TRIPS * longest, window, in_flight)
-
-
-def _doubtful(capacities: Sequence[Capacity]) -> list[int]:
-    """The numbers of those of which a value is not confirmed by others."""
-    found = classes.rates([rate for each in capacities for rate in (each.out, each.into)])
-    count = Counter(found)
-    return [
-        number
-        for number in range(len(capacities))
-        if min(count[found[2 * number]], count[found[2 * number + 1]]) < CONFIRMED
-    ]
-
-
-def _settled(first: Capacity, again: Capacity) -> Capacity:
-    """The value of the longer window, unless it was held up."""
-    out, into = (
-        longer if longer > MUCH_LOWER * shorter else shorter
-        for shorter, longer in ((first.out, again.out), (first.into, again.into))
-    )
-    return Capacity(out, into)
+    return Round(tuple(flows), WARM_SECONDS + WARM_TRIPS * longest, window, in_flight)
