@@ -278,10 +278,13 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
     const std::byte* read_at = data;
     if (is_staged(in)) {
         std::byte* staged = staging_ + slot(row.segment) * slot_bytes_ + extent.staging;
-        if (is_narrow(in))
+        if (is_narrow(in)) {
             narrow(in.wire, staged, reinterpret_cast<const float*>(data), extent.count);
-        else
-            copy_paced(staged, data, bytes, call_.installed->message_links[in.first_message]->staging);
+        } else {
+            Link& reader = *call_.installed->message_links[in.first_message];
+            copy_paced(staged, data, bytes,
+                       bytes < reader.staging.fewest_bytes() ? reader.staging_small : reader.staging);
+        }
         read_at = staged;
     }
     if (is_shared) frame.place = machine_.arena->place(read_at);
@@ -305,13 +308,11 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
 }
 
 void Lane::copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes, Pace& pace) {
-    if (bytes < Pace::fewest_bytes) return copy(destination, source, bytes);
-    const bool streams = pace.streams();
+    const bool streams = bytes >= pace.fewest_bytes() && pace.streams();
+    const auto write = streams ? copy_streaming : copy;
+    if (bytes < pace.fewest_bytes() || !pace.is_due()) return write(destination, source, bytes);
     const auto start = Clock::now();
-    if (streams)
-        copy_streaming(destination, source, bytes);
-    else
-        copy(destination, source, bytes);
+    write(destination, source, bytes);
     pace.note(streams, bytes, Clock::now() - start);
 }
 
@@ -403,7 +404,8 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
         }
         if (in.has_own && in.own_place == in.message_count) sources_.push_back(destination);
         const bool is_plain = !is_narrow(in) && in.rounded == Wire::same;
-        if (in_arena_ && !streaming_ && is_plain && bytes >= Pace::fewest_bytes && arrival_of(0).from->shares_memory())
+        if (in_arena_ && !streaming_ && is_plain && bytes >= Pace::sums.fewest_bytes &&
+            arrival_of(0).from->shares_memory())
             reduce_paced(in, destination, extent.count, arrival_of(0).from->summing);
         else
             reduce(in, destination, extent.count);

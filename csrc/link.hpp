@@ -87,10 +87,11 @@ class Link {
     void count_busy(Clock::duration time) { count(busy_, time); }
     void count_waited(Clock::duration time) { count(waited_, time); }
 
-    const int peer;                  // world rank
-    Pace staging{Pace::for_copies};  // of the copies that it reads in our memory,
-    Pace storing{Pace::for_copies};  // of its data to a caller's buffer that it has read in place,
-    Pace summing{Pace::for_sums};    // of sums to such a buffer
+    const int peer;                          // world rank
+    Pace staging{Pace::copies};              // of the copies that it reads in our memory,
+    Pace staging_small{Pace::small_copies};  // and of the small ones of them,
+    Pace storing{Pace::copies};              // of its data to a caller's buffer that it has read in place,
+    Pace summing{Pace::sums};                // of sums to such a buffer
 
   protected:
     // A traffic with the times.

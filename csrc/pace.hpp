@@ -19,18 +19,38 @@
 
 namespace multiring {
 
+// The fewest bytes of a write that is paced; once in how many writes the time is taken, which costs 50 ns; and how many
+// times the other rate makes it worth it to write past the caches.
+struct PaceRule {
+    std::size_t fewest_bytes;
+    std::uint32_t one_in;
+    double worth_it;
+};
+
 class Pace {
   public:
-    static constexpr std::size_t fewest_bytes = std::size_t{16} << 10;  // that are worth a look at the clock
-
     // Stores past the caches leave the waiting to the reader. Where caches are better their rate in copies was up
     // to 2.9 times the other, elsewhere 3 to 20 times.
-    static constexpr double for_copies = 3.5;
+    static constexpr PaceRule copies{std::size_t{16} << 10, 1, 3.5};
+    // Staging goes around in some MB. After small copies past the caches a trial is over before it has, and their lines
+    // are in no cache: a third to a fifth of the rate everywhere. If the peer is far, that falls to a twelfth once it
+    // has read them, and the next trial is near.
+    static constexpr PaceRule small_copies{std::size_t{2} << 10, 16, 6};
     // A sum is stored to lines that have just been read: past the caches at 0.3 to 0.5 times the other rate where these
     // are better, at 1.9 to 2.1 times elsewhere.
-    static constexpr double for_sums = 1.3;
+    static constexpr PaceRule sums{std::size_t{16} << 10, 1, 1.3};
 
-    explicit Pace(double worth_it) : worth_it_(worth_it) {}
+    explicit Pace(const PaceRule& rule) : rule_(rule) {}
+
+    std::size_t fewest_bytes() const { return rule_.fewest_bytes; }
+
+    // Whether the time of the next is to be noted, as that of each in a trial is, which is over sooner so.
+    bool is_due() {
+        if (rule_.one_in == 1 || trying_.load(std::memory_order_relaxed)) return true;
+        const std::uint32_t written = written_.load(std::memory_order_relaxed);  // roughly, if several lanes count
+        written_.store(written + 1, std::memory_order_relaxed);
+        return written % rule_.one_in == 0;
+    }
 
     // Whether the next should be streamed past the caches.
     bool streams() const { return streams_.load(std::memory_order_relaxed); }
@@ -42,11 +62,14 @@ class Pace {
         rates_[noted_] = static_cast<double>(bytes) / static_cast<double>(std::max<std::int64_t>(took.count(), 1));
         if (++noted_ < sample) return;
         noted_ = 0;
-        if (trying_)
+        const bool tried = trying_.load(std::memory_order_relaxed);
+        if (tried)
             decide(median());
         else
             go_on(median());
-        streams_.store(prefers_streaming_ != trying_, std::memory_order_relaxed);
+        const bool tries = !tried && left_ <= 0;
+        streams_.store(prefers_streaming_ != tries, std::memory_order_relaxed);
+        trying_.store(tries, std::memory_order_relaxed);
     }
 
   private:
@@ -60,12 +83,10 @@ class Pace {
     void go_on(double rate) {
         left_ -= slowdown(chosen_, rate);
         last_ = rate;
-        trying_ = left_ <= 0;
     }
 
     void decide(double tried) {
-        trying_ = false;
-        const bool streaming = prefers_streaming_ ? last_ > worth_it_ * tried : tried > worth_it_ * last_;
+        const bool streaming = prefers_streaming_ ? last_ > rule_.worth_it * tried : tried > rule_.worth_it * last_;
         if (streaming != prefers_streaming_) std::swap(last_, tried);
         prefers_streaming_ = streaming;
         chosen_ = last_;
@@ -79,10 +100,11 @@ class Pace {
         return *middle;
     }
 
-    const double worth_it_;
+    const PaceRule rule_;
+    std::atomic<std::uint32_t> written_{0};
     std::mutex mutex_;
-    std::atomic<bool> streams_{false};
-    bool prefers_streaming_ = false, trying_ = false;
+    std::atomic<bool> streams_{false}, trying_{false};
+    bool prefers_streaming_ = false;
     double left_ = before_first_trial;    // samples until the next trial
     double chosen_ = 0, last_ = 0;        // rates of the preferred way: when it was chosen (0: never), and now
     std::array<double, sample> rates_{};  // in bytes per tick of the clock

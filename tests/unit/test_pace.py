@@ -20,9 +20,9 @@ def streamed(tmp_path_factory: pytest.TempPathFactory):
     source = ROOT / "tests/unit/pace.cpp"
     subprocess.run(["c++", "-std=c++20", "-Wall", "-Werror", f"-I{ROOT / 'csrc'}", source, "-o", program], check=True)
 
-    def run(*stretches: tuple[int, tuple[float, float]]) -> list[int]:
+    def run(*stretches: tuple[int, tuple[float, float]], rule: str = "copies") -> list[int]:
         """How many copies of each stretch were streamed."""
-        words = [str(word) for copies, rates in stretches for word in (copies, *rates)]
+        words = [rule, *(str(word) for copies, rates in stretches for word in (copies, *rates))]
         return [int(line) for line in subprocess.run([program, *words], capture_output=True, check=True).stdout.split()]
 
     return run
@@ -45,13 +45,26 @@ def test_a_rank_that_moves_is_followed(streamed) -> None:
     assert near <= 520 * 9 + 12 * 9
 
 
-def test_copies_of_a_trial_are_right() -> None:
-    """Of 64 segments in each of three calls; the first trial is in the first call."""
-    count = 64 << 15
+def test_of_small_copies_some_are_timed_and_those_of_a_trial(streamed) -> None:
+    few = streamed((20_000, (30.0, 50.0)), rule="small_copies")
+    assert few == [3 * 9]  # trials of 9: after 36 * 16, then after 57 * 9 * 16 each
+
+
+def test_small_copies_to_lines_in_no_cache_do_not_count_as_slow(streamed) -> None:
+    """After copies past the caches those of a trial are a fourth as fast, also between near cores."""
+    far, near = streamed((40_000, (2.6, 50.0)), (300_000, (13.0, 50.0)), rule="small_copies")
+    assert far == 40_000 - 35 * 16 - 1
+    assert near < (57 * 16 + 1) * 9 * 16  # until the next trial, which is 16 times as rare
+
+
+@pytest.mark.parametrize(("segment", "calls"), [(1 << 17, 3), (1 << 13, 6)])
+def test_copies_of_a_trial_are_right(segment: int, calls: int) -> None:
+    """Of 64 segments in each call; the first trial is after 36 copies, and after 576 small ones."""
+    count = 64 * segment // 4
     index = np.arange(count, dtype=np.float32)
     with world(3) as ranks:
-        plan = all_reduce_plan(3, "ring", 1 << 17)
-        for call in range(3):
+        plan = all_reduce_plan(3, "ring", segment)
+        for call in range(calls):
             results = in_threads(ranks, lambda rank, c=call: rank.run(plan, index % 1009 * (rank.rank + 1 + c)))
             for result in results:
                 np.testing.assert_array_equal(result, index % 1009 * (6 + 3 * call))
