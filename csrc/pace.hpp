@@ -19,7 +19,7 @@
 
 namespace multiring {
 
-// The fewest bytes of a write that is paced; once in how many writes the time is taken, which costs 50 ns; and how many
+// The fewest bytes of a write that is paced; once in how many writes the time is taken, which costs 60 ns; and how many
 // times the other rate makes it worth it to write past the caches.
 struct PaceRule {
     std::size_t fewest_bytes;

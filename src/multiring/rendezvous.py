@@ -409,7 +409,7 @@ def _check_wire(settings: env.Settings, topology: Topology) -> None:
     try:
         check_wire(env.parse_wire(settings.wire), topology)
     except ValueError as error:
-        raise RendezvousError(f"MULTIRING_WIRE: {error}") from None
+        raise RendezvousError(f"{error} (of init, or MULTIRING_WIRE)") from None
 
 
 def check_settings(settings: env.Settings) -> None:

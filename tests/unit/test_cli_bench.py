@@ -166,6 +166,7 @@ def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeyp
         (["--api", "fortran"], "fortran"),
         (["--collective", "scan"], "scan"),
         (["--plot", "curves.txt"], "curves.txt"),
+        (["--json", "one.png", "--plot", "./one.png"], "--json one.png and --plot one.png are one file"),
         (["--plot", "/nonexistent/curves.png"], "/nonexistent is no directory"),
         (["--json", "/nonexistent/figures.json"], "/nonexistent is no directory"),
         (["--record", "/nonexistent/job.json", "-m", "train"], "/nonexistent is no directory"),
@@ -231,7 +232,7 @@ def test_a_rank_does_not_start_ranks() -> None:
 def test_two_ranks_are_measured_recorded_and_drawn(tmp_path: Path) -> None:
     file, picture = tmp_path / "result.json", tmp_path / "CURVES.PNG"
     options = ["--launches", "2", "--seconds", "0.01", "--json", str(file), "--plot", str(picture)]
-    done = bench("-n", "2", "--sizes", "4KB,512KB", *options)
+    done = bench("-n", "2", "--sizes", "4094,4KB,512KB", *options)  # 4094 in whole numbers of two blocks are 4 KB
     assert done.returncode == 0, done.stderr
     record = json.loads(file.read_text())
     rows = [(row["nbytes"], row["buffer"], row["api"], len(row["launches"])) for row in record["rows"]]
@@ -242,6 +243,12 @@ def test_two_ranks_are_measured_recorded_and_drawn(tmp_path: Path) -> None:
     assert (record["collective"], record["ranks"], record["where"]) == ("all_reduce", 2, "on one host")
     assert "512 KB" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_full_disk_is_named_with_the_file() -> None:
+    refused = bench("-n", "2", "--sizes", "8", "--launches", "1", "--seconds", "0.01", "--json", "/dev/full")
+    assert refused.returncode == 2
+    assert "multiring bench: /dev/full: No space left on device" in refused.stderr
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "broadcast"])

@@ -87,6 +87,23 @@ def test_the_bound_of_every_set_of_hosts_is_found(built: Topology, seed: int) ->
         assert tightest_bound(seen.restrict(ranks)) == pytest.approx(expected, rel=CLASS), list(outline(seen))
 
 
+def test_a_value_that_others_have_by_chance_is_not_believed() -> None:
+    """While h0 sends, h1 receives and takes 40 Mbit/s less from it than it would pass: 240 are as good as h1's 200."""
+    ranks, names = count(), count()
+
+    def rack(uplink: int, *cards: int) -> Place:
+        hosts = [
+            Place(f"h{next(names)}", Link(rate * MBIT, rate * MBIT, 50e-6), ranks_in_host([next(ranks)]))
+            for rate in cards
+        ]
+        return Place(f"r{next(names)}", Link(uplink * MBIT, uplink * MBIT, 50e-6), tuple(hosts))
+
+    built = Topology(LEVELS[:3], (rack(200, 1000, 200), rack(400, 200, 200, 200), rack(400, 200)))
+    seen = found(Network(built))
+    for chosen in sets_of_hosts(built):
+        assert tightest_bound(seen.restrict(chosen)) == pytest.approx(tightest_bound(built.restrict(chosen)), rel=CLASS)
+
+
 def test_unfair_flows_do_not_hide_a_shared_link() -> None:
     """TCP shares a link as it likes: here each flow gets up to twice or half of its part, sums as they are."""
     built = topology_file.load(TOPOLOGIES[0].parent / "twelve.toml")

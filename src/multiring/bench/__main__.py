@@ -13,7 +13,7 @@ from rich.console import Console
 
 from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, peers, replay, report
 from multiring.bench.contestants import COLLECTIVES, Api
-from multiring.bench.measure import measure
+from multiring.bench.measure import measure, size_of_buffer
 from multiring.cli.errors import one_line_errors
 from multiring.recording import load
 from multiring.units import count
@@ -45,7 +45,8 @@ def main(
     else:
         contestant.barrier()
         time.sleep(SETTLING_SECONDS)
-        kinds = [(size, kind) for size in wanted for kind in contestant.buffers]
+        rounded = dict.fromkeys(size_of_buffer(nbytes, contestant.world_size) for nbytes in wanted)
+        kinds = [(nbytes, kind) for nbytes in rounded for kind in contestant.buffers]
         figures = [measure(contestant, collective, size, kind, seconds) for size, kind in kinds]
         found = [asdict(figure) for figure in figures]
     if contestant.rank == 0:

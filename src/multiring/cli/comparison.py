@@ -20,7 +20,7 @@ from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
 from multiring.bound import cut_bound
-from multiring.cli.errors import check_output, leave_out
+from multiring.cli.errors import check_output, leave_out, write_output
 from multiring.errors import RendezvousError
 from multiring.models import MODELS
 from multiring.planner import plan
@@ -34,6 +34,9 @@ LEAST_OF_A_RANK = 24 << 20
 """What Python and NumPy take, bytes."""
 
 Collective = Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")]
+Sizes = Annotated[
+    str, typer.Option(help="Sizes of the buffer, all blocks together, rounded up to equal blocks of float32.")
+]
 Launches = Annotated[int, typer.Option(min=1, help="How often each is launched, in turns.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write figures and conditions here.")]
 Plot = Annotated[
@@ -94,6 +97,8 @@ class Comparison:
         check_output("--plot", self.plot)
         if self.plot is not None:
             curves.check(self.plot)
+            if self.json_file is not None and self.json_file.resolve() == self.plot.resolve():
+                raise ValueError(f"--json {self.json_file} and --plot {self.plot} are one file")
 
     def run(self, site: Site) -> None:
         """Measure, print, and write what was asked for."""
@@ -111,7 +116,7 @@ class Comparison:
             found = report.record(
                 [asdict(row) for row in rows], self.peers, collective=self.collective, **_conditions(site)
             )
-            self.json_file.write_text(json.dumps(found, indent=1) + "\n")
+            write_output(self.json_file, json.dumps(found, indent=1) + "\n")
         if self.plot:
             curves.plot(self.plot, rows, title)
 
@@ -163,7 +168,7 @@ class Replay:
                 computing_seconds=self.recording.seconds,
                 **_conditions(site),
             )
-            self.json_file.write_text(json.dumps(found, indent=1) + "\n")
+            write_output(self.json_file, json.dumps(found, indent=1) + "\n")
 
     def _predicted(self, site: Site) -> float | None:
         """Seconds of a step with our plans, by the simulator; None on one host, whose memory it does not know."""

@@ -36,6 +36,14 @@ def check_output(option: str, file: Path | None) -> None:
             raise ValueError(f"{option} {file}: it cannot be made ({error.strerror})") from None
 
 
+def write_output(file: Path, text: str) -> None:
+    """OSError with the file's name, which Python's lacks where the disk is full."""
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
+
+
 def given(context: typer.Context) -> set[str]:
     """The options on the command line, by the names of their parameters."""
     return {

@@ -21,6 +21,7 @@ from multiring.cli.comparison import (
     Replayed,
     Samples,
     Site,
+    Sizes,
     Speed,
     Steps,
     ThroughApi,
@@ -98,7 +99,7 @@ def compare(
         str, typer.Option("--peers", help=f"Which: {', '.join(ON_A_LAB)}.", show_default="those here")
     ] = "",
     collective: Collective = "all_reduce",
-    sizes: Annotated[str, typer.Option(help="Sizes of the buffer, all blocks together.")] = "4KB,256KB,8MB",
+    sizes: Sizes = "4KB,256KB,8MB",
     api: ThroughApi = None,
     launches: Launches = 5,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure each size in a launch.")] = 2.0,

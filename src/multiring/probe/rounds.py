@@ -105,6 +105,10 @@ class _Way:
     group: Group
     outwards: bool
 
+    @property
+    def other(self) -> _Way:
+        return _Way(self.group, not self.outwards)
+
     def flows(self, hosts: int) -> list[Flow]:
         out = [(inside, beyond) for inside in sorted(self.group) for beyond in range(hosts) if beyond not in self.group]
         return out if self.outwards else [flow[::-1] for flow in out]
@@ -186,12 +190,22 @@ def _measured(
 
 
 def _settled(values: dict[_Way, float], hosts: int, seconds: Seconds) -> Survey[dict[_Way, float]]:
-    """The values, where others do not confirm one what passes that way alone and for longer, unless it was held up."""
-    rates = classes.rates(list(values.values()))
-    count = Counter(rates)
-    doubtful = [[way] for way, rate in zip(values, rates, strict=True) if count[rate] < CONFIRMED]
-    again = yield from _measured(doubtful, hosts, seconds, LONG_WINDOW_SECONDS)
+    """The values, and of those in doubt what passes that way alone and for longer, unless it was held up."""
+    again = yield from _measured([[way] for way in _doubtful(values)], hosts, seconds, LONG_WINDOW_SECONDS)
     return values | {way: longer for way, longer in again.items() if longer > MUCH_LOWER * values[way]}
+
+
+def _doubtful(values: Mapping[_Way, float]) -> list[_Way]:
+    """The ways whose values no others confirm, and those that carry less than the same hosts' other way, where that is
+    so with no others: what is measured together may lack what it takes from each other."""
+    rates = dict(zip(values, classes.rates(list(values.values())), strict=True))
+    single = Counter(rates.values())
+    pairs = Counter((rates[way], rates[way.other]) for way in values)
+    return [
+        way
+        for way, rate in rates.items()
+        if single[rate] < CONFIRMED or (rate < rates[way.other] and pairs[rate, rates[way.other]] < CONFIRMED)
+    ]
 
 
 def _sum(rates: Rates, flows: Iterable[Flow]) -> float:
