@@ -133,6 +133,31 @@ WorkHandle start(nb::handle self, std::uint32_t schedule, int collective, std::u
     return {nb::borrow(self), &engine, std::move(work)};
 }
 
+// (address, bytes from block to block, first block, number of blocks)
+using Blocks = std::tuple<std::uint64_t, std::size_t, std::uint32_t, std::uint32_t>;
+
+std::optional<CardBlocks> card_blocks(const std::optional<Blocks>& given) {
+    if (!given) return {};
+    const auto& [at, pitch, first, count] = *given;
+    return CardBlocks{at, pitch, first, count};
+}
+
+WorkHandle start_on_card(nb::handle self, std::uint32_t schedule, int collective, std::size_t count, int dtype, int op,
+                         std::uint32_t root, double timeout, std::uint32_t label, nb::object owner, int device,
+                         std::uintptr_t stream, const std::optional<Blocks>& out, const std::optional<Blocks>& in) {
+    Engine& engine = nb::cast<Engine&>(self);
+    drop_owners(engine);
+    const Call call = make_call(engine, schedule, collective, 0, count, dtype, op, root, timeout, label);
+    const CardBuffer buffer{device, reinterpret_cast<cuda::Stream>(stream), card_blocks(out), card_blocks(in)};
+    std::shared_ptr<Work> work;
+    {
+        const nb::gil_scoped_release nogil;  // the driver may wait for another thread that wants the GIL
+        work = engine.start_on_card(call, buffer, owner.ptr());
+    }
+    owner.release();  // given back through take_owners
+    return {nb::borrow(self), &engine, std::move(work)};
+}
+
 constexpr std::array<std::string_view, 3> wire_names{"same", "bfloat16", "float16"};
 
 Wire narrow_wire(int value) {
@@ -374,6 +399,19 @@ void bind_work(nb::module_& m) {
                 drop_owners(*h.engine);
             },
             "timeout"_a = nb::none())
+        .def(
+            "join",
+            [](const WorkHandle& h, std::uintptr_t stream) {
+                const auto& transfer = h.work->call.transfer;
+                const nb::gil_scoped_release nogil;
+                if (transfer) transfer->join(reinterpret_cast<cuda::Stream>(stream));
+            },
+            "stream"_a)
+        .def_prop_ro("last_stream",
+                     [](const WorkHandle& h) {
+                         const auto& transfer = h.work->call.transfer;
+                         return transfer ? reinterpret_cast<std::uintptr_t>(transfer->last_stream()) : 0;
+                     })
         .def_prop_ro("other", [](const WorkHandle& h) { return h.work->done.is_set() ? h.work->other : any_source; })
         .def_prop_ro("ended",
                      [](const WorkHandle& h) {  // in seconds of time.monotonic()
@@ -426,6 +464,8 @@ void bind_engine(nb::module_& m) {
             "label"_a = 0)
         .def("start", &start, "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
              "timeout"_a, "label"_a = 0, "owner"_a = nb::none())
+        .def("start_on_card", &start_on_card, "schedule"_a, "collective"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
+             "timeout"_a, "label"_a, "owner"_a.none(), "device"_a, "stream"_a, "out"_a.none(), "into"_a.none())
         .def("send", &start_point<Collective::send>, "communicator"_a, "dst"_a, "tag"_a, "pointer"_a, "count"_a,
              "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send))
         .def("recv", &start_point<Collective::recv>, "communicator"_a, "src"_a, "tag"_a, "pointer"_a, "count"_a,

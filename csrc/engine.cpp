@@ -261,6 +261,7 @@ void Engine::add_communicator(std::uint32_t id, std::vector<int> members, std::u
 void Engine::forget(std::uint32_t id) {
     check_owned();
     machine_->forget(id);
+    close_cards_of(id);
 }
 
 std::uint32_t Engine::install(std::uint32_t communicator, std::span<const std::int64_t> table,
@@ -282,19 +283,7 @@ Installed& Engine::installed(std::uint32_t handle) {
 
 // ---- operations ---------------------------------------------------------------------------------------------------
 
-// A caller inside the engine: counted, because shutdown waits for callers.
-class Engine::Inside {
-  public:
-    explicit Inside(Engine& engine) : engine_(engine) { engine_.callers_.fetch_add(1); }
-    ~Inside() { engine_.callers_.fetch_sub(1); }
-    Inside(const Inside&) = delete;
-    Inside& operator=(const Inside&) = delete;
-
-  private:
-    Engine& engine_;
-};
-
-// One that is timed too.
+// A caller inside the engine whose time is counted too.
 class Engine::Timed {
   public:
     Timed(Engine& engine, const Call* call) : inside_(engine), engine_(engine), start_(Clock::now()) {
@@ -754,6 +743,7 @@ std::optional<Failure> Engine::shutdown(double timeout) {
     wake_progress();
     thread_.join();
     while (callers_.load() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    close_cards();
     release_descriptors();
     return unheard;
 }

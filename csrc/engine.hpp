@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -63,6 +64,14 @@ struct Letterbox {
     Engine* engine = nullptr;
 };
 
+// Where the blocks of a call's buffer lie on a card: what is read there, what is written, if anything; and the stream
+// of the caller's on which they are ready.
+struct CardBuffer {
+    int device = 0;
+    cuda::Stream stream = nullptr;
+    std::optional<CardBlocks> out, in;
+};
+
 struct EngineOptions {
     int rank = 0;
     int world_size = 1;
@@ -107,6 +116,8 @@ class Engine final : public Surroundings {
     void run(Call call, const CheckSignals& check_signals);
     std::shared_ptr<Work> start(Call call, void* owner,
                                 std::function<void(const std::optional<Failure>&)> on_done = {});
+    // The same with a buffer on a card: begins after what the caller's stream has queued, and is done when the card is.
+    std::shared_ptr<Work> start_on_card(Call call, const CardBuffer& buffer, void* owner);
     // A message to or from a rank, or from any_source; `call` says which collective (send, recv), buffer, tag and
     // timeout.
     std::shared_ptr<Work> start_point(std::uint32_t communicator, int other, Call call, void* owner);
@@ -143,6 +154,18 @@ class Engine final : public Surroundings {
     bool is_disowned() const { return disowned_.load(std::memory_order_relaxed); }
 
   private:
+    // A caller inside the engine: counted, because shutdown waits for callers.
+    class Inside {
+      public:
+        explicit Inside(Engine& engine) : engine_(engine) { engine_.callers_.fetch_add(1); }
+        ~Inside() { engine_.callers_.fetch_sub(1); }
+        Inside(const Inside&) = delete;
+        Inside& operator=(const Inside&) = delete;
+
+      private:
+        Engine& engine_;
+    };
+
     void wake_progress() override;
     std::string rank_name(int rank) const override;
     const std::string& host(int rank) const override;
@@ -165,9 +188,16 @@ class Engine final : public Surroundings {
     enum class Outcome { finished, out_of_patience, failed };
     Outcome drive(Lane& lane, Spinner& spinner);
     void count_wait(Link* holder, Clock::time_point begin, Clock::time_point end);
-    class Inside;
     class Timed;
     void fail_if_departed(const Work& work);
+
+    // cards.cpp: buffers on cards
+    std::shared_ptr<DeviceQueue> queue_of(const Call& call, int ordinal, std::size_t slot_bytes);
+    bool let_go_of_cards();
+    void drain_cards();
+    bool waits_for_card() const;
+    void close_cards() noexcept;
+    void close_cards_of(std::uint32_t communicator);
 
     // progress.cpp: the progress thread
     void progress();
@@ -180,12 +210,12 @@ class Engine final : public Surroundings {
     void end_idling();
     void take_inbox();
     void sleep();
-    void poll_connections(int timeout_ms);
+    void poll_connections(Clock::duration at_most);
     void watch_data(bool wanted);
     void check_deadlines();
     void excuse(Work& work);
     void check_suspicions();
-    int sleep_at_most_ms();
+    Clock::duration sleep_at_most();
 
     // alive.cpp: the progress thread's watch over the other ranks
     void beat();
@@ -229,6 +259,11 @@ class Engine final : public Surroundings {
     std::vector<void*> owners_;
     std::vector<std::string> reports_;
 
+    std::mutex cards_mutex_;  // the next three, and the order of calls on cards
+    std::map<int, std::shared_ptr<Device>> devices_;
+    std::map<std::pair<std::uint32_t, int>, std::shared_ptr<DeviceQueue>> queues_;  // by communicator and device
+    std::vector<std::shared_ptr<DeviceQueue>> outgrown_;                            // by calls with larger segments
+
     Patience patience_;
     std::atomic<bool> disowned_{false};
     std::atomic<bool> failed_{false};
@@ -247,6 +282,7 @@ class Engine final : public Surroundings {
 
     // the progress thread's own
     std::vector<std::shared_ptr<Work>> works_;
+    std::vector<std::pair<std::shared_ptr<DeviceTransfer>, void*>> leaving_;  // of failed calls, with their owners
     Clock::time_point last_poll_{};
     bool watches_data_ = false;
     std::optional<Clock::time_point> idle_since_;

@@ -54,7 +54,7 @@ void Lane::begin(const Call& call) {
     if (schedule_->departure_count != 0)
         rows = std::clamp<std::size_t>(most_unread / schedule_->departure_count, 1, rows);
     rows_in_use_ = static_cast<std::uint32_t>(std::min<std::size_t>(rows, segment_count_));
-    in_arena_ = bytes >= fewest_bytes_in_place && machine_.arena->contains(call.pointer, bytes);
+    in_arena_ = bytes >= fewest_bytes_in_place && (call.transfer || machine_.arena->contains(call.pointer, bytes));
     streaming_ = bytes >= streaming_bytes;
 
     const std::size_t arrivals = 2 * std::size_t{rows_in_use_} * schedule_->arrival_count;
@@ -100,6 +100,7 @@ void Lane::end() {
     }
     if (tracer_) tracer_->end(began_, finished());
     active_ = false;
+    call_.transfer.reset();
     driven_by_progress.store(false, std::memory_order_relaxed);
     if (!call_.installed->communicator->is_aside())
         machine_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
@@ -187,7 +188,7 @@ bool Lane::advance() {
     if (has_early_.load(std::memory_order_acquire)) take_early();
     for (std::uint32_t segment = base_; segment != next_; ++segment) progressed |= step(segment);
     retire_rows();
-    while (next_ != segment_count_ && next_ - base_ < rows_in_use_ && row_is_clear(next_)) {
+    while (next_ != segment_count_ && next_ - base_ < rows_in_use_ && row_is_clear(next_) && is_here(next_)) {
         rows_[next_ % rows_in_use_] = {next_, 0, false};
         if (tracer_) tracer_->start(next_ % rows_in_use_, next_);
         step(next_++);
@@ -204,7 +205,9 @@ bool Lane::advance() {
 void Lane::retire_rows() {
     const std::uint32_t before = base_;
     while (base_ != next_ && rows_[base_ % rows_in_use_].done) ++base_;
-    if (base_ != before) limit_.store(base_ + 2 * rows_in_use_, std::memory_order_release);
+    if (base_ == before) return;
+    limit_.store(base_ + 2 * rows_in_use_, std::memory_order_release);
+    if (call_.transfer) call_.transfer->complete_below(base_);
 }
 
 bool Lane::row_is_clear(std::uint32_t segment) const {
@@ -549,6 +552,7 @@ void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
         return;
     }
     const bool has_begun = segment != next_;
+    if (!has_begun && !is_here(segment)) return;  // this rank's own card
     const std::size_t departures = schedule_->departure_count;
     if (!has_begun && !row_is_clear(segment))
         return visit_readers(segment % rows_in_use_ * departures, departures, visit);

@@ -40,7 +40,11 @@ class Lane {
 
     // Run what can be run; true if anything was.
     bool advance();
-    bool finished() const { return base_ == segment_count_ && held_.empty(); }
+    bool finished() const {
+        return base_ == segment_count_ && held_.empty() && (!call_.transfer || call_.transfer->has_left());
+    }
+    // Whether the next thing to happen is the card's, which rings no bell.
+    bool waits_for_card() const { return active_ && call_.transfer && (next_ == segment_count_ || !is_here(next_)); }
     const Call& call() const { return call_; }  // the current or last one
     void postpone(Clock::time_point deadline) { call_.deadline = deadline; }
     const Installed& installed() const { return *call_.installed; }
@@ -90,6 +94,7 @@ class Lane {
     void release_staging();
     bool step(std::uint32_t segment);
     bool row_is_clear(std::uint32_t segment) const;
+    bool is_here(std::uint32_t segment) const { return !call_.transfer || call_.transfer->is_filled(segment); }
     void retire_rows();
     bool ready(const Row& row, const Instruction& in) const;
     bool has_left(const Row& row) const;
@@ -120,6 +125,7 @@ class Lane {
         return segment + 1 == segment_count_ ? *last_layout_ : *full_layout_;
     }
     std::byte* address(const Row& row, const Instruction& in, const Extent& extent) const {
+        if (call_.transfer) return call_.transfer->at(row.segment, in.block) + extent.first * itemsize_;
         return call_.pointer + (in.block * call_.count + row.segment * slice_ + extent.first) * itemsize_;
     }
     Arrival& arrival(std::uint32_t segment, std::uint32_t index) const {

@@ -1,5 +1,6 @@
 // The progress thread: drives the operations that no caller drives, watches the connections, and sleeps when there is
 // nothing to do.
+#include <poll.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -12,11 +13,15 @@ namespace {
 
 constexpr auto connection_interval = std::chrono::milliseconds(1);  // between looks at the connections while busy
 constexpr auto telling_delay = std::chrono::milliseconds(100);      // of a wait that is long enough to ask why
-constexpr int longest_sleep_ms = 100, sleep_while_held_back_ms = 1;
+constexpr Clock::duration longest_sleep = std::chrono::milliseconds(100), longest_idle_sleep = std::chrono::seconds(1);
+constexpr Clock::duration sleep_while_held_back = std::chrono::milliseconds(1);
 
-int milliseconds_until(Clock::time_point time, int at_most) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(time - Clock::now());
-    return static_cast<int>(std::clamp<long>(left.count() + 1, 0, at_most));
+// A card rings no bell. Who has waited long may wait a sixteenth longer, but not for more than this.
+constexpr Clock::duration longest_sleep_for_card = std::chrono::microseconds(200);
+constexpr int part_of_wait_for_card = 16;
+
+Clock::duration until(Clock::time_point time, Clock::duration at_most) {
+    return std::clamp<Clock::duration>(time - Clock::now() + std::chrono::milliseconds(1), {}, at_most);
 }
 
 }  // namespace
@@ -36,9 +41,12 @@ void Engine::progress() {
         take_inbox();
         bool active = advance_works();
         active |= drain_links();
-        if (failed_.load(std::memory_order_acquire)) fail_works();
+        if (failed_.load(std::memory_order_acquire)) {
+            fail_works();
+            let_go_of_cards();
+        }
         beat();
-        if (Clock::now() - last_poll_ > connection_interval) poll_connections(0);
+        if (Clock::now() - last_poll_ > connection_interval) poll_connections({});
         if (active) {
             end_idling();
             spinner.restart();
@@ -50,10 +58,11 @@ void Engine::progress() {
         check_suspicions();
         check_deadlines();
         sleep();
-        spinner.restart();
+        if (!waits_for_card()) spinner.restart();
     }
     take_inbox();
     fail_works();
+    drain_cards();
 }
 
 void Engine::take_inbox() {
@@ -157,6 +166,8 @@ void Engine::finish(Work& work, std::optional<Failure> failure) {
         machine_->end(*work.lane, !failure);
     }
     work.failure = std::move(failure);
+    if (work.failure && work.call.transfer)
+        leaving_.emplace_back(work.call.transfer, std::exchange(work.owner, nullptr));
     {
         const std::lock_guard lock(mutex_);
         if (work.owner != nullptr) {
@@ -237,23 +248,25 @@ void Engine::check_suspicions() {
     if (failed_.load(std::memory_order_acquire)) fail_works();
 }
 
-int Engine::sleep_at_most_ms() {
+Clock::duration Engine::sleep_at_most() {
     bool held_back = false;
     for (const auto& link : machine_->attached()) held_back |= !link->flush();
-    if (held_back) return sleep_while_held_back_ms;
+    if (held_back) return sleep_while_held_back;
+    if (waits_for_card()) {
+        const auto waited = Clock::now() - idle_since_.value_or(Clock::now());
+        return std::min(waited / part_of_wait_for_card, longest_sleep_for_card);
+    }
     {
         const std::lock_guard lock(mutex_);
-        if (works_.empty() && suspicions_.empty()) return milliseconds_until(next_beat_, 1000);
+        if (works_.empty() && suspicions_.empty()) return until(next_beat_, longest_idle_sleep);
     }
-    int at_most = milliseconds_until(next_beat_, longest_sleep_ms);
-    for (const auto& work : works_) {
-        at_most = milliseconds_until(work->call.deadline, at_most);
-    }
+    Clock::duration at_most = until(next_beat_, longest_sleep);
+    for (const auto& work : works_) at_most = until(work->call.deadline, at_most);
     return at_most;
 }
 
 void Engine::sleep() {
-    int timeout_ms = sleep_at_most_ms();
+    Clock::duration at_most = sleep_at_most();
     // Peers and other threads ring if they see these flags; what they did before we see now.
     std::uint32_t& sleeping = arena_->header().sleeping;
     asleep_.store(true, std::memory_order_relaxed);
@@ -261,16 +274,22 @@ void Engine::sleep() {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     const bool awake = inbox_.load(std::memory_order_acquire) || stopping_.load(std::memory_order_acquire) ||
                        drain_links() || advance_works();
-    if (awake) timeout_ms = 0;
+    if (awake) at_most = {};
     watch_data(!works_.empty());
-    poll_connections(timeout_ms);
+    poll_connections(at_most);
     asleep_.store(false, std::memory_order_relaxed);
     __atomic_store_n(&sleeping, 0, __ATOMIC_RELAXED);
 }
 
-void Engine::poll_connections(int timeout_ms) {
+void Engine::poll_connections(Clock::duration at_most) {
+    if (at_most > Clock::duration{}) {  // epoll_wait counts in milliseconds
+        pollfd any{epoll_, POLLIN, 0};
+        const auto whole = std::chrono::duration_cast<std::chrono::seconds>(at_most);
+        const timespec timeout{whole.count(), static_cast<long>(std::chrono::nanoseconds(at_most - whole).count())};
+        ppoll(&any, 1, &timeout, nullptr);
+    }
     epoll_event events[16];
-    const int count = epoll_wait(epoll_, events, 16, timeout_ms);
+    const int count = epoll_wait(epoll_, events, 16, 0);
     last_poll_ = Clock::now();
     for (int i = 0; i < count; ++i) {
         const auto watched = static_cast<Watched>(events[i].data.u64 >> 32);

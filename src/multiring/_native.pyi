@@ -142,6 +142,12 @@ class Work:
         """When it was done, in seconds of time.monotonic(); 0 before."""
 
     def error(self) -> BaseException | None: ...
+    def join(self, stream: int) -> None:
+        """Make a stream of a card wait until a call that was started there is done; nothing for other calls."""
+
+    @property
+    def last_stream(self) -> int:
+        """The stream of the card on which the last of such a call is queued; 0 for other calls."""
 
 class Engine:
     def __init__(
@@ -236,6 +242,25 @@ class Engine:
         owner: object = None,
     ) -> Work:
         """The same by the progress thread."""
+
+    def start_on_card(
+        self,
+        schedule: int,
+        collective: int,
+        count: int,
+        dtype: int,
+        op: int,
+        root: int,
+        timeout: float,
+        label: int,
+        owner: object,
+        device: int,
+        stream: int,
+        out: tuple[int, int, int, int] | None,
+        into: tuple[int, int, int, int] | None,
+    ) -> Work:
+        """The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first block,
+        number of blocks), after what ``stream`` has been given; done when the device is."""
 
     def send(
         self,

@@ -16,7 +16,7 @@ def register() -> None:
         import torch.distributed as dist
 
         if dist.is_available():
-            dist.Backend.register_backend("multiring", _create, extended_api=True, devices=["cpu"])
+            dist.Backend.register_backend("multiring", _create, extended_api=True, devices=["cpu", "cuda"])
     except Exception as error:
         logging.getLogger("multiring").warning("torch does not know the backend multiring: %s", error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,32 @@ class Piece:
     def shape(self) -> tuple[int, ...]:
         """Flat."""
         return (self.count,)
+
+
+class CardBlocks(NamedTuple):
+    """Blocks of a buffer on a card: ``blocks`` of them from block ``first`` on, the first at ``pointer``, the others
+    ``pitch`` bytes apart."""
+
+    pointer: int
+    pitch: int
+    first: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class CardBuffer:
+    """A call's buffer on a card, of ``count`` elements a block: what is read of it, and what is written.
+
+    Its elements are ready when ``stream`` has done what it has been given; ``owner`` keeps the memory.
+    """
+
+    owner: Any
+    count: int
+    dtype: str
+    device: int
+    stream: int
+    out: CardBlocks | None
+    into: CardBlocks | None
 
 
 Found = _native.Description | Piece

@@ -24,6 +24,7 @@ from multiring.buffers import (
     OPS,
     OPS_OF,
     PLANNED,
+    CardBuffer,
     Piece,
     all_of,
     check_fit,
@@ -33,7 +34,7 @@ from multiring.buffers import (
     source,
     target,
 )
-from multiring.engine import NativeCalls, Part
+from multiring.engine import CardPart, NativeCalls, Part
 from multiring.env import MOST_BYTES
 from multiring.errors import Mismatch, MultiringError, ResourceError
 from multiring.plans import Plans
@@ -448,12 +449,7 @@ class Communicator:
     ) -> Any:
         """Run or start a plan; where the buffer is blocks, ``piece`` is the first of them."""
         count, dtype = piece.count, piece.dtype
-        if not isinstance(op, str) or op not in OPS:
-            raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
-        if op not in OPS_OF[dtype] and collective in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER):
-            raise ValueError(f"{op} is not defined for {dtype}: it has {', '.join(OPS_OF[dtype])}")
-        blocks = self.size if collective in (_ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL) else 1
-        nbytes = blocks * count * ITEMSIZES[dtype]
+        nbytes = self._checked(collective, count, dtype, op)
         seconds = self._seconds(timeout)
         what = collective, piece.pointer, count, DTYPES[dtype], OPS[op], root, seconds, label
         if self._tuner and (trial := self._tuner.trial(collective, nbytes, root, seconds)):
@@ -470,6 +466,33 @@ class Communicator:
         else:
             self._engine.run(self._plans.handle(collective, nbytes, root, seconds), *what)
         return result if finish is None else finish()
+
+    def start_on_card(
+        self, collective: str, buffer: CardBuffer, op: str = "sum", root: int = 0, *, timeout: float | None = None
+    ) -> CardPart:
+        """Start a collective on blocks that lie on a card; all ranks make the same call, wherever their blocks lie."""
+        code, root = COLLECTIVES[collective], self._rank("root", root)
+        nbytes = self._checked(code, buffer.count, buffer.dtype, op)
+        seconds = self._seconds(timeout)
+        what = code, buffer.count, DTYPES[buffer.dtype], OPS[op], root, seconds, 0, buffer.owner
+        if self._tuner and (trial := self._tuner.trial(code, nbytes, root, seconds)):
+            with trial:
+                part = self._engine.start_on_card(
+                    trial.handle, *what, buffer.device, buffer.stream, buffer.out, buffer.into
+                )
+                trial.started(part)
+                return part
+        handle = self._plans.handle(code, nbytes, root, seconds)
+        return self._engine.start_on_card(handle, *what, buffer.device, buffer.stream, buffer.out, buffer.into)
+
+    def _checked(self, collective: int, count: int, dtype: str, op: str) -> int:
+        """The bytes of all blocks together; ValueError for what cannot be reduced."""
+        if not isinstance(op, str) or op not in OPS:
+            raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
+        if op not in OPS_OF[dtype] and collective in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER):
+            raise ValueError(f"{op} is not defined for {dtype}: it has {', '.join(OPS_OF[dtype])}")
+        blocks = self.size if collective in (_ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL) else 1
+        return blocks * count * ITEMSIZES[dtype]
 
     def _make_native_calls(self) -> NativeCalls | None:
         """Native calls that know no plan yet; they ask for trials too."""

@@ -28,6 +28,19 @@ class Part(Protocol):
     def wait(self, timeout: float | None = None) -> None: ...
 
 
+class CardPart(Part, Protocol):
+    """An operation on a buffer that lies on a card; it is done when the card is."""
+
+    @property
+    def last_stream(self) -> int:
+        """The stream of the card on which the last of it is queued; 0 if nothing is."""
+
+    def join(self, stream: int) -> None:
+        """Make a stream of the card wait until it is done there."""
+
+    def error(self) -> BaseException | None: ...
+
+
 class NativeCalls(Protocol):
     """Calls of a communicator that are made in one step."""
 
@@ -111,6 +124,23 @@ class Engine(Protocol):
         owner: object = None,
         part_of: int = ...,
     ) -> Part: ...
+
+    def start_on_card(
+        self,
+        schedule: int,
+        collective: int,
+        count: int,
+        dtype: int,
+        op: int,
+        root: int,
+        timeout: float,
+        label: int,
+        owner: object,
+        device: int,
+        stream: int,
+        out: tuple[int, int, int, int] | None,
+        into: tuple[int, int, int, int] | None,
+    ) -> CardPart: ...
 
     def empty(self, nbytes: int) -> Any: ...
 

@@ -225,6 +225,12 @@ class Settings:
     )
     init_timeout: float = _knob(120.0, _seconds, "seconds", "time for all ranks to arrive and to find each other")
     arena_bytes: int = _knob(1 << 28, parse_size, "size", "shared memory of a rank: staging and multiring.empty")
+    blocking_wait: bool = _knob(
+        False,
+        _flag,
+        "0 or 1",
+        "the wait of a work on CUDA tensors holds the host until the card is done, and raises what went wrong",
+    )
     spin_seconds: float | None = _knob(
         None,
         _seconds,

@@ -195,6 +195,11 @@ class Engine:
         operation = self._start(schedule, collective, pointer, count, dtype, op, root, timeout, label, owner)
         return self._in_background(operation)
 
+    def start_on_card(self, *_: Any, **__: Any) -> Any:
+        raise ValueError(
+            "the engine over MPI moves tensors of the CPU only: set MULTIRING_ENGINE=native, or hand over tensor.cpu()"
+        )
+
     def send(
         self,
         communicator: int,

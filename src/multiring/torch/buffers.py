@@ -24,8 +24,8 @@ _OPS: dict[Any, str] = {
 }
 
 _USUAL = (torch.Tensor, torch.nn.Parameter)
-_REDUCIBLE = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
-_IN_NUMPY = {dtype for dtype in _REDUCIBLE if not str(dtype).startswith(("torch.bfloat", "torch.float8"))}
+REDUCIBLE = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
+_IN_NUMPY = {dtype for dtype in REDUCIBLE if not str(dtype).startswith(("torch.bfloat", "torch.float8"))}
 
 
 def op_name(op: dist.ReduceOp) -> str:
@@ -52,8 +52,8 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor in the order in which they lie in memory, sharing that memory."""
     if not tensor.is_cpu:
         raise ValueError(
-            f"multiring moves CPU tensors and this one is on {tensor.device}: "
-            "create the group with backend 'nccl' for it, or hand over tensor.cpu()"
+            f"this moves CPU tensors, and one is on {tensor.device}: call torch.distributed with it, where "
+            "multiring moves tensors of CUDA devices too, or hand over tensor.cpu()"
         )
     if tensor.layout != torch.strided:
         raise ValueError(f"multiring moves dense tensors, not {tensor.layout}: hand over tensor.to_dense()")
@@ -87,13 +87,13 @@ def form(tensor: torch.Tensor) -> str:
 def raw(tensor: torch.Tensor) -> Any:
     """The elements for a collective that only moves them: formats unknown to the communicator travel as bytes."""
     elements = flat(tensor)
-    return _shared(elements if elements.dtype in _REDUCIBLE else elements.view(torch.uint8))
+    return _shared(elements if elements.dtype in REDUCIBLE else elements.view(torch.uint8))
 
 
 def reducible(tensor: torch.Tensor) -> Any:
     """The elements for a collective that computes; TypeError for a number format that cannot be reduced."""
-    if tensor.dtype not in _REDUCIBLE:
-        known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _REDUCIBLE))
+    if tensor.dtype not in REDUCIBLE:
+        known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in REDUCIBLE))
         raise TypeError(f"multiring cannot reduce {tensor.dtype}; it knows {known}")
     return _shared(flat(tensor))
 
@@ -107,5 +107,5 @@ def _shared(elements: torch.Tensor) -> Any:
     if elements.is_neg() or elements.is_conj():
         return elements  # the communicator says why it cannot be read
     if type(elements) in _USUAL:
-        return Piece(elements.untyped_storage(), elements.data_ptr(), elements.numel(), _REDUCIBLE[elements.dtype])
+        return Piece(elements.untyped_storage(), elements.data_ptr(), elements.numel(), REDUCIBLE[elements.dtype])
     return elements.numpy() if elements.dtype in _IN_NUMPY else elements

@@ -80,7 +80,7 @@ def _join(settings: Any, options: Options | None) -> rendezvous.World:
 
 
 def _refuse_mixture(frame: FrameType | None) -> None:
-    """ValueError if multiring is to serve one of several kinds of devices.
+    """ValueError if multiring is to serve one of several kinds of devices, and another backend the others.
 
     torch replaces the whole group by ours then, without a word, and what was asked for beside it is lost. What was
     asked for stands in a local variable of torch's function only.
@@ -88,10 +88,12 @@ def _refuse_mixture(frame: FrameType | None) -> None:
     while frame is not None:
         asked = frame.f_locals.get("backend_config")
         if isinstance(asked, dist.distributed_c10d.BackendConfig):
-            if set(asked.get_device_backend_map()) != {"cpu"}:
+            served = asked.get_device_backend_map()
+            if not served.keys() <= {"cpu", "cuda"} or set(served.values()) != {"multiring"}:
                 raise ValueError(
-                    f"backend {str(asked)!r}: multiring serves CPU tensors and cannot share a group with another "
-                    "backend. Use init_process_group('multiring'), and new_group(backend=...) for other devices"
+                    f"backend {str(asked)!r}: multiring serves tensors of the CPU and of CUDA devices, and cannot "
+                    "share a group with another backend. Use init_process_group('multiring'), and "
+                    "new_group(backend=...) for another group"
                 )
             return
         frame = frame.f_back

@@ -32,6 +32,7 @@ from torch.autograd import profiler
 
 from multiring.comm import Communicator
 from multiring.torch.buffers import flat, only, op_name, raw, reducible, single
+from multiring.torch.cuda import CudaCollectives, also_on_cuda
 from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.torch.work import OrderedWatcher, Part, Watcher, Work
@@ -58,6 +59,7 @@ class MultiringGroup(dist.ProcessGroup):
         self._description = ""
         self._collectives = OrderedWatcher()
         self._messages = Watcher()
+        self.on_cuda = CudaCollectives(self)
 
     # --- identity: torch asks a group that has no device backends of its own ---
 
@@ -80,7 +82,7 @@ class MultiringGroup(dist.ProcessGroup):
     _set_group_desc = setGroupDesc
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
-    _device_types = property(lambda self: [torch.device("cpu")])
+    _device_types = property(lambda self: [torch.device("cpu"), torch.device("cuda")][: 1 + torch.cuda.is_available()])
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the time that a collective may take."""
@@ -113,6 +115,7 @@ class MultiringGroup(dist.ProcessGroup):
         return self._allreduce_any(tensors, opts)
 
     @recorded("all_reduce")
+    @also_on_cuda
     def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any) -> Work | None:
         if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
             opts = _with(AllreduceOptions(), reduceOp=opts)
@@ -126,11 +129,13 @@ class MultiringGroup(dist.ProcessGroup):
         return self._work(opts, [self._all_reduce(tensor, opts)], [tensor])
 
     @recorded("all_reduce")
+    @also_on_cuda
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllreduceCoalescedOptions()
         return self._work(opts, [self._all_reduce(tensor, opts) for tensor in tensors], tensors)
 
     @recorded("broadcast")
+    @also_on_cuda
     def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work | None:
         if isinstance(opts, int):
             opts = _with(BroadcastOptions(), rootRank=opts)
@@ -139,17 +144,20 @@ class MultiringGroup(dist.ProcessGroup):
         return self._work(opts, [self._step(opts, self.communicator.broadcast, raw(tensor), opts.rootRank)], [tensor])
 
     @recorded("reduce")
+    @also_on_cuda
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or ReduceOptions()
         x, op = reducible(only(tensors)), op_name(opts.reduceOp)
         return self._work(opts, [self._step(opts, self.communicator.reduce, x, op, opts.rootRank)], tensors)
 
     @recorded("all_gather", argument=1)
+    @also_on_cuda
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllgatherOptions()
         return self._work(opts, [self._all_gather_list(only(outputs), only(inputs), opts)], outputs)
 
     @recorded("all_gather", argument=1)
+    @also_on_cuda
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllgatherOptions()
         of_input = [list(blocks) for blocks in zip(*outputs, strict=True)]
@@ -157,35 +165,35 @@ class MultiringGroup(dist.ProcessGroup):
         return self._work(opts, [self._all_gather_list(blocks, tensor, opts) for blocks, tensor in pairs], outputs)
 
     @recorded("all_gather", argument=1)
+    @also_on_cuda
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         opts = opts or AllgatherOptions()
         return self._work(opts, [self._all_gather(output, input, opts)], [output])
 
     @recorded("all_gather", argument=1)
+    @also_on_cuda
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllgatherOptions()
         pairs = zip(outputs, inputs, strict=True)
         return self._work(opts, [self._all_gather(output, tensor, opts) for output, tensor in pairs], outputs)
 
     @recorded("reduce_scatter", argument=1)
+    @also_on_cuda
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
         opts = opts or ReduceScatterOptions()
         output, blocks = only(outputs), only(inputs)
-        for rank, block in enumerate(blocks):
-            if block.numel() != output.numel() or block.dtype != output.dtype:
-                raise ValueError(
-                    f"reduce_scatter: the input for rank {rank} is {block.numel()} x {block.dtype}, the output "
-                    f"{output.numel()} x {output.dtype}"
-                )
+        self._check_blocks(output, blocks)
         whole = torch.cat([flat(block) for block in blocks])
         return self._work(opts, [self._reduce_scatter(output, whole, opts)], outputs)
 
     @recorded("reduce_scatter", argument=1)
+    @also_on_cuda
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         opts = opts or ReduceScatterOptions()
         return self._work(opts, [self._reduce_scatter(output, input, opts)], [output])
 
     @recorded("reduce_scatter", argument=1)
+    @also_on_cuda
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Work | None:
@@ -194,6 +202,7 @@ class MultiringGroup(dist.ProcessGroup):
         return self._work(opts, [self._reduce_scatter(output, tensor, opts) for output, tensor in pairs], outputs)
 
     @recorded("all_to_all", argument=1)
+    @also_on_cuda
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work | None:
@@ -205,11 +214,13 @@ class MultiringGroup(dist.ProcessGroup):
         return self._work(opts, [self._exchange(outputs, inputs, opts)], [output])
 
     @recorded("all_to_all", argument=1)
+    @also_on_cuda
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or AllToAllOptions()
         return self._work(opts, [self._exchange(outputs, inputs, opts)], outputs)
 
     @recorded("gather", argument=1)
+    @also_on_cuda
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or GatherOptions()
         tensor = only(inputs)
@@ -221,6 +232,7 @@ class MultiringGroup(dist.ProcessGroup):
         return self._work(opts, [Step(parts)], outputs)
 
     @recorded("scatter")
+    @also_on_cuda
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
         opts = opts or ScatterOptions()
         tensor = only(outputs)
@@ -242,14 +254,17 @@ class MultiringGroup(dist.ProcessGroup):
     # --- messages ---
 
     @recorded("send")
+    @also_on_cuda
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
         return Work([self._send(only(tensors), dstRank, tag)], tensors, watcher=self._messages)
 
     @recorded("recv")
+    @also_on_cuda
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
         return Work([self._recv(only(tensors), srcRank, tag)], tensors, watcher=self._messages)
 
     @recorded("recv")
+    @also_on_cuda
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
         return Work([self._recv(only(tensors), None, tag)], tensors, watcher=self._messages)
 
@@ -308,6 +323,23 @@ class MultiringGroup(dist.ProcessGroup):
                 f"{other.numel()} x {other.dtype}"
             )
 
+    def _check_blocks(self, output: Tensor, blocks: Sequence[Tensor]) -> None:
+        """ValueError unless each input of a reduce_scatter is like the output."""
+        for rank, block in enumerate(blocks):
+            if block.numel() != output.numel() or block.dtype != output.dtype:
+                raise ValueError(
+                    f"reduce_scatter: the input for rank {rank} is {block.numel()} x {block.dtype}, the output "
+                    f"{output.numel()} x {output.dtype}"
+                )
+
+    def _check_outputs(self, outputs: Sequence[Tensor], input: Tensor) -> None:
+        """ValueError unless an all_gather has an output of the input's size for each rank."""
+        if len(outputs) != self.size() or any(output.numel() != input.numel() for output in outputs):
+            raise ValueError(
+                f"all_gather needs {self.size()} outputs of {input.numel()} elements, not "
+                f"{[output.numel() for output in outputs]}"
+            )
+
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size()) if rank != self.rank()]
 
@@ -327,11 +359,7 @@ class MultiringGroup(dist.ProcessGroup):
         return self._step(opts, self.communicator.all_gather, raw(input), out=raw(output))
 
     def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> Step:
-        if len(outputs) != self.size() or any(output.numel() != input.numel() for output in outputs):
-            raise ValueError(
-                f"all_gather needs {self.size()} outputs of {input.numel()} elements, not "
-                f"{[output.numel() for output in outputs]}"
-            )
+        self._check_outputs(outputs, input)
         staging = torch.empty(self.size() * input.numel(), dtype=input.dtype)
         step = self._all_gather(staging, input, opts)
 

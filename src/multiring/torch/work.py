@@ -21,6 +21,13 @@ class Part(Protocol):
     def wait(self, timeout: float | None = None) -> Any: ...
 
 
+class Watchable(Protocol):
+    """What a watcher waits for."""
+
+    def exception(self) -> BaseException | None:
+        """Wait and return the error, if any."""
+
+
 class Work(dist.Work):
     """One or more works of the communicator and what remains to be done after them.
 
@@ -35,8 +42,10 @@ class Work(dist.Work):
         finish: Sequence[Callable[[], None]] = (),
         *,
         watcher: Watcher,
+        devices: Sequence[torch.device] = (),
     ) -> None:
         super().__init__()
+        self._devices: list[int | str | torch.device] = [*devices]
         self._parts = parts
         self._result = result
         self._finish = finish
@@ -120,6 +129,11 @@ class Work(dist.Work):
 
     _source_rank = source_rank
 
+    def followed_by(self, step: Callable[[], None], result: list[Any], device: torch.device) -> Work:
+        """This work and a step after it, which writes ``result`` on a device; it takes this one's place."""
+        steps = [*self._finish, step]
+        return Work(self._parts, result, steps, watcher=self._watcher, devices=[device])
+
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the written tensors, which raises the error of a failed work.
 
@@ -129,7 +143,7 @@ class Work(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            completed: torch.futures.Future[None] = torch.futures.Future()
+            completed: torch.futures.Future[None] = torch.futures.Future(devices=self._devices)
             future = self._future = completed.then(lambda _: self.result())
         self._watcher.watch(self, completed)
         return future
@@ -138,7 +152,7 @@ class Work(dist.Work):
 class Watcher:
     """Completes the futures of works that complete by themselves, by one thread for each work."""
 
-    def watch(self, work: Work, completed: torch.futures.Future[None]) -> None:
+    def watch(self, work: Watchable, completed: torch.futures.Future[None]) -> None:
         """Set ``completed`` once ``work`` has succeeded or failed."""
         threading.Thread(target=_complete, args=(work, completed), name="multiring-future", daemon=True).start()
 
@@ -151,13 +165,13 @@ class OrderedWatcher(Watcher):
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Work, torch.futures.Future[None]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Watchable, torch.futures.Future[None]] | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
         self._lock = threading.Lock()
         self._ready = 0  # threads that have the turn or wait for it
         self._closed = False
 
-    def watch(self, work: Work, completed: torch.futures.Future[None]) -> None:
+    def watch(self, work: Watchable, completed: torch.futures.Future[None]) -> None:
         with self._lock:
             closed = self._closed
             if not closed:
@@ -198,6 +212,6 @@ class OrderedWatcher(Watcher):
                 self._ready += 1
 
 
-def _complete(work: Work, completed: torch.futures.Future[None]) -> None:
+def _complete(work: Watchable, completed: torch.futures.Future[None]) -> None:
     work.exception()
     completed.set_result(None)

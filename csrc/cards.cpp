@@ -1,0 +1,100 @@
+// The engine's calls on buffers that lie on cards: how they start, and how they are let go of when the job fails.
+#include <algorithm>
+#include <thread>
+
+#include "engine.hpp"
+
+namespace multiring {
+namespace {
+
+// Other ranks that have not heard of the failure yet may read what is overwritten then.
+constexpr auto abandoning_grace = std::chrono::milliseconds(250);
+// At shutdown, after a failure: a stream of the caller's may never come to where a call of ours waits for it.
+constexpr auto longest_draining = std::chrono::seconds(5);
+
+}  // namespace
+
+std::shared_ptr<DeviceQueue> Engine::queue_of(const Call& call, int ordinal, std::size_t slot_bytes) {
+    auto& queue = queues_[{call.installed->communicator->id, ordinal}];
+    if (queue && slot_bytes <= queue->slot_bytes) return queue;
+    auto& device = devices_[ordinal];
+    if (!device) device = std::make_shared<Device>(ordinal);
+    auto larger = std::make_shared<DeviceQueue>(device, arena_, slot_bytes);
+    if (queue) outgrown_.push_back(std::move(queue));
+    return queue = std::move(larger);
+}
+
+std::shared_ptr<Work> Engine::start_on_card(Call call, const CardBuffer& buffer, void* owner) {
+    const Inside inside(*this);
+    check_can_start(call);
+    const std::size_t item = itemsize(call.dtype), slice = call.installed->schedule->slice_elements(item);
+    const bool is_short = slice >= call.count;
+    const Cut cut{static_cast<std::uint32_t>(call.installed->schedule->blocks), call.count * item,
+                  is_short ? round_up(call.count * item, cache_line) : slice * item};
+    // The order of the calls' numbers is that of their copies.
+    const std::lock_guard lock(cards_mutex_);
+    const auto queue = call.count == 0 ? nullptr : queue_of(call, buffer.device, cut.blocks * cut.slice_bytes);
+    machine_->enter(call, Clock::now());
+    try {
+        if (queue) call.transfer = queue->enqueue(cut, buffer.out, buffer.in, buffer.stream);
+    } catch (const EngineError& error) {  // the other ranks count on this call
+        fail(error.failure);
+        raise(failure_of(call));
+    }
+    auto work = std::make_shared<Work>();
+    work->call = call;
+    work->owner = owner;
+    hand_over(work);
+    return work;
+}
+
+// After a failure: the owners of what the card has left are given back. True when nothing is left on any card.
+bool Engine::let_go_of_cards() {
+    if (leaving_.empty()) return true;
+    {
+        const std::lock_guard lock(mutex_);
+        if (Clock::now() < failed_since_ + abandoning_grace) return false;
+    }
+    std::erase_if(leaving_, [&](const auto& left) {
+        const auto& [transfer, owner] = left;
+        transfer->queue->abandon();
+        if (!transfer->has_left()) return false;
+        if (owner == nullptr) return true;
+        const std::lock_guard lock(mutex_);
+        owners_.push_back(owner);
+        has_owners_.store(true, std::memory_order_relaxed);
+        return true;
+    });
+    return leaving_.empty();
+}
+
+void Engine::drain_cards() {
+    const auto until = Clock::now() + longest_draining;
+    while (!let_go_of_cards() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+bool Engine::waits_for_card() const {
+    return std::any_of(works_.begin(), works_.end(),
+                       [](const auto& work) { return work->lane != nullptr && work->lane->waits_for_card(); }) ||
+           !leaving_.empty();
+}
+
+void Engine::close_cards() noexcept {
+    const std::lock_guard lock(cards_mutex_);
+    for (const auto& [key, queue] : queues_) queue->close();
+    for (const auto& queue : outgrown_) queue->close();
+    queues_.clear();
+    outgrown_.clear();
+    devices_.clear();
+}
+
+void Engine::close_cards_of(std::uint32_t communicator) {
+    const std::lock_guard lock(cards_mutex_);
+    std::erase_if(queues_, [&](const auto& entry) {
+        if (entry.first.first != communicator) return false;
+        entry.second->close();
+        return true;
+    });
+}
+
+}  // namespace multiring

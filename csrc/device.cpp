@@ -1,0 +1,256 @@
+#include "device.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "errors.hpp"
+
+namespace multiring {
+namespace {
+
+constexpr unsigned portable = 1, mapped = 2, non_blocking = 1, no_timing = 2, greater_or_equal = 0;
+constexpr std::size_t most_pitch = (std::size_t{1} << 31) - 1;
+// Copies of fewer bytes leave a card's link idle between them: 4 MB went at 46 GB/s both ways at once, 1 MB at 36.
+constexpr std::size_t usual_chunk_bytes = std::size_t{4} << 20;
+// A short call is cut all the same, or nothing overlaps.
+constexpr std::size_t fewest_chunks = 4, smallest_chunk_bytes = std::size_t{512} << 10;
+
+}  // namespace
+
+Device::Device(int ordinal) : driver(cuda::Driver::get()), ordinal(ordinal) {
+    driver.check(("for device " + std::to_string(ordinal)).c_str(), driver.DeviceGet(&handle_, ordinal));
+    driver.check("for the primary context", driver.DevicePrimaryCtxRetain(&context_, handle_));
+}
+
+Device::~Device() {
+    driver.DevicePrimaryCtxRelease(handle_);
+}
+
+PinnedRange::PinnedRange(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::size_t bytes)
+    : device_(std::move(device)), arena_(std::move(arena)), bytes_(round_up(bytes, page)) {
+    begin_ = static_cast<std::byte*>(arena_->allocate(bytes_));
+    try {
+        arena_->populate(begin_, bytes_);
+        const cuda::Driver& driver = device_->driver;
+        const cuda::Current current(driver, device_->context());
+        driver.check(("to register " + std::to_string(bytes_) + " bytes of shared memory").c_str(),
+                     driver.MemHostRegister(begin_, bytes_, portable | mapped));
+        const cuda::Result result = driver.MemHostGetDevicePointer(&address_, begin_, 0);
+        if (result != 0) driver.MemHostUnregister(begin_);
+        driver.check("where registered memory lies", result);
+    } catch (...) {
+        arena_->release(begin_);
+        throw;
+    }
+}
+
+PinnedRange::~PinnedRange() {
+    try {
+        const cuda::Current current(device_->driver, device_->context());
+        device_->driver.MemHostUnregister(begin_);
+    } catch (const EngineError&) {  // the driver has ended before us, and with it the registration
+    }
+    arena_->release(begin_);
+}
+
+DeviceTransfer::DeviceTransfer(std::shared_ptr<DeviceQueue> of, const Cut& cut) : queue(std::move(of)), cut_(cut) {
+    const std::size_t segment_bytes = cut.blocks * cut.slice_bytes, total = cut.blocks * cut.block_bytes;
+    const std::size_t wanted = std::clamp(total / fewest_chunks, smallest_chunk_bytes, usual_chunk_bytes);
+    const std::size_t fitting = std::max<std::size_t>(1, std::min(wanted, queue->slot_bytes) / segment_bytes);
+    const std::size_t segments = cut.segments();
+    segments_per_chunk_ = static_cast<std::uint32_t>(std::min(fitting, segments));
+    chunks_ = static_cast<std::uint32_t>((segments + segments_per_chunk_ - 1) / segments_per_chunk_);
+    chunk_slice_bytes_ = segments_per_chunk_ * cut.slice_bytes;
+}
+
+DeviceTransfer::~DeviceTransfer() {
+    const std::unique_lock lock(queue->mutex_, std::try_to_lock);  // in a forked child nobody may give it back
+    if (done_ != nullptr && lock) queue->spare_events_.push_back(done_);
+}
+
+bool DeviceTransfer::is_filled(std::uint32_t segment) const {
+    return DeviceQueue::has_passed(queue->counters().filled, first_chunk_ + segment / segments_per_chunk_);
+}
+
+std::byte* DeviceTransfer::at(std::uint32_t segment, std::uint32_t block) const {
+    const std::uint32_t chunk = segment / segments_per_chunk_;
+    return queue->slot(first_chunk_ + chunk) + block * chunk_slice_bytes_ +
+           (segment - chunk * segments_per_chunk_) * cut_.slice_bytes;
+}
+
+void DeviceTransfer::complete_below(std::uint32_t segment) {
+    const std::uint32_t chunks = segment >= cut_.segments() ? chunks_ : segment / segments_per_chunk_;
+    while (completed_ < chunks) queue->complete(first_chunk_ + completed_++);
+}
+
+bool DeviceTransfer::has_left() const {
+    return queue->closed_.load(std::memory_order_acquire) ||
+           DeviceQueue::has_passed(queue->counters().freed, first_chunk_ + chunks_ - 1);
+}
+
+void DeviceTransfer::join(cuda::Stream stream) const {
+    const std::lock_guard lock(queue->mutex_);
+    if (queue->closed_.load(std::memory_order_relaxed)) return;  // all was done before
+    const cuda::Driver& driver = queue->device->driver;
+    const cuda::Current current(driver, queue->device->context());
+    driver.check("to make a stream wait", driver.StreamWaitEvent(stream, done_, 0));
+}
+
+cuda::Stream DeviceTransfer::last_stream() const {
+    return queue->in_;
+}
+
+DeviceQueue::DeviceQueue(std::shared_ptr<Device> of, std::shared_ptr<Arena> arena, std::size_t wanted_slot_bytes)
+    : device(std::move(of)),
+      slot_bytes(round_up(std::max(wanted_slot_bytes, usual_slot_bytes), page)),
+      memory_(std::make_unique<PinnedRange>(device, std::move(arena), page + slots * slot_bytes)) {
+    new (memory_->begin()) Counters{};
+    const cuda::Driver& driver = device->driver;
+    const cuda::Current current(driver, device->context());
+    int least = 0, greatest = 0;
+    driver.check("for priorities", driver.CtxGetStreamPriorityRange(&least, &greatest));
+    // Streams of a high priority share no hardware queue with the usual ones of the caller.
+    driver.check("for a stream", driver.StreamCreateWithPriority(&out_, non_blocking, greatest));
+    driver.check("for a stream", driver.StreamCreateWithPriority(&in_, non_blocking, greatest));
+    driver.check("for an event", driver.EventCreate(&called_, no_timing));
+    // Some virtual cards cannot: better said now than in the middle of a call.
+    cuda::MemoryOperation write[] = {operation(cuda::write_value_32, counters().freed, 0)};
+    driver.check("to write a value to memory when a stream comes to it", driver.StreamBatchMemOp(in_, 1, write, 0));
+}
+
+DeviceQueue::~DeviceQueue() {
+    close();
+}
+
+// What the card may still use stays: streams, events and the memory, until the process ends.
+void DeviceQueue::close() noexcept {
+    const std::lock_guard lock(mutex_);
+    if (closed_.exchange(true)) return;
+    if (!is_idle()) {
+        static_cast<void>(memory_.release());
+        return;
+    }
+    const cuda::Driver& driver = device->driver;
+    try {
+        const cuda::Current current(driver, device->context());
+        for (cuda::Event event : events_) driver.EventDestroy(event);
+        driver.EventDestroy(called_);
+        driver.StreamDestroy(out_);
+        driver.StreamDestroy(in_);
+    } catch (const EngineError&) {  // the driver has ended before us
+    }
+    memory_.reset();
+}
+
+cuda::MemoryOperation DeviceQueue::operation(unsigned kind, const std::uint32_t& counter, std::uint64_t value) const {
+    const unsigned flags = kind == cuda::wait_value_32 ? greater_or_equal : 0;
+    return {kind, memory_->address_of(&counter), static_cast<std::uint32_t>(value), flags, 0, 0};
+}
+
+// Counters go around after 2^32 chunks; nothing is ever half as far ahead.
+bool DeviceQueue::has_passed(const std::uint32_t& counter, std::uint64_t chunk) {
+    const std::uint32_t now = __atomic_load_n(&counter, __ATOMIC_ACQUIRE);
+    return static_cast<std::int32_t>(now - static_cast<std::uint32_t>(chunk + 1)) >= 0;
+}
+
+bool DeviceQueue::is_idle() const {
+    const std::uint64_t enqueued = enqueued_.load(std::memory_order_acquire);
+    return enqueued == 0 || has_passed(counters().freed, enqueued - 1);
+}
+
+// Chunks go back in order, as they are queued on the card; of a later call one may be done before.
+void DeviceQueue::complete(std::uint64_t chunk) {
+    completed_[chunk % slots] = true;
+    while (completed_[ready_ % slots]) completed_[ready_++ % slots] = false;
+    __atomic_store_n(&counters().ready, static_cast<std::uint32_t>(ready_), __ATOMIC_RELEASE);
+}
+
+bool DeviceQueue::abandon() {
+    while (ready_ < enqueued_.load(std::memory_order_acquire) && has_passed(counters().filled, ready_)) {
+        if (!completed_[ready_ % slots]) std::memset(slot(ready_), 0xff, slot_bytes);
+        complete(ready_);
+    }
+    return is_idle();
+}
+
+cuda::Event DeviceQueue::take_event() {
+    const std::lock_guard lock(mutex_);
+    if (spare_events_.empty()) {
+        cuda::Event made = nullptr;
+        device->driver.check("for an event", device->driver.EventCreate(&made, no_timing));
+        events_.push_back(made);
+        return made;
+    }
+    cuda::Event taken = spare_events_.back();
+    spare_events_.pop_back();
+    return taken;
+}
+
+// One copy where the blocks' slices lie a usual distance apart, else one for each block.
+void DeviceQueue::copy(const DeviceTransfer& transfer, std::uint32_t chunk, const CardBlocks& blocks, bool out) {
+    const cuda::Driver& driver = device->driver;
+    const std::size_t done = chunk * transfer.chunk_slice_bytes_;
+    const std::size_t bytes = std::min(transfer.chunk_slice_bytes_, transfer.cut_.block_bytes - done);
+    std::byte* host = slot(transfer.first_chunk_ + chunk) + blocks.first * transfer.chunk_slice_bytes_;
+    if (blocks.count == 1 || blocks.pitch > most_pitch) {
+        for (std::uint32_t i = 0; i < blocks.count; ++i, host += transfer.chunk_slice_bytes_) {
+            const cuda::Address at = blocks.at + i * blocks.pitch + done;
+            driver.check("for a copy", out ? driver.MemcpyDtoHAsync(host, at, bytes, out_)
+                                           : driver.MemcpyHtoDAsync(at, host, bytes, in_));
+        }
+        return;
+    }
+    cuda::Copy2D all{};
+    const cuda::Address at = blocks.at + done;
+    all.source_type = out ? cuda::device_memory : cuda::host_memory;
+    all.target_type = out ? cuda::host_memory : cuda::device_memory;
+    (out ? all.source_device : all.target_device) = at;
+    (out ? all.source_pitch : all.target_pitch) = blocks.pitch;
+    (out ? all.target_pitch : all.source_pitch) = transfer.chunk_slice_bytes_;
+    if (out)
+        all.target_host = host;
+    else
+        all.source_host = host;
+    all.width = bytes;
+    all.height = blocks.count;
+    driver.check("for a copy", driver.Memcpy2DAsync(&all, out ? out_ : in_));
+}
+
+std::shared_ptr<DeviceTransfer> DeviceQueue::enqueue(const Cut& cut, const std::optional<CardBlocks>& out,
+                                                     const std::optional<CardBlocks>& in, cuda::Stream stream) {
+    auto transfer = std::make_shared<DeviceTransfer>(shared_from_this(), cut);
+    const cuda::Driver& driver = device->driver;
+    const cuda::Current current(driver, device->context());
+    transfer->done_ = take_event();
+    const std::uint64_t first = enqueued_.load(std::memory_order_relaxed);
+    transfer->first_chunk_ = first;
+    driver.check("to record an event", driver.EventRecord(called_, stream));
+    driver.check("to wait for an event", driver.StreamWaitEvent(out_, called_, 0));
+    Counters& at = counters();
+    const auto queue = [&](cuda::Stream on, unsigned kind, const std::uint32_t& counter, std::uint64_t value) {
+        cuda::MemoryOperation one = operation(kind, counter, value);
+        driver.check("to wait for a value", driver.StreamBatchMemOp(on, 1, &one, 0));
+    };
+    // What a chunk's copy out waits for is queued before it, that of S chunks before: where the streams share one
+    // queue of the hardware, it is still in an order in which all can be done.
+    const auto send_out = [&](std::uint32_t chunk) {
+        const std::uint64_t number = first + chunk;
+        if (number >= slots) queue(out_, cuda::wait_value_32, at.freed, number - slots + 1);
+        if (out) copy(*transfer, chunk, *out, true);
+        queue(out_, cuda::write_value_32, at.filled, number + 1);
+    };
+    const std::uint32_t chunks = transfer->chunks_, ahead = std::min(chunks, slots / 2);
+    for (std::uint32_t chunk = 0; chunk < ahead; ++chunk) send_out(chunk);
+    for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
+        queue(in_, cuda::wait_value_32, at.ready, first + chunk + 1);
+        if (in) copy(*transfer, chunk, *in, false);
+        queue(in_, cuda::write_value_32, at.freed, first + chunk + 1);
+        if (chunk + ahead < chunks) send_out(chunk + ahead);
+    }
+    driver.check("to record an event", driver.EventRecord(transfer->done_, in_));
+    enqueued_.store(first + chunks, std::memory_order_release);
+    return transfer;
+}
+
+}  // namespace multiring

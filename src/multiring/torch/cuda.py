@@ -1,0 +1,494 @@
+"""Collectives on tensors that lie on a CUDA device.
+
+A collective begins after what the caller's current stream has queued, and the stream that waits for its work goes on
+when the tensors are there; the host waits for neither. The engine moves the elements segment by segment through memory
+that the card's copy engines reach (``csrc/device.hpp``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+from multiring.buffers import CardBlocks, CardBuffer
+from multiring.engine import CardPart
+from multiring.torch.buffers import REDUCIBLE, only, op_name, single
+from multiring.torch.work import Watcher
+
+if TYPE_CHECKING:
+    from multiring.torch.process_group import MultiringGroup
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def also_on_cuda(method: _Method) -> _Method:
+    """A method of the process group that hands calls on CUDA tensors to its namesake of `CudaCollectives`."""
+
+    @functools.wraps(method)
+    def call(self: MultiringGroup, *arguments: Any, **keywords: Any) -> Any:
+        if _lies_on_cuda(arguments):
+            return getattr(self.on_cuda, method.__name__)(*arguments, **keywords)
+        return method(self, *arguments, **keywords)
+
+    return call  # type: ignore[return-value]
+
+
+def _lies_on_cuda(arguments: Sequence[Any]) -> bool:
+    """Whether the tensors do; ValueError where some do and others do not."""
+    devices = {tensor.device.type for tensor in _tensors(arguments)}
+    if devices <= {"cpu"}:
+        return False
+    if devices == {"cuda"}:
+        return True
+    raise ValueError(
+        f"multiring moves tensors of the CPU and of CUDA devices, all of a call on one kind, and these lie on "
+        f"{' and '.join(sorted(devices))}: hand over tensor.cpu() or tensor.cuda()"
+    )
+
+
+def _tensors(arguments: Any) -> list[Tensor]:
+    if isinstance(arguments, Tensor):
+        return [arguments]
+    if isinstance(arguments, list | tuple):
+        return [tensor for argument in arguments for tensor in _tensors(argument)]
+    return []
+
+
+def _external(stream: int, device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+
+
+class CardWork(dist.Work):
+    """Collectives that are queued on a card, and what is queued there after them.
+
+    ``finish`` runs kernels on the stream that brings the results. Errors of the job are raised by every later call, and
+    by `wait` where they are known by then; with ``blocks`` (MULTIRING_BLOCKING_WAIT) `wait` holds the host until the
+    card is done, and raises what went wrong.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[CardPart],
+        result: Any,
+        device: torch.device,
+        finish: Sequence[Callable[[], None]] = (),
+        *,
+        blocks: bool = False,
+        watcher: Watcher,
+    ) -> None:
+        super().__init__()
+        self._parts, self._result, self._device, self._blocks = parts, result, device, blocks
+        self._watcher = watcher
+        self._future: torch.futures.Future[Any] | None = None
+        streams = [part.last_stream for part in parts if part.last_stream]
+        own = _external(streams[-1], device) if streams else torch.cuda.current_stream(device)
+        self._stream = own
+        self._event: torch.cuda.Event | None = None
+        if finish:
+            for part in parts[:-1]:
+                part.join(own.cuda_stream)
+            with torch.cuda.stream(own):
+                for step in finish:
+                    step()
+                self._event = own.record_event()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Make the current stream wait; with a ``timeout`` the host too, and CollectiveTimeout when it is up."""
+        seconds = timeout.total_seconds()
+        for part in self._parts:
+            if self._blocks or seconds > 0:
+                part.wait(seconds if seconds > 0 else None)
+            elif part.done():
+                part.wait()  # it raises what went wrong
+        current = torch.cuda.current_stream(self._device)
+        if self._event is not None:
+            current.wait_event(self._event)
+        else:
+            for part in self._parts:
+                part.join(current.cuda_stream)
+        return True
+
+    def synchronize(self) -> None:
+        """`wait`."""
+        self.wait()
+
+    block_current_stream = synchronize
+
+    def is_completed(self) -> bool:
+        """Whether it succeeded or failed, on the card too."""
+        return all(part.done() for part in self._parts) and (self._event is None or self._event.query())  # type: ignore[no-untyped-call]
+
+    def is_success(self) -> bool:
+        """Whether it is completed without an error."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """The error that is known by now, if any; with ``blocks`` after waiting."""
+        if self._blocks:
+            try:
+                self.wait()
+            except Exception as raised:
+                return raised
+        for part in self._parts:
+            if part.done() and (error := part.error()) is not None:
+                return error
+        return None
+
+    def result(self) -> Any:
+        """The tensors that the collective writes, once the current stream comes to them."""
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        raise RuntimeError("only a receive has a source rank")
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the tensors: complete at once, and who waits for it makes its stream wait, as for NCCL's."""
+        if self._future is None:
+            future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._device])
+            if self._blocks:
+                self._future = future.then(lambda _: self.result())
+                self._watcher.watch(self, future)
+            else:
+                with torch.cuda.stream(self._stream):
+                    self.wait()
+                    future.set_result(self._result)
+                self._future = future
+        return self._future
+
+    def when_known(self, then: Callable[[], None]) -> None:
+        """Call ``then`` now: what follows is the card's."""
+        then()
+
+
+class CudaCollectives:
+    """The methods of `MultiringGroup` for tensors on CUDA devices, by the same names."""
+
+    def __init__(self, group: MultiringGroup) -> None:
+        self._group = group
+
+    # --- over plans: queued on the card ---
+
+    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any) -> Any:
+        if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+            wanted, opts = opts, AllreduceOptions()
+            opts.reduceOp = wanted
+        return self._reduce_all([single(tensors)], opts or AllreduceOptions())
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        return self._reduce_all(tensors, opts or AllreduceCoalescedOptions())
+
+    def _reduce_all(self, tensors: list[Tensor], opts: Any) -> Any:
+        if any(tensor.is_sparse for tensor in tensors):
+            return self._through_host("_allreduce_any", (tensors,), (opts,), inputs=tensors, outputs=tensors)
+        call = _Call(self._group, opts, tensors)
+        for tensor in tensors:
+            call.all_reduce(tensor)
+        return call.work()
+
+    def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Any:
+        if isinstance(opts, int):
+            root, opts = opts, BroadcastOptions()
+            opts.rootRank = root
+        tensor = single(tensors)
+        call = _Call(self._group, opts or BroadcastOptions(), [tensor])
+        call.broadcast(tensor)
+        return call.work()
+
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        call = _Call(self._group, opts or ReduceOptions(), tensors)
+        call.reduce(only(tensors))
+        return call.work()
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        call = _Call(self._group, opts or AllgatherOptions(), outputs)
+        call.all_gather_list(only(outputs), only(inputs))
+        return call.work()
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        call = _Call(self._group, opts or AllgatherOptions(), outputs)
+        for blocks, tensor in zip(zip(*outputs, strict=True), inputs, strict=True):
+            call.all_gather_list(list(blocks), tensor)
+        return call.work()
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        call = _Call(self._group, opts or AllgatherOptions(), outputs)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            call.all_gather(output, tensor)
+        return call.work()
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
+        output, blocks = only(outputs), only(inputs)
+        self._group._check_blocks(output, blocks)
+        return self.reduce_scatter_single_coalesced(outputs, [torch.cat([block.reshape(-1) for block in blocks])], opts)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        call = _Call(self._group, opts or ReduceScatterOptions(), outputs)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            call.reduce_scatter(output, tensor)
+        return call.work()
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
+    ) -> Any:
+        opts = opts or AllToAllOptions()
+        if output_splits or input_splits:
+            splits = (output_splits, input_splits, opts)
+            return self._through_host("all_to_all_single", (output, input), splits, inputs=[input], outputs=[output])
+        call = _Call(self._group, opts, [output])
+        call.all_to_all(output, input)
+        return call.work()
+
+    # --- by messages: copied to the host before, and back when they have come ---
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        opts = opts or AllToAllOptions()
+        return self._through_host("alltoall", (outputs, inputs), (opts,), inputs=inputs, outputs=outputs)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        opts = opts or GatherOptions()
+        return self._through_host("gather", (outputs, inputs), (opts,), inputs=inputs, outputs=_tensors(outputs))
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
+        opts = opts or ScatterOptions()
+        return self._through_host("scatter", (outputs, inputs), (opts,), inputs=_tensors(inputs), outputs=outputs)
+
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Any:
+        return self._through_host("send", (tensors,), (dstRank, tag), inputs=tensors, outputs=[])
+
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Any:
+        return self._through_host("recv", (tensors,), (srcRank, tag), inputs=[], outputs=tensors)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Any:
+        return self._through_host("recv_anysource", (tensors,), (tag,), inputs=[], outputs=tensors)
+
+    def _through_host(
+        self, name: str, tensors: tuple[Any, ...], settings: tuple[Any, ...], *, inputs: Any, outputs: Any
+    ) -> Any:
+        """The group's own method on copies in memory of the host, which wait for the current stream.
+
+        Nothing is queued on the card for what has not come: a stream that waits for a message would hold up kernels
+        that its sender may wait for.
+        """
+        copies: dict[int, Tensor] = {id(tensor): tensor.detach().cpu() for tensor in inputs}
+        for tensor in outputs:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        work = getattr(self._group, name)(*_replaced(tensors, copies), *settings)
+
+        def bring_back() -> None:
+            for tensor in outputs:
+                with torch.no_grad():
+                    tensor.copy_(copies[id(tensor)])
+
+        if work is None:
+            bring_back()
+            return None
+        device = _tensors(tensors)[0].device
+        return work.followed_by(bring_back, list(outputs), device)
+
+
+def _replaced(value: Any, copies: dict[int, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return copies[id(value)]
+    return type(value)(_replaced(item, copies) for item in value)
+
+
+class _Call:
+    """One call of torch: one collective or several, and what is to be done on the card after them."""
+
+    def __init__(self, group: MultiringGroup, opts: Any, result: Any) -> None:
+        self._group, self._opts, self._result = group, opts, result
+        self._device = _tensors(result)[0].device
+        self._stream = torch.cuda.current_stream(self._device)
+        self._parts: list[CardPart] = []
+        self._finish: list[Callable[[], None]] = []
+        self._kept: list[Tensor] = []
+
+    def work(self) -> CardWork | None:
+        """What torch gets. The current stream waits at once where the caller asks for no work."""
+        group = self._group
+        blocks = group.communicator.world.settings.blocking_wait
+        work = CardWork(
+            self._parts, self._result, self._device, self._finish, blocks=blocks, watcher=group._collectives
+        )
+        for tensor in self._kept:  # which `finish` reads or writes when the engine has let go of them
+            tensor.record_stream(work._stream)
+        if not self._opts.asyncOp:
+            work.wait()
+        return work
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        op, x = op_name(self._opts.reduceOp), self._in_place(tensor)
+        whole = op == "avg" and not (x.is_floating_point() or x.is_complex())
+        self._start("all_reduce", x, x.numel(), "sum" if whole else op, 0, _all(x), _all(x))
+        if whole:  # as NCCL averages integers
+            self._finish.append(lambda: _divide(x, self._group.size()))
+            self._kept.append(x)
+        self._bring_back(x, tensor)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        root = self._opts.rootRank
+        x, here = self._in_place(tensor), self._group.rank() == root
+        elements = _bytes(x)
+        blocks = _all(elements)
+        self._start("broadcast", elements, elements.numel(), "sum", root, *((blocks, None) if here else (None, blocks)))
+        if not here:
+            self._bring_back(x, tensor)
+
+    def reduce(self, tensor: Tensor) -> None:
+        root, op = self._opts.rootRank, op_name(self._opts.reduceOp)
+        x, here = self._in_place(tensor), self._group.rank() == root
+        self._start("reduce", x, x.numel(), op, root, _all(x), _all(x) if here else None)
+        if here:
+            self._bring_back(x, tensor)
+
+    def all_gather(self, output: Tensor, input: Tensor) -> None:
+        size, rank = self._group.size(), self._group.rank()
+        self._group._check("all_gather", output, size * input.numel(), input)
+        whole, mine = self._in_place(output, fill=False), input.detach().contiguous()
+        to, origin = _bytes(whole), _bytes(mine)
+        pitch = origin.numel() * origin.element_size()
+        self._start(
+            "all_gather",
+            to,
+            origin.numel(),
+            "sum",
+            0,
+            CardBlocks(origin.data_ptr(), pitch, rank, 1),
+            CardBlocks(to.data_ptr(), pitch, 0, size),
+            mine,
+        )
+        self._bring_back(whole, output)
+
+    def all_gather_list(self, outputs: list[Tensor], input: Tensor) -> None:
+        size = self._group.size()
+        self._group._check_outputs(outputs, input)
+        staging = torch.empty(size * input.numel(), dtype=input.dtype, device=input.device)
+        self.all_gather(staging, input)
+
+        def finish() -> None:
+            with torch.no_grad():
+                for output, block in zip(outputs, staging.chunk(size), strict=True):
+                    output.copy_(block.view(output.shape))
+
+        if input.numel():
+            self._finish.append(finish)
+            self._kept += [staging, *outputs]
+
+    def reduce_scatter(self, output: Tensor, input: Tensor) -> None:
+        size, rank = self._group.size(), self._group.rank()
+        self._group._check("reduce_scatter", input, size * output.numel(), output)
+        x, whole = self._in_place(output, fill=False), input.detach().contiguous()
+        pitch = x.numel() * x.element_size()
+        op = op_name(self._opts.reduceOp)
+        self._start(
+            "reduce_scatter",
+            x,
+            x.numel(),
+            op,
+            0,
+            CardBlocks(whole.data_ptr(), pitch, 0, size),
+            CardBlocks(x.data_ptr(), pitch, rank, 1),
+            whole,
+        )
+        self._bring_back(x, output)
+
+    def all_to_all(self, output: Tensor, input: Tensor) -> None:
+        size = self._group.size()
+        self._group._check("all_to_all", output, input.numel(), input)
+        if input.numel() % size:
+            raise ValueError(f"all_to_all: {input.numel()} elements cannot be cut into {size} equal blocks")
+        to, origin = self._in_place(output, fill=False), input.detach().contiguous()
+        elements = _bytes(to)
+        count = elements.numel() // size
+        pitch = count * elements.element_size()
+        self._start(
+            "all_to_all",
+            elements,
+            count,
+            "sum",
+            0,
+            CardBlocks(origin.data_ptr(), pitch, 0, size),
+            CardBlocks(elements.data_ptr(), pitch, 0, size),
+            origin,
+        )
+        self._bring_back(to, output)
+
+    def _in_place(self, tensor: Tensor, fill: bool = True) -> Tensor:
+        """The tensor, or one whose elements lie in order, which is copied back in the end."""
+        if tensor.layout != torch.strided:
+            raise ValueError(f"multiring moves dense tensors, not {tensor.layout}: hand over tensor.to_dense()")
+        plain = tensor.detach()
+        if plain.is_contiguous() and not plain.is_neg() and not plain.is_conj():
+            return plain
+        return plain.contiguous().resolve_neg().resolve_conj() if fill else plain.new_empty(plain.shape)
+
+    def _bring_back(self, x: Tensor, tensor: Tensor) -> None:
+        if x.data_ptr() == tensor.data_ptr() and x.stride() == tensor.stride():
+            return
+        self._kept += [x, tensor]
+
+        def finish() -> None:
+            with torch.no_grad():
+                tensor.detach().copy_(x)
+
+        self._finish.append(finish)
+
+    def _start(
+        self,
+        collective: str,
+        x: Tensor,
+        count: int,
+        op: str,
+        root: int,
+        out: CardBlocks | None,
+        into: CardBlocks | None,
+        *kept: Tensor,
+    ) -> None:
+        if x.dtype not in REDUCIBLE:
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in REDUCIBLE))
+            raise TypeError(f"multiring cannot reduce {x.dtype}; it knows {known}")
+        owner = (x.untyped_storage(), *(tensor.untyped_storage() for tensor in kept))
+        buffer = CardBuffer(owner, count, REDUCIBLE[x.dtype], x.device.index, self._stream.cuda_stream, out, into)
+        seconds = self._group._seconds(self._opts)
+        self._parts.append(self._group.communicator.start_on_card(collective, buffer, op, root, timeout=seconds))
+
+
+def _divide(x: Tensor, by: int) -> None:
+    x.div_(by, rounding_mode="trunc")
+
+
+def _all(x: Tensor) -> CardBlocks:
+    return CardBlocks(x.data_ptr(), x.numel() * x.element_size(), 0, 1)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """The elements for a collective that only moves them: formats unknown to the communicator travel as bytes."""
+    flat = x.view(-1)
+    return flat if flat.dtype in REDUCIBLE else flat.view(torch.uint8)
