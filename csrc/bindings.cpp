@@ -425,19 +425,20 @@ void bind_work(nb::module_& m) {
 
 void bind_engine(nb::module_& m) {
     nb::class_<Engine>(m, "Engine")
-        .def(nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
-                         std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc,
-                         double heartbeat_timeout, double late_seconds, bool trace) {
-                 auto* engine = new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
-                                            hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds,
-                                            inproc, heartbeat_timeout, late_seconds, trace});
-                 return std::shared_ptr<Engine>(engine, [](Engine* e) {
-                     if (!e->is_disowned()) delete e;
-                 });
-             }),
-             "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
-             "spin_seconds"_a = nb::none(), "inproc"_a = false, "heartbeat_timeout"_a = 30.0, "late_seconds"_a = 30.0,
-             "trace"_a = false)
+        .def(
+            nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
+                        std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc,
+                        double heartbeat_timeout, double late_seconds, bool trace, std::optional<std::size_t> helpers) {
+                auto* engine = new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
+                                           hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds,
+                                           inproc, heartbeat_timeout, late_seconds, trace, helpers});
+                return std::shared_ptr<Engine>(engine, [](Engine* e) {
+                    if (!e->is_disowned()) delete e;
+                });
+            }),
+            "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
+            "spin_seconds"_a = nb::none(), "inproc"_a = false, "heartbeat_timeout"_a = 30.0, "late_seconds"_a = 30.0,
+            "trace"_a = false, "helpers"_a = nb::none())
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)
         .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a)

@@ -7,6 +7,8 @@
 namespace multiring {
 namespace {
 
+// More do not make sums from memory faster.
+constexpr double most_helpers = 4;
 // Other ranks that have not heard of the failure yet may read what is overwritten then.
 constexpr auto abandoning_grace = std::chrono::milliseconds(250);
 // At shutdown, after a failure: a stream of the caller's may never come to where a call of ours waits for it.
@@ -19,9 +21,18 @@ std::shared_ptr<DeviceQueue> Engine::queue_of(const Call& call, int ordinal, std
     if (queue && slot_bytes <= queue->slot_bytes) return queue;
     auto& device = devices_[ordinal];
     if (!device) device = std::make_shared<Device>(ordinal);
+    if (!team_) gather_team();
     auto larger = std::make_shared<DeviceQueue>(device, arena_, slot_bytes);
     if (queue) outgrown_.push_back(std::move(queue));
     return queue = std::move(larger);
+}
+
+// One core runs the segments and one the caller; what a rank has beyond these may help.
+void Engine::gather_team() {
+    const double left = cores_of_a_rank_.load(std::memory_order_relaxed) - 2;
+    const auto threads = static_cast<std::size_t>(std::clamp(left, 0.0, most_helpers));
+    team_ = std::make_unique<Team>(options_.helpers.value_or(threads));
+    if (team_->size() != 0) machine_->team.store(team_.get(), std::memory_order_release);
 }
 
 std::shared_ptr<Work> Engine::start_on_card(Call call, const CardBuffer& buffer, void* owner) {
@@ -73,9 +84,9 @@ void Engine::drain_cards() {
     while (!let_go_of_cards() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-bool Engine::waits_for_card() const {
+bool Engine::needs_polling() const {
     return std::any_of(works_.begin(), works_.end(),
-                       [](const auto& work) { return work->lane != nullptr && work->lane->waits_for_card(); }) ||
+                       [](const auto& work) { return work->lane != nullptr && work->lane->needs_polling(); }) ||
            !leaving_.empty();
 }
 

@@ -244,6 +244,7 @@ void Engine::divide_cores() {
     for (const LocalLink* link : local_links_) CPU_OR(&cores, &cores, &link->arena().header().cores);
     const double local_ranks = static_cast<double>(local_links_.size() + 1);
     const double available = std::min<double>(CPU_COUNT(&cores), cpu_quota().value_or(1e9));
+    cores_of_a_rank_.store(available / local_ranks, std::memory_order_relaxed);
     const double wanted = options_.spin_seconds.value_or(local_ranks <= available ? default_spin : 0);
     patience_.set_spin(seconds(std::min(wanted, longest_spin)));
     const double spare = spare_staging * std::min(1.0, available / local_ranks);
@@ -744,6 +745,8 @@ std::optional<Failure> Engine::shutdown(double timeout) {
     thread_.join();
     while (callers_.load() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     close_cards();
+    machine_->team.store(nullptr, std::memory_order_relaxed);
+    team_.reset();
     release_descriptors();
     return unheard;
 }

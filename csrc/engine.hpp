@@ -80,9 +80,10 @@ struct EngineOptions {
     std::size_t arena_bytes = 0;
     std::optional<double> spin_seconds;
     bool in_process = false;
-    double heartbeat_timeout = 30;  // seconds of silence after which a rank is lost
-    double late_seconds = 30;       // that a call waits before a line says for whom
-    bool trace = false;             // keep what happened when
+    double heartbeat_timeout = 30;         // seconds of silence after which a rank is lost
+    double late_seconds = 30;              // that a call waits before a line says for whom
+    bool trace = false;                    // keep what happened when
+    std::optional<std::size_t> helpers{};  // threads that sum for calls on cards
 };
 
 class Engine final : public Surroundings {
@@ -195,7 +196,8 @@ class Engine final : public Surroundings {
     std::shared_ptr<DeviceQueue> queue_of(const Call& call, int ordinal, std::size_t slot_bytes);
     bool let_go_of_cards();
     void drain_cards();
-    bool waits_for_card() const;
+    bool needs_polling() const;
+    void gather_team();
     void close_cards() noexcept;
     void close_cards_of(std::uint32_t communicator);
 
@@ -263,6 +265,9 @@ class Engine final : public Surroundings {
     std::map<int, std::shared_ptr<Device>> devices_;
     std::map<std::pair<std::uint32_t, int>, std::shared_ptr<DeviceQueue>> queues_;  // by communicator and device
     std::vector<std::shared_ptr<DeviceQueue>> outgrown_;                            // by calls with larger segments
+
+    std::unique_ptr<Team> team_;  // made with the first device
+    std::atomic<double> cores_of_a_rank_{1};
 
     Patience patience_;
     std::atomic<bool> disowned_{false};

@@ -16,6 +16,8 @@ constexpr std::size_t fewest_bytes_in_place = std::size_t{32} << 10;
 constexpr std::size_t fewest_bytes_timed = 1024;
 // Buffers that do not stay in the cache anyway: what is stored goes past it. What is summed is in it, to be read.
 constexpr std::size_t streaming_bytes = std::size_t{4} << 20;
+// The team has it a microsecond after it was posted, in which a core sums a few kilobytes.
+constexpr std::size_t fewest_bytes_shared = std::size_t{64} << 10;
 // A lane whose calls are small stays small.
 constexpr std::size_t most_times_needed = 64;
 
@@ -62,7 +64,12 @@ void Lane::begin(const Call& call) {
         arrivals_ = std::make_unique<Arrival[]>(arrivals);
         arrival_capacity_ = arrivals;
     }
-    rows_.resize(rows_in_use_);
+    rows_.assign(rows_in_use_, Row{});
+    team_ = call.transfer ? machine_.team.load(std::memory_order_acquire) : nullptr;
+    if (team_ != nullptr && rows_in_use_ > shared_capacity_) {
+        shared_ = std::make_unique<Shared[]>(rows_in_use_);
+        shared_capacity_ = rows_in_use_;
+    }
     held_.clear();
     base_ = next_ = 0;
     limit_.store(2 * rows_in_use_, std::memory_order_relaxed);
@@ -91,6 +98,7 @@ void Lane::begin(const Call& call) {
 }
 
 void Lane::end() {
+    if (shared_count_ != 0) wait_for_team();  // the call has failed
     if (finished()) {
         Record& record = call_.installed->record;
         const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - began_);
@@ -189,7 +197,7 @@ bool Lane::advance() {
     for (std::uint32_t segment = base_; segment != next_; ++segment) progressed |= step(segment);
     retire_rows();
     while (next_ != segment_count_ && next_ - base_ < rows_in_use_ && row_is_clear(next_) && is_here(next_)) {
-        rows_[next_ % rows_in_use_] = {next_, 0, false};
+        rows_[next_ % rows_in_use_] = {next_, 0, false, false};
         if (tracer_) tracer_->start(next_ % rows_in_use_, next_);
         step(next_++);
         retire_rows();
@@ -230,10 +238,18 @@ bool Lane::step(std::uint32_t segment) {
         if (tracer_) tracer_->enter(segment % rows_in_use_, in.phase);
         if (in.kind == Instruction::Kind::send) {
             send(row, in, extent);
+        } else if (row.shared) {
+            const Shared& shared = shared_[segment % rows_in_use_];
+            if (!shared.task.is_done()) break;
+            row.shared = false;
+            --shared_count_;
+            give_back(row, in, extent, shared.took);
         } else {
             if (!ready(row, in)) break;
             if (tracer_) tracer_->go_on(segment % rows_in_use_);
-            receive(row, in, extent);
+            if (share(row, in, extent)) return true;
+            const Clock::duration took = combine(row, in, extent, sources_);
+            give_back(row, in, extent, took);
         }
     }
     row.done = row.next == instructions.size() && has_left(row);
@@ -380,44 +396,52 @@ void Lane::announce_window() {
     }
 }
 
-void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) {
+Lane::Arrival& Lane::arrival_of(const Row& row, const Instruction& in, std::uint32_t i) const {
+    return arrival(row.segment, schedule_->messages[in.first_message + i].index);
+}
+
+// Sum or keep what has arrived. A thread of the team may do it, for several rows at once.
+Clock::duration Lane::combine(const Row& row, const Instruction& in, const Extent& extent, Sources& sources) {
     std::byte* destination = address(row, in, extent);
     const std::size_t bytes = message_bytes(in, extent);
     std::optional<Clock::time_point> start;
     if (bytes >= fewest_bytes_timed) start = Clock::now();
-    const auto arrival_of = [&](std::uint32_t i) -> Arrival& {
-        return arrival(row.segment, schedule_->messages[in.first_message + i].index);
-    };
+    const auto data_of = [&](std::uint32_t i) { return arrival_of(row, in, i).data.load(std::memory_order_relaxed); };
+    Link& first = *arrival_of(row, in, 0).from;
     if (in.kind == Instruction::Kind::store) {
-        const std::byte* data = arrival_of(0).data.load(std::memory_order_relaxed);
+        const std::byte* data = data_of(0);
         if (is_narrow(in)) {
             widen(in.wire, reinterpret_cast<float*>(destination), data, extent.count);
         } else if (streaming_ && !in.sent_on) {
             copy_streaming(destination, data, bytes);
-        } else if (in_arena_ && !in.sent_on && arrival_of(0).from->shares_memory()) {
-            copy_paced(destination, data, bytes, arrival_of(0).from->storing);
+        } else if (in_arena_ && !in.sent_on && first.shares_memory()) {
+            copy_paced(destination, data, bytes, first.storing);
         } else {
             copy(destination, data, bytes);
         }
     } else {
-        sources_.clear();
+        sources.clear();
         for (std::uint32_t i = 0; i < in.message_count; ++i) {
-            if (in.has_own && i == in.own_place) sources_.push_back(destination);
-            sources_.push_back(arrival_of(i).data.load(std::memory_order_relaxed));
+            if (in.has_own && i == in.own_place) sources.push_back(destination);
+            sources.push_back(data_of(i));
         }
-        if (in.has_own && in.own_place == in.message_count) sources_.push_back(destination);
+        if (in.has_own && in.own_place == in.message_count) sources.push_back(destination);
         const bool is_plain = !is_narrow(in) && in.rounded == Wire::same;
-        if (in_arena_ && !streaming_ && is_plain && bytes >= Pace::sums.fewest_bytes &&
-            arrival_of(0).from->shares_memory())
-            reduce_paced(in, destination, extent.count, arrival_of(0).from->summing);
+        if (in_arena_ && !streaming_ && is_plain && bytes >= Pace::sums.fewest_bytes && first.shares_memory())
+            reduce_paced(in, destination, extent.count, sources, first.summing);
         else
-            reduce(in, destination, extent.count);
+            reduce(in, destination, extent.count, sources);
     }
-    Clock::duration took{};
-    if (start) took = (Clock::now() - *start) / std::max<std::uint32_t>(in.message_count, 1);
+    return start ? Clock::now() - *start : Clock::duration{};
+}
+
+// What arrived has been read: its senders have it back.
+void Lane::give_back(const Row& row, const Instruction& in, const Extent& extent, Clock::duration took) {
+    const std::size_t bytes = message_bytes(in, extent);
+    took /= std::max<std::uint32_t>(in.message_count, 1);
     for (std::uint32_t i = 0; i < in.message_count; ++i) {
-        Arrival& read = arrival_of(i);
-        if (start && read.from->shares_memory()) read.from->count_busy(took);
+        Arrival& read = arrival_of(row, in, i);
+        if (took.count() != 0 && read.from->shares_memory()) read.from->count_busy(took);
         const Payload payload{read.data.load(std::memory_order_relaxed), read.token};
         read.data.store(nullptr, std::memory_order_release);
         read.from->give_back(payload, bytes);
@@ -425,34 +449,53 @@ void Lane::receive(const Row& row, const Instruction& in, const Extent& extent) 
     gave_back_ = true;
 }
 
+// Let the team do it, if that pays; the row goes on when it has. What came over a socket lies in the caches of the core
+// that read it, and what is made of it is sent by the same core.
+bool Lane::share(Row& row, const Instruction& in, const Extent& extent) {
+    if (team_ == nullptr || message_bytes(in, extent) < fewest_bytes_shared) return false;
+    if (!arrival_of(row, in, 0).from->shares_memory()) return false;
+    Shared& shared = shared_[row.segment % rows_in_use_];
+    shared.task.run = [this, &row, &in, &extent, &shared] { shared.took = combine(row, in, extent, shared.sources); };
+    row.shared = true;
+    ++shared_count_;
+    team_->post(shared.task);
+    return true;
+}
+
+void Lane::wait_for_team() {
+    for (const Row& row : rows_)
+        while (row.shared && !shared_[row.segment % rows_in_use_].task.is_done()) pause();
+    shared_count_ = 0;
+}
+
 double Lane::divisor(const Instruction& in) const {
     return in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->communicator->members.size()) : 1.0;
 }
 
-// Sum `sources_`.
-void Lane::reduce(const Instruction& in, void* destination, std::size_t count) {
+void Lane::reduce(const Instruction& in, void* destination, std::size_t count, const Sources& sources) {
     if (narrows_ && (is_narrow(in) || in.rounded != Wire::same))
-        reduce_narrow(reduction_, static_cast<float*>(destination), sources_, count, divisor(in), in.wire, in.rounded);
+        reduce_narrow(reduction_, static_cast<float*>(destination), sources, count, divisor(in), in.wire, in.rounded);
     else
-        reduction_(destination, sources_.data(), static_cast<int>(sources_.size()), count, divisor(in));
+        reduction_(destination, sources.data(), static_cast<int>(sources.size()), count, divisor(in));
 }
 
-void Lane::reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Pace& pace) {
+void Lane::reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Sources& sources,
+                        Pace& pace) {
     const bool streams = pace.streams();
     const auto start = Clock::now();
     if (!streams) {
-        reduce(in, destination, count);
+        reduce(in, destination, count, sources);
     } else {
         alignas(64) std::byte sums[4096];  // stay in the nearest cache
         const std::size_t most = sizeof sums / itemsize_;
         for (std::size_t first = 0; first < count; first += most) {
             const std::size_t some = std::min(most, count - first);
-            reduction_(sums, sources_.data(), static_cast<int>(sources_.size()), some, divisor(in));
+            reduction_(sums, sources.data(), static_cast<int>(sources.size()), some, divisor(in));
             copy_streaming(destination + first * itemsize_, sums, some * itemsize_);
-            for (const void*& source : sources_) source = static_cast<const std::byte*>(source) + some * itemsize_;
+            for (const void*& source : sources) source = static_cast<const std::byte*>(source) + some * itemsize_;
         }
     }
-    pace.note(streams, sources_.size() * count * itemsize_, Clock::now() - start);
+    pace.note(streams, sources.size() * count * itemsize_, Clock::now() - start);
 }
 
 bool Lane::flush() {

@@ -20,6 +20,7 @@
 
 #include "communicator.hpp"
 #include "reduce.hpp"
+#include "team.hpp"
 #include "trace.hpp"
 #include "wait.hpp"
 
@@ -43,8 +44,10 @@ class Lane {
     bool finished() const {
         return base_ == segment_count_ && held_.empty() && (!call_.transfer || call_.transfer->has_left());
     }
-    // Whether the next thing to happen is the card's, which rings no bell.
-    bool waits_for_card() const { return active_ && call_.transfer && (next_ == segment_count_ || !is_here(next_)); }
+    // Whether what happens next rings no bell: the card's part, or the team's.
+    bool needs_polling() const {
+        return active_ && call_.transfer && (shared_count_ != 0 || next_ == segment_count_ || !is_here(next_));
+    }
     const Call& call() const { return call_; }  // the current or last one
     void postpone(Clock::time_point deadline) { call_.deadline = deadline; }
     const Installed& installed() const { return *call_.installed; }
@@ -71,6 +74,13 @@ class Lane {
         std::uint32_t segment;
         std::uint32_t next;  // instruction
         bool done;
+        bool shared;  // the team is at it
+    };
+    using Sources = std::vector<const void*>;
+    struct Shared {  // of a row with the team
+        Task task;
+        Sources sources;
+        Clock::duration took{};
     };
     struct Arrival {
         std::atomic<const std::byte*> data{nullptr};
@@ -111,7 +121,11 @@ class Lane {
         return {schedule_->messages.data() + in.first_message, in.message_count};
     }
     void send(const Row& row, const Instruction& in, const Extent& extent);
-    void receive(const Row& row, const Instruction& in, const Extent& extent);
+    Arrival& arrival_of(const Row& row, const Instruction& in, std::uint32_t i) const;
+    Clock::duration combine(const Row& row, const Instruction& in, const Extent& extent, Sources& sources);
+    void give_back(const Row& row, const Instruction& in, const Extent& extent, Clock::duration took);
+    bool share(Row& row, const Instruction& in, const Extent& extent);
+    void wait_for_team();
     void take_early();
     void accept_data(const Delivery& delivery);
     bool open();
@@ -152,8 +166,8 @@ class Lane {
         return narrows_ && schedule_->arrival_wires[index] != Wire::same ? bytes / itemsize_ * narrow_bytes : bytes;
     }
     static void copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes, Pace& pace);
-    void reduce(const Instruction& in, void* destination, std::size_t count);
-    void reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Pace& pace);
+    void reduce(const Instruction& in, void* destination, std::size_t count, const Sources& sources);
+    void reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Sources& sources, Pace& pace);
     double divisor(const Instruction& in) const;
     // Whether the send's bytes are read where the caller keeps them, and still are.
     bool is_leaving(const Row& row, const Instruction& in) const;
@@ -178,7 +192,11 @@ class Lane {
     std::atomic<std::uint32_t> limit_{0};
     std::atomic<bool> has_early_{false};
     std::vector<Delivery> early_;
-    std::vector<const void*> sources_;
+    Sources sources_;
+    Team* team_ = nullptr;              // for the current operation, if any
+    std::unique_ptr<Shared[]> shared_;  // by row
+    std::size_t shared_capacity_ = 0;
+    std::uint32_t shared_count_ = 0;  // rows that the team is at
 
     // flow control, where peers do not share memory
     bool bulk_ = false;    // segments wait for grants; otherwise messages use the eager credit

@@ -116,6 +116,7 @@ class Machine final : public Receiver {
     Surroundings& surroundings;
     const std::unique_ptr<Trace> trace;  // nullptr: nobody asked for it
     SpareStaging spare_staging;
+    std::atomic<Team*> team{nullptr};                       // for calls whose buffers lie on cards
     std::atomic<std::uint64_t> calls{0};                    // of any communicator
     std::atomic<std::uint64_t> operations{0}, segments{0};  // of the user's
 

@@ -58,7 +58,7 @@ void Engine::progress() {
         check_suspicions();
         check_deadlines();
         sleep();
-        if (!waits_for_card()) spinner.restart();
+        if (!needs_polling()) spinner.restart();
     }
     take_inbox();
     fail_works();
@@ -252,7 +252,7 @@ Clock::duration Engine::sleep_at_most() {
     bool held_back = false;
     for (const auto& link : machine_->attached()) held_back |= !link->flush();
     if (held_back) return sleep_while_held_back;
-    if (waits_for_card()) {
+    if (needs_polling()) {
         const auto waited = Clock::now() - idle_since_.value_or(Clock::now());
         return std::min(waited / part_of_wait_for_card, longest_sleep_for_card);
     }

@@ -163,6 +163,7 @@ class Engine:
         heartbeat_timeout: float = 30.0,
         late_seconds: float = 30.0,
         trace: bool = False,
+        helpers: int | None = None,
     ) -> None:
         """``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when
         the ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the

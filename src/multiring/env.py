@@ -231,6 +231,13 @@ class Settings:
         "0 or 1",
         "the wait of a work on CUDA tensors holds the host until the card is done, and raises what went wrong",
     )
+    card_threads: int | None = _knob(
+        None,
+        _natural,
+        "count",
+        "threads of a rank that sum and copy for calls on CUDA tensors, beside the one that moves bytes; what its share "
+        "of the cores leaves, 4 at most",
+    )
     spin_seconds: float | None = _knob(
         None,
         _seconds,

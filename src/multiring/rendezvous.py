@@ -454,6 +454,7 @@ def _engine(place: Place, hosts: list[str], settings: env.Settings) -> _native.E
         heartbeat_timeout=settings.heartbeat_timeout,
         late_seconds=settings.late_warning,
         trace=bool(settings.trace),
+        helpers=settings.card_threads,
         inproc=place.world_size == 1,  # private memory: there is nobody to share it with
     )
 

@@ -1,10 +1,11 @@
 """Run torch's own distributed tests over any backend with real processes, one line of JSON per test.
 
-    python tests/frontends/torch_parity.py --backend multiring [test_name ...]
+    python tests/frontends/torch_parity.py --backend multiring [--cuda] [test_name ...]
 
 The tests are those of ``torch.testing._internal.distributed.distributed_test``. Many of them choose what to do by the
 name of the backend, so they are told that it is Gloo: what runs is what Gloo runs, over another default group.
-Each test gets a fresh pair of processes, forked from one that has done nothing but import.
+Each test gets a fresh pair of processes, forked from one that has done nothing but import. With --cuda those are run
+that need a GPU for each rank, and the ranks share one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 WORLD_SIZE = 2
 os.environ.update(BACKEND="gloo", WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1")
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the other check initialises CUDA, which forbids to fork
 warnings.simplefilter("ignore")  # torch's tests try deprecated spellings on purpose
 
 import torch.testing._internal.distributed.distributed_test as suite  # noqa: E402
@@ -56,9 +58,18 @@ class Suite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
         super().run_test(test_name, parent_pipe)
 
 
-def names() -> list[str]:
-    """All tests but those that say by their name that they need a GPU."""
-    return sorted(name for name in dir(Suite) if name.startswith("test_") and not re.search("cuda|gpu|nccl", name))
+def names(cuda: bool) -> list[str]:
+    """All tests but those that say by their name that they need a GPU; or these, and those of data parallelism."""
+    tests = sorted(name for name in dir(Suite) if name.startswith("test_") and "nccl" not in name)
+    if cuda:
+        return [name for name in tests if re.search("cuda|gpu|ddp|DistributedDataParallel", name)]
+    return [name for name in tests if not re.search("cuda|gpu", name)]
+
+
+def share_one_card() -> None:
+    """Let torch's tests find a GPU for each rank, which is the same one."""
+    suite.torch.cuda.device_count = lambda: WORLD_SIZE
+    suite.init_multigpu_helper = lambda world_size, _: {rank: [0] for rank in range(world_size)}
 
 
 def child(rank: int, name: str, file_name: str, pipe: Connection, output: Path) -> None:
@@ -112,10 +123,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", required=True)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds a test may take")
+    parser.add_argument("--cuda", action="store_true", help="the tests that need a GPU, of which there is one")
+    parser.add_argument("--names", action="store_true", help="print the names of the tests, and run none")
     parser.add_argument("tests", nargs="*")
     args = parser.parse_args()
     suite.BACKEND = args.backend
-    for name in args.tests or names():
+    if args.names:
+        print("\n".join(names(args.cuda)))
+        return
+    if args.cuda:
+        share_one_card()
+    for name in args.tests or names(args.cuda):
         print(json.dumps(run(name, args.limit)), flush=True)
 
 

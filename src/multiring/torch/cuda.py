@@ -41,26 +41,27 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 def also_on_cuda(method: _Method) -> _Method:
     """A method of the process group that hands calls on CUDA tensors to its namesake of `CudaCollectives`."""
 
+    name = method.__name__
+
     @functools.wraps(method)
     def call(self: MultiringGroup, *arguments: Any, **keywords: Any) -> Any:
-        if _lies_on_cuda(arguments):
-            return getattr(self.on_cuda, method.__name__)(*arguments, **keywords)
+        if _is_first_on_cuda(arguments):
+            return getattr(self.on_cuda, name)(*arguments, **keywords)
         return method(self, *arguments, **keywords)
 
     return call  # type: ignore[return-value]
 
 
-def _lies_on_cuda(arguments: Sequence[Any]) -> bool:
-    """Whether the tensors do; ValueError where some do and others do not."""
-    devices = {tensor.device.type for tensor in _tensors(arguments)}
-    if devices <= {"cpu"}:
-        return False
-    if devices == {"cuda"}:
-        return True
-    raise ValueError(
-        f"multiring moves tensors of the CPU and of CUDA devices, all of a call on one kind, and these lie on "
-        f"{' and '.join(sorted(devices))}: hand over tensor.cpu() or tensor.cuda()"
-    )
+def _is_first_on_cuda(argument: Any) -> bool | None:
+    """Whether the first tensor of a call is; None where there is none."""
+    if isinstance(argument, Tensor):
+        return argument.is_cuda
+    if isinstance(argument, list | tuple):
+        for item in argument:
+            found = _is_first_on_cuda(item)
+            if found is not None:
+                return found
+    return None
 
 
 def _tensors(arguments: Any) -> list[Tensor]:
@@ -71,8 +72,10 @@ def _tensors(arguments: Any) -> list[Tensor]:
     return []
 
 
-def _external(stream: int, device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+def _current(device: torch.device) -> int:
+    """The address of the current stream; an object for it takes as long as a tenth of a small call."""
+    stream: int = torch._C._cuda_getCurrentRawStream(device.index)
+    return stream
 
 
 class CardWork(dist.Work):
@@ -97,17 +100,22 @@ class CardWork(dist.Work):
         self._parts, self._result, self._device, self._blocks = parts, result, device, blocks
         self._watcher = watcher
         self._future: torch.futures.Future[Any] | None = None
-        streams = [part.last_stream for part in parts if part.last_stream]
-        own = _external(streams[-1], device) if streams else torch.cuda.current_stream(device)
-        self._stream = own
         self._event: torch.cuda.Event | None = None
         if finish:
+            own = self.stream()
             for part in parts[:-1]:
                 part.join(own.cuda_stream)
             with torch.cuda.stream(own):
                 for step in finish:
                     step()
                 self._event = own.record_event()
+
+    def stream(self) -> torch.cuda.Stream:
+        """The stream on which the last of it is queued."""
+        for part in reversed(self._parts):
+            if part.last_stream:
+                return torch.cuda.ExternalStream(part.last_stream, self._device)  # type: ignore[no-untyped-call]
+        return torch.cuda.current_stream(self._device)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Make the current stream wait; with a ``timeout`` the host too, and CollectiveTimeout when it is up."""
@@ -117,12 +125,11 @@ class CardWork(dist.Work):
                 part.wait(seconds if seconds > 0 else None)
             elif part.done():
                 part.wait()  # it raises what went wrong
-        current = torch.cuda.current_stream(self._device)
         if self._event is not None:
-            current.wait_event(self._event)
+            torch.cuda.current_stream(self._device).wait_event(self._event)
         else:
             for part in self._parts:
-                part.join(current.cuda_stream)
+                part.join(_current(self._device))
         return True
 
     def synchronize(self) -> None:
@@ -169,7 +176,7 @@ class CardWork(dist.Work):
                 self._future = future.then(lambda _: self.result())
                 self._watcher.watch(self, future)
             else:
-                with torch.cuda.stream(self._stream):
+                with torch.cuda.stream(self.stream()):
                     self.wait()
                     future.set_result(self._result)
                 self._future = future
@@ -325,7 +332,6 @@ class _Call:
     def __init__(self, group: MultiringGroup, opts: Any, result: Any) -> None:
         self._group, self._opts, self._result = group, opts, result
         self._device = _tensors(result)[0].device
-        self._stream = torch.cuda.current_stream(self._device)
         self._parts: list[CardPart] = []
         self._finish: list[Callable[[], None]] = []
         self._kept: list[Tensor] = []
@@ -338,7 +344,7 @@ class _Call:
             self._parts, self._result, self._device, self._finish, blocks=blocks, watcher=group._collectives
         )
         for tensor in self._kept:  # which `finish` reads or writes when the engine has let go of them
-            tensor.record_stream(work._stream)
+            tensor.record_stream(work.stream())
         if not self._opts.asyncOp:
             work.wait()
         return work
@@ -471,11 +477,16 @@ class _Call:
         into: CardBlocks | None,
         *kept: Tensor,
     ) -> None:
+        if not x.is_cuda or any(not tensor.is_cuda for tensor in kept):
+            raise ValueError(
+                "multiring moves tensors of the CPU and of CUDA devices, all of a call on one kind: hand over "
+                "tensor.cuda() or tensor.cpu()"
+            )
         if x.dtype not in REDUCIBLE:
             known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in REDUCIBLE))
             raise TypeError(f"multiring cannot reduce {x.dtype}; it knows {known}")
         owner = (x.untyped_storage(), *(tensor.untyped_storage() for tensor in kept))
-        buffer = CardBuffer(owner, count, REDUCIBLE[x.dtype], x.device.index, self._stream.cuda_stream, out, into)
+        buffer = CardBuffer(owner, count, REDUCIBLE[x.dtype], x.device.index, _current(x.device), out, into)
         seconds = self._group._seconds(self._opts)
         self._parts.append(self._group.communicator.start_on_card(collective, buffer, op, root, timeout=seconds))
 
