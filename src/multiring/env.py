@@ -235,8 +235,8 @@ class Settings:
         None,
         _natural,
         "count",
-        "threads of a rank that sum and copy for calls on CUDA tensors, beside the one that moves bytes; what its share "
-        "of the cores leaves, 4 at most",
+        "threads of a rank that sum and copy for calls on CUDA tensors, beside the one that moves bytes; what its "
+        "share of the cores leaves, 4 at most",
     )
     spin_seconds: float | None = _knob(
         None,

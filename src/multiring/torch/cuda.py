@@ -33,6 +33,7 @@ from multiring.torch.buffers import REDUCIBLE, only, op_name, single
 from multiring.torch.work import Watcher
 
 if TYPE_CHECKING:
+    from multiring.comm import Communicator
     from multiring.torch.process_group import MultiringGroup
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -493,6 +494,16 @@ class _Call:
 
 def _divide(x: Tensor, by: int) -> None:
     x.div_(by, rounding_mode="trunc")
+
+
+def all_reduce_on_card(communicator: Communicator, x: Tensor, op: str, watcher: Watcher) -> CardWork:
+    """Start to combine contiguous CUDA tensors of all ranks in place."""
+    buffer = CardBuffer(
+        x.untyped_storage(), x.numel(), REDUCIBLE[x.dtype], x.device.index, _current(x.device), _all(x), _all(x)
+    )
+    part = communicator.start_on_card("all_reduce", buffer, op)
+    blocks = communicator.world.settings.blocking_wait
+    return CardWork([part], [x], x.device, blocks=blocks, watcher=watcher)
 
 
 def _all(x: Tensor) -> CardBlocks:

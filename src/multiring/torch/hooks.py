@@ -9,6 +9,7 @@ import multiring
 from multiring import api
 from multiring.comm import Communicator
 from multiring.torch.buffers import reducible
+from multiring.torch.cuda import all_reduce_on_card
 from multiring.torch.work import OrderedWatcher, Work
 from multiring.weights import share
 
@@ -44,8 +45,12 @@ def comm_hook(state: Communicator | Weighted | None, bucket: GradBucket) -> torc
     buffer = bucket.buffer()
     if isinstance(state, Weighted):
         state.scale(bucket)
-        part = multiring.all_reduce(reducible(buffer), "sum", group=state.group, async_op=True)
+        op, group = "sum", state.group
     else:
-        part = multiring.all_reduce(reducible(buffer), "avg", group=state, async_op=True)
-    future = Work([part], [buffer], watcher=_watcher).get_future()
+        op, group = "avg", state
+    if buffer.is_cuda:
+        future = all_reduce_on_card(api.joined(group), buffer, op, _watcher).get_future()
+    else:
+        part = multiring.all_reduce(reducible(buffer), op, group=group, async_op=True)
+        future = Work([part], [buffer], watcher=_watcher).get_future()
     return future.then(lambda done: done.value()[0])
