@@ -98,7 +98,8 @@ def simulate(
     if plot is not None:
         with one_line_errors("simulate"):
             key = (sweep or "").partition("=")[0]
-            plot_efficiency(plot, key, [getattr(point.request, key) for point in points], curves_of(points, names))
+            values = [getattr(point.request, key) for point in points]
+            plot_efficiency(plot, key, values, curves_of(points, names), summary_of(points[-1]))
 
 
 def _show(console: Console, points: Sequence[Point], names: Sequence[str], sweep: str | None, as_json: bool) -> None:
