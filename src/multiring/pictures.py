@@ -14,8 +14,9 @@ SHOWN_ALIKE = 0.0005
 
 def round_ticks(low: float, high: float, most: int = 7) -> list[float]:
     """Round numbers, equally far apart, from one that is not above ``low`` to one that is not below ``high``."""
-    if high <= low:
-        low, high = low - (abs(low) or 1.0) / 100, high + (abs(high) or 1.0) / 100
+    size = max(abs(low), abs(high)) or 1.0
+    if high - low < 1e-6 * size:  # as good as one value
+        low, high = low - size / 100, high + size / 100
     unit = 10.0 ** floor(log10((high - low) / most))
     for factor in (1, 2, 5, 10, 20):
         step = factor * unit

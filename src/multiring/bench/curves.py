@@ -37,7 +37,7 @@ def plot(file: Path, rows: Sequence[Row], title: str) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
-    ends = {}
+    ends: dict[str, tuple[float, float, Any]] = {}
     for name, points in _systems(rows).items():
         width = 2.5 if name.startswith("multiring") else 1.5
         (line,) = axes.plot(*_in_milliseconds(points), marker="o", markersize=4, linewidth=width)
@@ -97,7 +97,7 @@ def _in_milliseconds(points: Sequence[tuple[int, float]]) -> tuple[list[int], li
     return [nbytes for nbytes, _ in points], [1e3 * seconds for _, seconds in points]
 
 
-def label_ends(axes: Any, ends: Mapping[str, tuple[float, float, str]]) -> None:
+def label_ends(axes: Any, ends: Mapping[str, tuple[float, float, Any]]) -> None:
     """Name each line at its last point (x, y, colour), in its colour, none over another; needs the axes' limits."""
     figure = axes.figure
     figure.draw_without_rendering()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from multiring.bench.curves import label_ends, said
-from multiring.pictures import best_and_worst, percent, round_ticks
-from multiring.units import count
+from multiring.pictures import percent, round_ticks
 
 
 def plot_efficiency(
-    file: Path, key: str, values: Sequence[int], curves: Mapping[str, Sequence[float | None]], about: str
+    file: Path, key: str, values: Sequence[int], curves: Mapping[str, Sequence[float | None]], answer: str, about: str
 ) -> None:
     """Draw scaling efficiency over what was swept, a line a strategy; the suffix of the file says its format.
 
-    ``about`` says in a line what is trained where.
+    ``answer`` is the title, and ``about`` says in a line what is trained where.
     """
     import matplotlib
 
@@ -23,7 +23,7 @@ def plot_efficiency(
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    ends = {}
+    ends: dict[str, tuple[float, float, Any]] = {}
     for name, efficiencies in curves.items():
         shown = [(x, 100 * y) for x, y in zip(values, efficiencies, strict=True) if y is not None]
         width = 2.5 if name.startswith("multiring") else 1.5
@@ -39,8 +39,6 @@ def plot_efficiency(
     axes.set_xlabel(key)
     axes.grid(alpha=0.3)
     label_ends(axes, ends)
-    where = f"at {count(values[-1], 'host')}" if key == "hosts" else f"at {key} {values[-1]}"
-    answer = best_and_worst(where, {name: parts[-1] for name, parts in curves.items()})
     said(axes, answer, f"scaling efficiency; {about}")
     figure.savefig(file)
     pyplot.close(figure)

@@ -28,6 +28,7 @@ from multiring.cli.scenario import (
     Speed,
     Strategies,
     TopologyFile,
+    answer_of,
     approximation_of,
     asynchrony_of,
     check_given,
@@ -99,7 +100,8 @@ def simulate(
         with one_line_errors("simulate"):
             key = (sweep or "").partition("=")[0]
             values = [getattr(point.request, key) for point in points]
-            plot_efficiency(plot, key, values, curves_of(points, names), summary_of(points[-1]))
+            last = points[-1]
+            plot_efficiency(plot, key, values, curves_of(points, names), answer_of(last, key), summary_of(last))
 
 
 def _show(console: Console, points: Sequence[Point], names: Sequence[str], sweep: str | None, as_json: bool) -> None:
