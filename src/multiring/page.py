@@ -27,7 +27,10 @@ LONGEST_CELL = 40
 WIDTH = 1100
 """Of every picture, in its own units: the page is as wide."""
 
-ROW, BOX_WIDTH, BOX_HEIGHT = 46, 220, 36
+ROW, BOX_WIDTH, BOX_HEIGHT = 46, 205, 36
+SHORTEST_LINK = 90
+"""Between the boxes of two levels: room for a link's load. A picture of many levels is wider, and shown smaller."""
+
 LONGEST_NAME = 16
 """Letters of a place's name that fit its box beside its level and its ranks."""
 
@@ -52,7 +55,7 @@ caption { text-align: left; font-weight: 600; padding: .3rem 0 }
 th, td { text-align: left; padding: .15rem .9rem .15rem 0; border-bottom: 1px solid #ddd; white-space: nowrap }
 td.long { white-space: normal; min-width: 12rem } td.long, h1, p { overflow-wrap: anywhere }
 pre { background: #f5f5f5; padding: .6rem .8rem; overflow-x: auto } svg { width: 100%; height: auto }
-text { font: 13px system-ui, sans-serif } .small { font-size: 12px; fill: #555 }
+text { font: 12px system-ui, sans-serif } .small { font-size: 11px; fill: #555 }
 """
 
 
@@ -194,14 +197,16 @@ def tree(topology: Topology, prediction: Prediction | None = None) -> str:
     busy = _Busy(topology, prediction)
     inner = tuple(_shown(topology.places, height, topology.levels, busy, 1))
     about = f"{topology.world_size} ranks", "joined by a switch"
-    boxes, rows = _drawn(_Node(about, 0, None, inner), 0.0, (WIDTH - BOX_WIDTH - 2) / (height + 1))
+    column = max((WIDTH - BOX_WIDTH - 2) / (height + 1), BOX_WIDTH + SHORTEST_LINK)
+    boxes, rows = _drawn(_Node(about, 0, None, inner), 0.0, column)
     said = "A box is a place with the rate and latency of the link that leads out of it."
     if prediction and prediction.links:
         said += (
             " The number at a link is the part of the call's time in which it is busy: pale means idle, dark red busy"
             " all the time."
         )
-    return f"<h2>{escape(busy.heading)}</h2>{paragraph(said)}{_svg(WIDTH, ROW * rows, boxes)}"
+    drawn = _svg(column * (height + 1) + BOX_WIDTH + 2, ROW * rows, boxes)
+    return f"<h2>{escape(busy.heading)}</h2>{paragraph(said)}{drawn}"
 
 
 class _Busy:
@@ -295,7 +300,7 @@ def _link(start: tuple[float, float], end: tuple[float, float], busy: float | No
     where = f'x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"'
     if busy is None:
         return [f'<line {where} stroke="#bbb"/>']
-    x, y = (start[i] + 0.72 * (end[i] - start[i]) for i in (0, 1))
+    x, y = (start[i] + 0.65 * (end[i] - start[i]) for i in (0, 1))
     label = f'x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" stroke="#fff" stroke-width="7" paint-order="stroke"'
     return [
         f'<line {where} stroke="{_heat(busy)}" stroke-width="{1.5 + 4 * busy:.1f}"/>',

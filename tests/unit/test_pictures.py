@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -97,3 +98,19 @@ def test_a_benchmark_is_drawn_with_its_answer_and_its_values(tmp_path: Path) -> 
         "bound 3.3 ms",
     }
     assert ends <= set(texts)
+
+
+def test_the_example_writes_its_values_into_its_bars(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "two_racks.py"))["draw"]
+    drawn({"gloo": 0.1156, "multiring": 0.0925, "no communication": 0.0467}, tmp_path / "bars.svg")
+    texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "bars.svg").read_text())
+    values = {
+        "computing 46.7 ms",
+        "waiting 68.9 ms",
+        "waiting 45.8 ms",
+        "115.6 ms, efficiency 40%",
+        "92.5 ms, efficiency 50%",
+    }
+    assert values <= set(texts)
+    assert "A training step takes 92.5 ms over multiring, 115.6 ms over Gloo: 1.25 times as fast" in texts
