@@ -148,6 +148,14 @@ def test_a_sweep_and_its_picture(tmp_path: Path) -> None:
     assert min(ticks) > 80
 
 
+def test_a_picture_of_strategies_without_a_result(tmp_path: Path) -> None:
+    for strategies, said in (("halving,ring", "ring reaches 9"), ("halving", "No strategy has a result on 5 hosts")):
+        picture = tmp_path / f"{strategies}.svg"
+        shown = run(*("--machine", "minsky", "--strategy", strategies, "--sweep", "hosts=3,5", "--plot", str(picture)))
+        assert shown.exit_code == 0, shown.output
+        assert f"<!-- {said}" in picture.read_text()
+
+
 def test_a_sweep_says_where_a_strategy_has_no_result() -> None:
     shown = run("--machine", "minsky", "--strategy", "halving,ring,masters:8", "--sweep", "hosts=2,3,5")
     assert shown.exit_code == 0, shown.output

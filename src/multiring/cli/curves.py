@@ -26,8 +26,9 @@ def plot_efficiency(
     ends: dict[str, tuple[float, float, Any]] = {}
     for name, efficiencies in curves.items():
         shown = [(x, 100 * y) for x, y in zip(values, efficiencies, strict=True) if y is not None]
+        x, y = [each for each, _ in shown], [each for _, each in shown]
         width = 2.5 if name.startswith("multiring") else 1.5
-        (line,) = axes.plot(*zip(*shown, strict=True) or ((), ()), marker="o", markersize=4, linewidth=width)
+        (line,) = axes.plot(x, y, marker="o", markersize=4, linewidth=width)
         if shown:
             ends[f"{name} {percent(shown[-1][1] / 100)}"] = (*shown[-1], line.get_color())
     known = [100 * part for parts in curves.values() for part in parts if part is not None]
