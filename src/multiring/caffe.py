@@ -68,7 +68,7 @@ class Distribution:
             communicator.broadcast(value, label=label("parameters", [part(name, value.shape)]))
             blob.data[...] = value
         outputs = [(name, self._net.blobs[name]) for name in self._net.outputs]
-        # Of a top with axes each element belongs to a sample of this rank, even where there is but one.
+        # Each element of a top with axes belongs to a sample of this rank, even where there is but one.
         scalars = [(name, blob) for name, blob in outputs if blob.data.ndim == 0]
         names = [name for name, _ in [*named, *scalars]]
         # A view is asked for whenever it is needed: Caffe moves a blob's memory when the blob is reshaped.

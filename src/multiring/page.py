@@ -25,7 +25,7 @@ LONGEST_CELL = 40
 """Letters of a cell that is kept in one line."""
 
 WIDTH = 1100
-"""Of every picture, in its own units: the page is as wide."""
+"""Width of every picture, in its own units: the page is as wide."""
 
 ROW, BOX_WIDTH, BOX_HEIGHT = 46, 205, 36
 SHORTEST_LINK = 90
@@ -38,6 +38,9 @@ LONGEST_LABEL = 28
 """Letters of a strategy's name in a picture."""
 
 LABEL_ROW = 16
+
+ALIKE = 0.9
+"""A rank that waits at least this part of what the others wait in the mean is not said to hold them up."""
 
 SECURITY = "default-src 'none'; style-src 'unsafe-inline'"
 """What the browser is told: nothing is to be fetched, and nothing run."""
@@ -143,12 +146,14 @@ def _verdict(ranks: Sequence[Rank]) -> str:
         return "One rank, which waits for nobody"
     slowest = min(ranks, key=lambda rank: rank.waiting)
     others = [rank.waiting for rank in ranks if rank is not slowest]
-    if max(others) == slowest.waiting:
-        return f"All ranks waited alike, {duration(slowest.waiting)}"
-    mean = duration(sum(others) / len(others))
+    mean = sum(others) / len(others)
+    if slowest.waiting >= ALIKE * mean:
+        return (
+            f"No rank holds up the others: each waited {duration(slowest.waiting)} to {duration(max(others))} in calls"
+        )
     return (
         f"The others wait for rank {slowest.rank} on {slowest.host}: it waited {duration(slowest.waiting)} in calls, "
-        f"they {mean} in the mean"
+        f"they {duration(mean)} in the mean"
     )
 
 
@@ -210,8 +215,10 @@ def tree(topology: Topology, prediction: Prediction | None = None) -> str:
 
 
 class _Busy:
-    """For which part of a call the link of each place is busy. A load stands for all places that are like its own: of
-    the same level and link, around as many ranks."""
+    """The part of a call in which the link of each place is busy.
+
+    A load stands for all places that are like its own: of the same level and link, around as many ranks.
+    """
 
     def __init__(self, topology: Topology, prediction: Prediction | None) -> None:
         self._whole = prediction.seconds if prediction else 0.0

@@ -93,6 +93,22 @@ def test_each_link_has_the_colour_and_the_number_of_its_load() -> None:
     assert " %" not in page.tree(topology)
 
 
+def test_ranks_that_wait_alike_are_not_blamed() -> None:
+    ranks = [page.Rank(r, "a", 2.0, 1.0 + r / 100) for r in range(4)]
+    shown = words(parsed(page.of_job("a job", Topology.flat([4]), [], ranks)))
+    assert "No rank holds up the others: each waited 1 s to 1.03 s in calls" in shown
+
+
+def test_links_have_room_in_a_picture_of_many_levels() -> None:
+    drawn = page.tree(machine("two-sites").topology(8))
+    lengths = [float(b) - float(a) for a, b in re.findall(r'x1="([\d.]+)" y1="[\d.]+" x2="([\d.]+)"', drawn)]
+    assert len(lengths) == 2 + 2 + 8 + 8
+    assert min(lengths) >= page.SHORTEST_LINK - 0.1
+    (width,) = re.findall(r'viewBox="0 0 (\d+)', drawn)
+    right = max(float(x) + float(w) for x, w in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="(\d+)"', drawn))
+    assert right <= float(width)
+
+
 def test_colours_go_from_pale_to_dark() -> None:
     found = [page._heat(part) for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
     assert (found[0], found[-1]) == ("#fee08b", "#a50026")
@@ -131,7 +147,7 @@ def test_a_running_job_writes_its_page(tmp_path: Path) -> None:
     assert "3 ranks on 1 host " in shown
     assert "mean of 3 calls here of 1.144 MB" in shown
     assert ": broadcast" in shown
-    assert "The others wait for rank " in shown or "All ranks waited alike" in shown
+    assert "The others wait for rank " in shown or "No rank holds up the others" in shown
 
 
 def test_a_simulation_is_written(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from multiring.pictures import apart
 from multiring.units import duration, size
 
 LABEL_POINTS = 13
-"""Of height that a label takes at the end of a line."""
+"""Height of a label at the end of a line."""
 
 TITLE_LETTERS, SUBTITLE_LETTERS = 78, 105
-"""That fit a line of a picture's width."""
+"""Letters that fit a line of a picture's width."""
 
 
 def check(file: Path) -> None:
@@ -73,7 +73,7 @@ def answer(rows: Sequence[Row]) -> str:
 
 
 def _fastest(rows: Sequence[Row]) -> Row:
-    """Of private buffers, which the peers have too, where these were measured."""
+    """The fastest call on private buffers, which the peers have too, where these were measured."""
     private = [row for row in rows if row.buffer == "private"] or rows
     return min(private, key=lambda row: (not row.peers, row.seconds))
 
