@@ -35,6 +35,10 @@ SOLVER = (
 WITH_IDS = """
 layer {{ name: "samples" type: "Input" top: "id" input_param {{ shape {{ dim: {count} }} }} }}
 """
+NORMAL = NET.replace(
+    'layer {{ name: "tanh"',
+    'layer {{ name: "normal" type: "BatchNorm" bottom: "hidden" top: "normal" }}\nlayer {{ name: "tanh"',
+).replace('type: "TanH" bottom: "hidden"', 'type: "TanH" bottom: "normal"')
 ALIKE = NET.replace('"hidden" type', '"dense" type').replace('"score" type', '"dense" type')
 
 mr.init()
@@ -187,6 +191,22 @@ def steps_before() -> None:
         single.step(1)
         parts.step(1)
     assert_alike(parts, single)
+
+
+def running_means() -> None:
+    """They are each rank's own, and no reason to refuse a solver that is distributed once more, as after a loss."""
+    made = solver(np.arange(10 * RANK, 10 * RANK + 10), RANK, NORMAL)
+    means = made.net.params["normal"][0]
+    distribute(made)
+    made.step(2)
+    seen = mr.all_gather(np.array(means.data))
+    assert (seen[0] != seen[1]).any()
+    distribute(made)
+    np.testing.assert_array_equal(means.data, seen[0])
+    made.step(1)
+    for blob in parameters(made)[:2]:
+        everybody = mr.all_gather(np.array(blob.data))
+        assert (everybody == everybody[0]).all()
 
 
 def by_hand() -> None:

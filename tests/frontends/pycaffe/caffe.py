@@ -9,7 +9,7 @@ It has what `multiring.caffe`, its tests and its example touch, with Caffe's sem
 - callbacks come between the backward pass and the update, and are never deleted;
 - all ranks write a snapshot to the same file; an empty batch ends the process by SIGFPE.
 
-Layers: Input, InnerProduct, TanH, SoftmaxWithLoss. Solver: SGD at a fixed rate.
+Layers: Input, InnerProduct, BatchNorm, TanH, SoftmaxWithLoss. Solver: SGD at a fixed rate.
 """
 
 from __future__ import annotations
@@ -159,6 +159,31 @@ class TanH(_Layer):
         self.bottoms[0].diff[...] = self.tops[0].diff * (1 - self.tops[0].data ** 2)
 
 
+class BatchNorm(_Layer):
+    """Of each column; its parameters are sums of means and variances, and how many were added, all fading."""
+
+    FADING, EPSILON = np.float32(0.999), np.float32(1e-5)
+
+    def setup(self, text: dict[str, list]) -> None:
+        columns = self.bottoms[0].data.shape[1]
+        self.blobs = [_Blob((columns,)), _Blob((columns,)), _Blob((1,))]
+
+    def forward(self) -> None:
+        values = self.bottoms[0].data
+        mean, variance, count = values.mean(0), values.var(0), len(values)
+        self.deviation = np.sqrt(variance + self.EPSILON)
+        added = (mean, variance * count / max(1, count - 1), np.float32(1))
+        for blob, each in zip(self.blobs, added, strict=True):
+            blob.data[...] = self.FADING * blob.data + each
+        self.tops[0].reshape(*values.shape)
+        self.tops[0].data[...] = (values - mean) / self.deviation
+
+    def backward(self) -> None:
+        normal, diff = self.tops[0].data, self.tops[0].diff
+        centred = diff - diff.mean(0) - normal * (diff * normal).mean(0)
+        self.bottoms[0].diff[...] = centred / self.deviation
+
+
 class SoftmaxWithLoss(_Layer):
     def forward(self) -> None:
         scores, labels = self.bottoms[0].data, self.bottoms[1].data.astype(int)
@@ -176,7 +201,7 @@ class SoftmaxWithLoss(_Layer):
         self.bottoms[0].diff[...] = gradient / len(labels)
 
 
-KINDS = {kind.__name__: kind for kind in (Input, InnerProduct, TanH, SoftmaxWithLoss)}
+KINDS = {kind.__name__: kind for kind in (Input, InnerProduct, BatchNorm, TanH, SoftmaxWithLoss)}
 
 
 class _Net:
