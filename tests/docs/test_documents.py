@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -125,3 +126,23 @@ def _plain(text: str) -> str:
 def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_two_machines_without_ssh(tmp_path: Path) -> None:
+    """The commands of README.md that make the secret and use it, with this machine as both."""
+    (block,) = (block.text for block in BLOCKS if block.document.name == "README.md" and "--host-index 0" in block.text)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    lines = [
+        line.partition(" #")[0].rstrip() for line in block.replace("alpha:29400", f"127.0.0.1:{port}").splitlines()
+    ]
+    make, copy, export, *starts = lines
+    assert copy.startswith("scp -p ~/.multiring-secret ")
+    (tmp_path / "train.py").write_text(
+        "import multiring as mr\nmr.init()\nprint('rank', mr.rank(), 'of', mr.world_size())\nmr.barrier()\n"
+    )
+    jobs = " & ".join(starts)
+    printed = run(f"set -e; export HOME=$PWD; {make}; stat -c %a .multiring-secret; {export}; {jobs}; wait", tmp_path)
+    assert printed.startswith("600\n")
+    assert {f"rank {rank} of 4" for rank in range(4)} <= set(re.findall(r"rank \d of \d", printed))

@@ -17,6 +17,13 @@ def test_uneven_ranks_train_what_one_process_trains(ranks: int) -> None:
     succeeds("caffe_ranks.py", "training", "reshaping", "mistakes", ranks=ranks, **CAFFE)
 
 
+@pytest.mark.parametrize(
+    "what", ["outputs_with_axes", "layers_of_one_name", "freed", "steps_before", "running_means", "by_hand"]
+)
+def test_what_caffe_does_otherwise(what: str) -> None:
+    succeeds("caffe_ranks.py", what, ranks=2, **CAFFE)
+
+
 def test_the_others_are_told_of_a_killed_rank() -> None:
     done = job("caffe_ranks.py", "loss_of_a_rank", ranks=3, **CAFFE)
     assert done.returncode != 0

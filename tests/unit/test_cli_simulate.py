@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -137,7 +138,22 @@ def test_a_sweep_and_its_picture(tmp_path: Path) -> None:
     assert [row[0] for row in rows[1:]] == ["1", "2", "4"]
     efficiencies = [float(row[1].rstrip("%")) for row in rows[1:]]
     assert efficiencies == sorted(efficiencies, reverse=True)
-    assert "</svg>" in picture.read_text()
+    texts = re.findall(r"<!-- (.*?) -->", picture.read_text())  # matplotlib draws letters, and says which
+    assert any(text.startswith(("multiring reaches 9", "ring reaches 9")) for text in texts)
+    ends = [
+        f"{name} {row[column].rstrip('%')} %" for row in rows[-1:] for column, name in ((1, "multiring"), (2, "ring"))
+    ]
+    assert set(ends) <= set(texts)
+    ticks = [float(text.rstrip("% ")) for text in texts if re.fullmatch(r"[\d.]+ %", text)]
+    assert min(ticks) > 80
+
+
+def test_a_picture_of_strategies_without_a_result(tmp_path: Path) -> None:
+    for strategies, said in (("halving,ring", "ring reaches 9"), ("halving", "No strategy has a result on 5 hosts")):
+        picture = tmp_path / f"{strategies}.svg"
+        shown = run(*("--machine", "minsky", "--strategy", strategies, "--sweep", "hosts=3,5", "--plot", str(picture)))
+        assert shown.exit_code == 0, shown.output
+        assert f"<!-- {said}" in picture.read_text()
 
 
 def test_a_sweep_says_where_a_strategy_has_no_result() -> None:

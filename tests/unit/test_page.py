@@ -63,12 +63,14 @@ def test_a_job_has_its_tree_its_plans_and_its_slowest_rank() -> None:
     choice = replace(planner.choose(topology, "all_reduce", 8 * MB), measured=Measured(4, 32 * MB, 2.0))
     ranks = [page.Rank(r, topology.hosts[r], 2.0, 1.5 if r != 3 else 0.1) for r in range(topology.world_size)]
     root = parsed(page.of_job("<eight> & more", topology, [choice], ranks))
-    assert root.findtext("body/h1") == "<eight> & more"
+    assert root.findtext("body/h1") == (
+        f"The others wait for rank 3 on {topology.hosts[3]}: it waited 100 ms in calls, they 1.5 s in the mean"
+    )
     shown = words(root)
+    assert "<eight> & more" in shown
     assert f"Plan {choice.plan.id}: all_reduce" in shown
     assert "measured   500 ms, mean of 4 calls" in shown
     assert "cut bound" in shown
-    assert f"Rank 3 on {topology.hosts[3]} waited least" in shown
     tree = next(root.iter("{http://www.w3.org/2000/svg}svg"))
     texts = [text.text for text in tree.iter("{http://www.w3.org/2000/svg}text")]
     for host in dict.fromkeys(topology.hosts):
@@ -78,17 +80,47 @@ def test_a_job_has_its_tree_its_plans_and_its_slowest_rank() -> None:
     assert boxes == lines + 1
 
 
-def test_links_of_the_busiest_level_stand_out() -> None:
+def test_each_link_has_the_colour_and_the_number_of_its_load() -> None:
     topology = two_racks()
-    links = planner.choose(topology, "all_reduce", 8 * MB).chosen.prediction.links
-    assert 'stroke="#c00000"' in page.tree(topology, links)
-    assert 'stroke="#c00000"' not in page.tree(topology)
+    prediction = planner.choose(topology, "all_reduce", 8 * MB).chosen.prediction
+    parts = {load.level: load.seconds / prediction.seconds for load in prediction.links}
+    assert parts["rack"] > parts["host"] > parts["rank"]
+    drawn = page.tree(topology, prediction)
+    for level, alike in (("rack", 2), ("host", 4), ("rank", 4)):  # the ranks of a host are one
+        assert drawn.count(f'stroke="{page._heat(parts[level])}"') == alike
+        assert drawn.count(f">{100 * parts[level]:.0f} %</text>") == alike
+    assert f"the 2 racks&#x27; links are busiest, {100 * parts['rack']:.0f} % of the time" in drawn
+    assert " %" not in page.tree(topology)
+
+
+def test_ranks_that_wait_alike_are_not_blamed() -> None:
+    ranks = [page.Rank(r, "a", 2.0, 1.0 + r / 100) for r in range(4)]
+    shown = words(parsed(page.of_job("a job", Topology.flat([4]), [], ranks)))
+    assert "No rank holds up the others: each waited 1 s to 1.03 s in calls" in shown
+
+
+def test_links_have_room_in_a_picture_of_many_levels() -> None:
+    drawn = page.tree(machine("two-sites").topology(8))
+    lengths = [float(b) - float(a) for a, b in re.findall(r'x1="([\d.]+)" y1="[\d.]+" x2="([\d.]+)"', drawn)]
+    assert len(lengths) == 2 + 2 + 8 + 8
+    assert min(lengths) >= page.SHORTEST_LINK - 0.1
+    (width,) = re.findall(r'viewBox="0 0 (\d+)', drawn)
+    right = max(float(x) + float(w) for x, w in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="(\d+)"', drawn))
+    assert right <= float(width)
+
+
+def test_colours_go_from_pale_to_dark() -> None:
+    found = [page._heat(part) for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert (found[0], found[-1]) == ("#fee08b", "#a50026")
+    greens = [int(colour[3:5], 16) for colour in found]
+    assert greens == sorted(greens, reverse=True)
+    assert len(set(greens)) == 5
 
 
 def test_many_places_are_counted_and_not_drawn() -> None:
     drawn = page.tree(Topology.flat([4] * 100))
     assert f"and {100 - page.SHOWN_PLACES} more" in drawn
-    assert drawn.count("<rect") == 1 + page.SHOWN_PLACES + 1
+    assert drawn.count("<rect") == 1 + 2 * page.SHOWN_PLACES + 1
 
 
 def test_curves_leave_out_what_is_not_known() -> None:
@@ -96,6 +128,14 @@ def test_curves_leave_out_what_is_not_known() -> None:
     assert drawn.count("<circle") == 5
     heights = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawn)]
     assert heights[0] < heights[1]  # 50 % stands lower than 100 %
+    for label in ("50.0 % ring", "80.0 % multiring"):
+        assert f">{label}</text>" in drawn
+
+
+def test_near_values_fill_the_picture() -> None:
+    drawn = page.curves("efficiency", "hosts", [1, 2], {"ring": [0.991, 0.986], "multiring": [0.992, 0.9905]})
+    heights = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawn)]
+    assert max(heights) - min(heights) > 200
 
 
 def test_a_running_job_writes_its_page(tmp_path: Path) -> None:
@@ -107,7 +147,7 @@ def test_a_running_job_writes_its_page(tmp_path: Path) -> None:
     assert "3 ranks on 1 host " in shown
     assert "mean of 3 calls here of 1.144 MB" in shown
     assert ": broadcast" in shown
-    assert "waited least" in shown
+    assert "The others wait for rank " in shown or "No rank holds up the others" in shown
 
 
 def test_a_simulation_is_written(tmp_path: Path) -> None:
@@ -116,7 +156,17 @@ def test_a_simulation_is_written(tmp_path: Path) -> None:
     done = multiring("report", str(file), *options)
     assert done.returncode == 0, done.stderr
     root = parsed(file.read_text())
-    assert root.findtext("body/h1") == "resnet50 on minsky"
+    first = re.fullmatch(
+        r"(\w+) reaches (9\d\.\d) % efficiency on 4 hosts, (\w+) (9\d\.\d) %", root.findtext("body/h1") or ""
+    )
+    assert first
+    assert {first[1], first[3]} == {"ring", "multiring"}
+    assert float(first[2]) >= float(first[4])
+    assert [h.text for h in root.iter("h2")].count(first[0]) == 1  # the sweep ends there
+    bars = next(root.iter("{http://www.w3.org/2000/svg}svg"))
+    lengths = [float(rect.attrib["width"]) for rect in bars.iter("{http://www.w3.org/2000/svg}rect")]
+    values = [float(v) for v in re.findall(r"([\d.]+) ms of [\d.]+ ms, efficiency", words(bars))]
+    assert lengths[0] / lengths[1] == pytest.approx(values[0] / values[1], rel=0.01)
     assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
     assert "16 ranks" in words(root)
     assert "multiring" in words(root)

@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ const seen = {
     texts: all(svg, "text").map(text => [text.textContent, box(text)]),
     boxes: all(svg, "rect").map(box),
     curves: all(svg, "polyline").length,
-    red: all(svg, 'line[stroke="#c00000"]').length,
+    links: all(svg, "line[stroke-width]").map(line => line.getAttribute("stroke")),
   })),
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
 };
@@ -83,7 +85,7 @@ def opened(file: Path, profile: Path) -> dict[str, Any]:
         assert min(table["size"]) > 20
     for picture in seen["pictures"]:
         width, height = picture["size"]
-        assert picture["shown"][0] > 200
+        assert picture["shown"][0] > 1000  # as wide as the page
         assert picture["shown"][1] > 30
         for text, (left, top, right, bottom) in picture["texts"]:
             assert left >= 0, text
@@ -109,15 +111,18 @@ def test_a_job(tmp_path: Path) -> None:
     file.write_text(page.of_job("8 < 9 & <b>more</b>", topology, [choice], ranks))
     seen = opened(file, tmp_path / "profile")
     assert seen["title"] == "8 < 9 & <b>more</b>"
-    assert seen["headings"][0] == "8 < 9 & <b>more</b>"
+    assert seen["headings"][0].startswith(f"The others wait for rank 3 on {name.format(1)}: it waited 100 ms")
     assert f"Plan {choice.plan.id}: all_reduce" in seen["headings"]
     assert [row[1:] for row in table_of(seen, "time in collectives")][4] == [name.format(1), "2 s", "100 ms"]
     assert len(table_of(seen, "phases")) == 1 + len(choice.plan.phases)
     (tree,) = seen["pictures"]
-    assert tree["red"] == 2  # both uplinks, which are the busiest
-    assert len(tree["boxes"]) == 1 + 2 + 4
+    assert len(tree["boxes"]) == 1 + 2 + 4 + 4
+    assert sorted(Counter(tree["links"]).values()) == [2, 4, 4]  # uplinks, cards and ranks are not equally busy
+    loads = [text for text, _ in tree["texts"] if re.fullmatch(r"\d+ %", text)]
+    assert sorted(Counter(loads).values()) == [2, 4, 4]
     for text, (left, _, right, _) in tree["texts"]:
-        assert any(box[0] <= left and right <= box[2] for box in tree["boxes"]), f"{text} does not fit its box"
+        is_inside = any(box[0] <= left and right <= box[2] for box in tree["boxes"])
+        assert is_inside != (text in loads), f"{text} does not fit its box"
 
 
 def test_a_simulation(tmp_path: Path) -> None:
@@ -129,15 +134,21 @@ def test_a_simulation(tmp_path: Path) -> None:
     assert written.exit_code == 0, written.output
     seen = opened(file, tmp_path / "profile")
     assert seen["title"] == "resnet50 on minsky"
+    assert re.match(r"multiring reaches 9\d\.\d % efficiency on 4 hosts, \w+ 9\d\.\d %$", seen["headings"][0])
     rows = table_of(seen, "a training step by each strategy")
     assert [row[0] for row in rows] == ["strategy", "ring", "halving", "multiring"]
     assert all(90 < float(row[3].rstrip("%")) < 100 for row in rows[1:])
-    tree, curves = seen["pictures"]
-    assert len(tree["boxes"]) == 1 + 4
-    assert tree["red"] == 4  # the cards are alike
+    bars, curves, tree = seen["pictures"]
+    assert len(bars["boxes"]) == 3
+    assert len(tree["boxes"]) == 1 + 4 + 4
+    assert list(Counter(tree["links"]).values()) == [4, 4]  # the cards are alike, and the ranks
     assert curves["curves"] == 3
     texts = [text for text, _ in curves["texts"]]
-    assert {"ring", "halving", "multiring", "1", "2", "4", "8", "hosts", "90 %", "100 %"} <= set(texts)
+    assert {"1", "2", "4", "8", "hosts", "98 %"} <= set(texts)
+    for name in ("ring", "halving", "multiring"):
+        assert any(re.fullmatch(rf"9\d\.\d % {name}", text) for text in texts)
+    labels = sorted(place[1] for text, place in curves["texts"] if re.fullmatch(r"9\d\.\d % \w+", text))
+    assert all(below - above > 10 for above, below in pairwise(labels))
 
 
 def test_long_names_and_notes_leave_the_page_as_wide_as_the_window(tmp_path: Path) -> None:

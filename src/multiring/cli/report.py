@@ -20,6 +20,7 @@ from multiring.cli.scenario import (
     Speed,
     Strategies,
     TopologyFile,
+    answer_of,
     approximation_of,
     asynchrony_of,
     check_given,
@@ -30,8 +31,10 @@ from multiring.cli.scenario import (
     summary_of,
     swept,
 )
+from multiring.pictures import percent
 from multiring.recording import buckets
 from multiring.simulate.training import BUCKET_BYTES
+from multiring.strategies.compare import Result
 
 
 def register(app: typer.Typer) -> None:
@@ -74,13 +77,22 @@ def _page(point: Point, points: list[Point], names: list[str], key: str) -> str:
     curve = ""
     if points:
         values = [getattr(each.request, key) for each in points]
-        curve = page.curves(f"Scaling efficiency over {key}", key, values, curves_of(points, names))
+        curve = page.curves(answer_of(points[-1], key), key, values, curves_of(points, names))
     where = point.request.machine or Path(point.request.topology or "").stem
     about = [summary_of(point), f"The plan below is that of the largest bucket of gradients, {units.size(nbytes)}."]
     for line in filter(None, (asynchrony_of([point]), approximation_of([point, *points]))):
         about.append(f"{line[0].upper()}{line[1:]}.")
     title = f"{training.recording.name} on {where}"
-    return page.of_simulation(title, training.topology, choice, _results(point), curve, about)
+    bars = [page.Bar(result.strategy, result.exposed, _said(result)) for result in point.results]
+    answer = answer_of(point, "hosts")
+    return page.of_simulation(title, answer, training.topology, choice, bars, _results(point), curve, about)
+
+
+def _said(result: Result) -> str:
+    """What stands at the end of a strategy's bar."""
+    if result.seconds is None:
+        return ""
+    return f"{exposed_of(result)} of {units.precise_duration(result.seconds)}, efficiency {percent(result.efficiency)}"
 
 
 def _results(point: Point) -> explain.Table:

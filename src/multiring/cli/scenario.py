@@ -19,6 +19,7 @@ from multiring.cli.errors import given, leave_out
 from multiring.cost import NATIVE
 from multiring.machines import MACHINES, machine
 from multiring.models import MODELS, model
+from multiring.pictures import best_and_worst
 from multiring.recording import Recording
 from multiring.simulate.spread import slowest, slowness
 from multiring.strategies import ASYNCHRONOUS, strategy
@@ -185,6 +186,14 @@ def summary_of(point: Point) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+def answer_of(point: Point, key: str) -> str:
+    """Which strategy is how efficient at a point of a sweep of ``key``, in a sentence."""
+    hosts = len(set(point.training.topology.hosts))
+    where = f"on {units.count(hosts, 'host')}" if key == "hosts" else f"at {key} {getattr(point.request, key)}"
+    results = {result.strategy: result for result in point.results}
+    return best_and_worst(where, {name: r.efficiency if r.seconds is not None else None for name, r in results.items()})
 
 
 def approximation_of(points: Sequence[Point]) -> str:

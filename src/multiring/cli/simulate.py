@@ -28,6 +28,7 @@ from multiring.cli.scenario import (
     Speed,
     Strategies,
     TopologyFile,
+    answer_of,
     approximation_of,
     asynchrony_of,
     check_given,
@@ -98,7 +99,9 @@ def simulate(
     if plot is not None:
         with one_line_errors("simulate"):
             key = (sweep or "").partition("=")[0]
-            plot_efficiency(plot, key, [getattr(point.request, key) for point in points], curves_of(points, names))
+            values = [getattr(point.request, key) for point in points]
+            last = points[-1]
+            plot_efficiency(plot, key, values, curves_of(points, names), answer_of(last, key), summary_of(last))
 
 
 def _show(console: Console, points: Sequence[Point], names: Sequence[str], sweep: str | None, as_json: bool) -> None:

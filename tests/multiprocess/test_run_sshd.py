@@ -1,0 +1,99 @@
+"""``multiring run`` over OpenSSH itself: a server on loopback, with keys of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin")
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(SSHD is None, reason="no sshd here: apt-get install openssh-server"),
+]
+
+PROGRAM = """
+import numpy as np
+import multiring as mr
+
+mr.init()
+x = np.arange(3) * (mr.rank() + 1)
+mr.all_reduce(x)
+print("rank", mr.rank(), "of", mr.world_size(), "has", x.tolist())
+mr.shutdown()
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[Path]:
+    """What ssh needs to log in to ``beta``, which is this machine."""
+    for name in ("user", "host"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "sshd").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\n"
+        "StrictModes no\nUsePAM no\nPasswordAuthentication no\nPidFile none\n"
+    )
+    (tmp_path / "ssh").write_text(
+        f"Host beta\n HostName 127.0.0.1\n Port {port}\n IdentityFile {tmp_path}/user\n"
+        f" StrictHostKeyChecking accept-new\n UserKnownHostsFile {tmp_path}/known\n"
+    )
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # where root's sshd keeps what it trusts least
+    server = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(tmp_path / "sshd")], stderr=subprocess.PIPE, text=True)
+    try:
+        _wait_for(port, server)
+        yield tmp_path / "ssh"
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=30)
+
+
+def _wait_for(port: int, server: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 30
+    while time.monotonic() < until and server.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    server.kill()
+    pytest.fail(f"sshd does not serve: {server.communicate()[1]}")
+
+
+def run(config: Path, hosts: str, python: Path) -> subprocess.CompletedProcess[str]:
+    program = config.with_name("train.py")
+    program.write_text(PROGRAM)
+    options = ["--no-summary", "--ssh", f"ssh -F {config}", "--python", str(python), "-H", hosts]
+    command = [sys.executable, "-m", "multiring", "run", *options, str(program)]
+    return subprocess.run(command, cwd=config.parent, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("hosts", ["beta:2", "localhost:1,beta:1"])
+def test_ranks_are_started_by_ssh(config: Path, hosts: str) -> None:
+    python = config.with_name("python")  # what a login finds of this test's own environment
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={":".join(filter(None, sys.path))} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = run(config, hosts, python)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 has [0, 3, 6]" in done.stdout
+
+
+def test_a_host_without_multiring_is_named(config: Path) -> None:
+    python = config.with_name("python")
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    done = run(config, "beta:2", python)
+    assert done.returncode != 0
+    assert "host beta: ssh has ended: exit code 1; install multiring" in done.stderr
