@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from multiring import env
+from multiring import env, pet
 from multiring.errors import RendezvousError, ResourceError
-from multiring.net import listen
+from multiring.net import interfaces, listen
 from multiring.store import Client, JobStore, Server, TorchStore
 
 SLURM_PORTS = range(20000, 30000)
@@ -31,10 +31,25 @@ SLURM_CHOICES = 8
 REPORT = "multiring-report"
 """The name of the memory behind MULTIRING_REPORT_FD."""
 
+LOOPBACKS = {"localhost", "127.0.0.1", "::1"}
+"""Names of this host, of which one or the other may stand for nothing."""
+
 DRAIN_SECONDS = 10.0
 MIN_SECRET = 16
 
-_inherited: dict[int, bytes] = {}  # a descriptor can be read once, init called again
+
+@dataclass(frozen=True)
+class _Taken:
+    """A secret that was read from a descriptor, which can be read once, while init may be called again."""
+
+    descriptor: int
+    file: tuple[int, int]
+    """What holds the descriptor's number since then."""
+    job: tuple[str, tuple[str, ...]]
+    secret: bytes
+
+
+_taken: _Taken | None = None
 
 
 @dataclass(frozen=True)
@@ -86,12 +101,19 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
 
 
 def _refuse_half(environ: Mapping[str, str]) -> None:
-    """RANK or a WORLD_SIZE above 1 alone: whoever set it did not mean a world of one."""
+    """RANK or a WORLD_SIZE above 1 alone, or hosts or ranks of torchrun: whoever set it did not mean a world of one."""
     rank, size = environ.get("RANK"), environ.get("WORLD_SIZE")
     if (rank is None) != (size is None) and size != "1":
         raise ValueError(
             f"RANK={rank} and WORLD_SIZE={size}: set both, and MASTER_ADDR and MASTER_PORT, or neither (this process "
             "is then alone), or start by `multiring run`, which does"
+        )
+    several = pet.read(environ).several
+    if several and rank is None:
+        raise ValueError(
+            f"{several} asks for more than one rank, and nothing says which of them this process is: start it by "
+            "`multiring run train.py`, which reads the variables PET_*, or by torchrun; unset them for a process that "
+            "is alone"
         )
 
 
@@ -290,7 +312,9 @@ def _served_by_rank_zero(
                 why = "not allowed to this user" if error.forbidden else "occupied"
                 raise ResourceError(f"{origin} is {why} on this host: {remedy}") from None
             stack.enter_context(_server(server, settings))
-            hosts, ports = ["localhost"], range(server.port, server.port + 1)
+            hosts, ports = interfaces.loopbacks(), range(server.port, server.port + 1)
+        elif set(hosts) <= LOOPBACKS:  # this host may have the other one only
+            hosts = interfaces.loopbacks()
         addresses = [(host, port) for port in ports for host in hosts]
         yield stack.enter_context(_client(addresses, secret, job, settings, sought=len(ports) > 1))
 
@@ -394,7 +418,7 @@ def given_secret(launch: env.Launch) -> bytes | None:
     """The secret that a launcher or the user gave, None if neither did; RendezvousError if it cannot be read."""
     if launch.secret_fd is not None:
         origin = f"MULTIRING_SECRET_FD={launch.secret_fd}"
-        secret = _inherited.get(launch.secret_fd) or _read_descriptor(launch.secret_fd, origin)
+        secret = _from_descriptor(launch.secret_fd, (launch.job, launch.store), origin)
     elif launch.secret_file:
         origin = f"MULTIRING_SECRET_FILE={launch.secret_file}"
         try:
@@ -426,11 +450,41 @@ def report(blames: int | None, account: Mapping[str, Any] | None = None) -> None
         os.pwrite(descriptor, json.dumps({"blames": blames, "account": account}).encode(), 0)
 
 
-def _read_descriptor(descriptor: int, origin: str) -> bytes:
+def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: str) -> bytes:
+    """The secret that a descriptor yields, or yielded before if it still is the same one."""
+    global _taken
+    known = _taken if _taken is not None and _taken.descriptor == descriptor else None
     try:
-        with os.fdopen(descriptor, "rb") as file:
-            secret = file.read().strip()
+        if known is not None and _file(descriptor) == known.file:
+            return known.secret
+        secret = _drain(descriptor)
     except OSError as error:
+        if known is not None and known.job == job:  # the program has closed it
+            return known.secret
         raise RendezvousError(f"{origin}: {error.strerror}; a launcher must let it be inherited") from None
-    _inherited[descriptor] = secret
+    if _taken is not None and known is None:
+        with contextlib.suppress(OSError):  # the program has closed it
+            if _file(_taken.descriptor) == _taken.file:
+                os.close(_taken.descriptor)
+    _taken = _Taken(descriptor, _hold(descriptor), job, secret)
     return secret
+
+
+def _drain(descriptor: int) -> bytes:
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read().strip()
+
+
+def _hold(descriptor: int) -> tuple[int, int]:
+    """Put an empty file in the descriptor's place, lest the number come to stand for something else unnoticed."""
+    empty = os.memfd_create("multiring-secret-taken")
+    try:
+        os.dup2(empty, descriptor, inheritable=False)
+    finally:
+        os.close(empty)
+    return _file(descriptor)
+
+
+def _file(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino

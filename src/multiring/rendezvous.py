@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import multiring
-from multiring import _native, bootstrap, env, probe, topology_file, trace
+from multiring import _native, bootstrap, descriptors, env, probe, topology_file, trace
 from multiring.bootstrap import Place, no_meeting
 from multiring.cores import cgroup_quota, format_list, parse_list
 from multiring.cost import NATIVE, Speeds
@@ -187,6 +187,7 @@ def join(place: Place, settings: env.Settings) -> World:
 
     ValueError for a strategy to force that is none.
     """
+    descriptors.fill_standard()
     check_settings(settings)
     strategy = forced.wanted(settings.plan, settings.wire)
     if place.world_size == 1:

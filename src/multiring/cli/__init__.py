@@ -8,6 +8,7 @@ from importlib import import_module
 import typer
 
 import multiring
+from multiring import descriptors
 
 COMMANDS = ("run", "plan", "probe", "simulate", "doctor", "bench", "lab", "report")
 
@@ -26,6 +27,7 @@ def _root(
 
 def main() -> None:
     """Run the subcommand named on the command line; only its module is imported."""
+    descriptors.fill_standard_files()
     app = typer.Typer(callback=_root, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     named = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     for command in (named,) if named in COMMANDS else COMMANDS:

@@ -97,5 +97,5 @@ def _record(file: Path, program: list[str], ranks: int) -> None:
     if program[0] != "-m" and not Path(program[0]).is_file():
         raise ValueError(f"--record {file}: no such script: {program[0]}")
     check_output("--record", file)
-    command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "-m", "multiring.bench.recorder"]
+    command = [sys.executable, "-m", "multiring", "run", "-H", f"localhost:{ranks}", "-m", "multiring.bench.recorder"]
     os.execv(sys.executable, [*command, str(file), *program])

@@ -8,12 +8,13 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from multiring import env
+from multiring import env, pet
 from multiring.cli.errors import USAGE_ERROR
 from multiring.cores import BINDINGS
 from multiring.errors import MultiringError
@@ -21,6 +22,7 @@ from multiring.launch import LaunchError, mpi
 from multiring.launch.hosts import NAME, Host, Placement, is_here, parse_hosts, place, read_hostfile
 from multiring.launch.join import Meeting
 from multiring.launch.launcher import Job
+from multiring.launch.pods import Typed, completed
 from multiring.launch.program import resolve
 from multiring.launch.ssh import SSH
 from multiring.launch.start import run_as_typed, run_over_ssh
@@ -92,11 +94,14 @@ def run(
 
     Rank 0 keeps the terminal; each line of the others bears their rank. The first failure ends the job.
     """
-    typed = {"--hosts": host_count, "--host-index": host_index, "--rendezvous": rendezvous}
     listed = {"-H": hosts, "--hostfile": hostfile}
     if topology is not None:
         os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
     try:
+        if launcher is hosts is hostfile is None:
+            found = completed(Typed(ranks, host_count, host_index, rendezvous), pet.read())
+            ranks, host_count, host_index, rendezvous = astuple(found)
+        typed = {"--hosts": host_count, "--host-index": host_index, "--rendezvous": rendezvous}
         _check(program, bind, typed, listed)
         _check_plan()
         own = {

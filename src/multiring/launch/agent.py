@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 import multiring
-from multiring import cores, env
+from multiring import cores, descriptors, env
 from multiring.errors import MultiringError, ResourceError, system_message
 from multiring.launch import LaunchError, processes
 from multiring.launch.hosts import Placement
@@ -336,4 +336,5 @@ async def _answers(address: str, port: int) -> bool:
 
 
 if __name__ == "__main__":
+    descriptors.fill_standard()
     sys.exit(Agent(0, 1).serve() or 0)

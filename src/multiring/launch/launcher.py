@@ -22,6 +22,7 @@ from multiring.launch.ssh import SshAgent
 from multiring.launch.stdin import Input
 from multiring.launch.summary import summary
 from multiring.launch.terminal import Terminal, in_foreground, window_size
+from multiring.net import interfaces
 from multiring.store import Server
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -112,7 +113,7 @@ class Launcher:
         settings = env.read(env.Settings)
         secret = self._given_secret or secrets.token_hex(32).encode()
         job = secrets.token_hex(8)
-        bind = ("127.0.0.1",) if self._is_local else ()
+        bind = interfaces.loopbacks()[:1] if self._is_local else []
         server = Server(secret, job=job, bind=bind, ports=settings.ports, interface=settings.interface)
         replacements = Replacements(self._job.max_replacements, lambda number: admission.is_member(server, job, number))
         try:
@@ -146,7 +147,7 @@ class Launcher:
         answer = await self._first.expect("listening")
         port: int = answer["port"]
         if self._is_local:
-            return "127.0.0.1", port
+            return interfaces.loopbacks()[0], port
         addresses: list[str] = answer["addresses"]
         others = [agent for _, agent in self._agents[1:]]
         for agent in others:

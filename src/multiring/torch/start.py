@@ -71,7 +71,7 @@ def _store(communicator: Communicator) -> Store:
         return store
     addresses, port = communicator.broadcast_object()
     if communicator.hosts[communicator.rank] == communicator.hosts[0]:
-        addresses = ["localhost"]
+        addresses = interfaces.loopbacks()
     for address in addresses:
         try:
             return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
