@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ from test_run_terminal import at_terminal, exit_code
 
 SSH = """#!/bin/sh
 # What ssh does: it drops its own options, and hands the words after the host to a shell in another directory.
+# MULTIRING_HOST keeps apart what is one machine here.
 while [ "${1#-}" != "$1" ]; do shift; done
-export FAKE_HOST=$1
+export FAKE_HOST=$1 MULTIRING_HOST=$1
 shift
 cd /
 echo "Welcome to $FAKE_HOST"
@@ -75,6 +77,31 @@ def test_other_hosts_are_told_addresses_that_lead_here(hosts: Launch) -> None:
         assert not there[name].startswith("127.")
 
 
+@pytest.mark.parametrize(
+    ("listed", "notes"),
+    [
+        ("localhost:1,127.0.0.1:1", ["127.0.0.1 and localhost are one machine"]),
+        (f"{socket.gethostname()}:1,localhost:1", [f"localhost and {socket.gethostname()} are one machine"]),
+        ("a:1,c:1,a.example:1", ["a.example and a are one machine"]),
+        ("b:1,localhost:1,b2:1", ["localhost and b are one machine", "b2 and b are one machine"]),
+    ],
+)
+def test_a_machine_of_several_names_is_one_host(hosts: Launch, listed: str, notes: list[str]) -> None:
+    machine = """case $1 in a*) MULTIRING_HOST=a;; b*) unset MULTIRING_HOST;; *) MULTIRING_HOST=$1;; esac"""
+    (hosts.directory / "bin/ssh").write_text(
+        SSH.replace("export FAKE_HOST=$1 MULTIRING_HOST=$1", f"{machine}\nexport MULTIRING_HOST")
+    )
+    result = hosts.run("-H", listed, hosts.script(REPORT))
+    assert result.returncode == 0, result.stderr
+    found = reports(hosts.directory, listed.count(",") + 1)
+    together = len(notes) + 1
+    expected = [(str(rank), str(together)) for rank in range(together)] + [("0", "1")] * (len(found) - together)
+    assert [(report["LOCAL_RANK"], report["LOCAL_WORLD_SIZE"]) for report in found] == expected
+    placed = "the ranks of both are placed there together"
+    assert result.stderr == "".join(f"multiring: {note}: {placed}\n" for note in notes)
+    wait_until(lambda: hosts.processes() == [], "all processes have ended")
+
+
 def test_ranks_of_all_hosts_meet(hosts: Launch) -> None:
     script = hosts.script("""
         from multiring import env
@@ -92,7 +119,7 @@ def test_ranks_of_all_hosts_meet(hosts: Launch) -> None:
 
 def test_another_command_may_stand_for_ssh(hosts: Launch) -> None:
     other = hosts.directory / "other"
-    other.write_text('#!/bin/sh\necho "$@" >> calls\nshift 2\nexec "$@"\n')
+    other.write_text('#!/bin/sh\necho "$@" >> calls\nexport MULTIRING_HOST=$2\nshift 2\nexec "$@"\n')
     other.chmod(0o755)
     result = hosts.run("-H", "a:1,b:1", "--ssh", "./other --flag", "--python", sys.executable, "true")
     assert (result.returncode, result.stderr) == (0, "")

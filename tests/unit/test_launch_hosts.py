@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from multiring.launch import LaunchError
-from multiring.launch.hosts import Host, Placement, is_here, parse_hosts, place, read_hostfile, spread
+from multiring.launch.hosts import Host, Placement, is_here, parse_hosts, place, read_hostfile, spread, together
 
 
 def test_hosts_of_the_command_line() -> None:
@@ -59,6 +59,12 @@ def test_ranks_fill_the_hosts() -> None:
 
 def test_ranks_are_spread_over_hosts_that_may_share_a_name() -> None:
     assert spread(["a", "b", "a"], 7) == [Placement("a", 0, 3), Placement("b", 3, 2), Placement("a", 5, 2)]
+
+
+def test_names_of_one_machine_are_one_host() -> None:
+    placements = [Placement("a", 0, 2), Placement("b", 2, 1), Placement("a.example", 3, 3)]
+    assert together(placements, ["m", "n", "m"]) == [Placement("a", 0, 5), Placement("b", 5, 1)]
+    assert together(placements, ["m", "n", "o"]) == placements
 
 
 def test_this_host_is_known_by_name_and_address() -> None:

@@ -98,7 +98,7 @@ def run(
     if topology is not None:
         os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
     try:
-        if launcher is hosts is hostfile is None:
+        if launcher is None and hosts is None and hostfile is None:
             found = completed(Typed(ranks, host_count, host_index, rendezvous), pet.read())
             ranks, host_count, host_index, rendezvous = astuple(found)
         typed = {"--hosts": host_count, "--host-index": host_index, "--rendezvous": rendezvous}
@@ -133,7 +133,7 @@ def run(
                     f"--python {python} is for hosts that are reached by ssh, and there are none: start multiring by "
                     f"that Python ({python} -m multiring run ...)"
                 )
-            code = run_over_ssh(job, placements, _words(ssh), python)
+            code = run_over_ssh(job, placements, _words(ssh), python, _note)
     except (LaunchError, MultiringError, ValueError) as error:
         typer.echo(f"multiring run: {error}", err=True)
         code = USAGE_ERROR

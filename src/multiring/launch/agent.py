@@ -24,7 +24,7 @@ import multiring
 from multiring import cores, descriptors, env
 from multiring.errors import MultiringError, ResourceError, system_message
 from multiring.launch import LaunchError, processes
-from multiring.launch.hosts import Placement
+from multiring.launch.hosts import Placement, identity
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
 from multiring.launch.processes import Recipe
 from multiring.launch.program import resolve
@@ -138,7 +138,7 @@ class Agent:
         reader = asyncio.StreamReader(LIMIT)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
         typed = None if self._typed is None else self._typed.as_dict()
-        self._send("hello", version=multiring.__version__, host=socket.gethostname(), typed=typed)
+        self._send("hello", version=multiring.__version__, host=socket.gethostname(), machine=identity(), typed=typed)
         while line := await reader.readline():
             message = decode(line)
             if message is None:

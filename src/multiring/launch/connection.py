@@ -51,6 +51,8 @@ class Connection(ABC):
 
     def __init__(self, host: str, streams: Streams) -> None:
         self.host = host
+        self.machine = ""
+        """What tells its machine from others; known once it was greeted."""
         self.streams = streams
         self._greeted = False
 
@@ -103,6 +105,7 @@ class Connection(ABC):
                 f"same everywhere"
             )
         self._greeted = True
+        self.machine = hello["machine"]
         return hello
 
     async def close(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from multiring.launch import LaunchError
+from multiring.net import local
 
 NAME = r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:,=\[\]]+)"
 """A host's name or address; one of IPv6 in brackets."""
@@ -102,13 +104,36 @@ def spread(names: list[str], world_size: int) -> list[Placement]:
     if world_size < len(names):
         raise LaunchError(f"-n {world_size} ranks cannot be spread over {len(names)} hosts: give at least one for each")
     share, rest = divmod(world_size, len(names))
-    hosts = [Host(name, share + (index < rest)) for index, name in enumerate(names)]
     # Two hosts may bear the same name here: each typed its own command, and only the index tells them apart.
+    return _in_order([Host(name, share + (index < rest)) for index, name in enumerate(names)])
+
+
+def _in_order(hosts: Iterable[Host]) -> list[Placement]:
+    """All slots of the hosts filled."""
     placements, first = [], 0
     for host in hosts:
         placements.append(Placement(host.name, first, host.slots))
         first += host.slots
     return placements
+
+
+def together(placements: Sequence[Placement], machines: Sequence[str]) -> list[Placement]:
+    """The placements with those on one machine made one, at the place of the first."""
+    counts: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for placement, machine in zip(placements, machines, strict=True):
+        counts[machine] = counts.get(machine, 0) + placement.count
+        names.setdefault(machine, placement.host)
+    return _in_order([Host(names[machine], count) for machine, count in counts.items()])
+
+
+def identity() -> str:
+    """What two names of this host have in common, and no two hosts, containers or users; nor what MULTIRING_HOST parts.
+
+    The numbers of namespaces tell apart containers that share a network.
+    """
+    spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("mnt", "pid")]
+    return " ".join([local.machine(), *map(str, spaces), os.environ.get("MULTIRING_HOST", "")])
 
 
 def is_here(name: str) -> bool:
