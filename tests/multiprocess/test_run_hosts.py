@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -14,6 +15,9 @@ from pathlib import Path
 import pytest
 from launching import COMMAND, REGROW, Launch, wait_until
 from test_run_terminal import at_terminal, exit_code
+
+from multiring.launch import LaunchError
+from multiring.launch.ssh import SshAgent, Target
 
 SSH = """#!/bin/sh
 # What ssh does: it drops its own options, and hands the words after the host to a shell in another directory.
@@ -324,6 +328,37 @@ def test_a_host_without_this_package_is_told_what_to_install(hosts: Launch) -> N
     assert re.search(r"host a: .* install multiring [\d.]+ for \S+/python on it", result.stderr)
 
 
+@pytest.mark.parametrize("noise", ["printf Welcome", "printf 'Welcome\\n> '", "printf '{'", "printf '\\377\\000'"])
+def test_what_a_login_prints_is_no_obstacle(hosts: Launch, noise: str) -> None:
+    (hosts.directory / "bin/ssh").write_text(SSH.replace('echo "Welcome to $FAKE_HOST"', noise))
+    result = hosts.run("-H", "a:1,b:1", hosts.script(REPORT))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert [report["FAKE_HOST"] for report in reports(hosts.directory, 2)] == ["a", "b"]
+
+
+def test_what_a_login_printed_is_shown_where_it_starts_no_agent(hosts: Launch) -> None:
+    result = hosts.run("-H", "a:1", "--ssh", "sh -c 'printf \"maintenance\\n\\ncome back later\"; exit 1'", "true")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "multiring run: host a: sh has ended: exit code 1; try by hand: sh a true; it said:\n"
+        "    maintenance\n    come back later\n"
+    )
+
+
+async def answered(menu: str) -> None:
+    agent = await SshAgent.connect(Target("a", ["sh", "-c", menu], "python"))
+    try:
+        await agent.expect("hello", 1.0)
+    finally:
+        await agent.close()
+
+
+def test_what_a_login_asks_for_is_shown_where_it_never_ends() -> None:
+    said = "host a: no answer within 1 s; it said:\n    Terms of use\n    press any key to go on: "
+    with pytest.raises(LaunchError, match=said):
+        asyncio.run(answered("printf 'Terms of use\\npress any key to go on: '; sleep 60"))
+
+
 def test_another_version_is_refused(hosts: Launch) -> None:
     python = hosts.directory / "python"
     python.write_text("""#!/bin/sh\necho '{"kind": "hello", "version": "0.0.1", "host": "a"}'\ncat > /dev/null\n""")
@@ -354,7 +389,7 @@ def agent_answers(directory: Path, **prepare: object) -> dict[str, object]:
         timeout=30,
     )
     assert agent.returncode == 0, agent.stderr
-    hello, answer = map(json.loads, agent.stdout.splitlines())
+    hello, answer = map(json.loads, agent.stdout.strip().splitlines())
     assert hello["kind"] == "hello"
     return dict(answer)
 

@@ -138,6 +138,7 @@ class Agent:
         reader = asyncio.StreamReader(LIMIT)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
         typed = None if self._typed is None else self._typed.as_dict()
+        write_all(self._output, b"\n")  # ends what a shell may have printed when it logged in
         self._send("hello", version=multiring.__version__, host=socket.gethostname(), machine=identity(), typed=typed)
         while line := await reader.readline():
             message = decode(line)
