@@ -477,7 +477,16 @@ def test_restarts_end(launch: Launch) -> None:
     [
         (["-n", "2", "missing.py"], r"host \S+: no such script: missing.py \(looked for /\S+/missing.py\)"),
         (["-n", "2", "no-such-command"], r"no such command: no-such-command \(a script's name ends in .py"),
-        (["-n", "2", "--bnd", "core", "true"], r"no such option: --bnd"),
+        (["-n", "2", "--bnd", "core", "true"], r"no such option: --bnd; did you mean --bind\?"),
+        (["-n", "2", "--log_dir=x", "true"], r"no such option: --log_dir=x; did you mean --log-dir\?"),
+        (["--nnodes", "2", "true"], r"no such option: --nnodes; did you mean --hosts\?"),
+        (["-n", "2", "--whatever", "true"], r"no such option: --whatever; see multiring run --help"),
+        (["-n", "two", "true"], r"Invalid value for .-n.*: 'two' is no whole number of 1 or more"),
+        (["-n", "2", "--max-restarts", "-1", "true"], r"'-1' is no whole number of 0 or more"),
+        (["-n", "2", "--nproc-per-node", "2", "true"], r"-n 2 and --nproc-per-node 2 do not go together"),
+        (["--nproc-per-node", "2", "-H", "a", "true"], r"--nproc-per-node 2 is for hosts that are not listed: -H a:2"),
+        (["--hosts", "0", "-n", "2", "true"], r"--hosts 0: a job has one host at least"),
+        (["--hosts", "a:2", "-H", "b:2", "true"], r"-H b:2 and --hosts a:2 do not go together: they are two lists"),
         (["-n", "2", "--bind", "socket", "true"], r"--bind socket: choose one of core, numa, none"),
         (["-n", "2", "--python", "/no/python", "true"], r"--python /no/python is for hosts that are reached by ssh"),
         (["-n", "2", "--min-ranks", "3", "true"], r"--min-ranks 3 of 2 ranks: the job could not even begin"),
@@ -499,6 +508,14 @@ def test_a_wrong_command_line_is_one_clear_error(launch: Launch, words: list[str
     assert result.stdout == ""
     assert re.search(message, " ".join(result.stderr.split()))
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["--np", "2"], ["--nproc-per-node", "2"], ["--nproc_per_node=2"], ["--hosts", "localhost:2"]]
+)
+def test_options_that_people_know_from_other_launchers(launch: Launch, words: list[str]) -> None:
+    result = launch.run(*words, "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
+    assert sorted(result.stdout.splitlines()) == ["[1] rank 1 of 2", "rank 0 of 2"], result.stderr
 
 
 def test_a_hostfile_is_read(launch: Launch) -> None:

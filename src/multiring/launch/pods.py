@@ -16,14 +16,20 @@ class Typed:
     hosts: int | None = None
     host_index: int | None = None
     rendezvous: str | None = None
+    ranks_per_host: int | None = None
 
 
 def completed(typed: Typed, found: pet.Options) -> Typed:
     """``typed``, with what is missing from ``found``; ValueError for what cannot be taken from there."""
+    if typed.ranks is not None and typed.ranks_per_host is not None:
+        raise LaunchError(
+            f"-n {typed.ranks} and --nproc-per-node {typed.ranks_per_host} do not go together: the one is the number "
+            "of ranks in total, the other that on each host"
+        )
     hosts = typed.hosts if typed.hosts is not None else found.hosts
-    ranks = typed.ranks if typed.ranks is not None else _ranks(hosts or 1, found)
-    if typed == Typed(typed.ranks) and hosts in (None, 1):
-        return Typed(ranks)
+    ranks = typed.ranks if typed.ranks is not None else _ranks(hosts or 1, typed.ranks_per_host or found.ranks_per_host)
+    if typed == Typed(typed.ranks, ranks_per_host=typed.ranks_per_host) and hosts in (None, 1):
+        return Typed(ranks, ranks_per_host=typed.ranks_per_host)
     index = typed.host_index if typed.host_index is not None else found.host_index
     rendezvous = typed.rendezvous
     if rendezvous is None and found.address is not None and found.port is not None:
@@ -41,11 +47,10 @@ def completed(typed: Typed, found: pet.Options) -> Typed:
             f"PET_NNODES={found.hosts} asks for several hosts: set {' and '.join(missing)}, or give -H localhost:N for "
             "a job on this host alone"
         )
-    return Typed(ranks, hosts, index, rendezvous)
+    return Typed(ranks, hosts, index, rendezvous, typed.ranks_per_host)
 
 
-def _ranks(hosts: int, found: pet.Options) -> int | None:
-    each = found.ranks_per_host
+def _ranks(hosts: int, each: int | str | None) -> int | None:
     if isinstance(each, str):
         if each not in ("auto", "cpu"):
             raise LaunchError(f"PET_NPROC_PER_NODE={each}: ranks of multiring run on CPUs; give their number by -n")
