@@ -6,10 +6,8 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
-import itertools
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -19,6 +17,7 @@ from typing import Any
 
 from multiring import env, pet
 from multiring.errors import RendezvousError, ResourceError
+from multiring.hostlist import expand
 from multiring.net import interfaces, listen
 from multiring.store import Client, JobStore, Server, TorchStore
 
@@ -211,28 +210,12 @@ def slurm_ports(ports: range, number: int) -> range:
     return ports[number % stride :: stride][:SLURM_CHOICES]
 
 
-_HOSTS = r"([^][,]|\[\d+(-\d+)?(,\d+(-\d+)?)*\])+"
-
-
 def step_hosts(listed: str) -> list[str]:
     """The hosts of a Slurm host list, in its order: "n1", "n2" and "m7" of "n[1-2],m7"."""
-    if not re.fullmatch(rf"{_HOSTS}(,{_HOSTS})*", listed):
-        raise ValueError(f"SLURM_STEP_NODELIST={listed!r}: expected hosts such as n[1-3],m2")
-    hosts: list[str] = []
-    for word in re.findall(r"(?:[^][,]|\[[^]]*\])+", listed):
-        parts = re.split(r"[][]", word)  # every second one was within brackets
-        choices = [_numbers(part) if index % 2 else [part] for index, part in enumerate(parts)]
-        hosts += map("".join, itertools.product(*choices))
-    return hosts
-
-
-def _numbers(ranges: str) -> list[str]:
-    """Of "03-04,7": "03", "04" and "7"."""
-    numbers = []
-    for each in ranges.split(","):
-        first, _, last = each.partition("-")
-        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
-    return numbers
+    try:
+        return expand(listed)
+    except ValueError as error:
+        raise ValueError(f"SLURM_STEP_NODELIST={listed!r}: {error}") from None
 
 
 def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch) -> Place:
