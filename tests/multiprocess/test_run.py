@@ -47,6 +47,11 @@ def test_each_rank_is_told_its_place(launch: Launch) -> None:
     assert len(str(found[0]["secret"])) >= 32
 
 
+def test_so_many_ranks_that_end_at_once_say_nothing(launch: Launch) -> None:
+    result = launch.run("-n", "300", "true")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
 def test_ranks_meet_at_the_launchers_store(launch: Launch) -> None:
     script = launch.script("""
         from multiring import env

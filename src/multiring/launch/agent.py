@@ -29,6 +29,7 @@ from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, 
 from multiring.launch.processes import Recipe
 from multiring.launch.program import resolve
 from multiring.launch.rank import Rank
+from multiring.launch.signals import on_signal
 from multiring.launch.terminal import Terminal
 from multiring.net import interfaces, listen
 from multiring.net.loop import check_room, within
@@ -132,9 +133,9 @@ class Agent:
         task = asyncio.current_task()
         assert task is not None
         self._end = task.cancel
-        loop.add_signal_handler(signal.SIGCHLD, self._report_exits)
+        on_signal(signal.SIGCHLD, self._report_exits)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._leave, number)
+            on_signal(number, partial(self._leave, number))
         reader = asyncio.StreamReader(LIMIT)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
         typed = None if self._typed is None else self._typed.as_dict()
