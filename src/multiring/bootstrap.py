@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import ipaddress
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -384,10 +386,22 @@ def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
             f"{launcher} came with MASTER_ADDR={host} and MASTER_PORT={port}: set both (the host of rank 0, a free "
             "port there) for all ranks, or start by `multiring run`"
         )
+    if not re.fullmatch(r"[^\s:/\[\]]+", host) and not _is_ipv6(host.strip("[]")):
+        raise ValueError(
+            f"MASTER_ADDR={host!r}: expected the name or address of rank 0's host alone, such as node1 or 10.0.0.1; "
+            "its port is MASTER_PORT"
+        )
     number = _number(environ, "MASTER_PORT")
     if not 0 < number < 1 << 16:
         raise ValueError(f"MASTER_PORT={number}: a port is 1 to 65535")
-    return host, number
+    return host.strip("[]"), number
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -444,7 +458,10 @@ def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: 
     except OSError as error:
         if known is not None and known.job == job:  # the program has closed it
             return known.secret
-        raise RendezvousError(f"{origin}: {error.strerror}; a launcher must let it be inherited") from None
+        raise RendezvousError(
+            f"{origin}: {error.strerror}; a launcher must let it be inherited. A process that a rank has started is no "
+            "rank, though it has a rank's variables: without RANK and MULTIRING_* it is a world of one"
+        ) from None
     if _taken is not None and known is None:
         with contextlib.suppress(OSError):  # the program has closed it
             if _file(_taken.descriptor) == _taken.file:

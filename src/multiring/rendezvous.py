@@ -200,6 +200,7 @@ def join(place: Place, settings: env.Settings) -> World:
         exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
         with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
             exchange.outdate(meeting.store, f"{job}/newest", place.restart)
+            exchange.claim(meeting.store, settings.host or socket.gethostname())
             world = _join(place, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
             _check_strategy(strategy, world.topology)
             undo.pop_all()

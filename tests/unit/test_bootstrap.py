@@ -103,6 +103,9 @@ def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], mon
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_ADDR=a and MASTER_PORT=None: set both"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE='': expected a whole number"),
         (SLURM | {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID='': expected a whole number"),
+        (by_hand(0, 2, MASTER_ADDR="tcp://a"), "MASTER_ADDR='tcp://a': expected the name or address .* alone, such as"),
+        (by_hand(0, 2, MASTER_ADDR="a:29500"), "MASTER_ADDR='a:29500': .*; its port is MASTER_PORT"),
+        (by_hand(0, 2, MASTER_ADDR=" a"), "MASTER_ADDR=' a': expected"),
         (by_hand(0, 2) | {"MASTER_PORT": "99999"}, "MASTER_PORT=99999: a port is 1 to 65535"),
         (
             {"PET_NNODES": "2", "PET_NODE_RANK": "1"},
@@ -181,6 +184,11 @@ def secret_in_memory(text: str) -> int:
 
 def open_descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("address", ["a", "node-1.example", "10.0.0.1", "fd00::1", "[fd00::1]", "fe80::1%eth0"])
+def test_where_rank_0_may_be(address: str) -> None:
+    assert bootstrap.place(by_hand(0, 2, MASTER_ADDR=address)).job == env.join_address(address.strip("[]"), 29511)
 
 
 def test_each_job_that_a_process_joins_has_the_secret_of_its_own_descriptor() -> None:
