@@ -67,6 +67,41 @@ def test_ranks_meet_at_the_launchers_store(launch: Launch) -> None:
     assert sorted(result.stdout.splitlines()) == ["14", "[1] 14", "[2] 14", "[3] 14"]
 
 
+def test_a_script_of_a_package_is_told_how_to_start_it(launch: Launch) -> None:
+    (launch.directory / "package").mkdir()
+    launch.script("answer = 42", "package/other.py")
+    script = launch.script("from .other import answer; print(answer)", "package/train.py")
+    result = launch.run("-n", "2", f"./{script}")
+    assert result.returncode == 1
+    assert result.stderr.endswith("./package/train.py is part of a package: start it by -m package.train\n")
+    assert sorted(launch.run("-n", "2", "-m", "package.train").stdout.splitlines()) == ["42", "[1] 42"]
+
+
+def test_an_error_of_all_ranks_is_shown_once(launch: Launch) -> None:
+    script = launch.script("""
+        import os, time
+
+        def fail(reason):
+            raise ValueError(reason)
+
+        time.sleep(0.1 * int(os.environ["RANK"]))
+        try:
+            fail("the same")
+        except ValueError:
+            fail("of rank " + os.environ["RANK"] if os.environ["RANK"] == "2" else "of the others")
+    """)
+    result = launch.run("-n", "4", script)
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    assert lines.count("ValueError: the same") == lines.count("ValueError: of the others") == 1
+    for rank in (1, 2, 3):
+        assert lines.count(f"[{rank}] (the traceback of rank 0) ValueError: the same") == 1
+        assert lines.count(f"[{rank}] (the traceback of rank 0) ValueError: of the others") == (rank != 2)
+    assert lines.count("[2] ValueError: of rank 2") == 1
+    assert result.stderr.count("Traceback") == 3  # two of rank 0, one of rank 2
+    assert lines[-1] == "    ValueError: of the others"
+
+
 def test_a_module_runs_with_this_python(launch: Launch) -> None:
     launch.script("import sys; print(sys.executable, sys.argv[1:])", "module.py")
     result = launch.run("-n", "1", "-m", "module", "--flag")
