@@ -46,9 +46,13 @@ def test_ranks_by_hand(prepared: str, address: str) -> None:
 
 
 @pytest.mark.parametrize("prepared", [ONLY_IPV4, ONLY_IPV6, f"{ONLY_IPV6} && {NO_NAMES}"])
-@pytest.mark.parametrize("program", [[PROGRAM], [PROGRAM, "torch"]], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    "program",
+    [[PROGRAM], [PROGRAM, "torch"], ["env", "-u", "MASTER_ADDR", sys.executable, PROGRAM, "torch"]],
+    ids=["numpy", "torch", "torch at a store of ours"],
+)
 def test_multiring_run(prepared: str, program: list[str]) -> None:
-    if program[1:] and not importlib.util.find_spec("torch"):
+    if "torch" in program and not importlib.util.find_spec("torch"):
         pytest.skip("torch is not installed")
     ended = apart(prepared, *COMMAND, "-n", "2", *program)
     for rank in range(2):
