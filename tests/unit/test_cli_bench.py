@@ -190,7 +190,7 @@ def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeyp
         (["--record", "/nonexistent/job.json", "-m", "train"], "/nonexistent is no directory"),
         (["--record", "job.json", "nothere.py"], "--record job.json: no such script: nothere.py"),
         (["--record", "job.json", "-m"], "which program?"),
-        (["--launchs", "3"], "no such option: --launchs"),
+        (["--launchs", "3"], "no such option: --launchs; did you mean --launches?"),
         (["--record", "job.json", "--launchs", "3", "train.py"], "no such option: --launchs"),
     ],
 )
