@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
-import itertools
+import ipaddress
 import json
 import os
 import re
@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from multiring import env
+from multiring import env, pet
 from multiring.errors import RendezvousError, ResourceError
-from multiring.net import listen
+from multiring.hostlist import expand
+from multiring.net import interfaces, listen
 from multiring.store import Client, JobStore, Server, TorchStore
 
 SLURM_PORTS = range(20000, 30000)
@@ -31,10 +32,25 @@ SLURM_CHOICES = 8
 REPORT = "multiring-report"
 """The name of the memory behind MULTIRING_REPORT_FD."""
 
+LOOPBACKS = {"localhost", "127.0.0.1", "::1"}
+"""Names of this host, of which one or the other may stand for nothing."""
+
 DRAIN_SECONDS = 10.0
 MIN_SECRET = 16
 
-_inherited: dict[int, bytes] = {}  # a descriptor can be read once, init called again
+
+@dataclass(frozen=True)
+class _Taken:
+    """A secret that was read from a descriptor, which can be read once, while init may be called again."""
+
+    descriptor: int
+    file: tuple[int, int]
+    """What holds the descriptor's number since then."""
+    job: tuple[str, tuple[str, ...]]
+    secret: bytes
+
+
+_taken: _Taken | None = None
 
 
 @dataclass(frozen=True)
@@ -86,12 +102,19 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
 
 
 def _refuse_half(environ: Mapping[str, str]) -> None:
-    """RANK or a WORLD_SIZE above 1 alone: whoever set it did not mean a world of one."""
+    """RANK or a WORLD_SIZE above 1 alone, or hosts or ranks of torchrun: whoever set it did not mean a world of one."""
     rank, size = environ.get("RANK"), environ.get("WORLD_SIZE")
     if (rank is None) != (size is None) and size != "1":
         raise ValueError(
             f"RANK={rank} and WORLD_SIZE={size}: set both, and MASTER_ADDR and MASTER_PORT, or neither (this process "
             "is then alone), or start by `multiring run`, which does"
+        )
+    several = pet.read(environ).several
+    if several and rank is None:
+        raise ValueError(
+            f"{several} asks for more than one rank, and nothing says which of them this process is: start it by "
+            "`multiring run train.py`, which reads the variables PET_*, or by torchrun; unset them for a process that "
+            "is alone"
         )
 
 
@@ -189,28 +212,12 @@ def slurm_ports(ports: range, number: int) -> range:
     return ports[number % stride :: stride][:SLURM_CHOICES]
 
 
-_HOSTS = r"([^][,]|\[\d+(-\d+)?(,\d+(-\d+)?)*\])+"
-
-
 def step_hosts(listed: str) -> list[str]:
     """The hosts of a Slurm host list, in its order: "n1", "n2" and "m7" of "n[1-2],m7"."""
-    if not re.fullmatch(rf"{_HOSTS}(,{_HOSTS})*", listed):
-        raise ValueError(f"SLURM_STEP_NODELIST={listed!r}: expected hosts such as n[1-3],m2")
-    hosts: list[str] = []
-    for word in re.findall(r"(?:[^][,]|\[[^]]*\])+", listed):
-        parts = re.split(r"[][]", word)  # every second one was within brackets
-        choices = [_numbers(part) if index % 2 else [part] for index, part in enumerate(parts)]
-        hosts += map("".join, itertools.product(*choices))
-    return hosts
-
-
-def _numbers(ranges: str) -> list[str]:
-    """Of "03-04,7": "03", "04" and "7"."""
-    numbers = []
-    for each in ranges.split(","):
-        first, _, last = each.partition("-")
-        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
-    return numbers
+    try:
+        return expand(listed)
+    except ValueError as error:
+        raise ValueError(f"SLURM_STEP_NODELIST={listed!r}: {error}") from None
 
 
 def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch) -> Place:
@@ -290,7 +297,9 @@ def _served_by_rank_zero(
                 why = "not allowed to this user" if error.forbidden else "occupied"
                 raise ResourceError(f"{origin} is {why} on this host: {remedy}") from None
             stack.enter_context(_server(server, settings))
-            hosts, ports = ["localhost"], range(server.port, server.port + 1)
+            hosts, ports = interfaces.loopbacks(), range(server.port, server.port + 1)
+        elif set(hosts) <= LOOPBACKS:  # this host may have the other one only
+            hosts = interfaces.loopbacks()
         addresses = [(host, port) for port in ports for host in hosts]
         yield stack.enter_context(_client(addresses, secret, job, settings, sought=len(ports) > 1))
 
@@ -377,10 +386,22 @@ def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
             f"{launcher} came with MASTER_ADDR={host} and MASTER_PORT={port}: set both (the host of rank 0, a free "
             "port there) for all ranks, or start by `multiring run`"
         )
+    if not re.fullmatch(r"[^\s:/\[\]]+", host) and not _is_ipv6(host.strip("[]")):
+        raise ValueError(
+            f"MASTER_ADDR={host!r}: expected the name or address of rank 0's host alone, such as node1 or 10.0.0.1; "
+            "its port is MASTER_PORT"
+        )
     number = _number(environ, "MASTER_PORT")
     if not 0 < number < 1 << 16:
         raise ValueError(f"MASTER_PORT={number}: a port is 1 to 65535")
-    return host, number
+    return host.strip("[]"), number
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -394,7 +415,7 @@ def given_secret(launch: env.Launch) -> bytes | None:
     """The secret that a launcher or the user gave, None if neither did; RendezvousError if it cannot be read."""
     if launch.secret_fd is not None:
         origin = f"MULTIRING_SECRET_FD={launch.secret_fd}"
-        secret = _inherited.get(launch.secret_fd) or _read_descriptor(launch.secret_fd, origin)
+        secret = _from_descriptor(launch.secret_fd, (launch.job, launch.store), origin)
     elif launch.secret_file:
         origin = f"MULTIRING_SECRET_FILE={launch.secret_file}"
         try:
@@ -426,11 +447,44 @@ def report(blames: int | None, account: Mapping[str, Any] | None = None) -> None
         os.pwrite(descriptor, json.dumps({"blames": blames, "account": account}).encode(), 0)
 
 
-def _read_descriptor(descriptor: int, origin: str) -> bytes:
+def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: str) -> bytes:
+    """The secret that a descriptor yields, or yielded before if it still is the same one."""
+    global _taken
+    known = _taken if _taken is not None and _taken.descriptor == descriptor else None
     try:
-        with os.fdopen(descriptor, "rb") as file:
-            secret = file.read().strip()
+        if known is not None and _file(descriptor) == known.file:
+            return known.secret
+        secret = _drain(descriptor)
     except OSError as error:
-        raise RendezvousError(f"{origin}: {error.strerror}; a launcher must let it be inherited") from None
-    _inherited[descriptor] = secret
+        if known is not None and known.job == job:  # the program has closed it
+            return known.secret
+        raise RendezvousError(
+            f"{origin}: {error.strerror}; a launcher must let it be inherited. A process that a rank has started is no "
+            "rank, though it has a rank's variables: without RANK and MULTIRING_* it is a world of one"
+        ) from None
+    if _taken is not None and known is None:
+        with contextlib.suppress(OSError):  # the program has closed it
+            if _file(_taken.descriptor) == _taken.file:
+                os.close(_taken.descriptor)
+    _taken = _Taken(descriptor, _hold(descriptor), job, secret)
     return secret
+
+
+def _drain(descriptor: int) -> bytes:
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read().strip()
+
+
+def _hold(descriptor: int) -> tuple[int, int]:
+    """Put an empty file in the descriptor's place, lest the number come to stand for something else unnoticed."""
+    empty = os.memfd_create("multiring-secret-taken")
+    try:
+        os.dup2(empty, descriptor, inheritable=False)
+    finally:
+        os.close(empty)
+    return _file(descriptor)
+
+
+def _file(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino

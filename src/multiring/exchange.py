@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from multiring.errors import MultiringError, RendezvousError
-from multiring.store import JobStore, Store
+from multiring.net import local
+from multiring.store import Client, JobStore, Store
 
 Record = dict[str, Any]
 
@@ -64,6 +68,52 @@ class Exchange:
                 told = {"error": _left_over(newest["restart"], restart), "rank": -1, "by": -1}
                 store.set(f"{newest['prefix']}/arrive/all", _packed(told))
             found = now
+
+    def claim(self, store: JobStore, host: str) -> None:
+        """Say that this process is the rank; RendezvousError where another one has said so, for all that still wait.
+
+        One that has ended, or has left the store without being known to live, is replaced: it was started again.
+        """
+        key = f"{self._prefix}/claim/{self._rank}"
+        mine = {"host": host, "pid": os.getpid(), "space": _process_space(), "token": secrets.token_hex(8)}
+        if isinstance(store, Client):
+            store.bequeath(self._left(mine), b"left")
+        found = b""
+        while (now := store.swap(key, found, json.dumps(mine).encode())) != json.dumps(mine).encode():
+            other = json.loads(now)
+            if not self._has_gone(store, other, mine):
+                told = self._told_twice(other, mine)
+                self._publish("claim", "twice", {"told": told, "rank": self._rank})
+                raise RendezvousError(told, rank=self._rank)
+            found = now
+
+    def _told_twice(self, one: Record, other: Record) -> str:
+        names = " and ".join(f"process {each['pid']} on host {each['host']}" for each in (one, other))
+        return (
+            f"two processes say that they are rank {self._rank} of {self._world_size}, {names}: give each a rank of "
+            "its own; a process that a rank has started is none, and finds its parent's variables (RANK, "
+            "MULTIRING_RANK) in its environment"
+        )
+
+    def _left(self, claimant: Record) -> str:
+        return f"{self._prefix}/left/{claimant['token']}"
+
+    def _has_gone(self, store: JobStore, claimant: Record, mine: Record) -> bool:
+        if claimant["space"] == mine["space"]:
+            return claimant["pid"] == mine["pid"] or not Path(f"/proc/{claimant['pid']}").exists()
+        if not isinstance(store, Client):
+            return True
+        try:
+            store.get(self._left(claimant), 0.0)
+        except TimeoutError:
+            return False
+        return True
+
+    def _look_for_second(self) -> None:
+        """RendezvousError if two processes have claimed one rank."""
+        with contextlib.suppress(TimeoutError):
+            found = self._read("claim", "twice", 0.0)
+            raise RendezvousError(found["told"], rank=found["rank"])
 
     def _look_for_newer(self) -> None:
         if self._newest is not None:
@@ -155,6 +205,8 @@ class Exchange:
                 records.append(self._read(name, len(records), min(LOOK_SECONDS, self._remaining())))
             except TimeoutError:
                 self._look_for_newer()
+                if name == "arrive":
+                    self._look_for_second()
                 arrived, missing = self._roll(name)
                 if any("error" in record for record in arrived.values()):
                     time.sleep(LOOK_SECONDS)
@@ -180,6 +232,11 @@ class Exchange:
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
+
+
+def _process_space() -> str:
+    """What processes have in common that know each other by number."""
+    return f"{local.kernel()} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _packed(record: Record) -> bytes:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import multiring
-from multiring import _native, bootstrap, env, probe, topology_file, trace
+from multiring import _native, bootstrap, descriptors, env, probe, topology_file, trace
 from multiring.bootstrap import Place, no_meeting
 from multiring.cores import cgroup_quota, format_list, parse_list
 from multiring.cost import NATIVE, Speeds
@@ -187,6 +187,7 @@ def join(place: Place, settings: env.Settings) -> World:
 
     ValueError for a strategy to force that is none.
     """
+    descriptors.fill_standard()
     check_settings(settings)
     strategy = forced.wanted(settings.plan, settings.wire)
     if place.world_size == 1:
@@ -199,6 +200,7 @@ def join(place: Place, settings: env.Settings) -> World:
         exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
         with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
             exchange.outdate(meeting.store, f"{job}/newest", place.restart)
+            exchange.claim(meeting.store, settings.host or socket.gethostname())
             world = _join(place, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
             _check_strategy(strategy, world.topology)
             undo.pop_all()

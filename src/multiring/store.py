@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import struct
 import time
@@ -25,9 +26,13 @@ MAX_KEY = 1 << 10
 MAX_VALUE = 1 << 26
 RETRY_SECONDS = 0.2
 
+NOTICE_SECONDS = 10.0
+"""After this long a store that does not answer is named, then at doubling intervals."""
+
 SHORT_SECONDS, POLL_SECONDS = 2.0, 0.01
 """Of torch's store: what is waited for no longer is asked for so often: each wait that ends in vain logs lines."""
 
+_log = logging.getLogger("multiring")
 _REQUEST = struct.Struct("!BIId")
 _REPLY = struct.Struct("!BI")
 _EXPECTED = struct.Struct("!I")
@@ -243,7 +248,8 @@ class Client:
 async def _reach(
     addresses: Sequence[dial.Address], secret: bytes, hello: auth.Hello, timeout: float, *, sought: bool
 ) -> dial.Proven:
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    notice = NOTICE_SECONDS
     numeric = await dial.resolve(addresses)
     while True:
         try:
@@ -253,11 +259,15 @@ async def _reach(
         except dial.Unreachable as error:
             if error.refused and not sought:
                 raise RendezvousError(f"the job's store cannot be used: {error}") from None
-            if time.monotonic() > deadline:
+            seconds = time.monotonic() - began
+            if seconds > timeout:
                 raise RendezvousError(
                     f"the job's store did not answer within {timeout:g} s: {error}; is what serves it (rank 0, or the "
                     "launcher) running there, and does a firewall let this host reach it?"
                 ) from None
+            if seconds >= notice:
+                _log.warning("the job's store has not answered for %.0f s, and is asked again: %s", seconds, error)
+                notice *= 2
         await asyncio.sleep(RETRY_SECONDS)
 
 

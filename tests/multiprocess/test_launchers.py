@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,6 +52,62 @@ def test_torchrun() -> None:
 def test_variables_set_by_hand() -> None:
     here = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     check([start([sys.executable, PROGRAM], **here, RANK=str(rank)) for rank in range(3)], 3)
+
+
+def test_two_processes_that_say_they_are_one_rank() -> None:
+    """All ranks hear it at once, and not after the time for all to arrive."""
+    here = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    began = time.monotonic()
+    processes = [start([sys.executable, PROGRAM], **here, RANK=rank) for rank in "011"]
+    numbers = "|".join(str(process.pid) for process in processes[1:])
+    said = rf"two processes say that they are rank 1 of 3, process ({numbers}) on host \S+ and process ({numbers}) on"
+    for process in processes:
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert re.search(said, output), output
+    assert time.monotonic() - began < 40, "they waited for the end of init_timeout"
+
+
+CHILD = """
+import os, subprocess, sys
+import numpy as np
+import multiring as mr
+
+mr.init(init_timeout=40)
+mr.barrier()
+if mr.rank() == 1:
+    child = "import multiring as mr; mr.init(init_timeout=10)"
+    started = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+    print("the child of rank 1:", started.returncode, started.stderr.splitlines()[-1])
+x = np.array([10.0 ** mr.rank()])
+mr.all_reduce(x)
+print(f"rank {mr.rank()} of {mr.world_size()} sums to {x[0]:.0f}", flush=True)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["multiring run", "torchrun"])
+def test_a_child_of_a_rank_is_told_that_it_is_none(launcher: str, tmp_path: Path) -> None:
+    program = tmp_path / "child.py"
+    program.write_text(CHILD)
+    words = ["-m", "multiring", "run", "-n", "2", str(program)]
+    said = "MULTIRING_SECRET_FD=.* A process that a rank has started is no rank"
+    if launcher == "torchrun":
+        if not importlib.util.find_spec("torch"):
+            pytest.skip("torch is not installed")
+        words = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-port",
+            str(free_port()),
+            str(program),
+        ]
+        said = "two processes say that they are rank 1 of 2, .* a process that a rank has started is none"
+    output, _ = start([sys.executable, *words]).communicate(timeout=100)
+    assert re.search(rf"the child of rank 1: 1 \S+RendezvousError: .*{said}", output), output
+    for rank in range(2):
+        assert f"rank {rank} of 2 sums to 11" in output, output
 
 
 @pytest.fixture

@@ -47,6 +47,11 @@ def test_each_rank_is_told_its_place(launch: Launch) -> None:
     assert len(str(found[0]["secret"])) >= 32
 
 
+def test_so_many_ranks_that_end_at_once_say_nothing(launch: Launch) -> None:
+    result = launch.run("-n", "300", "true")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
 def test_ranks_meet_at_the_launchers_store(launch: Launch) -> None:
     script = launch.script("""
         from multiring import env
@@ -60,6 +65,41 @@ def test_ranks_meet_at_the_launchers_store(launch: Launch) -> None:
     result = launch.run("-n", "4", script)
     assert (result.returncode, result.stderr) == (0, "")
     assert sorted(result.stdout.splitlines()) == ["14", "[1] 14", "[2] 14", "[3] 14"]
+
+
+def test_a_script_of_a_package_is_told_how_to_start_it(launch: Launch) -> None:
+    (launch.directory / "package").mkdir()
+    launch.script("answer = 42", "package/other.py")
+    script = launch.script("from .other import answer; print(answer)", "package/train.py")
+    result = launch.run("-n", "2", f"./{script}")
+    assert result.returncode == 1
+    assert result.stderr.endswith("./package/train.py is part of a package: start it by -m package.train\n")
+    assert sorted(launch.run("-n", "2", "-m", "package.train").stdout.splitlines()) == ["42", "[1] 42"]
+
+
+def test_an_error_of_all_ranks_is_shown_once(launch: Launch) -> None:
+    script = launch.script("""
+        import os, time
+
+        def fail(reason):
+            raise ValueError(reason)
+
+        time.sleep(0.1 * int(os.environ["RANK"]))
+        try:
+            fail("the same")
+        except ValueError:
+            fail("of rank " + os.environ["RANK"] if os.environ["RANK"] == "2" else "of the others")
+    """)
+    result = launch.run("-n", "4", script)
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    assert lines.count("ValueError: the same") == lines.count("ValueError: of the others") == 1
+    for rank in (1, 2, 3):
+        assert lines.count(f"[{rank}] (the traceback of rank 0) ValueError: the same") == 1
+        assert lines.count(f"[{rank}] (the traceback of rank 0) ValueError: of the others") == (rank != 2)
+    assert lines.count("[2] ValueError: of rank 2") == 1
+    assert result.stderr.count("Traceback") == 3  # two of rank 0, one of rank 2
+    assert lines[-1] == "    ValueError: of the others"
 
 
 def test_a_module_runs_with_this_python(launch: Launch) -> None:
@@ -477,7 +517,16 @@ def test_restarts_end(launch: Launch) -> None:
     [
         (["-n", "2", "missing.py"], r"host \S+: no such script: missing.py \(looked for /\S+/missing.py\)"),
         (["-n", "2", "no-such-command"], r"no such command: no-such-command \(a script's name ends in .py"),
-        (["-n", "2", "--bnd", "core", "true"], r"no such option: --bnd"),
+        (["-n", "2", "--bnd", "core", "true"], r"no such option: --bnd; did you mean --bind\?"),
+        (["-n", "2", "--log_dir=x", "true"], r"no such option: --log_dir=x; did you mean --log-dir\?"),
+        (["--nnodes", "2", "true"], r"no such option: --nnodes; did you mean --hosts\?"),
+        (["-n", "2", "--whatever", "true"], r"no such option: --whatever; see multiring run --help"),
+        (["-n", "two", "true"], r"Invalid value for .-n.*: 'two' is no whole number of 1 or more"),
+        (["-n", "2", "--max-restarts", "-1", "true"], r"'-1' is no whole number of 0 or more"),
+        (["-n", "2", "--nproc-per-node", "2", "true"], r"-n 2 and --nproc-per-node 2 do not go together"),
+        (["--nproc-per-node", "2", "-H", "a", "true"], r"--nproc-per-node 2 is for hosts that are not listed: -H a:2"),
+        (["--hosts", "0", "-n", "2", "true"], r"--hosts 0: a job has one host at least"),
+        (["--hosts", "a:2", "-H", "b:2", "true"], r"-H b:2 and --hosts a:2 do not go together: they are two lists"),
         (["-n", "2", "--bind", "socket", "true"], r"--bind socket: choose one of core, numa, none"),
         (["-n", "2", "--python", "/no/python", "true"], r"--python /no/python is for hosts that are reached by ssh"),
         (["-n", "2", "--min-ranks", "3", "true"], r"--min-ranks 3 of 2 ranks: the job could not even begin"),
@@ -499,6 +548,14 @@ def test_a_wrong_command_line_is_one_clear_error(launch: Launch, words: list[str
     assert result.stdout == ""
     assert re.search(message, " ".join(result.stderr.split()))
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["--np", "2"], ["--nproc-per-node", "2"], ["--nproc_per_node=2"], ["--hosts", "localhost:2"]]
+)
+def test_options_that_people_know_from_other_launchers(launch: Launch, words: list[str]) -> None:
+    result = launch.run(*words, "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
+    assert sorted(result.stdout.splitlines()) == ["[1] rank 1 of 2", "rank 0 of 2"], result.stderr
 
 
 def test_a_hostfile_is_read(launch: Launch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +16,14 @@ import pytest
 from launching import COMMAND, REGROW, Launch, wait_until
 from test_run_terminal import at_terminal, exit_code
 
+from multiring.launch import LaunchError
+from multiring.launch.ssh import SshAgent, Target
+
 SSH = """#!/bin/sh
 # What ssh does: it drops its own options, and hands the words after the host to a shell in another directory.
+# MULTIRING_HOST keeps apart what is one machine here.
 while [ "${1#-}" != "$1" ]; do shift; done
-export FAKE_HOST=$1
+export FAKE_HOST=$1 MULTIRING_HOST=$1
 shift
 cd /
 echo "Welcome to $FAKE_HOST"
@@ -75,6 +81,31 @@ def test_other_hosts_are_told_addresses_that_lead_here(hosts: Launch) -> None:
         assert not there[name].startswith("127.")
 
 
+@pytest.mark.parametrize(
+    ("listed", "notes"),
+    [
+        ("localhost:1,127.0.0.1:1", ["127.0.0.1 and localhost are one machine"]),
+        (f"{socket.gethostname()}:1,localhost:1", [f"localhost and {socket.gethostname()} are one machine"]),
+        ("a:1,c:1,a.example:1", ["a.example and a are one machine"]),
+        ("b:1,localhost:1,b2:1", ["localhost and b are one machine", "b2 and b are one machine"]),
+    ],
+)
+def test_a_machine_of_several_names_is_one_host(hosts: Launch, listed: str, notes: list[str]) -> None:
+    machine = """case $1 in a*) MULTIRING_HOST=a;; b*) unset MULTIRING_HOST;; *) MULTIRING_HOST=$1;; esac"""
+    (hosts.directory / "bin/ssh").write_text(
+        SSH.replace("export FAKE_HOST=$1 MULTIRING_HOST=$1", f"{machine}\nexport MULTIRING_HOST")
+    )
+    result = hosts.run("-H", listed, hosts.script(REPORT))
+    assert result.returncode == 0, result.stderr
+    found = reports(hosts.directory, listed.count(",") + 1)
+    together = len(notes) + 1
+    expected = [(str(rank), str(together)) for rank in range(together)] + [("0", "1")] * (len(found) - together)
+    assert [(report["LOCAL_RANK"], report["LOCAL_WORLD_SIZE"]) for report in found] == expected
+    placed = "the ranks of both are placed there together"
+    assert result.stderr == "".join(f"multiring: {note}: {placed}\n" for note in notes)
+    wait_until(lambda: hosts.processes() == [], "all processes have ended")
+
+
 def test_ranks_of_all_hosts_meet(hosts: Launch) -> None:
     script = hosts.script("""
         from multiring import env
@@ -92,7 +123,7 @@ def test_ranks_of_all_hosts_meet(hosts: Launch) -> None:
 
 def test_another_command_may_stand_for_ssh(hosts: Launch) -> None:
     other = hosts.directory / "other"
-    other.write_text('#!/bin/sh\necho "$@" >> calls\nshift 2\nexec "$@"\n')
+    other.write_text('#!/bin/sh\necho "$@" >> calls\nexport MULTIRING_HOST=$2\nshift 2\nexec "$@"\n')
     other.chmod(0o755)
     result = hosts.run("-H", "a:1,b:1", "--ssh", "./other --flag", "--python", sys.executable, "true")
     assert (result.returncode, result.stderr) == (0, "")
@@ -297,6 +328,37 @@ def test_a_host_without_this_package_is_told_what_to_install(hosts: Launch) -> N
     assert re.search(r"host a: .* install multiring [\d.]+ for \S+/python on it", result.stderr)
 
 
+@pytest.mark.parametrize("noise", ["printf Welcome", "printf 'Welcome\\n> '", "printf '{'", "printf '\\377\\000'"])
+def test_what_a_login_prints_is_no_obstacle(hosts: Launch, noise: str) -> None:
+    (hosts.directory / "bin/ssh").write_text(SSH.replace('echo "Welcome to $FAKE_HOST"', noise))
+    result = hosts.run("-H", "a:1,b:1", hosts.script(REPORT))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert [report["FAKE_HOST"] for report in reports(hosts.directory, 2)] == ["a", "b"]
+
+
+def test_what_a_login_printed_is_shown_where_it_starts_no_agent(hosts: Launch) -> None:
+    result = hosts.run("-H", "a:1", "--ssh", "sh -c 'printf \"maintenance\\n\\ncome back later\"; exit 1'", "true")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "multiring run: host a: sh has ended: exit code 1; try by hand: sh a true; it said:\n"
+        "    maintenance\n    come back later\n"
+    )
+
+
+async def answered(menu: str) -> None:
+    agent = await SshAgent.connect(Target("a", ["sh", "-c", menu], "python"))
+    try:
+        await agent.expect("hello", 1.0)
+    finally:
+        await agent.close()
+
+
+def test_what_a_login_asks_for_is_shown_where_it_never_ends() -> None:
+    said = "host a: no answer within 1 s; it said:\n    Terms of use\n    press any key to go on: "
+    with pytest.raises(LaunchError, match=said):
+        asyncio.run(answered("printf 'Terms of use\\npress any key to go on: '; sleep 60"))
+
+
 def test_another_version_is_refused(hosts: Launch) -> None:
     python = hosts.directory / "python"
     python.write_text("""#!/bin/sh\necho '{"kind": "hello", "version": "0.0.1", "host": "a"}'\ncat > /dev/null\n""")
@@ -327,7 +389,7 @@ def agent_answers(directory: Path, **prepare: object) -> dict[str, object]:
         timeout=30,
     )
     assert agent.returncode == 0, agent.stderr
-    hello, answer = map(json.loads, agent.stdout.splitlines())
+    hello, answer = map(json.loads, agent.stdout.strip().splitlines())
     assert hello["kind"] == "hello"
     return dict(answer)
 

@@ -53,6 +53,27 @@ def test_hosts_find_each_other_and_share_the_ranks(launch: Launch, port: int) ->
         )
 
 
+def test_pods_of_kubeflow_need_no_option(launch: Launch, port: int) -> None:
+    script = launch.script("""
+        import numpy as np
+        import multiring as mr
+
+        mr.init()
+        x = np.arange(3) * 10**mr.rank()
+        mr.all_reduce(x)
+        print("rank", mr.rank(), *x)
+    """)
+    pod = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+    with (
+        launch.start(script, **pod, PET_NODE_RANK="1") as second,
+        launch.start(script, **pod, PET_NODE_RANK="0") as first,
+    ):
+        output, errors = first.communicate(timeout=60)
+        assert (first.returncode, second.wait(30)) == (0, 0), errors
+    lines = sorted(line.rpartition("] ")[2] for line in output.splitlines())
+    assert lines == [f"rank {rank} 0 1111 2222" for rank in range(4)]
+
+
 def test_each_host_runs_what_was_typed_there(launch: Launch, port: int, tmp_path: Path) -> None:
     program = ("sh", "-c", 'echo "$RANK $WHERE $PWD"')
     other = Launch(launch.directory / "other")

@@ -58,6 +58,8 @@ PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
         (SLURM | PMI2 | {"MPI_LOCALRANKID": "0"}, "mpirun", 1, 4),  # the same, with one rank on each host
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "no launcher", 0, 1),  # a batch script is one process
         ({"WORLD_SIZE": "1"}, "no launcher", 0, 1),
+        ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"}, "no launcher", 0, 1),
+        ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"} | by_hand(1, 4), "RANK and WORLD_SIZE", 1, 4),  # of torchrun
         (SLURM | {"WORLD_SIZE": "4"}, "srun", 1, 4),  # a batch script may export it for torch
         ({"PMI_RANK": "0", "PMI_SIZE": "1", "RANK": "0"}, "mpirun", 0, 1),
     ],
@@ -101,7 +103,17 @@ def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], mon
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_ADDR=a and MASTER_PORT=None: set both"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE='': expected a whole number"),
         (SLURM | {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID='': expected a whole number"),
+        (by_hand(0, 2, MASTER_ADDR="tcp://a"), "MASTER_ADDR='tcp://a': expected the name or address .* alone, such as"),
+        (by_hand(0, 2, MASTER_ADDR="a:29500"), "MASTER_ADDR='a:29500': .*; its port is MASTER_PORT"),
+        (by_hand(0, 2, MASTER_ADDR=" a"), "MASTER_ADDR=' a': expected"),
         (by_hand(0, 2) | {"MASTER_PORT": "99999"}, "MASTER_PORT=99999: a port is 1 to 65535"),
+        (
+            {"PET_NNODES": "2", "PET_NODE_RANK": "1"},
+            "PET_NNODES=2 asks for more than one rank, .* start it by `multiring run train.py`",
+        ),
+        ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, "PET_NPROC_PER_NODE=4 asks for more than one rank"),
+        ({"PET_NNODES": "2", "WORLD_SIZE": "1"}, "PET_NNODES=2 asks for more than one rank"),
+        ({"PET_NNODES": "two"}, "PET_NNODES='two': expected a whole number"),
     ],
 )
 def test_contradictions_name_the_values(environ: dict[str, str], message: str) -> None:
@@ -157,9 +169,50 @@ def test_secret_from_a_file_and_from_a_descriptor(tmp_path: Path) -> None:
     os.close(writing)
     for _ in range(2):  # init may be called again after shutdown
         assert bootstrap.given_secret(env.Launch(secret_fd=reading)) == SECRET.encode()
-    bootstrap._inherited.clear()
+    os.close(reading)  # as programs do that close what they do not know
+    assert bootstrap.given_secret(env.Launch(secret_fd=reading)) == SECRET.encode()
     with pytest.raises(RendezvousError, match=f"MULTIRING_SECRET_FD={reading}: Bad file descriptor"):
-        bootstrap.given_secret(env.Launch(secret_fd=reading))
+        bootstrap.given_secret(env.Launch(secret_fd=reading, job="another"))
+
+
+def secret_in_memory(text: str) -> int:
+    descriptor = os.memfd_create("secret")
+    os.write(descriptor, text.encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("address", ["a", "node-1.example", "10.0.0.1", "fd00::1", "[fd00::1]", "fe80::1%eth0"])
+def test_where_rank_0_may_be(address: str) -> None:
+    assert bootstrap.place(by_hand(0, 2, MASTER_ADDR=address)).job == env.join_address(address.strip("[]"), 29511)
+
+
+def test_each_job_that_a_process_joins_has_the_secret_of_its_own_descriptor() -> None:
+    """As workers of Dask and Spark join one after the other, whose descriptors may bear the same number."""
+    bootstrap.given_secret(env.Launch(secret_fd=secret_in_memory("an earlier secret")))
+    before = open_descriptors()
+    for number in range(4):
+        descriptor = secret_in_memory(f"secret of job {number} ...")
+        for _ in range(2):
+            found = bootstrap.given_secret(env.Launch(secret_fd=descriptor))
+            assert found == f"secret of job {number} ...".encode()
+        if number == 2:  # the next one gets the same number
+            os.close(descriptor)
+    assert len(open_descriptors()) <= len(before)
+
+
+def test_a_file_that_the_program_opens_after_init_is_not_read_as_the_secret() -> None:
+    descriptor = secret_in_memory(SECRET)
+    bootstrap.given_secret(env.Launch(secret_fd=descriptor))
+    with open(__file__, "rb") as file:
+        assert file.fileno() != descriptor
+        assert bootstrap.given_secret(env.Launch(secret_fd=descriptor)) == SECRET.encode()
+    assert not os.get_inheritable(descriptor)
+    assert os.pread(descriptor, 100, 0) == b""  # what it starts finds no secret there
 
 
 def test_short_and_missing_secret(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import multiring
+from multiring.cli import COMMANDS
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -17,6 +18,57 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_version() -> None:
     assert run("--version").stdout == f"multiring {multiring.__version__}\n"
+
+
+def test_the_version_is_told_without_importing_what_commands_need() -> None:
+    words = [sys.executable, "-X", "importtime", "-m", "multiring", "--version"]
+    told = subprocess.run(words, capture_output=True, text=True)
+    assert told.stdout == f"multiring {multiring.__version__}\n"
+    imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()}
+    assert not imported & {"typer", "rich", "asyncio", "numpy", "multiring.launch", "multiring.cli.run"}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["fly"], ["run", "--help"]])
+def test_help_imports_nothing_of_other_commands(words: list[str]) -> None:
+    told = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "multiring", *words], capture_output=True, text=True
+    )
+    imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & {"numpy", "multiring.cli.bench", "multiring.rendezvous", "multiring.simulate"}
+
+
+def test_help_is_readable_in_80_columns() -> None:
+    for words in ([], ["run"], ["bench"], ["lab"]):
+        shown = subprocess.run(
+            [sys.executable, "-m", "multiring", *words, "--help"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": "80"},
+        ).stdout.splitlines()
+        assert max(map(len, shown)) <= 80
+        assert len(shown) < 60
+
+
+def test_every_command_is_told_of_in_help() -> None:
+    for command in COMMANDS:
+        assert run(command, "--help").stdout.startswith(f"Usage: multiring {command} ")
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    def completed(*words: str) -> list[str]:
+        asked = {
+            "_MULTIRING_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(words),
+            "COMP_CWORD": str(len(words) - 1),
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "multiring"], capture_output=True, text=True, env={**os.environ, **asked}
+        ).stdout.split()
+
+    assert completed("multiring", "pl") == ["plan"]
+    assert completed("multiring", "run", "--max-re") == ["--max-restarts", "--max-replacements"]
+    assert "--install-completion" in run("--help").stdout
 
 
 def test_help_names_every_command() -> None:

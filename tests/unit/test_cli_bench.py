@@ -49,6 +49,24 @@ def test_a_measurement_that_is_ended_takes_its_ranks_along(tmp_path: Path, optio
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("options", ["--sizes 4KB --seconds 0.1", "--replay resnet50 --speed 1000 --steps 1"])
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, options: str) -> None:
+    json_file = tmp_path / "figures.json"
+    words = ["-n", "2", "--launches", "1000", "--json", str(json_file), *options.split()]
+    command = [sys.executable, "-m", "multiring", "bench", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as measuring:
+        assert measuring.stderr is not None
+        lines = [measuring.stderr.readline() for _ in range(2)]
+        measuring.send_signal(signal.SIGINT)
+        output, errors = measuring.communicate(timeout=60)
+    assert [line.partition(":")[0] for line in lines] == [f"launch {n} of 1000, multiring numpy" for n in (1, 2)]
+    assert measuring.returncode == 128 + signal.SIGINT
+    assert "interrupted: these are the figures of" in errors
+    assert "Traceback" not in errors
+    assert output.count("\n") >= 3
+    assert json.loads(json_file.read_text())["rows"]
+
+
 def started_with(folder: Path) -> list[int]:
     """The processes whose environment names the folder."""
     found = []
@@ -172,7 +190,7 @@ def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeyp
         (["--record", "/nonexistent/job.json", "-m", "train"], "/nonexistent is no directory"),
         (["--record", "job.json", "nothere.py"], "--record job.json: no such script: nothere.py"),
         (["--record", "job.json", "-m"], "which program?"),
-        (["--launchs", "3"], "no such option: --launchs"),
+        (["--launchs", "3"], "no such option: --launchs; did you mean --launches?"),
         (["--record", "job.json", "--launchs", "3", "train.py"], "no such option: --launchs"),
     ],
 )

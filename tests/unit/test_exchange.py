@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from multiring import exchange
 from multiring.errors import MultiringError, PeerLost, RendezvousError, ResourceError
 from multiring.exchange import Exchange
 from multiring.store import Client, Server
@@ -88,3 +89,35 @@ def test_rank_zero_is_the_cause(server: Server) -> None:
     errors = _outcomes(server, 3, {0: ResourceError("out of shared memory"), 1: PeerLost("rank 0 is lost", rank=0)})
     assert isinstance(errors[0], ResourceError)
     assert [str(errors[rank]) for rank in (1, 2)] == ["rank 0 failed to join: out of shared memory"] * 2
+
+
+def _claim(server: Server, where: str, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A process on a host of its own says that it is rank 1; its connection to the store."""
+    monkeypatch.setattr(exchange, "_process_space", lambda: where)
+    store = Client([("127.0.0.1", server.port)], SECRET, job="test")
+    try:
+        Exchange(store, "test", 1, 3, 30).claim(store, where)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def test_a_rank_that_was_started_again_takes_its_place(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for where in ("a", "b", "b"):
+        _claim(server, where, monkeypatch).close()
+
+
+def test_another_process_of_the_rank_is_refused_and_all_hear_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _claim(server, "a", monkeypatch)
+    said = r"two processes say that they are rank 1 of 3, process \d+ on host a and process \d+ on host b: give each"
+    with pytest.raises(RendezvousError, match=said) as refused:
+        _claim(server, "b", monkeypatch)
+    assert refused.value.rank == 1
+    rank_0 = Client([("127.0.0.1", server.port)], SECRET, job="test")
+    with pytest.raises(RendezvousError, match=said):  # though rank 2 has not come
+        Exchange(rank_0, "test", 0, 3, 30).round("arrive", {})
+    rank_0.close()
+    first.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from multiring.launch import LaunchError
-from multiring.launch.hosts import Host, Placement, is_here, parse_hosts, place, read_hostfile, spread
+from multiring.launch.hosts import Host, Placement, is_here, parse_hosts, place, read_hostfile, spread, together
 
 
 def test_hosts_of_the_command_line() -> None:
@@ -21,7 +21,44 @@ def test_hosts_of_the_command_line() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "a:", "a:b", "a::2", "a:2,,b:2", "-a:2", "a:-1", "a slots=2", "[x]:2"])
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a:2,b:2,", "a a b b"),
+        ("a:2 b", "a a b"),  # as `scontrol show hostnames` lists them
+        ("a\nb:2\n", "a b b"),
+        ("n[01-03]:2", "n01 n01 n02 n02 n03 n03"),
+        ("n[1,3-4],m[7],x:2", "n1 n3 n4 m7 x x"),
+        ("r[0-1]n[1,2]-ib:1", "r0n1-ib r0n2-ib r1n1-ib r1n2-ib"),
+        ("fd00::a", "fd00::a"),
+        ("fd00::10,::1", "fd00::10 ::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("1:2:3:4:5:6:7:8,b", "1:2:3:4:5:6:7:8 b"),
+        ("[fd00::1]:2", "fd00::1 fd00::1"),
+        ("10.0.0.1:2", "10.0.0.1 10.0.0.1"),
+    ],
+)
+def test_hosts_as_people_list_them(text: str, hosts: str) -> None:
+    assert [host.name for host in parse_hosts(text) for _ in range(host.slots)] == hosts.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fd00::1:4", r"'fd00::1:4' may be \[fd00::1:4\] or \[fd00::1\]:4: put the address in brackets"),
+        ("n[3-1]", r"'n\[3-1\]': the range 3-1 is empty"),
+        ("n[1-9999999999]:2", r"'n\[1-9999999999\]': more than 65536 hosts"),
+        ("n[1-999][1-999]", "more than 65536 hosts"),
+    ],
+)
+def test_what_is_no_list_of_hosts_is_told_why(text: str, message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "a:", "a:b", "host::2", "a:2,,b:2", ",a", "-a:2", "a:-1", "a slots=2", "[x]:2", "n[1-", "n[]"]
+)
 def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match=r"is not host:ranks,host:ranks"):
         parse_hosts(text)
@@ -33,7 +70,26 @@ def test_hosts_of_a_file(tmp_path: Path) -> None:
     assert read_hostfile(hostfile) == [Host("a", 3), Host("b", 3), Host("c", 1), Host("d", 4)]
 
 
-@pytest.mark.parametrize("line", ["a slots=", "a slots=x", "a b", "a max_slots=3", "a:2 slots=2", "a=2"])
+def test_a_file_of_open_mpi_from_another_system(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_bytes(
+        "\ufeffa slots=2 max_slots=4\r\nb max-slots = 3 slots = 3,\r\nn[08-10] slots=1\r\nfd00::a\tslots=2\r\n".encode()
+    )
+    assert read_hostfile(hostfile) == [
+        Host("a", 2),
+        Host("b", 3),
+        *(Host(f"n{number}", 1) for number in ("08", "09", "10")),
+        Host("fd00::a", 2),
+    ]
+    hostfile.write_text("a slots=3 max_slots=2")
+    with pytest.raises(LaunchError, match=r"'a slots=3 max_slots=2' gives the host more slots than it may have"):
+        read_hostfile(hostfile)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["a slots=", "a slots=x", "a b", "a max_slots=3", "a slots=2 cores=4", "a slots=2 slots=3", "a:2 slots=2", "a=2"],
+)
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text(f"first\n{line}\n")
@@ -59,6 +115,12 @@ def test_ranks_fill_the_hosts() -> None:
 
 def test_ranks_are_spread_over_hosts_that_may_share_a_name() -> None:
     assert spread(["a", "b", "a"], 7) == [Placement("a", 0, 3), Placement("b", 3, 2), Placement("a", 5, 2)]
+
+
+def test_names_of_one_machine_are_one_host() -> None:
+    placements = [Placement("a", 0, 2), Placement("b", 2, 1), Placement("a.example", 3, 3)]
+    assert together(placements, ["m", "n", "m"]) == [Placement("a", 0, 5), Placement("b", 5, 1)]
+    assert together(placements, ["m", "n", "o"]) == placements
 
 
 def test_this_host_is_known_by_name_and_address() -> None:

@@ -107,7 +107,9 @@ def start_here(ranks: int) -> Callable[[str, Sequence[str]], Command]:
 
     def start(library: str, program: Sequence[str]) -> Command:
         if library not in _SAYS:
-            return Command([sys.executable, "-m", "multiring", "run", "--no-summary", "-n", str(ranks), *program])
+            return Command(
+                [sys.executable, "-m", "multiring", "run", "--no-summary", "-H", f"localhost:{ranks}", *program]
+            )
         found = mpi(library)
         assert found is not None
         options = ["-n", str(ranks)]

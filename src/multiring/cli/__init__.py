@@ -2,32 +2,68 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
-import typer
-
 import multiring
+from multiring.descriptors import fill_standard_files
 
-COMMANDS = ("run", "plan", "probe", "simulate", "doctor", "bench", "lab", "report")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"multiring {multiring.__version__}")
-        raise typer.Exit
-
-
-def _root(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
-) -> None:
-    """Synchronous data-parallel training on the machines you have."""
+COMMANDS = {
+    "run": "Start the ranks of a job, here or on many hosts.",
+    "plan": "Show the plan for a topology and a size.",
+    "probe": "Measure the links between hosts.",
+    "simulate": "Predict a training step on a cluster.",
+    "doctor": "Check this host for what stops or slows a job.",
+    "bench": "Measure collectives, also beside those of others.",
+    "lab": "An emulated cluster on this machine.",
+    "report": "Write a page about training on a cluster.",
+}
+"""The subcommands, in the order of the help, and what it says of each without importing it."""
 
 
 def main() -> None:
     """Run the subcommand named on the command line; only its module is imported."""
-    app = typer.Typer(callback=_root, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    named = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    for command in (named,) if named in COMMANDS else COMMANDS:
-        import_module(f"multiring.cli.{command}").register(app)
+    fill_standard_files()
+    if sys.argv[1:] == ["--version"]:  # what a script asks for often needs nothing else
+        print(f"multiring {multiring.__version__}")
+    else:
+        _run_command()
+
+
+def _run_command() -> None:
+    import typer
+
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"multiring {multiring.__version__}")
+            raise typer.Exit
+
+    def root(
+        version: bool = typer.Option(
+            False, "--version", callback=print_version, is_eager=True, help="Print the version."
+        ),
+    ) -> None:
+        """Synchronous data-parallel training on the machines you have."""
+
+    # Help in two plain columns: boxes leave none of 80 columns for what it says.
+    app = typer.Typer(callback=root, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    named = next((word for word in _words() if not word.startswith("-")), "")
+    for command, about in COMMANDS.items():
+        if command == named:
+            import_module(f"multiring.cli.{command}").register(app)
+        else:
+            app.command(command, help=about)(_never_called)
     app(prog_name="multiring")
+
+
+def _words() -> list[str]:
+    """The words of the command line; where a shell asks how it could go on, those that it has so far."""
+    if "_MULTIRING_COMPLETE" in os.environ:
+        typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+        return typed.split()[1:]
+    return sys.argv[1:]
+
+
+def _never_called() -> None:
+    """Stands for a command that is not on the command line."""

@@ -30,6 +30,7 @@ from multiring.cli.comparison import (
     recording_of,
 )
 from multiring.cli.errors import check_output, given, leave_out, one_line_errors
+from multiring.cli.options import no_such_option, whole
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +47,15 @@ def bench(
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option("-n", "-np", min=1, help="Number of ranks, all on this host.", show_default="2; 1 with --record"),
+        typer.Option(
+            "-n",
+            "-np",
+            "--np",
+            parser=whole(1),
+            metavar="N",
+            help="Number of ranks, all on this host.",
+            show_default="2; 1 with --record",
+        ),
     ] = None,
     collective: Collective = "all_reduce",
     sizes: Sizes = DEFAULT_SIZES,
@@ -72,7 +81,7 @@ def bench(
                 "`multiring run -n 4 -m multiring.bench` measures the job that it is in"
             )
         if program and program[0].startswith("-") and program[0] != "-m":
-            raise ValueError(f"no such option: {program[0]}")
+            raise ValueError(no_such_option(context, program[0]))
         if record is not None:
             leave_out(context, given(context) - {"program", "ranks", "record"}, "--record FILE measures nothing")
             _record(record, program or [], ranks or 1)
@@ -97,5 +106,5 @@ def _record(file: Path, program: list[str], ranks: int) -> None:
     if program[0] != "-m" and not Path(program[0]).is_file():
         raise ValueError(f"--record {file}: no such script: {program[0]}")
     check_output("--record", file)
-    command = [sys.executable, "-m", "multiring", "run", "-n", str(ranks), "-m", "multiring.bench.recorder"]
+    command = [sys.executable, "-m", "multiring", "run", "-H", f"localhost:{ranks}", "-m", "multiring.bench.recorder"]
     os.execv(sys.executable, [*command, str(file), *program])

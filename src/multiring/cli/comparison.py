@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +17,7 @@ from rich.console import Console
 from multiring import env, topology_file
 from multiring.bench import curves, parse_sizes, replay, report
 from multiring.bench.contestants import COLLECTIVES, Api, check_collective
-from multiring.bench.launches import Entry, Start, alternate, unnamed_file
+from multiring.bench.launches import Entry, Start, Written, alternate, unnamed_file
 from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
@@ -106,12 +108,13 @@ class Comparison:
         _check_memory(site.world_size, max(parse_sizes(self.sizes)), "buffers", "measure smaller --sizes")
         options = ["--collective", self.collective, "--sizes", self.sizes, "--seconds", str(self.seconds)]
         apis = _apis(self.api, self.peers)
-        written = alternate(_entries(apis, self.peers, options), self.launches, site.start)
-        figures = {name: [[Figure(**each) for each in launch] for launch in done] for name, done in written.items()}
-        ours = {api.value: figures.pop(f"multiring {api.value}") for api in apis}
+        written = alternate(_entries(apis, self.peers, options), self.launches, site.start, _times)
+        figures = {name: [_figures(launch) for launch in done] for name, done in written.launches.items()}
+        ours = {api.value: figures.pop(_ours(api)) for api in apis if _ours(api) in figures}
         rows = report.summarise(ours, figures, self.collective, site.world_size, self._bounds(site))
         title = f"{self.collective}, {site.world_size} ranks {site.about}, float32"
-        report.show(rows, f"{title}, {count(self.launches, 'launch')}; algbw, busbw in GB/s")
+        fewest = min(map(len, written.launches.values()))
+        report.show(rows, f"{title}, {count(fewest, 'launch')}; algbw, busbw in GB/s")
         if self.json_file:
             found = report.record(
                 [asdict(row) for row in rows], self.peers, collective=self.collective, **_conditions(site)
@@ -119,6 +122,7 @@ class Comparison:
             write_output(self.json_file, json.dumps(found, indent=1) + "\n")
         if self.plot:
             curves.plot(self.plot, rows, title)
+        _end(written)
 
     def _bounds(self, site: Site) -> dict[int, float] | None:
         if site.topology is None:
@@ -154,8 +158,8 @@ class Replay:
             save(self.recording, file)
             options = ["--replay", str(file), "--steps", str(self.steps)]
             entries = _entries(_apis(self.api, self.peers), self.peers, options)
-            steps = alternate(entries, self.launches, site.start)
-        rows = replay.rows(self.recording, steps, self._predicted(site))
+            written = alternate(entries, self.launches, site.start, lambda steps: f"step {duration(median(steps))}")
+        rows = replay.rows(self.recording, written.launches, self._predicted(site))
         computing, gradients = duration(self.recording.seconds), size(self.recording.nbytes)
         about = f"{computing} of computation, {gradients} of gradients, on {site.world_size} ranks {site.about}"
         console = Console(markup=False)
@@ -169,6 +173,7 @@ class Replay:
                 **_conditions(site),
             )
             write_output(self.json_file, json.dumps(found, indent=1) + "\n")
+        _end(written)
 
     def _predicted(self, site: Site) -> float | None:
         """Seconds of a step with our plans, by the simulator; None on one host, whose memory it does not know."""
@@ -225,8 +230,31 @@ def _apis(api: Api | None, peers: Sequence[str]) -> list[Api]:
     return [api] if api else sorted({through(peer) for peer in peers} or {Api.numpy})
 
 
+def _ours(api: Api) -> str:
+    """The name of ours, called through ``api``, among what is launched."""
+    return f"multiring {api.value}"
+
+
+def _figures(launch: Any) -> list[Figure]:
+    return [Figure(**each) for each in launch]
+
+
+def _times(launch: Any) -> str:
+    """What a launch measured of private buffers, in a line."""
+    found = [
+        f"{size(figure.nbytes)} {duration(figure.seconds)}" for figure in _figures(launch) if figure.buffer == "private"
+    ]
+    return ", ".join(found)
+
+
+def _end(written: Written) -> None:
+    """The exit code of what was interrupted, once its figures have been shown and written."""
+    if not written.complete:
+        raise typer.Exit(128 + signal.SIGINT)
+
+
 def _entries(apis: Sequence[Api], peers: Sequence[str], options: Sequence[str]) -> dict[str, Entry]:
-    ours = {f"multiring {api.value}": Entry("multiring", [*options, "--api", api.value]) for api in apis}
+    ours = {_ours(api): Entry("multiring", [*options, "--api", api.value]) for api in apis}
     return {**ours, **{peer: Entry(peer, options) for peer in peers}}
 
 

@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def probe(
+    context: typer.Context,
     hosts: HostList = None,
     hostfile: HostFile = None,
     output: Annotated[
@@ -26,4 +27,4 @@ def probe(
 ) -> None:
     """Measure the links between hosts, show them as a tree, and keep them for the jobs on these hosts."""
     program = ["-m", "multiring.probe", *(["--output", str(output)] if output else [])]
-    run(program, hosts=hosts, hostfile=hostfile, ssh=ssh, python=python)
+    run(context, program, hosts=hosts, hostfile=hostfile, ssh=ssh, python=python)

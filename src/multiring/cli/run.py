@@ -8,31 +8,37 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from multiring import env
+from multiring import env, pet
 from multiring.cli.errors import USAGE_ERROR
+from multiring.cli.options import no_such_option, whole
 from multiring.cores import BINDINGS
 from multiring.errors import MultiringError
 from multiring.launch import LaunchError, mpi
 from multiring.launch.hosts import NAME, Host, Placement, is_here, parse_hosts, place, read_hostfile
 from multiring.launch.join import Meeting
 from multiring.launch.launcher import Job
+from multiring.launch.pods import Typed, completed
 from multiring.launch.program import resolve
 from multiring.launch.ssh import SSH
 from multiring.launch.start import run_as_typed, run_over_ssh
 
 HostList = Annotated[str | None, typer.Option("-H", metavar="A:2,B:2", help="Hosts, each with its number of ranks.")]
-HostFile = Annotated[Path | None, typer.Option(help="Hosts from a file: a line 'a slots=2' or 'a:2' each.")]
+HostFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Hosts from a file: a line 'a slots=2' or 'a:2' each.")
+]
 Ssh = Annotated[
     str, typer.Option(metavar="CMD", help="What reaches a host: called as CMD host command...", show_default="ssh")
 ]
 SSH_COMMAND = shlex.join(SSH)
 Python = Annotated[
-    str, typer.Option(help="Python on hosts that are reached by ssh.", show_default="the path of this one")
+    str,
+    typer.Option(metavar="PATH", help="Python on hosts that are reached by ssh.", show_default="the path of this one"),
 ]
 
 
@@ -43,22 +49,42 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    context: typer.Context,
     program: Annotated[
         list[str],
         typer.Argument(metavar="PROGRAM", help="train.py, -m module, or any command; its arguments follow."),
     ],
     ranks: Annotated[
-        int | None, typer.Option("-n", "-np", min=1, help="Number of ranks in total; all slots if hosts are given.")
+        int | None,
+        typer.Option(
+            "-n",
+            "-np",
+            "--np",
+            parser=whole(1),
+            metavar="N",
+            help="Number of ranks in total; all slots if hosts are given.",
+        ),
+    ] = None,
+    ranks_per_host: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc-per-node",
+            "--nproc_per_node",
+            parser=whole(1),
+            metavar="N",
+            help="Number of ranks on each host, as torchrun has it.",
+        ),
     ] = None,
     hosts: HostList = None,
     hostfile: HostFile = None,
     ssh: Ssh = SSH_COMMAND,
     python: Python = sys.executable,
-    host_count: Annotated[
-        int | None, typer.Option("--hosts", min=1, help="Without ssh: type the command on each of so many hosts ...")
+    count_or_list: Annotated[
+        str | None,
+        typer.Option("--hosts", metavar="N", help="Without ssh: type the command on each of so many hosts ..."),
     ] = None,
     host_index: Annotated[
-        int | None, typer.Option(min=0, help="... of which this is one; host 0 has rank 0 ...")
+        int | None, typer.Option(parser=whole(0), metavar="N", help="... of which this is one; host 0 has rank 0 ...")
     ] = None,
     rendezvous: Annotated[
         str | None, typer.Option(metavar="A:PORT", help="... and listens here for the others.")
@@ -74,15 +100,26 @@ def run(
         str,
         typer.Option(metavar="|".join(BINDINGS), help="Bind ranks to their share of the cores, or of NUMA domains."),
     ] = BINDINGS[0],
-    max_restarts: Annotated[int, typer.Option(min=0, help="Start all ranks again after a failure, so often.")] = 0,
+    max_restarts: Annotated[
+        int, typer.Option(parser=whole(0), metavar="N", help="Start all ranks again after a failure, so often.")
+    ] = 0,
     min_ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="Let ranks that fail be missing while so many are left: for programs that shrink."),
+        typer.Option(
+            parser=whole(1),
+            metavar="M",
+            help="Let ranks that fail be missing while so many are left: for programs that shrink.",
+        ),
     ] = None,
     max_replacements: Annotated[
-        int, typer.Option(min=0, help="Start such ranks again, so many in all: for programs that grow.")
+        int,
+        typer.Option(
+            parser=whole(0), metavar="N", help="Start such ranks again, so many in all: for programs that grow."
+        ),
     ] = 0,
-    log_dir: Annotated[Path | None, typer.Option(help="Also write each rank's output to rank-N.log there.")] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write each rank's output to rank-N.log there.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show where each rank runs.")] = False,
     summary: Annotated[
         bool, typer.Option("--summary/--no-summary", help="End with three lines: how long ranks waited, and for whom.")
@@ -92,12 +129,23 @@ def run(
 
     Rank 0 keeps the terminal; each line of the others bears their rank. The first failure ends the job.
     """
-    typed = {"--hosts": host_count, "--host-index": host_index, "--rendezvous": rendezvous}
-    listed = {"-H": hosts, "--hostfile": hostfile}
     if topology is not None:
         os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
     try:
-        _check(program, bind, typed, listed)
+        hosts, host_count = _hosts(hosts, count_or_list)
+        listed = {"-H": hosts, "--hostfile": hostfile}
+        given = Typed(ranks, host_count, host_index, rendezvous, ranks_per_host)
+        is_free = launcher is None and hosts is None and hostfile is None
+        ranks, host_count, host_index, rendezvous, ranks_per_host = astuple(
+            completed(given, pet.read() if is_free else pet.Options())
+        )
+        typed = {"--hosts": host_count, "--host-index": host_index, "--rendezvous": rendezvous}
+        _check(context, program, bind, typed, listed)
+        if ranks_per_host is not None and not is_free:
+            raise LaunchError(
+                f"--nproc-per-node {ranks_per_host} is for hosts that are not listed: -H a:{ranks_per_host},b:"
+                f"{ranks_per_host} lists them with their ranks, and -n is the number in total"
+            )
         _check_plan()
         own = {
             "--bind": bind != BINDINGS[0],
@@ -128,11 +176,24 @@ def run(
                     f"--python {python} is for hosts that are reached by ssh, and there are none: start multiring by "
                     f"that Python ({python} -m multiring run ...)"
                 )
-            code = run_over_ssh(job, placements, _words(ssh), python)
+            code = run_over_ssh(job, placements, _words(ssh), python, _note)
     except (LaunchError, MultiringError, ValueError) as error:
         typer.echo(f"multiring run: {error}", err=True)
         code = USAGE_ERROR
     raise typer.Exit(code)
+
+
+def _hosts(hosts: str | None, count_or_list: str | None) -> tuple[str | None, int | None]:
+    """The list of -H, and the number of --hosts, which may be such a list too, as horovodrun has it."""
+    if count_or_list is None:
+        return hosts, None
+    if count_or_list.isdecimal():
+        if int(count_or_list) == 0:
+            raise LaunchError("--hosts 0: a job has one host at least")
+        return hosts, int(count_or_list)
+    if hosts is not None:
+        raise LaunchError(f"-H {hosts} and --hosts {count_or_list} do not go together: they are two lists of hosts")
+    return count_or_list, None
 
 
 def _check_plan() -> None:
@@ -175,11 +236,17 @@ def _note(text: str) -> None:
     typer.echo(f"multiring: {text}", err=True)
 
 
-def _check(program: list[str], bind: str, typed: Mapping[str, object], listed: Mapping[str, object]) -> None:
+def _check(
+    context: typer.Context,
+    program: list[str],
+    bind: str,
+    typed: Mapping[str, object],
+    listed: Mapping[str, object],
+) -> None:
     if bind not in BINDINGS:
         raise LaunchError(f"--bind {bind}: choose one of {', '.join(BINDINGS)}")
     if program[0].startswith("-") and program[0] != "-m":
-        raise LaunchError(f"no such option: {program[0]}; see multiring run --help")
+        raise LaunchError(no_such_option(context, program[0]))
     if program == ["-m"]:
         raise LaunchError("-m needs the name of a module")
     given = [name for name, value in {**typed, **listed}.items() if value is not None]

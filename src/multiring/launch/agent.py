@@ -21,14 +21,15 @@ from functools import partial
 from typing import Any
 
 import multiring
-from multiring import cores, env
+from multiring import cores, descriptors, env
 from multiring.errors import MultiringError, ResourceError, system_message
 from multiring.launch import LaunchError, processes
-from multiring.launch.hosts import Placement
+from multiring.launch.hosts import Placement, identity
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
 from multiring.launch.processes import Recipe
 from multiring.launch.program import resolve
 from multiring.launch.rank import Rank
+from multiring.launch.signals import on_signal
 from multiring.launch.terminal import Terminal
 from multiring.net import interfaces, listen
 from multiring.net.loop import check_room, within
@@ -132,13 +133,14 @@ class Agent:
         task = asyncio.current_task()
         assert task is not None
         self._end = task.cancel
-        loop.add_signal_handler(signal.SIGCHLD, self._report_exits)
+        on_signal(signal.SIGCHLD, self._report_exits)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._leave, number)
+            on_signal(number, partial(self._leave, number))
         reader = asyncio.StreamReader(LIMIT)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
         typed = None if self._typed is None else self._typed.as_dict()
-        self._send("hello", version=multiring.__version__, host=socket.gethostname(), typed=typed)
+        write_all(self._output, b"\n")  # ends what a shell may have printed when it logged in
+        self._send("hello", version=multiring.__version__, host=socket.gethostname(), machine=identity(), typed=typed)
         while line := await reader.readline():
             message = decode(line)
             if message is None:
@@ -336,4 +338,5 @@ async def _answers(address: str, port: int) -> bool:
 
 
 if __name__ == "__main__":
+    descriptors.fill_standard()
     sys.exit(Agent(0, 1).serve() or 0)

@@ -20,7 +20,11 @@ _T = TypeVar("_T")
 
 ANSWER_SECONDS = 30.0
 END_SECONDS = 10.0
+HEARD_BYTES = 2000
+"""Of what comes before the agent's first message, shown where none comes."""
+
 KILL_SECONDS = 1.0
+HEARD_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,12 @@ class Connection(ABC):
 
     def __init__(self, host: str, streams: Streams) -> None:
         self.host = host
+        self.machine = ""
+        """What tells its machine from others; known once it was greeted."""
         self.streams = streams
         self._greeted = False
+        self._heard = b""
+        """What came that is no message, such as what a shell prints when one logs in."""
 
     @abstractmethod
     async def why(self) -> str:
@@ -76,8 +84,9 @@ class Connection(ABC):
         with contextlib.suppress(ConnectionError):
             while line := await self.streams.reader.readline():
                 message = decode(line)
-                if message is not None:  # a shell may print something before the agent starts
+                if message is not None:
                     return message
+                self._heard = (self._heard + line)[-HEARD_BYTES:]
         return None
 
     async def expect(self, kind: str, seconds: float = ANSWER_SECONDS) -> Message:
@@ -85,14 +94,21 @@ class Connection(ABC):
         try:
             message = await within(seconds, self.receive())
         except asyncio.TimeoutError:
-            raise LaunchError(f"host {self.host}: no answer within {seconds:g} s") from None
+            with contextlib.suppress(asyncio.TimeoutError, ConnectionError):  # a line that was not ended
+                self._heard += await within(HEARD_SECONDS, self.streams.reader.read(HEARD_BYTES))
+            raise LaunchError(f"host {self.host}: no answer within {seconds:g} s{self._noise()}") from None
         if message is None:
-            raise LaunchError(f"host {self.host}: {await self.why()}")
+            raise LaunchError(f"host {self.host}: {await self.why()}{self._noise()}")
         if message["kind"] == "error":
             raise LaunchError(f"host {self.host}: {message['text']}")
         if message["kind"] != kind:
             raise LaunchError(f"host {self.host}: {kind!r} was expected and {message['kind']!r} came")
         return message
+
+    def _noise(self) -> str:
+        """In an error: what came instead of the agent's first message."""
+        lines = [line for line in self._heard.decode(errors="replace").splitlines() if line.strip()]
+        return "" if self._greeted or not lines else "; it said:" + "".join(f"\n    {line}" for line in lines)
 
     async def greet(self) -> Message:
         """The agent's hello; LaunchError if it is another version's."""
@@ -103,6 +119,7 @@ class Connection(ABC):
                 f"same everywhere"
             )
         self._greeted = True
+        self.machine = hello["machine"]
         return hello
 
     async def close(self) -> None:

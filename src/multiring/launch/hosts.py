@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from multiring.hostlist import expand
 from multiring.launch import LaunchError
+from multiring.net import local
 
 NAME = r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:,=\[\]]+)"
 """A host's name or address; one of IPv6 in brackets."""
 
-_ON_COMMAND_LINE = re.compile(NAME + r"(:(?P<slots>\d+))?")
-_IN_FILE = re.compile(NAME + r"(:(?P<slots>\d+)|\s+slots\s*=\s*(?P<more>\d+))?")
+_WORD = re.compile(NAME + r"(:(?P<slots>\d+))?")
+_RANGES = re.compile(r"(?P<name>([^\s:,=\[\]]|\[[\d,-]+\])+)(:(?P<slots>\d+))?")
+"""Names with numbers in brackets, such as node[01-04]."""
 
 
 @dataclass(frozen=True)
@@ -39,37 +44,72 @@ class Placement:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """The hosts of ``a:2,b:2``; a host without a number has one slot."""
-    return _merge(
-        _host(_ON_COMMAND_LINE, part.strip(), f"-H {text}", "host:ranks,host:ranks") for part in text.split(",")
-    )
+    """The hosts of ``a:2,b:2`` or ``n[01-04]:2``; a host without a number has one slot."""
+    listed = re.sub(r"\s*,\s*|\s+", ",", text.strip()).removesuffix(",")
+    entries = re.split(r",(?![\d,-]*\])", listed)  # at no comma within brackets
+    return _merge(host for entry in entries for host in _hosts(entry, f"-H {text}", "host:ranks,host:ranks"))
 
 
 def read_hostfile(path: Path) -> list[Host]:
     """The hosts of a file: a line ``a slots=2``, ``a:2`` or ``a`` for each, ``#`` begins a comment."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"cannot read the hostfile {path}: {getattr(error, 'strerror', None) or error}") from None
-    found = []
+    found: list[Host] = []
     for number, line in enumerate(lines, 1):
-        entry = line.partition("#")[0].strip()
+        entry = line.partition("#")[0].strip().removesuffix(",").rstrip()
         if entry:
-            found.append(_host(_IN_FILE, entry, f"{path}, line {number}", "'host slots=2', 'host:2' or 'host'"))
+            found += _hosts(entry, f"{path}, line {number}", "'host slots=2', 'host:2' or 'host'")
     if not found:
         raise LaunchError(f"the hostfile {path} names no host")
     return _merge(found)
 
 
-def _host(form: re.Pattern[str], text: str, where: str, expected: str) -> Host:
-    match = form.fullmatch(text)
-    if match is None or match["name"].startswith("-"):
-        raise LaunchError(f"{where}: {text!r} is not {expected}")
-    groups = match.groupdict()
-    slots = int(groups["slots"] or groups.get("more") or 1)
+def _hosts(entry: str, where: str, expected: str) -> list[Host]:
+    """The hosts of an entry: one, or as many as the numbers in its brackets."""
+    word, *options = re.sub(r"\s*=\s*", "=", entry).split() or [""]
+    given = dict(re.findall(r"^(slots|max[-_]?slots)=(\d+)$", "\n".join(options), re.MULTILINE))
+    match = _WORD.fullmatch(word) or _RANGES.fullmatch(word)
+    own = match["slots"] if match else None
+    is_odd = len(given) < len(options) or (options and ("slots" not in given or own))
+    name = word if match is None and _is_bare_ipv6(word, where) else match["name"] if match else ""
+    if is_odd or not name or name.startswith("-"):
+        raise LaunchError(f"{where}: {entry!r} is not {expected}")
+    slots = int(own or given.get("slots", 1))
+    most = min((int(value) for option, value in given.items() if option != "slots"), default=slots)
     if slots == 0:
-        raise LaunchError(f"{where}: {text!r} gives the host no slot")
-    return Host(match["name"].strip("[]"), slots)
+        raise LaunchError(f"{where}: {entry!r} gives the host no slot")
+    if slots > most:  # Open MPI's bound of what may be asked for
+        raise LaunchError(f"{where}: {entry!r} gives the host more slots than it may have")
+    return [Host(each, slots) for each in _names(name, where)]
+
+
+def _names(name: str, where: str) -> list[str]:
+    if "[" not in name or ":" in name:
+        return [name.strip("[]")]
+    try:
+        return expand(name)
+    except ValueError as error:
+        raise LaunchError(f"{where}: {name!r}: {error}") from None
+
+
+def _is_bare_ipv6(word: str, where: str) -> bool:
+    """Whether it is an address without brackets; LaunchError where its end may be a number of slots as well."""
+    if not _is_ipv6(word):
+        return False
+    address, _, last = word.rpartition(":")
+    if last.isdecimal() and _is_ipv6(address):
+        raise LaunchError(f"{where}: {word!r} may be [{word}] or [{address}]:{last}: put the address in brackets")
+    return True
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _merge(hosts: Iterable[Host]) -> list[Host]:
@@ -102,13 +142,36 @@ def spread(names: list[str], world_size: int) -> list[Placement]:
     if world_size < len(names):
         raise LaunchError(f"-n {world_size} ranks cannot be spread over {len(names)} hosts: give at least one for each")
     share, rest = divmod(world_size, len(names))
-    hosts = [Host(name, share + (index < rest)) for index, name in enumerate(names)]
     # Two hosts may bear the same name here: each typed its own command, and only the index tells them apart.
+    return _in_order([Host(name, share + (index < rest)) for index, name in enumerate(names)])
+
+
+def _in_order(hosts: Iterable[Host]) -> list[Placement]:
+    """All slots of the hosts filled."""
     placements, first = [], 0
     for host in hosts:
         placements.append(Placement(host.name, first, host.slots))
         first += host.slots
     return placements
+
+
+def together(placements: Sequence[Placement], machines: Sequence[str]) -> list[Placement]:
+    """The placements with those on one machine made one, at the place of the first."""
+    counts: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for placement, machine in zip(placements, machines, strict=True):
+        counts[machine] = counts.get(machine, 0) + placement.count
+        names.setdefault(machine, placement.host)
+    return _in_order([Host(names[machine], count) for machine, count in counts.items()])
+
+
+def identity() -> str:
+    """What two names of this host have in common, and no two hosts, containers or users; nor what MULTIRING_HOST parts.
+
+    The numbers of namespaces tell apart containers that share a network.
+    """
+    spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("mnt", "pid")]
+    return " ".join([local.machine(), *map(str, spaces), os.environ.get("MULTIRING_HOST", "")])
 
 
 def is_here(name: str) -> bool:

@@ -17,12 +17,16 @@ from multiring.launch.forked import ForkedAgent
 from multiring.launch.join import JoinedAgent
 from multiring.launch.messages import to_text
 from multiring.launch.output import Output
-from multiring.launch.program import portable
+from multiring.launch.program import module_name, portable
 from multiring.launch.ssh import SshAgent
 from multiring.launch.stdin import Input
 from multiring.launch.summary import summary
 from multiring.launch.terminal import Terminal, in_foreground, window_size
+from multiring.net import interfaces
 from multiring.store import Server
+
+RELATIVE_IMPORT = "attempted relative import with no known parent package"
+"""What Python says of a script that belongs into a package."""
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -112,7 +116,7 @@ class Launcher:
         settings = env.read(env.Settings)
         secret = self._given_secret or secrets.token_hex(32).encode()
         job = secrets.token_hex(8)
-        bind = ("127.0.0.1",) if self._is_local else ()
+        bind = interfaces.loopbacks()[:1] if self._is_local else []
         server = Server(secret, job=job, bind=bind, ports=settings.ports, interface=settings.interface)
         replacements = Replacements(self._job.max_replacements, lambda number: admission.is_member(server, job, number))
         try:
@@ -146,7 +150,7 @@ class Launcher:
         answer = await self._first.expect("listening")
         port: int = answer["port"]
         if self._is_local:
-            return "127.0.0.1", port
+            return interfaces.loopbacks()[0], port
         addresses: list[str] = answer["addresses"]
         others = [agent for _, agent in self._agents[1:]]
         for agent in others:
@@ -182,6 +186,8 @@ class Launcher:
         text = failure.what
         if lines:
             text += "; its last lines:" + "".join(f"\n    {line}" for line in lines)
+        if any(RELATIVE_IMPORT in line for line in lines) and self._job.program[0].endswith(".py"):
+            text += f"\n{self._job.program[0]} is part of a package: start it by -m {module_name(self._job.program[0])}"
         self._output.note(text)
 
     def _handle_signals(self) -> None:

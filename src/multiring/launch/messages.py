@@ -23,7 +23,8 @@ to the agent   fields                                 meaning
 =============  =====================================  =====================================================
 to launcher    fields                                 meaning
 =============  =====================================  =====================================================
-``hello``      version host typed                     the agent is there; what was typed there, if anything
+``hello``      version host machine typed             the agent is there, on which machine; what was typed
+                                                      there, if anything
 ``ready``      shares                                 what each rank will be bound to, in words
 ``error``      text                                   the host cannot do what was asked
 ``listening``  port addresses                         the addresses of the host, if asked for

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from multiring.errors import system_message
 from multiring.launch import LaunchError
 from multiring.launch.messages import write_all
+from multiring.launch.tracebacks import Tracebacks
 
 TAIL_LINES = 20
 MAX_LINE = 1 << 16
@@ -22,6 +23,9 @@ STREAMS = {1: "standard output", 2: "standard error"}
 
 HOLD_SECONDS = 0.05
 """How long another rank's line waits for rank 0 to end its own."""
+
+TRACEBACK_SECONDS = 1.0
+"""How long the lines of a traceback are held back that does not end."""
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
@@ -58,7 +62,8 @@ class Lines:
 class Output:
     """Passes rank 0's output on as it is, and that of the others as lines ``[rank] text``.
 
-    Where rank 0 stands in the middle of a line, another's waits a little and then begins a new one.
+    Where rank 0 stands in the middle of a line, another's waits a little and then begins a new one. A traceback that
+    another rank has shown is left out.
     """
 
     def __init__(self, log_dir: Path | None, ranks: int, on_broken: Callable[[], None]) -> None:
@@ -71,6 +76,7 @@ class Output:
         self._logs: dict[int, BinaryIO] = {}
         self._lines: dict[tuple[int, int], Lines] = defaultdict(Lines)
         self._tails: dict[int, deque[bytes]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
+        self._tracebacks = Tracebacks()
         self._full: set[int] = set()
         self._mid_line: set[object] = set()
         self._held: list[tuple[int, bytes]] = []
@@ -88,8 +94,10 @@ class Output:
         """Pass on what a rank wrote to its output (1) or error (2) stream."""
         if self._logs:
             self._write(self._logs[rank].fileno(), self._logs[rank].name, data)
-        lines = self._lines[rank, stream].feed(data)
-        self._tails[rank].extend(lines)
+        lines, remembered = self._tracebacks.feed((rank, stream), self._lines[rank, stream].feed(data))
+        self._tails[rank].extend(remembered)
+        if self._tracebacks.is_open((rank, stream)):
+            asyncio.get_running_loop().call_later(TRACEBACK_SECONDS, self._show_unended, rank, stream)
         if rank == 0:
             self._write_rank_0(stream, data)
         else:
@@ -98,6 +106,7 @@ class Output:
     def end_streams(self) -> None:
         """The ranks have ended: pass on the lines that they left unfinished."""
         for (rank, stream), lines in self._lines.items():
+            self._show_unended(rank, stream)
             rest = lines.end()
             self._tails[rank].extend(rest)
             if rank != 0:
@@ -119,6 +128,12 @@ class Output:
     def close(self) -> None:
         for log in self._logs.values():
             log.close()
+
+    def _show_unended(self, rank: int, stream: int) -> None:
+        lines = self._tracebacks.flush((rank, stream))
+        self._tails[rank].extend(lines)
+        if rank != 0:
+            self._write_lines(rank, stream, lines)
 
     def _write_rank_0(self, stream: int, data: bytes) -> None:
         self._emit(stream, data)

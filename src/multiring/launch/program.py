@@ -31,6 +31,11 @@ def resolve(words: Sequence[str], directory: str, environment: Mapping[str, str]
     return [found, *words[1:]]
 
 
+def module_name(script: str) -> str:
+    """What -m calls a script, seen from the directory in which it was typed."""
+    return os.path.normpath(script).removesuffix(".py").strip(os.sep).replace(os.sep, ".")
+
+
 _OF_THE_HOST = {
     "HOME",
     "HOSTNAME",

@@ -14,14 +14,16 @@ from multiring.launch import LaunchError, processes
 from multiring.launch.agent import Agent, Typed
 from multiring.launch.connection import Connection, gather
 from multiring.launch.forked import ForkedAgent, fork_agent
-from multiring.launch.hosts import Placement, is_here, spread
+from multiring.launch.hosts import Placement, is_here, spread, together
 from multiring.launch.join import Meeting, accept, reach
 from multiring.launch.launcher import Job, Launcher
 from multiring.launch.ssh import SshAgent, Target
 from multiring.net.loop import check_room
 
 
-def run_over_ssh(job: Job, placements: Sequence[Placement], ssh: Sequence[str], python: str) -> int:
+def run_over_ssh(
+    job: Job, placements: Sequence[Placement], ssh: Sequence[str], python: str, note: Callable[[str], None]
+) -> int:
     """Run a job on hosts that ``ssh host command...`` reaches, or here; the exit code of the job."""
     secret = given_secret()
     # Before there is an event loop or a thread, since they do not survive a fork.
@@ -40,11 +42,30 @@ def run_over_ssh(job: Job, placements: Sequence[Placement], ssh: Sequence[str], 
 
         try:
             await gather(connect(index, placement.host) for index, placement in enumerate(placements))
-            return await Launcher(job, [(p, agents[i]) for i, p in enumerate(placements)], secret).run()
+            placed = await _one_each_machine([(p, agents[i]) for i, p in enumerate(placements)], note)
+            return await Launcher(job, placed, secret).run()
         finally:
             await asyncio.gather(*(agent.close() for agent in agents.values()))
 
     return _run(main)
+
+
+async def _one_each_machine(
+    placed: Sequence[tuple[Placement, Connection]], note: Callable[[str], None]
+) -> list[tuple[Placement, Connection]]:
+    """One agent for each machine, of those that several names have led to: each would give its ranks all cores."""
+    chosen: dict[str, tuple[str, Connection]] = {}
+    for placement, agent in placed:
+        first, other = chosen.setdefault(agent.machine, (placement.host, agent))
+        if other is agent:
+            continue
+        note(f"{placement.host} and {first} are one machine: the ranks of both are placed there together")
+        if isinstance(agent, ForkedAgent) and not isinstance(other, ForkedAgent):
+            chosen[agent.machine] = first, agent
+            agent = other
+        await agent.close()
+    placements = together([placement for placement, _ in placed], [agent.machine for _, agent in placed])
+    return [(placement, agent) for placement, (_, agent) in zip(placements, chosen.values(), strict=True)]
 
 
 def run_as_typed(job: Job, ranks: int, meeting: Meeting, note: Callable[[str], None]) -> int:

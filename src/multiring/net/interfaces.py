@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Iterable
 from pathlib import Path
+
+from multiring.errors import ResourceError
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -30,6 +33,27 @@ def admitted(interface: str = "", *, loopback: bool = False) -> list[tuple[str, 
         have = ", ".join(f"{name} {ip}" for name, ip in usable) or "none"
         raise ValueError(f"MULTIRING_INTERFACE={interface!r} admits no address of this host; it has: {have}")
     return sorted(found, key=lambda entry: (entry[1].is_loopback, -_speed(entry[0]), entry[1].version))
+
+
+def loopbacks() -> list[str]:
+    """The addresses by which processes of this host reach each other, whatever its names stand for.
+
+    ResourceError if there is none, which no waiting would mend.
+    """
+    usable, reasons = [], []
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((address, 9))  # looks for a route and sends nothing
+            usable.append(address)
+        except OSError as error:
+            reasons.append(f"{address}: {error.strerror}")
+    if not usable:
+        raise ResourceError(
+            f"this host has no loopback address ({'; '.join(reasons)}), over which its processes meet: "
+            "`ip link set lo up` brings it up"
+        )
+    return usable
 
 
 def fastest(names: Iterable[str]) -> list[str]:

@@ -66,12 +66,13 @@ def _store(communicator: Communicator) -> Store:
         return HashStore()
     interface = communicator.world.settings.interface
     if communicator.rank == 0:
-        store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        # It listens everywhere; the address is the one at which this process connects to it.
+        store = TCPStore(interfaces.loopbacks()[0], 0, is_master=True, wait_for_workers=False)
         communicator.broadcast_object((interfaces.addresses(interface), store.port))
         return store
     addresses, port = communicator.broadcast_object()
     if communicator.hosts[communicator.rank] == communicator.hosts[0]:
-        addresses = ["localhost"]
+        addresses = interfaces.loopbacks()
     for address in addresses:
         try:
             return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))

@@ -1,0 +1,48 @@
+"""Options that people mistype, and those that they know from other launchers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+
+import typer
+
+OF_OTHERS = {
+    "--host": "-H",
+    "--hostlist": "-H",
+    "--machinefile": "--hostfile",
+    "--nnodes": "--hosts",
+    "--node-rank": "--host-index",
+    "--master-addr": "--rendezvous",
+    "--master-port": "--rendezvous",
+    "--rdzv-endpoint": "--rendezvous",
+    "--module": "-m",
+    "--num-proc": "-n",
+    "--nproc": "-n",
+    "--bind-to": "--bind",
+    "--restarts": "--max-restarts",
+}
+"""What torchrun, mpirun and horovodrun call it."""
+
+
+def whole(least: int) -> Callable[[str | int], int]:
+    """Parses a whole number of at least ``least``; the error shows what was given."""
+
+    def parse(text: str | int) -> int:
+        if not str(text).isdecimal() or int(text) < least:
+            raise typer.BadParameter(f"{text!r} is no whole number of {least} or more")
+        return int(text)
+
+    return parse
+
+
+def no_such_option(context: typer.Context, word: str) -> str:
+    """An error about an option that the command does not have, with the one that was perhaps meant."""
+    name = word.partition("=")[0].replace("_", "-")
+    known = [option for parameter in context.command.params for option in parameter.opts if option.startswith("-")]
+    meant = OF_OTHERS.get(name, "") or _nearest(name, known)
+    return f"no such option: {word}" + (f"; did you mean {meant}?" if meant else f"; see {context.command_path} --help")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(name, known, n=1)), "")

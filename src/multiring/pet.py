@@ -1,0 +1,68 @@
+"""The variables ``PET_*``: the options of torchrun, as Kubeflow's trainer leaves them in each of a job's pods."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+WORDS = ("auto", "cpu", "gpu", "xpu")
+"""What may stand for the number of ranks a host."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the variables say; None where they say nothing."""
+
+    hosts: int | None = None
+    ranks_per_host: int | str | None = None
+    """A word of `WORDS` where a host is to have as many as it has processors."""
+    host_index: int | None = None
+    address: str | None = None
+    port: int | None = None
+
+    @property
+    def several(self) -> str:
+        """The variable that asks for more than one rank, and its value; "" if none does."""
+        if self.hosts is not None and self.hosts > 1:
+            return f"PET_NNODES={self.hosts}"
+        if isinstance(self.ranks_per_host, int) and self.ranks_per_host > 1:
+            return f"PET_NPROC_PER_NODE={self.ranks_per_host}"
+        return ""
+
+
+def read(environ: Mapping[str, str] | None = None) -> Options:
+    """The options in ``environ`` (the process's if None); ValueError names a variable, its value and what was expected.
+
+    An elastic range of hosts, such as 1:4, is none: a job has a number of ranks.
+    """
+    environ = os.environ if environ is None else environ
+    return Options(
+        _hosts(environ.get("PET_NNODES", "")),
+        _ranks_per_host(environ.get("PET_NPROC_PER_NODE", "")),
+        _number("PET_NODE_RANK", environ.get("PET_NODE_RANK", "")),
+        environ.get("PET_MASTER_ADDR") or None,
+        _number("PET_MASTER_PORT", environ.get("PET_MASTER_PORT", "")),
+    )
+
+
+def _hosts(text: str) -> int | None:
+    least, _, most = text.partition(":")
+    if most and most != least:
+        raise ValueError(
+            f"PET_NNODES={text!r}: a job has a fixed number of hosts, such as 4; members come and go by shrink() and "
+            "grow()"
+        )
+    return _number("PET_NNODES", least)
+
+
+def _ranks_per_host(text: str) -> int | str | None:
+    return text if text in WORDS else _number("PET_NPROC_PER_NODE", text)
+
+
+def _number(name: str, text: str) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise ValueError(f"{name}={text!r}: expected a whole number")
+    return int(text)

@@ -1,0 +1,64 @@
+"""Programs that are started without standard input, output or error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from launching import COMMAND, Launch
+from test_launchers import free_port
+
+SUM = """
+    import os, subprocess
+    import numpy as np
+    import multiring as mr
+
+    mr.init()
+    print("printed by Python", flush=True)
+    os.system("echo printed by a shell; echo and there >&2; cat")
+    x = np.arange(5) * 10**mr.rank()
+    mr.all_reduce(x)
+    links = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    with open(f"sum-{mr.rank()}", "w") as file:
+        print(*x, file=file)
+        print(*(link for link in links if link.startswith("socket")), file=file)
+"""
+CLOSED = ["<&- >&-", "<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_a_job_whose_launcher_has_closed_descriptors(launch: Launch, closed: str) -> None:
+    words = ("sh", "-c", f'"$@" {closed}', "sh", *COMMAND, "-n", "3", launch.script(SUM))
+    ended = subprocess.run(words, cwd=launch.directory, env=launch.environment, capture_output=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(3):
+        assert (launch.directory / f"sum-{rank}").read_text() == "0 111 222 333 444\n\n"
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_ranks_by_hand_with_closed_descriptors(launch: Launch, closed: str) -> None:
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = ("sh", "-c", f'"$@" {closed}', "sh", sys.executable, launch.script(SUM))
+    ranks = [
+        subprocess.Popen(
+            words,
+            cwd=launch.directory,
+            env={**launch.environment, **place, "RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=60)
+        assert rank.returncode == 0, errors
+    for number in range(2):
+        assert (launch.directory / f"sum-{number}").read_text() == "0 11 22 33 44\n\n"
+
+
+def test_a_command_without_standard_output(launch: Launch) -> None:
+    words = ("sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "multiring", "lab", "status")
+    ended = subprocess.run(words, env=launch.environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,0 +1,60 @@
+"""What ``multiring run`` takes from a pod's environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from multiring import pet
+from multiring.launch import LaunchError, pods
+from multiring.launch.pods import Typed, completed
+
+POD = {
+    "PET_NNODES": "3",
+    "PET_NPROC_PER_NODE": "2",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+}
+ADDRESS = "job-node-0-0.job:29500"
+
+
+@pytest.mark.parametrize(
+    ("environ", "typed", "expected"),
+    [
+        ({}, Typed(4), Typed(4)),
+        ({}, Typed(), Typed()),
+        (POD, Typed(), Typed(6, 3, 1, ADDRESS)),
+        (POD, Typed(9), Typed(9, 3, 1, ADDRESS)),
+        (POD, Typed(None, 2, 0, "a:1"), Typed(4, 2, 0, "a:1")),
+        ({}, Typed(None, 2, 0, "a:1", 3), Typed(6, 2, 0, "a:1", 3)),
+        ({}, Typed(ranks_per_host=3), Typed(3, ranks_per_host=3)),
+        (POD, Typed(ranks_per_host=4), Typed(12, 3, 1, ADDRESS, 4)),
+        (POD | {"PET_MASTER_ADDR": "fd00::1"}, Typed(), Typed(6, 3, 1, "[fd00::1]:29500")),
+        (POD | {"PET_NNODES": "1"}, Typed(), Typed(2)),
+        (POD | {"PET_NNODES": "1:1"}, Typed(), Typed(2)),
+        ({"PET_NPROC_PER_NODE": "3"}, Typed(), Typed(3)),
+        ({"PET_NPROC_PER_NODE": "3"}, Typed(2), Typed(2)),
+        (POD | {"PET_NPROC_PER_NODE": "auto"}, Typed(), Typed(15, 3, 1, ADDRESS)),
+        (POD | {"PET_NPROC_PER_NODE": "cpu"}, Typed(), Typed(15, 3, 1, ADDRESS)),
+        (POD | {"PET_NPROC_PER_NODE": "gpu"}, Typed(6), Typed(6, 3, 1, ADDRESS)),
+        ({}, Typed(4, 2), Typed(4, 2)),  # the command says what is missing
+    ],
+)
+def test_options(environ: dict[str, str], typed: Typed, expected: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pods, "_processors", lambda: 5)
+    assert completed(typed, pet.read(environ)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (POD | {"PET_NPROC_PER_NODE": "gpu"}, "PET_NPROC_PER_NODE=gpu: ranks of multiring run on CPUs; give .* -n"),
+        (POD | {"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE='many': expected a whole number"),
+        (POD | {"PET_NNODES": "1:4"}, "PET_NNODES='1:4': a job has a fixed number of hosts"),
+        (POD | {"PET_NODE_RANK": ""}, "PET_NNODES=3 .*: set --host-index or PET_NODE_RANK, or give -H localhost:N"),
+        (POD | {"PET_MASTER_PORT": ""}, "set --rendezvous or PET_MASTER_ADDR and PET_MASTER_PORT"),
+    ],
+)
+def test_what_cannot_be_taken_is_named(environ: dict[str, str], message: str) -> None:
+    with pytest.raises((LaunchError, ValueError), match=message):
+        completed(Typed(), pet.read(environ))
