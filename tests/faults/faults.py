@@ -104,6 +104,54 @@ class Shortage:
             assert f"rank {victim}" in logs[rank] or rank == victim, logs
 
 
+@dataclass(frozen=True)
+class Parting:
+    """Two hosts that live, and that all others reach, lose what they send to each other.
+
+    A rank whose calls need both raises as do all: one of the two hosts, the same for everybody, is given up.
+    """
+
+    name: str
+    both: bool = True
+    """Or only what the first sends."""
+    larger_than: int = 0
+    """Only packets of more bytes are lost."""
+    within: float = HEARTBEAT + 3
+    named_after: float = 5.0
+
+    def judge(self, job: Job, one: str, other: str) -> None:
+        """AssertionError unless every rank saw what it should have seen."""
+        hosts, cluster = job.world.hosts, job.world.cluster
+        assert cluster is not None
+        struck = time.time()
+        lab.part(cluster, one, other, both=self.both, larger_than=self.larger_than)
+        try:
+            for rank in range(len(hosts)):
+                job.await_line(rank, "raised", self.within + 10)
+        finally:
+            for host in (one, other):
+                lab.restore(cluster, host)
+        job.write("settled")
+        job.end(range(len(hosts)))
+        outcomes = [job.outcome(rank) for rank in range(len(hosts))]
+        told = f"{self.name}, {one} and {other} of {' '.join(hosts)}: {outcomes}"
+        assert {outcome["kind"] for outcome in outcomes} == {"PeerLost"}, told
+        assert len({(outcome["rank"], outcome["host"]) for outcome in outcomes}) == 1, told
+        given_up, kept = (one, other) if outcomes[0]["host"] == one else (other, one)
+        assert outcomes[0]["rank"] == hosts.index(given_up), told
+        assert {outcome["apart"] for outcome in outcomes} == {hosts.index(kept)}, told
+        assert max(outcome["raised"] for outcome in outcomes) - struck < self.within, told
+        assert all(outcome["unchanged"] and outcome["leaving"] < 3 for outcome in outcomes), told
+        logs = [line for rank in range(len(hosts)) for line in job.log(rank).splitlines()]
+        assert any("cannot reach each other" in line or "has not been heard of" in line for line in logs), logs
+
+
+PARTINGS = (
+    Parting("parted"),
+    Parting("parted one way", both=False),
+    Parting("parted for large packets", larger_than=1000),
+)
+
 SHORTAGES = (
     Shortage("no descriptors", "--nofile=12", "ulimit -n"),
     Shortage("no shared memory", "--fsize=16384", "ulimit -f"),
