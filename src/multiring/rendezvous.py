@@ -196,7 +196,8 @@ def join(place: Place, settings: env.Settings) -> World:
     _joins[prefix] += 1
     with _blaming(place.rank), place.meet(settings) as meeting:
         key = f"{prefix}/{_joins[prefix]}"
-        exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
+        size, served_by = place.world_size, meeting.store.served_by
+        exchange = Exchange(meeting.store, key, place.rank, size, settings.init_timeout, served_by=served_by)
         with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
             exchange.outdate(meeting.store, f"{job}/newest", place.restart)
             world = _join(place, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
