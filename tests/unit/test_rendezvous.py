@@ -636,3 +636,14 @@ def test_loopback_never_leads_to_another_machine() -> None:
 
 def test_ranks_in_words() -> None:
     assert [spans(ranks) for ranks in ([], [3], [0, 1, 2, 5], [1, 3, 4])] == ["", "3", "0-2, 5", "1, 3-4"]
+
+
+def test_without_proc_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local, "PROC", tmp_path)
+    for tell, file in ((local.machine, "sys/kernel/random/boot_id"), (local.kernel, "sys/kernel/random/boot_id")):
+        with pytest.raises(ResourceError) as raised:
+            tell()
+        assert str(raised.value) == (
+            f"cannot tell which machine this is: {tmp_path / file}: No such file or directory; mount /proc in this "
+            "container or chroot (mount -t proc proc /proc)"
+        )

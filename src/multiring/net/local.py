@@ -7,11 +7,12 @@ The socket stays open: its end tells of the rank's death.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,8 @@ from multiring.net import auth, unix
 
 LOOK_SECONDS = 1.0
 """Between two looks whether those that have not come yet are still there."""
+
+PROC = Path("/proc")
 
 _log = logging.getLogger("multiring")
 
@@ -36,13 +39,26 @@ class LocalEngine(Protocol):
 
 
 def kernel() -> str:
-    """What ranks of one machine have in common, be they in containers or not."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """What ranks of one machine have in common, be they in containers or not; ResourceError without /proc."""
+    with _in_words():
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def machine() -> str:
-    """What ranks that may share memory have in common: kernel, network namespace, user."""
-    return f"{kernel()} {os.stat('/proc/self/ns/net').st_ino} {os.getuid()}"
+    """What ranks that may share memory have in common: kernel, network namespace, user; ResourceError without /proc."""
+    with _in_words():
+        return f"{kernel()} {os.stat(PROC / 'self/ns/net').st_ino} {os.getuid()}"
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = "mount /proc in this container or chroot (mount -t proc proc /proc)"
+        raise ResourceError(
+            f"cannot tell which machine this is: {error.filename}: {error.strerror}; {remedy}"
+        ) from None
 
 
 def attach(
