@@ -113,7 +113,7 @@ def processes_of(folder: Path) -> list[int]:
 def hurt(this: Round, world: World, folder: Path) -> Iterator[Job]:
     """The job to which it was done, and which was judged."""
     if isinstance(this.fault, Shortage):
-        patience = {"MULTIRING_INIT_TIMEOUT": "15"}
+        patience = {"MULTIRING_INIT_TIMEOUT": "30"}
         with launched(world, folder, this.calls, limits={this.victim: this.fault.limit}, environment=patience) as job:
             this.fault.judge(job, this.victim)
             yield job

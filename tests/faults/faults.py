@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fair_time import FAIR
 from jobs_under_fault import Job
 
 from multiring import lab
@@ -140,8 +141,8 @@ class Parting:
         given_up, kept = (one, other) if outcomes[0]["host"] == one else (other, one)
         assert outcomes[0]["rank"] == hosts.index(given_up), told
         assert {outcome["apart"] for outcome in outcomes} == {hosts.index(kept)}, told
-        assert max(outcome["raised"] for outcome in outcomes) - struck < self.within, told
-        assert all(outcome["unchanged"] and outcome["leaving"] < 3 for outcome in outcomes), told
+        assert FAIR.between(struck, max(outcome["raised"] for outcome in outcomes)) < self.within, told
+        assert all(outcome["unchanged"] and took_to_leave(outcome) < 3 for outcome in outcomes), told
         logs = [line for rank in range(len(hosts)) for line in job.log(rank).splitlines()]
         assert any("cannot reach each other" in line or "has not been heard of" in line for line in logs), logs
 
@@ -174,6 +175,11 @@ def culprits(fault: Fault, job: Job, victim: int) -> set[int]:
     return {rank for rank in range(len(hosts)) if hosts[rank] == hosts[victim]} if fault.on_link else {victim}
 
 
+def took_to_leave(outcome: dict[str, Any]) -> float:
+    """Fair seconds from the end of a rank's program to that of its shutdown."""
+    return FAIR.between(outcome["left"] - outcome["leaving"], outcome["left"])
+
+
 def judge(fault: Fault, job: Job, victim: int, struck: float) -> None:
     """AssertionError unless every rank saw what it should have seen."""
     blamed = culprits(fault, job, victim)
@@ -201,10 +207,11 @@ def judge(fault: Fault, job: Job, victim: int, struck: float) -> None:
         if "was not started" not in outcome["message"]:
             assert outcome["number"] >= 0, told
             assert outcome["seconds"] >= 0, told  # 0: the call began while its own process was starved
-        assert outcome["raised"] - struck < fault.within, told
-        assert outcome["leaving"] < 3, told
+        assert FAIR.between(struck, outcome["raised"]) < fault.within, told
+        assert took_to_leave(outcome) < 3, told
         assert outcome["unchanged"], told
-    if fault.named_after is not None:
+    in_a_call = any("was not started" not in job.outcome(rank)["message"] for rank in others)  # which tell of it
+    if fault.named_after is not None and in_a_call:
         lines = [line for rank in others for line in job.log(rank).splitlines()]
         names = [f"rank {rank} (host {job.world.hosts[rank]})" for rank in blamed]
         assert any(name in line for name in names for line in lines if "raised" not in line), lines

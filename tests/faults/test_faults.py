@@ -93,6 +93,28 @@ def test_two_hosts_that_cannot_reach_each_other(
 
 @pytest.mark.lab
 @pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
+@pytest.mark.parametrize("calls", ["small", "medium"])
+def test_who_waits_in_the_same_call_has_no_mismatch(calls: str, many: World, tmp_path: Path) -> None:
+    """Though some have gone on to the next one, and wait there: the time is up before the pair counts as apart."""
+    limits = {"MULTIRING_TIMEOUT": "5", "MULTIRING_HEARTBEAT_TIMEOUT": "30"}
+    environment = {"MULTIRING_PROBE": "off", "MULTIRING_PLAN": "ring", **limits}
+    assert many.cluster is not None
+    with started(many, tmp_path, calls, environment=environment) as job:
+        lab.part(many.cluster, "b", "c")
+        try:
+            for rank in range(many.size):
+                job.await_line(rank, "raised", 20)
+        finally:
+            lab.restore(many.cluster, "b")
+            lab.restore(many.cluster, "c")
+        job.write("settled")
+        job.end(range(many.size))
+        outcomes = [job.outcome(rank) for rank in range(many.size)]
+    assert {outcome["kind"] for outcome in outcomes} == {"CollectiveTimeout"}, outcomes
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
 def test_of_two_parted_hosts_that_with_fewer_ranks_is_given_up(spread: World, tmp_path: Path) -> None:
     part(PARTINGS[0], spread, "all_to_all", "bc", tmp_path)
     assert '"host": "c"' in (tmp_path / "0.json").read_text()
@@ -131,7 +153,9 @@ def rate_between(looks: Any, begin: float, end: float) -> float:
 @pytest.mark.parametrize("shortage", SHORTAGES, ids=name_of)
 def test_a_rank_that_lacks_something(shortage: Shortage, tmp_path: Path) -> None:
     world = World(("here",) * 3)
-    with launched(world, tmp_path, "small", limits={1: shortage.limit}) as job:
+    with launched(
+        world, tmp_path, "small", limits={1: shortage.limit}, environment={"MULTIRING_INIT_TIMEOUT": "30"}
+    ) as job:
         shortage.judge(job, 1)
 
 

@@ -152,7 +152,7 @@ def main() -> None:
     outcome = work(folder, sys.argv[2], float(sys.argv[3]))
     rank, started = mr.rank(), time.monotonic()
     mr.shutdown()
-    outcome["leaving"] = time.monotonic() - started
+    outcome["leaving"], outcome["left"] = time.monotonic() - started, time.time()
     (folder / f"{rank}.json").write_text(json.dumps(outcome))
 
 
