@@ -1,6 +1,7 @@
 // The progress thread's watch over the other ranks: it tells them that this one lives and what it waits for, notices
 // who falls silent, and finds out whom a waiting call waits for in the end.
 #include <algorithm>
+#include <tuple>
 
 #include "engine.hpp"
 
@@ -8,6 +9,8 @@ namespace multiring {
 namespace {
 
 constexpr auto publishing_interval = std::chrono::milliseconds(10);
+constexpr double looking_delay = 0.5;  // seconds that a call waits before its links are looked at
+constexpr auto verdict_grace = std::chrono::milliseconds(500);  // for what others miss at the same time
 constexpr std::size_t most_beat_bytes = std::size_t{1} << 15;
 
 std::string seconds_text(double seconds) {
@@ -107,6 +110,8 @@ void Engine::beat() {
     if (!edges.empty()) liveness_.publish_heard(arena_->heard());
     if (failed_.load(std::memory_order_acquire)) return;
     check_silence();
+    look_at_links();
+    check_complaints();
     report_lateness();
 }
 
@@ -116,7 +121,8 @@ Failure Engine::told_by(const Notice& notice) const {
     if (notice.kind == ErrorKind::mismatch) return mismatch_told_by(notice);
     const int deaf = notice.witness;
     if (deaf < 0 || deaf >= options_.world_size || deaf == options_.rank || !liveness_.hears(notice.rank))
-        return {notice.kind, notice.rank, host(notice.rank), "", -1, notice.text, notice.seconds, deaf};
+        return {notice.kind, notice.rank, host(notice.rank), "", -1, notice.text, notice.seconds,
+                deaf,        {},          notice.apart};
     return {ErrorKind::peer_lost,
             deaf,
             host(deaf),
@@ -163,15 +169,12 @@ Failure Engine::silence_of(int rank, double silent) const {
             -1,
             rank_name(own) + " has heard of no other host for " + seconds_text(silent) + ": its own host is cut off",
             silent};
-    return {ErrorKind::peer_lost,
-            rank,
-            host(rank),
-            "",
-            -1,
-            rank_name(rank) + " has not been heard of for " + seconds_text(silent) +
-                ": its process is stopped, or its host is down or cannot be reached",
-            silent,
-            own};
+    return {ErrorKind::peer_lost, rank, host(rank), "", -1, silence_text(rank, silent), silent, own};
+}
+
+std::string Engine::silence_text(int rank, double silent) const {
+    return rank_name(rank) + " has not been heard of for " + seconds_text(silent) +
+           ": its process is stopped, or its host is down or cannot be reached";
 }
 
 void Engine::check_silence() {
@@ -179,6 +182,10 @@ void Engine::check_silence() {
     for (int rank = 0; rank < options_.world_size; ++rank) {
         const double silent = statuses[static_cast<std::size_t>(rank)].silent;
         if (liveness_.is_direct(rank) && silent >= liveness_.timeout()) {
+            if (leader_of(rank) != leader_of(options_.rank)) {
+                complain(rank, silent, Complaint::silent);
+                continue;
+            }
             fail(silence_of(rank, silent));
             fail_works();
             return;
@@ -192,6 +199,162 @@ void Engine::check_silence() {
         else
             report(rank_name(rank) + " is heard of again");
     }
+}
+
+// ---- hosts that cannot reach each other ---------------------------------------------------------------------------
+//
+// Two hosts may both live, and be heard of by all others, while no packet gets from one to the other. Only the
+// connections between them show it, so whoever waits looks at those. What it finds, and the silence of a rank of
+// another host, is a complaint, which is passed on to all by every way there is. A moment later, when the other side's
+// complaint has come, if it has one, each gives its verdict by the same rule; the first one ends the matter.
+
+// Ranks of other hosts whose machines acknowledge nothing.
+void Engine::look_at_links() {
+    std::vector<TcpLink*> links;
+    {
+        const std::lock_guard lock(mutex_);
+        links = tcp_links_;
+        std::erase_if(links, [&](const TcpLink* link) { return departed_[static_cast<std::size_t>(link->peer)]; });
+    }
+    if (works_.empty()) {
+        for (TcpLink* link : links) link->forget_looks();
+        drain_sockets();  // who waits for us, and sends to see whether it arrives, shall not find the connection full
+        return;
+    }
+    std::set<int> waited_for;
+    for (const auto& work : works_) {
+        if (work->lane == nullptr || age_of(work->call) < looking_delay) continue;
+        const std::vector<int> ranks = work->lane->waited_for();
+        waited_for.insert(ranks.begin(), ranks.end());
+    }
+    for (TcpLink* link : links) {
+        const double stalled = link->look(liveness_.elapsed(), waited_for.contains(link->peer));
+        name_apart(link->peer, stalled);
+        if (stalled >= liveness_.timeout()) complain(link->peer, stalled, Complaint::unacknowledged);
+    }
+}
+
+// Once; who has fallen silent altogether is named for that.
+void Engine::name_apart(int rank, double seconds) {
+    const bool is_long = seconds >= liveness_.quiet_seconds();
+    const auto index = static_cast<std::size_t>(rank);
+    if (is_long == named_apart_[index] || (is_long && !liveness_.hears(rank))) return;
+    named_apart_[index] = is_long;
+    const std::string both =
+        rank_name(std::min(rank, options_.rank)) + " and " + rank_name(std::max(rank, options_.rank));
+    if (is_long)
+        report(both + " cannot reach each other: nothing that rank " + std::to_string(options_.rank) +
+               " sent has been acknowledged for " + seconds_text(seconds) + ", and one of them counts as lost after " +
+               readable(liveness_.timeout()) + " s; " + multiring::describe(works_.front()->call) +
+               " is in flight here");
+    else
+        report(both + " reach each other again");
+}
+
+int Engine::leader_of(int rank) const {
+    const auto& hosts = options_.hosts;
+    if (hosts.empty()) return rank;
+    return static_cast<int>(std::find(hosts.begin(), hosts.end(), host(rank)) - hosts.begin());
+}
+
+void Engine::complain(int rank, double seconds, Complaint why) {
+    hear_complaint({-1, ErrorKind::peer_lost, rank, "", seconds, false, options_.rank, {}, -1, why});
+}
+
+void Engine::hear_complaint(const Notice& complaint) {
+    const auto is_rank = [this](int rank) { return rank >= 0 && rank < options_.world_size; };
+    if (!is_rank(complaint.rank) || !is_rank(complaint.witness) || failed_.load(std::memory_order_acquire)) return;
+    const int by = leader_of(complaint.witness), of = leader_of(complaint.rank);
+    const bool is_known = std::any_of(complaints_.begin(), complaints_.end(), [&](const Notice& known) {
+        return known.complaint == complaint.complaint && leader_of(known.witness) == by && leader_of(known.rank) == of;
+    });
+    if (by == of || is_known) return;
+    // Who is cut off itself should hear first what the others find.
+    if (complaints_.empty()) verdict_at_ = Clock::now() + (by == leader_of(options_.rank) ? 2 : 1) * verdict_grace;
+    complaints_.push_back(complaint);
+    control_->send(complaint);
+    std::vector<TcpLink*> links;
+    {
+        const std::lock_guard lock(mutex_);
+        links = tcp_links_;
+    }
+    for (TcpLink* link : links)
+        if (link->peer != complaint.from) link->send_complaint(complaint);
+}
+
+void Engine::check_complaints() {
+    if (complaints_.empty() || Clock::now() < verdict_at_) return;
+    fail(verdict());
+    fail_works();
+}
+
+bool Engine::is_complaint(int by_host, int of_host) const {
+    return std::any_of(complaints_.begin(), complaints_.end(), [&](const Notice& c) {
+        return leader_of(c.witness) == by_host && (of_host < 0 || leader_of(c.rank) == of_host);
+    });
+}
+
+// Hosts that live, each with those that it cannot reach: both complain, or one does that nothing was acknowledged.
+std::map<int, std::set<int>> Engine::hosts_apart() const {
+    std::map<int, std::set<int>> apart;
+    for (const Notice& complaint : complaints_) {
+        const int by = leader_of(complaint.witness), of = leader_of(complaint.rank);
+        const bool is_mutual = is_complaint(of, by);
+        const bool lives = of == leader_of(options_.rank) || is_complaint(of, -1) || liveness_.hears(complaint.rank);
+        if (!is_mutual && !(lives && complaint.complaint == Complaint::unacknowledged)) continue;
+        apart[by].insert(of);
+        apart[of].insert(by);
+    }
+    return apart;
+}
+
+// Of two hosts that cannot reach each other goes the one that cannot reach more; else the one that is deaf, the other
+// being heard of; else the one with fewer ranks; else the higher.
+Failure Engine::verdict() const {
+    const auto apart = hosts_apart();
+    if (apart.empty()) {
+        const auto others = std::find_if(complaints_.begin(), complaints_.end(),
+                                         [&](const Notice& c) { return c.witness != options_.rank; });
+        return missed(others != complaints_.end() ? *others : complaints_.front());
+    }
+    const auto hears_less = [&](int leader) {
+        return std::any_of(complaints_.begin(), complaints_.end(), [&](const Notice& c) {
+            return c.complaint == Complaint::silent && leader_of(c.witness) == leader &&
+                   std::none_of(complaints_.begin(), complaints_.end(), [&](const Notice& other) {
+                       return other.complaint == Complaint::silent && leader_of(other.rank) == leader;
+                   });
+        });
+    };
+    const auto weight = [&](const auto& entry) {
+        const auto& [leader, others] = entry;
+        const auto ranks = std::count(options_.hosts.begin(), options_.hosts.end(), host(leader));
+        return std::tuple(others.size(), hears_less(leader), -ranks, leader);
+    };
+    const auto culprit = std::max_element(apart.begin(), apart.end(),
+                                          [&](const auto& a, const auto& b) { return weight(a) < weight(b); });
+    const int rank = culprit->first, other = *culprit->second.begin();
+    double longest = 0;
+    for (const Notice& complaint : complaints_) longest = std::max(longest, complaint.seconds);
+    return {ErrorKind::peer_lost,
+            rank,
+            host(rank),
+            "",
+            -1,
+            rank_name(rank) + " and " + rank_name(other) +
+                " both live and cannot reach each other: nothing has come through for " + seconds_text(longest) +
+                "; of the two, rank " + std::to_string(rank) + " and its host count as lost",
+            longest,
+            -1,
+            {},
+            other};
+}
+
+// A complaint that stands alone: it is true unless we know better.
+Failure Engine::missed(const Notice& complaint) const {
+    if (complaint.witness == options_.rank) return silence_of(complaint.rank, complaint.seconds);
+    Notice notice = complaint;
+    notice.text = silence_text(complaint.rank, complaint.seconds);
+    return told_by(notice);
 }
 
 // The oldest call that a caller waits for, after a while and then at doubling intervals.

@@ -33,8 +33,11 @@ nb::object decoded(const std::string& text) {
 
 nb::object make_error(const Failure& failure) {
     const nb::object type = nb::module_::import_("multiring.errors").attr(class_name(failure.kind));
-    return type(decoded(failure.message), "rank"_a = failure.rank, "host"_a = failure.host,
-                "collective"_a = failure.collective, "number"_a = failure.number, "seconds"_a = failure.seconds);
+    nb::object error =
+        type(decoded(failure.message), "rank"_a = failure.rank, "host"_a = failure.host,
+             "collective"_a = failure.collective, "number"_a = failure.number, "seconds"_a = failure.seconds);
+    if (failure.apart >= 0) error.attr("apart") = failure.apart;
+    return error;
 }
 
 // An interpreter that is already ending has chosen its exit code: what runs after it can still choose another.

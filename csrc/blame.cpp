@@ -52,16 +52,16 @@ class Search {
                 return follow(other, its, true);
             }
         if (status.has_more) return accuse(Guilt::unknown, other);  // it may be in the call
+        const bool is_done = !waiting.is_point() && status.has_called &&
+                             status.last_communicator == waiting.communicator && status.last_number >= waiting.number;
+        if (is_done) return accuse(Guilt::sent, other);  // whatever it does now
         bool is_blocked = false;
         for (const Waiting& its : theirs)
             if (its.is_blocked) {
                 is_blocked = true;
                 follow(other, its, false);
             }
-        if (is_blocked) return;
-        const bool is_done = !waiting.is_point() && status.has_called &&
-                             status.last_communicator == waiting.communicator && status.last_number >= waiting.number;
-        accuse(is_done ? Guilt::sent : Guilt::late, other);
+        if (!is_blocked) accuse(Guilt::late, other);
     }
 
     void accuse(Guilt guilt, int rank) {

@@ -36,7 +36,8 @@ Engine::Engine(EngineOptions options)
       departed_(static_cast<std::size_t>(options_.world_size)),
       linked_(departed_.size()),
       liveness_(options_.rank, options_.world_size, options_.heartbeat_timeout),
-      named_(static_cast<std::size_t>(options_.world_size)) {
+      named_(static_cast<std::size_t>(options_.world_size)),
+      named_apart_(named_.size()) {
     const auto& o = options_;
     if (o.world_size < 1 || o.rank < 0 || o.rank >= o.world_size)
         throw std::invalid_argument("rank " + std::to_string(o.rank) + " of a world of " +
@@ -205,6 +206,18 @@ void Engine::attach_tcp(int peer, const std::vector<int>& sockets) {
     events.farewell = [this](int rank) { leave_notice({-1, ErrorKind::error, rank, "", 0, true}); };
     events.lost = [this](int rank, const std::string& reason) { suspect(rank, rank_name(rank) + " " + reason); };
     events.notice = [this](const Notice& notice) { leave_notice(notice); };
+    events.unreachable = [this](int rank) {
+        leave_notice({-1,
+                      ErrorKind::peer_lost,
+                      rank,
+                      "",
+                      liveness_.timeout(),
+                      false,
+                      options_.rank,
+                      {},
+                      -1,
+                      Complaint::unacknowledged});
+    };
     auto link = std::make_unique<TcpLink>(peer, std::move(owned), options_.generation, *machine_, pool_, data_epoll_,
                                           epoll_, key_of(Watched::hangup, peer), std::move(events));
     TcpLink* added = link.get();
@@ -557,7 +570,8 @@ void Engine::fail(Failure failure) {
                   failure_->seconds,
                   false,
                   failure_->witness,
-                  failure_->disagreement};
+                  failure_->disagreement,
+                  failure_->apart};
         untold_ = notice;
         in_process = in_process_peers_;
         failed_.store(true, std::memory_order_release);

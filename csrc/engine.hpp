@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -223,7 +224,18 @@ class Engine final : public Surroundings {
     void beat();
     void publish_status();
     void check_silence();
+    void look_at_links();
+    void name_apart(int rank, double seconds);
+    int leader_of(int rank) const;  // the lowest rank of its host
+    void complain(int rank, double seconds, Complaint why);
+    void hear_complaint(const Notice& complaint);
+    void check_complaints();
+    bool is_complaint(int by_host, int of_host) const;
+    Failure verdict() const;
+    Failure missed(const Notice& complaint) const;
+    std::map<int, std::set<int>> hosts_apart() const;
     Failure silence_of(int rank, double silent) const;
+    std::string silence_text(int rank, double silent) const;
     Failure told_by(const Notice& notice) const;
     Failure mismatch_told_by(const Notice& notice) const;
     void report_lateness();
@@ -297,7 +309,10 @@ class Engine final : public Surroundings {
     Clock::time_point looked_at_deadlines_{Clock::now()};
     Clock::time_point away_since_{}, came_back_{};  // the last time that the process was stopped, or starved
     std::uint64_t beats_ = 0, looks_ = 0, own_calls_ = 0;
-    std::vector<bool> named_;  // by rank: reported as silent
+    std::vector<bool> named_;         // by rank: reported as silent
+    std::vector<bool> named_apart_;   // by rank: reported as out of reach
+    std::vector<Notice> complaints_;  // one of each kind between two hosts
+    Clock::time_point verdict_at_{};  // on these
     std::thread thread_;
 };
 

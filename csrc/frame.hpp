@@ -11,8 +11,9 @@
 //   signature
 //             matters
 //   credit    `count` bytes of eager credit come back (TCP)
-//   beat      the sender lives, on control connections; with a payload, statuses of ranks
-//   notice    a failure, on control connections
+//   beat      the sender lives, on control connections; with a payload, statuses of ranks. On data connections: the
+//             sender waits for the receiver, and wants to know whether the receiver's machine acknowledges anything
+//   notice    a failure, or that one rank misses another one
 //   farewell  the sender leaves on purpose; on control connections, the rank `root`
 //
 // The numbers of communicators come again, and a frame may come late: a grant of what was sent on credit, an ask, a

@@ -65,7 +65,7 @@ void Liveness::count_silence(std::size_t rank, std::uint64_t heard, float elapse
 void Liveness::look(std::span<const LocalLink* const> local, std::span<const int> edges,
                     const std::vector<bool>& departed, bool all) {
     const auto now = Clock::now();
-    const auto elapsed = std::chrono::duration<float>(std::min(now - last_look_, 2 * interval_)).count();
+    elapsed_ = std::chrono::duration<float>(std::min(now - last_look_, 2 * interval_)).count();
     if (was_away(now)) came_back_ = now;
     last_look_ = now;
     for (const LocalLink* link : local) {
@@ -75,13 +75,13 @@ void Liveness::look(std::span<const LocalLink* const> local, std::span<const int
             status.silent = statuses_[rank].silent;
             statuses_[rank] = checked(status);
         }
-        count_silence(rank, statuses_[rank].beats, elapsed, departed[rank]);
+        count_silence(rank, statuses_[rank].beats, elapsed_, departed[rank]);
     }
     for (const int edge : edges) {
         const auto rank = static_cast<std::size_t>(edge);
-        count_silence(rank, heard_[rank], elapsed, departed[rank]);
+        count_silence(rank, heard_[rank], elapsed_, departed[rank]);
     }
-    forget_the_old(elapsed);
+    forget_the_old(elapsed_);
     if (!all) return;
     for (const LocalLink* link : local) {
         if (is_quiet(link->peer)) continue;

@@ -37,6 +37,7 @@ class Liveness {
     void look(std::span<const LocalLink* const> local, std::span<const int> edges, const std::vector<bool>& departed,
               bool all);
 
+    float elapsed() const { return elapsed_; }  // seconds that count, from the look before the last to the last
     std::span<const Status> statuses() const { return statuses_; }  // by rank
     bool is_quiet(int rank) const { return at(rank).silent >= quiet_seconds(); }
     bool is_direct(int rank) const { return direct_[static_cast<std::size_t>(rank)]; }
@@ -60,6 +61,7 @@ class Liveness {
     const double timeout_;
     const Clock::duration interval_;
     Clock::time_point last_look_;
+    float elapsed_ = 0;
     Clock::time_point came_back_;  // after the last time that we were away: stopped, or starved
     std::vector<Status> statuses_;
     std::vector<std::uint64_t> heard_;  // beats over an edge

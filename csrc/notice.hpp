@@ -11,6 +11,13 @@
 
 namespace multiring {
 
+// No failure yet: the witness misses the rank.
+enum class Complaint : std::uint8_t {
+    none,
+    silent,         // it has not heard of it
+    unacknowledged  // nothing that it sent there was acknowledged
+};
+
 struct Notice {
     static constexpr std::size_t longest_text = std::size_t{1} << 16;
 
@@ -22,6 +29,8 @@ struct Notice {
     bool farewell = false;  // no failure: `rank` leaves on purpose
     int witness = -1;       // as of a Failure
     Disagreement disagreement{};
+    int apart = -1;  // as of a Failure
+    Complaint complaint = Complaint::none;
 };
 
 // The frame that comes before the text.
@@ -38,11 +47,14 @@ inline Frame frame_of(const Notice& notice, std::uint16_t generation) {
     frame.number = notice.disagreement.number;
     frame.plan = notice.disagreement.culprits;
     frame.place = notice.disagreement.witness;
+    frame.label = static_cast<std::uint32_t>(notice.apart + 1) & (most_labels - 1);
+    frame.ordinal = static_cast<std::uint16_t>(notice.complaint);
     return frame;
 }
 
 inline bool is_notice(const Frame& frame) {
     return frame.type == FrameType::notice && frame.token <= static_cast<std::uint32_t>(last_kind) &&
+           frame.ordinal <= static_cast<std::uint16_t>(Complaint::unacknowledged) &&
            frame.bytes <= Notice::longest_text;
 }
 
@@ -54,7 +66,9 @@ inline Notice notice_of(const Frame& frame, std::span<const std::byte> text, int
             1e-3 * static_cast<double>(frame.count),
             false,
             static_cast<int>(frame.segment) - 1,
-            {frame.communicator, frame.number, frame.plan, frame.place}};
+            {frame.communicator, frame.number, frame.plan, frame.place},
+            static_cast<int>(frame.label) - 1,
+            static_cast<Complaint>(frame.ordinal)};
 }
 
 }  // namespace multiring

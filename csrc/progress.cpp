@@ -89,8 +89,12 @@ void Engine::take_inbox() {
         if (!question->work->done.is_set()) question->answer = timeout_of(*question->work, "");
         question->answered.set();
     }
-    for (const Notice& notice : notices)
-        if (!notice.farewell) fail(told_by(notice));
+    for (const Notice& notice : notices) {
+        if (notice.complaint != Complaint::none)
+            hear_complaint(notice);
+        else if (!notice.farewell)
+            fail(told_by(notice));
+    }
     for (const Notice& notice : notices)  // after its reason to leave, if it told of one
         if (notice.farewell) control_->pass_on_farewell(notice.from, notice.rank);
 }

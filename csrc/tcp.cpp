@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "errors.hpp"
@@ -30,6 +31,18 @@ double seconds_unacknowledged(int socket) {
     return getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0
                ? 1e-6 * static_cast<double>(info.tcpi_busy_time)
                : 0;
+}
+
+struct Acknowledgements {
+    std::uint64_t bytes;  // so far
+    bool some_missing;    // of what was sent. What the peer has no room for is not sent.
+};
+
+std::optional<Acknowledgements> acknowledgements(int socket) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};  // a unix socket
+    return Acknowledgements{info.tcpi_bytes_acked, info.tcpi_unacked != 0};
 }
 
 }  // namespace
@@ -195,6 +208,34 @@ void TcpLink::send_notice(const Notice& notice) {
     }
 }
 
+void TcpLink::send_complaint(const Notice& notice) {
+    enqueue(*streams_.front(), frame_of(notice, generation_), nullptr, 0);
+}
+
+// The kernel alone knows whether packets arrive: a peer that sends nothing may be waiting itself, or compute. It
+// acknowledges for a process that is stopped, too.
+double TcpLink::look(float elapsed, bool is_waited_for) {
+    double longest = 0;
+    for (const auto& stream : streams_) {
+        const auto found = acknowledgements(stream->socket.get());
+        if (!found) continue;
+        const bool is_stalled = found->some_missing && found->bytes == stream->acknowledged;
+        stream->stalled = is_stalled ? stream->stalled + elapsed : 0;
+        stream->acknowledged = found->bytes;
+        longest = std::max(longest, stream->stalled);
+        if (!is_waited_for || found->some_missing || stream->busy.load(std::memory_order_relaxed)) continue;
+        Frame frame;
+        frame.type = FrameType::beat;
+        frame.generation = generation_;
+        enqueue(*stream, frame, nullptr, 0);
+    }
+    return longest;
+}
+
+void TcpLink::forget_looks() {
+    for (const auto& stream : streams_) stream->stalled = 0;
+}
+
 // ---- receiving ----------------------------------------------------------------------------------------------------
 
 bool TcpLink::drain() {
@@ -236,8 +277,10 @@ std::size_t TcpLink::read_some(Stream& stream) {
     while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
     if (n <= 0) {
-        lose(stream,
-             n == 0 ? "closed its connection" : std::string("lost its connection (") + std::strerror(errno) + ")");
+        if (n == 0)
+            lose(stream, "closed its connection");
+        else
+            lose(stream, errno);
         return 0;
     }
     const auto got = static_cast<std::size_t>(n);
@@ -285,6 +328,10 @@ void TcpLink::take_frame(Stream& stream, const Frame& frame) {
             stream.received = 0;
             return;
         case FrameType::notice:
+            if (is_notice(frame) && frame.bytes == 0 && frame.ordinal != 0) {
+                events_.notice(notice_of(frame, {}, peer));
+                return;
+            }
             if (!is_notice(frame) || frame.bytes == 0) {
                 receiver_.garbage(peer, "a notice of kind " + std::to_string(frame.token) + " and " +
                                             std::to_string(frame.bytes) + " bytes");
@@ -299,6 +346,7 @@ void TcpLink::take_frame(Stream& stream, const Frame& frame) {
         case FrameType::ask:
         case FrameType::waits: receiver_.deliver(*this, frame, {}); return;
         case FrameType::credit: return_credits(frame.count); return;
+        case FrameType::beat: return;  // its acknowledgement was all that was wanted
         case FrameType::farewell:
             if (std::exchange(stream.farewell, true)) return;
             if (farewells_.fetch_add(1, std::memory_order_acq_rel) + 1 == streams_.size()) {
@@ -327,11 +375,24 @@ void TcpLink::finish_payload(Stream& stream) {
 }
 
 void TcpLink::lose(Stream& stream, const std::string& reason) {
-    if (std::exchange(stream.closed, true)) return;
+    if (stream.closed) return;
+    close(stream);
+    if (!stream.farewell) events_.lost(peer, reason);
+}
+
+void TcpLink::lose(Stream& stream, int error) {
+    if (error != ETIMEDOUT && error != EHOSTUNREACH && error != ENETUNREACH)
+        return lose(stream, std::string("lost its connection (") + std::strerror(error) + ")");
+    if (stream.closed) return;
+    close(stream);
+    if (!stream.farewell) events_.unreachable(peer);
+}
+
+void TcpLink::close(Stream& stream) {
+    stream.closed = true;
     epoll_ctl(data_epoll_, EPOLL_CTL_DEL, stream.socket.get(), nullptr);
     epoll_ctl(hangup_epoll_, EPOLL_CTL_DEL, stream.socket.get(), nullptr);
     unanswered_.store(false, std::memory_order_relaxed);
-    if (!stream.farewell) events_.lost(peer, reason);
 }
 
 void TcpLink::give_back(Payload payload, std::size_t bytes) {

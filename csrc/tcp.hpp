@@ -36,6 +36,7 @@ class TcpLink final : public Link {
         std::function<void(int peer)> farewell;
         std::function<void(int peer, const std::string& reason)> lost;
         std::function<void(const Notice& notice)> notice;
+        std::function<void(int peer)> unreachable;  // the kernel has given up the connection
     };
     // `data_epoll` watches the sockets for data and for room, `hangup_epoll` for their end, under `hangup_key`.
     TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
@@ -53,6 +54,12 @@ class TcpLink final : public Link {
     Traffic traffic() const override;
 
     void send_farewell();
+    // Without a text, behind what is queued.
+    void send_complaint(const Notice& notice);
+    // A look of the progress thread, `elapsed` seconds after the one before: for how long the peer's machine has
+    // acknowledged nothing of what ours has sent. If the peer is waited for, something is sent.
+    double look(float elapsed, bool is_waited_for);
+    void forget_looks();  // nobody looked for a while
     // Nothing but the rest of what is queued goes before it; a stream that was left in mid-message cannot carry it.
     void send_notice(const Notice& notice);
 
@@ -82,6 +89,9 @@ class TcpLink final : public Link {
         std::byte* payload = nullptr;  // where it goes, nullptr between messages
         std::size_t received = 0;
         bool farewell = false, closed = false;
+        // looking
+        std::uint64_t acknowledged = 0;  // bytes, at the last look
+        double stalled = 0;              // seconds since that rose, in looks that found something unacknowledged
     };
 
     void enqueue(Stream& stream, const Frame& frame, const std::byte* payload, std::uint32_t token);
@@ -93,6 +103,8 @@ class TcpLink final : public Link {
     void take_frame(Stream& stream, const Frame& frame);
     void finish_payload(Stream& stream);
     void lose(Stream& stream, const std::string& reason);
+    void lose(Stream& stream, int error);
+    void close(Stream& stream);
     double unacknowledged() const;  // seconds, the mean of the streams
     Stream& stream_of(const Frame& frame) { return *streams_[(frame.segment + frame.ordinal) % streams_.size()]; }
 

@@ -255,9 +255,15 @@ def no_meeting(settings: env.Settings) -> Iterator[Meeting]:
 
 @contextlib.contextmanager
 def _client(
-    addresses: list[tuple[str, int]], secret: bytes, job: str, settings: env.Settings, *, sought: bool = False
+    addresses: list[tuple[str, int]],
+    secret: bytes,
+    job: str,
+    settings: env.Settings,
+    *,
+    sought: bool = False,
+    served_by: int = -1,
 ) -> Iterator[Meeting]:
-    client = Client(addresses, secret, job=job, timeout=settings.init_timeout, sought=sought)
+    client = Client(addresses, secret, job=job, timeout=settings.init_timeout, sought=sought, served_by=served_by)
     try:
         yield Meeting(client, secret)
     finally:
@@ -301,7 +307,7 @@ def _served_by_rank_zero(
         elif set(hosts) <= LOOPBACKS:  # this host may have the other one only
             hosts = interfaces.loopbacks()
         addresses = [(host, port) for port in ports for host in hosts]
-        yield stack.enter_context(_client(addresses, secret, job, settings, sought=len(ports) > 1))
+        yield stack.enter_context(_client(addresses, secret, job, settings, sought=len(ports) > 1, served_by=0))
 
 
 @contextlib.contextmanager
@@ -313,7 +319,7 @@ def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.
         )
     distributed = importlib.import_module("torch.distributed")
     store = distributed.TCPStore(*address, is_master=False, timeout=timedelta(seconds=settings.init_timeout))
-    yield Meeting(TorchStore(store), given_secret(launch))
+    yield Meeting(TorchStore(store, patience=settings.init_timeout), given_secret(launch))
 
 
 @contextlib.contextmanager
@@ -327,7 +333,8 @@ def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) ->
             stack.enter_context(_server(server, settings))
             told = server.addresses, secret
         addresses, secret = world.bcast(told, root=0)
-        yield stack.enter_context(_client(list(map(env.split_address, addresses)), secret, launch.job, settings))
+        found = list(map(env.split_address, addresses))
+        yield stack.enter_context(_client(found, secret, launch.job, settings, served_by=0))
 
 
 def _mpi_world() -> Any:

@@ -46,6 +46,9 @@ def write(file: Path, text: str) -> None:
     try:
         half.write_text(text)
         half.replace(file)
+    except OSError as error:  # where the disk is full Python does not say of which file
+        half.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(file)) from None
     except BaseException:
         half.unlink(missing_ok=True)
         raise

@@ -30,7 +30,10 @@ class MultiringError(RuntimeError):
 
 
 class PeerLost(MultiringError):
-    """A rank died, closed its connections, or went silent."""
+    """A rank died, closed its connections, or went silent; or it lives, but its host and another one cannot reach each
+    other: then all raise this with the same ``rank``, and ``apart`` is a rank of the other host, else -1."""
+
+    apart: int = -1
 
 
 class CollectiveTimeout(MultiringError):

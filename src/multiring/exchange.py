@@ -40,7 +40,11 @@ class Exchange:
     several that failed that of the one because of which the others did.
     """
 
-    def __init__(self, store: Store, prefix: str, rank: int, world_size: int, timeout: float) -> None:
+    def __init__(
+        self, store: Store, prefix: str, rank: int, world_size: int, timeout: float, *, served_by: int = -1
+    ) -> None:
+        """``served_by`` is the rank that serves the store, if one does."""
+        self._served_by = served_by
         self._store = store
         self._prefix = prefix
         self._rank = rank
@@ -146,7 +150,8 @@ class Exchange:
             told = f"rank {self._rank} failed to join: {error or type(error).__name__}"
             blamed = error.rank if isinstance(error, MultiringError) and error.rank >= 0 else self._rank
             self._failed = name, {"error": told, "rank": blamed, "by": self._rank}
-            self._publish(name, self._rank, self._failed[1])
+            with contextlib.suppress(MultiringError):  # a store that is lost as well does not hide why
+                self._publish(name, self._rank, self._failed[1])
             raise
 
     @contextlib.contextmanager
@@ -194,7 +199,13 @@ class Exchange:
         except TimeoutError:
             arrived, missing = self._roll(name)
             late = _late(missing, list(arrived)) if missing else "rank 0 did not answer"
-            raise RendezvousError(f"{late}, within {self._timeout:g} s", rank=(missing or [0])[0]) from None
+            raise RendezvousError(f"{late}, within {self._timeout:g} s", rank=self._culprit(missing)) from None
+
+    def _culprit(self, missing: Sequence[int]) -> int:
+        """Who serves the store lives, since that answers, and waits for another one that is missing, if there is one:
+        torch's rank 0 does so before it tells us anything."""
+        others = [rank for rank in missing if rank != self._served_by]
+        return (others or list(missing) or [0])[0]
 
     def _gather(self, name: str) -> list[Record]:
         """The records of all ranks; once one of them tells of an error, those that are there a moment later."""
@@ -213,7 +224,7 @@ class Exchange:
                     return list(self._roll(name)[0].values())
                 if missing and self._remaining() <= 0:
                     late = f"{_late(missing, list(arrived))}, within {self._timeout:g} s"
-                    raise RendezvousError(late, rank=missing[0]) from None
+                    raise RendezvousError(late, rank=self._culprit(missing)) from None
                 if missing and time.monotonic() - began >= patience:
                     _log.warning("%s yet", _late(missing, list(arrived)))
                     patience *= 2

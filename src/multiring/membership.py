@@ -81,13 +81,16 @@ def shrink(world: rendezvous.World, completed: int, timeout: float) -> tuple[ren
     if gate is None:
         raise RendezvousError("this rank is alone in its job: there is nobody to go on with")
     failure = world.engine.failure()
-    silent = set()
+    silent, apart = set(), set()
     if isinstance(failure, PeerLost) and failure.seconds >= world.settings.heartbeat_timeout:
-        silent.add(gate.membership.members[failure.rank])
+        apart = _given_up(failure, world)
+        silent = {gate.membership.members[failure.rank], *apart}
     before = gate.membership
     world.leave()
-    survivor, reason = Survivor(gate, completed, timeout, silent, world.settings.late_warning), ""
+    survivor, reason = Survivor(gate, completed, timeout, silent, world.settings.late_warning, apart), ""
     try:
+        if gate.rank in apart:
+            raise RendezvousError(_no_member(str(failure)))
         while True:
             star = survivor.agree()
             try:
@@ -107,19 +110,38 @@ def shrink(world: rendezvous.World, completed: int, timeout: float) -> tuple[ren
         raise
 
 
+def _given_up(failure: PeerLost, world: rendezvous.World) -> set[int]:
+    """The ranks, those at the job's start, of the host that goes because it cannot reach another one."""
+    hosts = world.topology.hosts
+    if failure.apart < 0:
+        return set()
+    return {world.members[rank] for rank, host in enumerate(hosts) if host == hosts[failure.rank]}
+
+
+def _no_member(reason: str) -> str:
+    return f"this rank can have no part in the next generation, and can only end: {reason}"
+
+
 class Survivor:
     """One rank's part in the agreement."""
 
     def __init__(
-        self, gate: Gate, completed: int, timeout: float, silent: Collection[int], late_seconds: float
+        self,
+        gate: Gate,
+        completed: int,
+        timeout: float,
+        silent: Collection[int],
+        late_seconds: float,
+        apart: Collection[int] = (),
     ) -> None:
         """``silent`` ranks are known to have been so for long enough; after ``late_seconds`` it is logged who is late:
-        it lives, and has not called `shrink`."""
+        it lives, and has not called `shrink`. Those ``apart`` live, and cannot reach some of the others."""
         self._gate = gate
         self._rank = gate.rank
         self._lived = gate.membership.generation
         self._completed = completed
         self._silent = set(silent)
+        self._apart = set(apart)
         self._timeout = timeout
         self._late_seconds = late_seconds
         self._told_of: set[int] = set()
@@ -372,6 +394,12 @@ class Survivor:
         if join["generation"] != known.generation or join["rank"] not in known.members:
             channel.close()  # it has been told what this rank knows
             await self._learn(join)
+            return
+        if join["rank"] in self._apart:
+            text = _no_member("its host cannot reach that of another rank")
+            with contextlib.suppress(ConnectionError):
+                await channel.send({"kind": "minority", "text": text})
+            channel.close()
             return
         if join["rank"] in joined:
             joined[join["rank"]][0].close()

@@ -33,7 +33,7 @@ from multiring.cores import cgroup_quota, format_list, parse_list
 from multiring.cost import NATIVE, Speeds
 from multiring.errors import MultiringError, PeerLost, RendezvousError
 from multiring.exchange import Exchange, Record, spans
-from multiring.net import auth, interfaces, listen, local
+from multiring.net import auth, interfaces, listen, local, unix
 from multiring.net.cards import Way, ways_between
 from multiring.net.dial import Address
 from multiring.net.gate import Gate, Membership
@@ -197,7 +197,8 @@ def join(place: Place, settings: env.Settings) -> World:
     _joins[prefix] += 1
     with _blaming(place.rank), place.meet(settings) as meeting:
         key = f"{prefix}/{_joins[prefix]}"
-        exchange = Exchange(meeting.store, key, place.rank, place.world_size, settings.init_timeout)
+        size, served_by = place.world_size, meeting.store.served_by
+        exchange = Exchange(meeting.store, key, place.rank, size, settings.init_timeout, served_by=served_by)
         with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
             exchange.outdate(meeting.store, f"{job}/newest", place.restart)
             exchange.claim(meeting.store, settings.host or socket.gethostname())
@@ -294,8 +295,8 @@ def _join(
     hello = auth.Hello(auth.LOCAL, place.rank, restart=place.restart, generation=place.generation, job=place.job)
     listening: list[socket.socket] = []
     with exchange.reporting("arrive"):
-        unix, unix_name = local.listen()
-        undo.enter_context(unix)
+        here, unix_name = unix.listen()
+        undo.enter_context(here)
         if gate is None:
             listening, own = _listen(settings) if settings.engine == "native" else ([], [])
             for sock in listening:
@@ -329,7 +330,7 @@ def _join(
         engine = _engine(place, [record["host"] for record in records], settings)
         undo.callback(engine.shutdown)
         claimed = _claimed(records, place.rank)
-        attached = local.attach(engine, unix, claimed, secret, hello, exchange.deadline, failure)
+        attached = local.attach(engine, here, claimed, secret, hello, exchange.deadline, failure)
     judge = partial(_prove, introductions=records, text=shared["topology"], settings=settings)
     _, proof = exchange.round("prove", {"attached": attached}, judge)
     hosts: list[str] = proof["hosts"]
@@ -339,13 +340,13 @@ def _join(
     with exchange.reporting("connect"):
         _topology(text, hosts)
         if settings.engine == "mpi":
-            unix.close()
+            here.close()
             cast("MpiEngine", engine).connect()
         elif gate is None:
-            gate = _gate(hello, _origins(place)[0], secret, listening, unix, records, hosts, settings)
+            gate = _gate(hello, _origins(place)[0], secret, listening, here, records, hosts, settings)
             undo.callback(gate.close)
         else:
-            unix.close()
+            here.close()
         if gate is not None and len(set(hosts)) > 1:
             links = _links(gate, hello, records, hosts, cast("_native.Engine", engine), settings)
             undo.callback(links.close)
@@ -627,7 +628,7 @@ def _gate(
     members: Sequence[int],
     secret: bytes,
     listening: list[socket.socket],
-    unix: socket.socket,
+    here: socket.socket,
     records: list[Record],
     hosts: Sequence[str],
     settings: env.Settings,
@@ -635,13 +636,13 @@ def _gate(
     """Where all ranks share a host, nobody else can reach it: it is the unix socket, over which they have attached."""
     own: Sequence[Address] = records[hello.rank]["addresses"]
     if len(set(hosts)) > 1:
-        unix.close()
+        here.close()
         addresses = [_reachable(record, records[hello.rank]) for record in records]
     else:
         for sock in listening:
             sock.close()
-        unix.setblocking(False)
-        listening = [unix]
+        here.setblocking(False)
+        listening = [here]
         addresses = [[("\0" + record["unix"], 0)] for record in records]
     others = {members[rank]: found for rank, found in enumerate(addresses) if rank != hello.rank}
     return Gate(listening, secret, hello, members[hello.rank], others, own, settings.heartbeat_timeout)

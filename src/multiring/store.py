@@ -8,14 +8,16 @@ the job's secret before (net/auth.py), and every length is checked.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import socket
 import struct
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from multiring.env import join_address
 from multiring.errors import RendezvousError
@@ -33,6 +35,8 @@ SHORT_SECONDS, POLL_SECONDS = 2.0, 0.01
 """Of torch's store: what is waited for no longer is asked for so often: each wait that ends in vain logs lines."""
 
 _log = logging.getLogger("multiring")
+_T = TypeVar("_T")
+
 _REQUEST = struct.Struct("!BIId")
 _REPLY = struct.Struct("!BI")
 _EXPECTED = struct.Struct("!I")
@@ -51,6 +55,9 @@ class Store(Protocol):
 
 class JobStore(Store, Protocol):
     """What ranks of several restarts need of the one that they share."""
+
+    served_by: int
+    """The rank in whose process it is, -1 if it is in that of a launcher, or nobody knows."""
 
     def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
         """Set ``key`` if it has the value ``expected`` (b"": if it is unset); the value that it has then."""
@@ -188,11 +195,16 @@ class Client:
         job: str = "",
         timeout: float = 120.0,
         sought: bool = False,
+        served_by: int = -1,
     ):
+        self.served_by = served_by
         loop = LoopThread("multiring-store-client")
         try:
             hello = auth.Hello(auth.STORE, job=job)
             self._sock, _ = loop.run(_reach(addresses, secret, hello, timeout, sought=sought))
+        except RendezvousError as error:
+            error.rank = served_by
+            raise
         finally:
             loop.close()
         self._sock.setblocking(True)
@@ -237,7 +249,7 @@ class Client:
                 raise ConnectionError(f"a reply of {size} bytes")
             result = auth.receive(self._sock, size)
         except OSError as error:
-            raise RendezvousError(f"the job's store was lost: {error.strerror or error}") from error
+            raise _lost("the job's store", error.strerror or str(error), self.served_by) from error
         if status == _TIMED_OUT:
             raise TimeoutError(f"{key!r} was not set within {seconds:g} s")
         if status != _DONE:
@@ -271,26 +283,50 @@ async def _reach(
         await asyncio.sleep(RETRY_SECONDS)
 
 
-class TorchStore:
-    """A torch.distributed Store as a `Store`."""
+def _lost(what: str, reason: str, served_by: int) -> RendezvousError:
+    server = f" (rank {served_by}, which serves it, has ended, is stopped or cannot be reached)"
+    return RendezvousError(f"{what} was lost: {reason}{server if served_by >= 0 else ''}", rank=served_by)
 
-    def __init__(self, store: Any) -> None:
+
+class TorchStore:
+    """A torch.distributed Store as a `Store`.
+
+    Some of torch's calls wait without end for a server that is stopped: ours end after ``patience`` seconds.
+    """
+
+    def __init__(self, store: Any, *, served_by: int = -1, patience: float = 120.0) -> None:
+        self.served_by = served_by
         self._store = store
+        self._patience = patience
 
     def set(self, key: str, value: bytes) -> None:
         """Set ``key`` to ``value``."""
-        with self._errors():
-            self._store.set(key, value)
+        self._call(lambda: self._store.set(key, value))
 
     def get(self, key: str, timeout: float) -> bytes:
         """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
-        with self._errors():
-            return self._get(key, timeout)
+        return self._call(lambda: self._get(key, timeout), timeout)
 
     def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
         """Set ``key`` if it has the value ``expected`` (b"": if it is unset); the value that it has then."""
+        return self._call(lambda: bytes(self._store.compare_set(key, expected, value)))
+
+    def _call(self, call: Callable[[], _T], timeout: float = 0.0) -> _T:
+        """Made by a thread of its own, which is left behind where torch does not come back."""
+        future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+        def make() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=make, name="multiring-torch-store", daemon=True).start()
+        done, _ = concurrent.futures.wait([future], timeout + self._patience)
         with self._errors():
-            return bytes(self._store.compare_set(key, expected, value))
+            if not done:
+                raise RuntimeError(f"no answer for {self._patience:g} s")
+            return future.result()
 
     def _get(self, key: str, timeout: float) -> bytes:
         if timeout > SHORT_SECONDS and not self._store.check([key]):
@@ -310,4 +346,4 @@ class TorchStore:
         try:
             yield
         except RuntimeError as error:
-            raise RendezvousError(f"torch's store was lost: {str(error).splitlines()[0]}") from error
+            raise _lost("torch's store", str(error).splitlines()[0], self.served_by) from error

@@ -31,6 +31,9 @@ _TIME_UNITS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10*
 _MOST = 1024
 """Ranks or cards of a host: with many more it takes minutes to plan what happens within one."""
 
+_MOST_HOSTS = 16384
+"""Of a file: with many more it takes minutes to read it, and hours to plan."""
+
 _LARGEST = 10**18
 """Bytes a second, seconds or bytes."""
 
@@ -54,6 +57,7 @@ class _Reader:
     def __init__(self, file: Mapping[str, Any]) -> None:
         self._file = file
         self._ranks = count()
+        self._hosts = 0
         self._names: dict[str, set[str]] = {level: set() for level in LEVELS}
         self._links = {"rank": asdict(RANK_LINK), "host": asdict(HOST_LINK)}
         links = file.get("links", {})
@@ -77,6 +81,9 @@ class _Reader:
             raise ValueError(
                 f"{where} has no {level}: list each as [[{level}]], or all as {level} = [{{ name = ... }}]"
             )
+        self._hosts += len(entries) if level == "host" else 0
+        if self._hosts > _MOST_HOSTS:
+            raise ValueError(f"{where} brings the hosts to {self._hosts}; a topology has {_MOST_HOSTS} at most")
         return tuple(self._place(entry, height, f"{level} number {n} of {where}") for n, entry in enumerate(entries, 1))
 
     def _place(self, entry: Any, height: int, where: str) -> Place:

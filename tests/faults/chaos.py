@@ -29,7 +29,7 @@ import victims
 from jobs_under_fault import Job, World, launched, started
 
 import faults
-from faults import FAULTS, SHORTAGES, Fault, Shortage
+from faults import FAULTS, PARTINGS, SHORTAGES, Fault, Parting, Shortage
 from multiring import lab
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
@@ -41,18 +41,21 @@ SLOW = ("large",)
 
 @dataclass(frozen=True)
 class Round:
-    fault: Fault | Shortage
+    fault: Fault | Parting | Shortage
     hosts: tuple[str, ...]
     calls: str
     victim: int
     pause: float
     delay: float
     beside: bool
+    other: str = ""
+    """The host from which that of the victim is parted."""
 
     def __str__(self) -> str:
         rhythm = f", {self.pause} s apart" if self.pause else ""
         beside = ", another job beside" if self.beside else ""
-        return f"{self.fault.name}, rank {self.victim} of {' '.join(self.hosts)}, {self.calls}{rhythm}{beside}"
+        apart = f" from {self.other}" if self.other else ""
+        return f"{self.fault.name}, rank {self.victim}{apart} of {' '.join(self.hosts)}, {self.calls}{rhythm}{beside}"
 
 
 def draw(dice: random.Random, with_lab: bool) -> Round:
@@ -62,7 +65,7 @@ def draw(dice: random.Random, with_lab: bool) -> Round:
         count = dice.randint(2, min(MOST_HOSTS, size))
         cuts = [0, *sorted(dice.sample(range(1, size), count - 1)), size]
         hosts = tuple("abcd"[i] for i in range(count) for _ in range(cuts[i], cuts[i + 1]))
-        fault: Fault | Shortage = dice.choice(FAULTS)
+        fault: Fault | Parting | Shortage = dice.choice([*FAULTS, *(PARTINGS if count > 2 else ())])
         calls = dice.choice([name for name in victims.CALLS if name not in SLOW])
     else:
         # Hosts by name only speak TCP to each other, as across a network; what runs short does so within a host.
@@ -73,7 +76,11 @@ def draw(dice: random.Random, with_lab: bool) -> Round:
     if isinstance(fault, Shortage):
         hosts = ("here",) * size
     beside = dice.random() < BESIDE_SHARE
-    return Round(fault, hosts, calls, dice.randrange(size), pause, dice.uniform(0, 1.0), beside)
+    victim, other = dice.randrange(size), ""
+    if isinstance(fault, Parting):
+        calls = "all_to_all"  # or the two need not reach each other
+        other = dice.choice([host for host in dict.fromkeys(hosts) if host != hosts[victim]])
+    return Round(fault, hosts, calls, victim, pause, dice.uniform(0, 1.0), beside, other)
 
 
 def play(this: Round, world: World, folder: Path) -> None:
@@ -106,9 +113,15 @@ def processes_of(folder: Path) -> list[int]:
 def hurt(this: Round, world: World, folder: Path) -> Iterator[Job]:
     """The job to which it was done, and which was judged."""
     if isinstance(this.fault, Shortage):
-        patience = {"MULTIRING_INIT_TIMEOUT": "15"}
+        patience = {"MULTIRING_INIT_TIMEOUT": "30"}
         with launched(world, folder, this.calls, limits={this.victim: this.fault.limit}, environment=patience) as job:
             this.fault.judge(job, this.victim)
+            yield job
+        return
+    if isinstance(this.fault, Parting):
+        with started(world, folder, this.calls, pause=this.pause) as job:
+            time.sleep(this.delay)
+            this.fault.judge(job, world.hosts[this.victim], this.other)
             yield job
         return
     environment = {"MULTIRING_TIMEOUT": str(this.fault.timeout), "MULTIRING_LATE_WARNING": "2"}

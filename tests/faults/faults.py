@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fair_time import FAIR
 from jobs_under_fault import Job
 
 from multiring import lab
@@ -104,6 +105,54 @@ class Shortage:
             assert f"rank {victim}" in logs[rank] or rank == victim, logs
 
 
+@dataclass(frozen=True)
+class Parting:
+    """Two hosts that live, and that all others reach, lose what they send to each other.
+
+    A rank whose calls need both raises as do all: one of the two hosts, the same for everybody, is given up.
+    """
+
+    name: str
+    both: bool = True
+    """Or only what the first sends."""
+    larger_than: int = 0
+    """Only packets of more bytes are lost."""
+    within: float = HEARTBEAT + 3
+    named_after: float = 5.0
+
+    def judge(self, job: Job, one: str, other: str) -> None:
+        """AssertionError unless every rank saw what it should have seen."""
+        hosts, cluster = job.world.hosts, job.world.cluster
+        assert cluster is not None
+        struck = time.time()
+        lab.part(cluster, one, other, both=self.both, larger_than=self.larger_than)
+        try:
+            for rank in range(len(hosts)):
+                job.await_line(rank, "raised", self.within + 10)
+        finally:
+            for host in (one, other):
+                lab.restore(cluster, host)
+        job.write("settled")
+        job.end(range(len(hosts)))
+        outcomes = [job.outcome(rank) for rank in range(len(hosts))]
+        told = f"{self.name}, {one} and {other} of {' '.join(hosts)}: {outcomes}"
+        assert {outcome["kind"] for outcome in outcomes} == {"PeerLost"}, told
+        assert len({(outcome["rank"], outcome["host"]) for outcome in outcomes}) == 1, told
+        given_up, kept = (one, other) if outcomes[0]["host"] == one else (other, one)
+        assert outcomes[0]["rank"] == hosts.index(given_up), told
+        assert {outcome["apart"] for outcome in outcomes} == {hosts.index(kept)}, told
+        assert FAIR.between(struck, max(outcome["raised"] for outcome in outcomes)) < self.within, told
+        assert all(outcome["unchanged"] and took_to_leave(outcome) < 3 for outcome in outcomes), told
+        logs = [line for rank in range(len(hosts)) for line in job.log(rank).splitlines()]
+        assert any("cannot reach each other" in line or "has not been heard of" in line for line in logs), logs
+
+
+PARTINGS = (
+    Parting("parted"),
+    Parting("parted one way", both=False),
+    Parting("parted for large packets", larger_than=1000),
+)
+
 SHORTAGES = (
     Shortage("no descriptors", "--nofile=12", "ulimit -n"),
     Shortage("no shared memory", "--fsize=16384", "ulimit -f"),
@@ -124,6 +173,11 @@ def culprits(fault: Fault, job: Job, victim: int) -> set[int]:
     """The ranks that it is right to name."""
     hosts = job.world.hosts
     return {rank for rank in range(len(hosts)) if hosts[rank] == hosts[victim]} if fault.on_link else {victim}
+
+
+def took_to_leave(outcome: dict[str, Any]) -> float:
+    """Fair seconds from the end of a rank's program to that of its shutdown."""
+    return FAIR.between(outcome["left"] - outcome["leaving"], outcome["left"])
 
 
 def judge(fault: Fault, job: Job, victim: int, struck: float) -> None:
@@ -153,10 +207,11 @@ def judge(fault: Fault, job: Job, victim: int, struck: float) -> None:
         if "was not started" not in outcome["message"]:
             assert outcome["number"] >= 0, told
             assert outcome["seconds"] >= 0, told  # 0: the call began while its own process was starved
-        assert outcome["raised"] - struck < fault.within, told
-        assert outcome["leaving"] < 3, told
+        assert FAIR.between(struck, outcome["raised"]) < fault.within, told
+        assert took_to_leave(outcome) < 3, told
         assert outcome["unchanged"], told
-    if fault.named_after is not None:
+    in_a_call = any("was not started" not in job.outcome(rank)["message"] for rank in others)  # which tell of it
+    if fault.named_after is not None and in_a_call:
         lines = [line for rank in others for line in job.log(rank).splitlines()]
         names = [f"rank {rank} (host {job.world.hosts[rank]})" for rank in blamed]
         assert any(name in line for name in names for line in lines if "raised" not in line), lines

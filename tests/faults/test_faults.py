@@ -12,7 +12,7 @@ import pytest
 from jobs_under_fault import World, launched, started
 
 import faults
-from faults import FAULTS, SHORTAGES, Fault, Shortage
+from faults import FAULTS, PARTINGS, SHORTAGES, Fault, Parting, Shortage
 from multiring import lab
 from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
@@ -38,7 +38,7 @@ def hurt(fault: Fault, world: World, calls: str, victim: int, folder: Path) -> N
 
 
 def name_of(value: object) -> str:
-    return value.name.replace(" ", "-") if isinstance(value, (Fault, Shortage)) else ""
+    return value.name.replace(" ", "-") if isinstance(value, (Fault, Parting, Shortage)) else ""
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if not fault.on_link], ids=name_of)
@@ -53,6 +53,71 @@ def test_on_one_host(fault: Fault, tmp_path: Path) -> None:
 )
 def test_across_hosts(fault: Fault, spread: World, tmp_path: Path) -> None:
     hurt(fault, spread, "medium", 3, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def many() -> Iterator[World]:
+    """Seven hosts of a rank each: the last two are below the second in the control tree."""
+    names = "abcdefg"
+    places = tuple(Place(name, CARD, ranks_in_host([rank])) for rank, name in enumerate(names))
+    with lab.up(Topology(LEVELS[:2], places), "parted") as cluster:
+        yield World(tuple(names), cluster)
+
+
+def part(parting: Parting, world: World, calls: str, hosts: str, folder: Path, plan: str = "") -> None:
+    environment = {"MULTIRING_PROBE": "off", **({"MULTIRING_PLAN": plan} if plan else {})}
+    with started(world, folder, calls, environment=environment) as job:
+        parting.judge(job, *hosts)
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
+@pytest.mark.parametrize(
+    ("hosts", "calls", "plan"),
+    [
+        ("bc", "medium", "ring"),  # no edge of the control tree
+        ("ef", "all_to_all", ""),
+        ("ab", "all_to_all", ""),  # an edge, and others below it
+        ("bg", "all_to_all", ""),  # the only edge of one
+        ("ga", "all_to_all", ""),
+    ],
+)
+@pytest.mark.parametrize("parting", PARTINGS, ids=name_of)
+def test_two_hosts_that_cannot_reach_each_other(
+    parting: Parting, hosts: str, calls: str, plan: str, many: World, tmp_path: Path
+) -> None:
+    if parting.larger_than and hosts != "bc":
+        pytest.skip("what the control tree carries is small")
+    part(parting, many, calls, hosts, tmp_path, plan)
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
+@pytest.mark.parametrize("calls", ["small", "medium"])
+def test_who_waits_in_the_same_call_has_no_mismatch(calls: str, many: World, tmp_path: Path) -> None:
+    """Though some have gone on to the next one, and wait there: the time is up before the pair counts as apart."""
+    limits = {"MULTIRING_TIMEOUT": "5", "MULTIRING_HEARTBEAT_TIMEOUT": "30"}
+    environment = {"MULTIRING_PROBE": "off", "MULTIRING_PLAN": "ring", **limits}
+    assert many.cluster is not None
+    with started(many, tmp_path, calls, environment=environment) as job:
+        lab.part(many.cluster, "b", "c")
+        try:
+            for rank in range(many.size):
+                job.await_line(rank, "raised", 20)
+        finally:
+            lab.restore(many.cluster, "b")
+            lab.restore(many.cluster, "c")
+        job.write("settled")
+        job.end(range(many.size))
+        outcomes = [job.outcome(rank) for rank in range(many.size)]
+    assert {outcome["kind"] for outcome in outcomes} == {"CollectiveTimeout"}, outcomes
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
+def test_of_two_parted_hosts_that_with_fewer_ranks_is_given_up(spread: World, tmp_path: Path) -> None:
+    part(PARTINGS[0], spread, "all_to_all", "bc", tmp_path)
+    assert '"host": "c"' in (tmp_path / "0.json").read_text()
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=in_lab), pytest.param(4, marks=in_lab)])
@@ -88,7 +153,9 @@ def rate_between(looks: Any, begin: float, end: float) -> float:
 @pytest.mark.parametrize("shortage", SHORTAGES, ids=name_of)
 def test_a_rank_that_lacks_something(shortage: Shortage, tmp_path: Path) -> None:
     world = World(("here",) * 3)
-    with launched(world, tmp_path, "small", limits={1: shortage.limit}) as job:
+    with launched(
+        world, tmp_path, "small", limits={1: shortage.limit}, environment={"MULTIRING_INIT_TIMEOUT": "30"}
+    ) as job:
         shortage.judge(job, 1)
 
 

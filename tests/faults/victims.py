@@ -60,6 +60,14 @@ class Steps:
         mr.reduce_scatter(whole, out=self.held[0])
         assert (self.held[0] == total(self.size, step, 2000) + self.size * self.rank).all(), f"wrong block in {step}"
 
+    def all_to_all(self, step: int) -> None:
+        """Every rank exchanges bytes with every other one."""
+        blocks = np.tile(own(self.rank, step, 500), (self.size, 1)) + np.arange(self.size)[:, None]
+        self.held = [np.zeros((self.size, 500))]
+        mr.all_to_all(blocks, out=self.held[0])
+        for rank, row in enumerate(self.held[0]):
+            assert (row == own(rank, step, 500) + self.rank).all(), f"wrong blocks in step {step}"
+
     def broadcast(self, step: int) -> None:
         root = step % self.size
         self.held = [own(self.rank, step, 20_000)]
@@ -83,6 +91,7 @@ CALLS: dict[str, Callable[[Steps, int], None]] = {
     "asynchronous": lambda steps, step: steps.all_reduce(step, 8192, works=4),
     "all_gather": lambda steps, step: steps.all_gather(step),
     "reduce_scatter": lambda steps, step: steps.reduce_scatter(step),
+    "all_to_all": lambda steps, step: steps.all_to_all(step),
     "broadcast": lambda steps, step: steps.broadcast(step),
     "messages": lambda steps, step: steps.pass_on(step),
 }
@@ -130,6 +139,7 @@ def work(folder: Path, calls: str, pause: float) -> dict[str, Any]:
             "collective": error.collective,
             "number": error.number,
             "seconds": error.seconds,
+            "apart": getattr(error, "apart", -1),
             "message": str(error),
             "raised": raised,
             "steps": step,
@@ -142,7 +152,7 @@ def main() -> None:
     outcome = work(folder, sys.argv[2], float(sys.argv[3]))
     rank, started = mr.rank(), time.monotonic()
     mr.shutdown()
-    outcome["leaving"] = time.monotonic() - started
+    outcome["leaving"], outcome["left"] = time.monotonic() - started, time.time()
     (folder / f"{rank}.json").write_text(json.dumps(outcome))
 
 

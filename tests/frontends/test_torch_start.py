@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -161,3 +162,27 @@ def test_the_loss_of_torchs_store_is_one_of_multirings_errors() -> None:
     for lost in (lambda: store.get("there", 30), lambda: store.set("there", b"1")):
         with pytest.raises(multiring.RendezvousError, match="torch's store was lost: "):
             lost()
+
+
+def test_a_store_whose_server_is_stopped_is_given_up() -> None:
+    """torch itself would wait for it without end."""
+    code = (
+        "import sys, torch.distributed as dist\n"
+        "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+        "print(store.port, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            torch_store = dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False)
+            store = TorchStore(torch_store, served_by=0, patience=2.0)
+            store.set("key", b"value")
+            server.send_signal(signal.SIGSTOP)
+            for call in (lambda: store.get("key", 0.0), lambda: store.get("other", 1.0), lambda: store.set("key", b"")):
+                with pytest.raises(multiring.RendezvousError, match=r"lost: no answer for 2 s \(rank 0, ") as raised:
+                    call()
+                assert raised.value.rank == 0
+        finally:
+            server.kill()

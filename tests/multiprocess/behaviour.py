@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -321,6 +322,18 @@ def without_memory() -> Any:
     found = error_of(call)
     del kept
     return found
+
+
+def without_descriptors() -> Any:
+    """Rank 1 has no descriptor left for the links of its first call."""
+    mr.init()
+    if mr.rank() == 1:
+        lowest = os.dup(0)
+        os.close(lowest)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, most))
+    began = time.monotonic()
+    return [*error_of(lambda: mr.all_reduce(np.ones(1000))), time.monotonic() - began]
 
 
 def _disagreeing(what: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import subprocess
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import jobs
+import other_user
+import pytest
 import strangers
 
 
@@ -57,3 +60,32 @@ def test_a_job_goes_on_whatever_strangers_do_at_its_ports(tmp_path: Path) -> Non
     for outcome in outcomes:
         assert outcome.code == 0, outcome
         assert outcome.error.count("refused a connection from 127.0.0.1") == 1, outcome.error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_cannot_hold_up_those_who_meet(tmp_path: Path) -> None:
+    """The backlog of each rank is full, and stays so, before the last rank of the job comes."""
+    size, nobody = 4, other_user.NOBODY
+    job = jobs.start(strangers.meet_late, size, str(tmp_path))
+    words = [sys.executable, other_user.__file__, "4200"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
+        try:
+            assert crowd.stdin is not None
+            assert crowd.stdout is not None
+            for rank in range(size - 1):
+                assert job.line(rank) == "coming"
+            time.sleep(1.5)  # they have published their sockets, and wait for the last one
+            crowd.stdin.write("go\n")
+            crowd.stdin.flush()
+            said = crowd.stdout.readline().split()
+            assert said[0] == "full", said
+            assert int(said[1]) >= size - 1, said
+            assert int(said[2]) > 4096 * (size - 1), said
+            (tmp_path / "go").touch()
+            outcomes = job.wait(60)
+        finally:
+            crowd.kill()
+    assert [outcome.code for outcome in outcomes] == [0] * size, outcomes
+    assert [outcome.value for outcome in outcomes] == [[sum(range(1, size + 1))] * 3] * size
+    refused = [outcome.error.count(f"it runs as user {nobody}, this process as user 0") for outcome in outcomes]
+    assert max(refused) <= 2, outcomes  # once while they attach, once at the gate

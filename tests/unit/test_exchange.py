@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -121,3 +122,42 @@ def test_another_process_of_the_rank_is_refused_and_all_hear_it(
         Exchange(rank_0, "test", 0, 3, 30).round("arrive", {})
     rank_0.close()
     first.close()
+
+
+def test_who_serves_the_store_is_not_the_one_that_never_came(server: Server) -> None:
+    """torch's rank 0 waits in the store that it serves until all others have connected, before it tells us anything."""
+    store = Client([("127.0.0.1", server.port)], SECRET, job="test")
+    exchange = Exchange(store, "test", 1, 3, 0.5, served_by=0)
+    exchange.deadline = time.monotonic() - 4  # of the five more seconds that rank 0 has to answer
+    with pytest.raises(RendezvousError, match=r"^ranks 0, 2 did not arrive \(arrived: 1\), within 0\.5 s$") as raised:
+        exchange.round("arrive", {})
+    assert raised.value.rank == 2
+    store.close()
+
+
+def test_a_lost_store_does_not_hide_who_was_lost_before_it(server: Server) -> None:
+    lost = RendezvousError("rank 0 of this host has ended before it was attached", rank=0)
+
+    def fail() -> None:
+        with exchange.settling(), exchange.reporting("prove"):
+            server.close()
+            raise lost
+
+    with closing(Client([("127.0.0.1", server.port)], SECRET, job="test", served_by=0)) as store:
+        exchange = Exchange(store, "test", 1, 3, 30, served_by=0)
+        with pytest.raises(RendezvousError, match="has ended before it was attached") as raised:
+            fail()
+    assert raised.value is lost
+
+
+def test_a_lost_store_names_the_rank_that_served_it(server: Server) -> None:
+    with closing(Client([("127.0.0.1", server.port)], SECRET, job="test", served_by=0)) as store:
+        server.close()
+        with pytest.raises(
+            RendezvousError, match=r"^the job's store was lost: .* \(rank 0, which serves it, "
+        ) as raised:
+            Exchange(store, "test", 1, 3, 30, served_by=0).round("arrive", {})
+    assert raised.value.rank == 0
+    with pytest.raises(RendezvousError, match="the job's store did not answer") as unreached:
+        Client([("127.0.0.1", server.port)], SECRET, job="test", timeout=0.3, served_by=0)
+    assert unreached.value.rank == 0

@@ -13,6 +13,7 @@ import pytest
 from topologies import CORE, card, nested
 
 from multiring import page, planner
+from multiring.cli.errors import check_output
 from multiring.machines import machine
 from multiring.models import MODELS
 from multiring.planner import Measured
@@ -192,3 +193,12 @@ def test_what_cannot_be_reported_is_named(tmp_path: Path, options: list[str], of
     assert refused.returncode == 2
     assert offending in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+def test_a_page_is_not_written_through_a_symbolic_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "precious", tmp_path / "page.html"
+    target.write_text("mine")
+    link.symlink_to(target)
+    with pytest.raises(ValueError, match=r"page\.html: it is a symbolic link, to .*precious; name the file itself$"):
+        check_output("FILE.html", link)
+    assert target.read_text() == "mine"

@@ -347,10 +347,11 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatc
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match="File too large") as raised:
             cache.keep(cache.path(HOSTS), "x" * 10_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.filename == str(cache.path(HOSTS))
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 

@@ -22,7 +22,7 @@ from multiring.bootstrap import Meeting, Place
 from multiring.cost import INTERNAL_WIRE_OVERHEAD, NATIVE
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost, RendezvousError, ResourceError
 from multiring.exchange import Exchange, spans
-from multiring.net import auth, interfaces, local
+from multiring.net import auth, interfaces, local, unix
 from multiring.store import Client, Server
 from multiring.topology import Link, Topology
 
@@ -318,20 +318,19 @@ def test_what_attaching_a_link_raises_reaches_who_wants_it(
 
 def test_same_name_without_a_common_socket_is_another_host(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two machines that call themselves alike: the unix socket of one is not found on the other."""
-    monkeypatch.setattr(local, "_exists", lambda name: False)
+    monkeypatch.setattr(unix, "exists", lambda name: False)
     job.join(2, settings("aa"))
     assert job.worlds[0].topology.hosts == job.worlds[1].topology.hosts == ("a", "a#1")
     assert list(job.engine(0).control) == [1]
 
 
 def test_a_stranger_on_the_unix_socket_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    listening, name = local.listen()
+    listening, name = unix.listen()
     engine = Peers(0, 2, hosts=["a", "a"])
     with listening, socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect("\0" + name)
         stranger.sendall(bytes(500))
-        accepted, _ = listening.accept()
-        assert local._answer(engine, accepted, SECRET, auth.Hello(auth.LOCAL, rank=0), {1}, set()) == -1
+        assert local._answer(engine, listening, SECRET, auth.Hello(auth.LOCAL, rank=0), {1}, set()) == -1
     assert "rank 0 refused a connection on its host: it does not speak multiring's protocol" in caplog.text
     assert not engine.local
     engine.shutdown()
@@ -341,16 +340,15 @@ def test_another_user_on_the_unix_socket_is_not_waited_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are, and however little they say."""
-    listening, name = local.listen()
+    listening, name = unix.listen()
     engine = Peers(0, 2, hosts=["a", "a"])
     user, strangers = os.getuid(), set[str]()
-    monkeypatch.setattr("multiring.net.local.os.getuid", lambda: user + 1)
+    monkeypatch.setattr("multiring.net.unix.os.getuid", lambda: user + 1)
     with listening:
         for _ in range(3):
             with socket.socket(socket.AF_UNIX) as silent:
                 silent.connect("\0" + name)
-                accepted, _ = listening.accept()
-                assert local._answer(engine, accepted, SECRET, auth.Hello(auth.LOCAL), {1}, strangers) == -1
+                assert local._answer(engine, listening, SECRET, auth.Hello(auth.LOCAL), {1}, strangers) == -1
     assert [record.getMessage() for record in caplog.records] == [
         f"rank -1 refused a connection on its host: it runs as user {user}, this process as user {user + 1}"
     ]
@@ -638,3 +636,14 @@ def test_loopback_never_leads_to_another_machine() -> None:
 
 def test_ranks_in_words() -> None:
     assert [spans(ranks) for ranks in ([], [3], [0, 1, 2, 5], [1, 3, 4])] == ["", "3", "0-2, 5", "1, 3-4"]
+
+
+def test_without_proc_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local, "PROC", tmp_path)
+    for tell, file in ((local.machine, "sys/kernel/random/boot_id"), (local.kernel, "sys/kernel/random/boot_id")):
+        with pytest.raises(ResourceError) as raised:
+            tell()
+        assert str(raised.value) == (
+            f"cannot tell which machine this is: {tmp_path / file}: No such file or directory; mount /proc in this "
+            "container or chroot (mount -t proc proc /proc)"
+        )

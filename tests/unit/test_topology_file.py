@@ -174,3 +174,9 @@ def test_the_example_of_the_documentation() -> None:
     topology = parse(rest.partition("```")[0])
     assert topology.hosts == ("a", "a", "b", "b", "c", "c", "d")
     assert topology.places[1].link == Link(12.5e6, 25e6, 100e-6)
+
+
+def test_a_file_of_too_many_hosts_is_refused() -> None:
+    """Before any of them is looked at."""
+    with pytest.raises(ValueError, match=r"^the file brings the hosts to 16385; a topology has 16384 at most$"):
+        parse(f"host = [{', '.join(['{}'] * 16385)}]")

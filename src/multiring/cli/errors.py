@@ -21,6 +21,8 @@ def check_output(option: str, file: Path | None) -> None:
     """ValueError for a file that could not be written at the end of what takes long."""
     if file is None:
         return
+    if file.is_symlink() and file.resolve().is_file() and file.parent != Path("/dev"):
+        raise ValueError(f"{option} {file}: it is a symbolic link, to {file.resolve()}; name the file itself")
     if file.is_dir():
         raise ValueError(f"{option} {file}: it is a directory; name a file")
     if file.exists() and not os.access(file, os.W_OK):

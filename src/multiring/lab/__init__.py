@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from multiring.lab.build import obstacle, up
 from multiring.lab.cluster import NONE_UP, Cluster, Host, LabError, clusters, find, remove
-from multiring.lab.faults import cut, deafen, restore, throttle
+from multiring.lab.faults import cut, deafen, part, restore, throttle
 
 __all__ = [
     "NONE_UP",
@@ -26,6 +26,7 @@ __all__ = [
     "deafen",
     "find",
     "obstacle",
+    "part",
     "remove",
     "restore",
     "throttle",

@@ -6,11 +6,11 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from multiring.env import join_address
 from multiring.errors import RendezvousError
-from multiring.net import auth
+from multiring.net import auth, unix
 from multiring.net.loop import within
 
 STAGGER_SECONDS = 0.05
@@ -49,24 +49,32 @@ async def connect(address: Address, handshake: auth.Step, source: str = "") -> P
 
     A host "\\0name" is an abstract unix socket.
     """
-    loop = asyncio.get_running_loop()
-    resolved: Any
     if address[0].startswith("\0"):
-        sock, resolved = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), address[0]
+        sock = await unix.connect_async(address[0][1:], ATTEMPT_SECONDS)
     else:
-        found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, resolved = found[0]
-        sock = socket.socket(family, kind, protocol)
+        sock = await _connect(address, source)
+    try:
+        return sock, await auth.run_async(sock, handshake)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _connect(address: Address, source: str) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, resolved = found[0]
+    sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
         if source:
             sock.bind((source, 0))
         await within(ATTEMPT_SECONDS, loop.sock_connect(sock, resolved))
         keep_alive(sock)
-        return sock, await auth.run_async(sock, handshake)
     except BaseException:
         sock.close()
         raise
+    return sock
 
 
 def keep_alive(sock: socket.socket) -> None:

@@ -15,6 +15,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import copy
+import errno
 import logging
 import secrets
 import socket
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from multiring.errors import MultiringError, RendezvousError, ResourceError
+from multiring.errors import MultiringError, RendezvousError, ResourceError, system_message
 from multiring.net import auth, dial
 from multiring.net.cards import Way
 from multiring.net.gate import Gate
@@ -191,6 +192,10 @@ class Links:
                     await dial.race(link.addresses, lambda address: self._attempt(link, [Way("", address)]))
             except dial.Unreachable as error:
                 link.unreachable = error
+                if shortage := self._shortage(link, error):
+                    link.failure = shortage
+                    link.attached.set()
+                    return
             if not noticed and time.monotonic() - started > NOTICE_SECONDS:
                 noticed = True
                 _log.warning(
@@ -202,6 +207,16 @@ class Links:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(pause, link.attached.wait())
             pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    def _shortage(self, link: _Link, error: dial.Unreachable) -> ResourceError | None:
+        """Why this rank itself cannot have the link: another attempt would need descriptors, too."""
+        for reason in error.failures.values():
+            if isinstance(reason, OSError) and reason.errno in (errno.EMFILE, errno.ENFILE):
+                mine, other = self._describe(self._mine.rank), self._describe(link.peer)
+                return ResourceError(
+                    f"{mine} cannot be linked to {other}: {system_message(reason)}", rank=self._mine.rank
+                )
+        return None
 
     async def _dial_by_cards(self, link: _Link) -> None:
         """Open streams over all cards; where neither side can, the next try is over any."""

@@ -13,13 +13,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from multiring.errors import ResourceError, system_message
-from multiring.net import auth
+from multiring.net import auth, unix
 from multiring.net.dial import keep_alive
 from multiring.net.loop import LoopThread
 
 BACKLOG = 4096
 UNPROVEN = 256
 """At most so many connections are in their handshake at once; the others wait in the backlog."""
+
+ACCEPTED_AT_ONCE = 64
+"""Before the loop does something else."""
 
 CROWDED_SECONDS = 1.0
 """While others wait, a handshake gets so long only: strangers that say nothing hold up nobody for longer."""
@@ -128,17 +131,30 @@ class Listener:
             asyncio.get_running_loop().remove_reader(listening)
 
     def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            if len(self._unproven) >= UNPROVEN or not self._accept_one(listening):
+                return
+
+    def _accept_one(self, listening: socket.socket) -> bool:
+        """Take one from the backlog; False if that is empty, or descriptors are short."""
+        address = None
         try:
-            sock, address = listening.accept()
+            if listening.family == socket.AF_UNIX:
+                sock = unix.accept(listening)
+            else:
+                sock, address = listening.accept()
+        except auth.Refused as error:
+            self._refuse("this host", str(error))
+            return True
         except BlockingIOError:  # it was gone before it was accepted
-            return
+            return False
         except OSError as error:
             if not self._is_short:
                 _log.warning("%s cannot accept connections: %s", self._about, system_message(error))
             self._is_short = True
             self._unwatch()
             asyncio.get_running_loop().call_later(1.0, self._watch)  # descriptors may be free by then
-            return
+            return False
         sock.setblocking(False)
         task = asyncio.create_task(self._serve(sock, address[0] if address else "this host"))
         self._unproven[sock] = _Handshake(task, time.monotonic())
@@ -149,6 +165,7 @@ class Listener:
             if not self._makes_room:
                 self._makes_room = True
                 asyncio.get_running_loop().call_soon(self._make_room)
+        return True
 
     def _make_room(self) -> None:
         """While others wait, end the handshakes that take long."""

@@ -1,33 +1,30 @@
 """Ranks of one host: that they share it is proved by a unix socket, over which they pass each other their memory.
 
 An abstract unix socket can be reached from its own network namespace only, and the kernel names the user at the other
-end. Both ranks then prove the job's secret, and each passes the descriptors of its memory and its doorbell. The
-socket stays open: its end tells of the rank's death.
+end (unix.py). Both ranks then prove the job's secret, and each passes the descriptors of its memory and its doorbell.
+The socket stays open: its end tells of the rank's death.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import secrets
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from multiring.errors import RendezvousError, ResourceError
-from multiring.net import auth
-
-BACKLOG = 4096
-"""Ranks look and connect while the listener is still dialling others; none may block on it."""
+from multiring.errors import RendezvousError, ResourceError, system_message
+from multiring.net import auth, unix
 
 LOOK_SECONDS = 1.0
 """Between two looks whether those that have not come yet are still there."""
 
-_CREDENTIALS = struct.Struct("3i")
+PROC = Path("/proc")
+
 _log = logging.getLogger("multiring")
 
 
@@ -42,22 +39,26 @@ class LocalEngine(Protocol):
 
 
 def kernel() -> str:
-    """What ranks of one machine have in common, be they in containers or not."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """What ranks of one machine have in common, be they in containers or not; ResourceError without /proc."""
+    with _in_words():
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def machine() -> str:
-    """What ranks that may share memory have in common: kernel, network namespace, user."""
-    return f"{kernel()} {os.stat('/proc/self/ns/net').st_ino} {os.getuid()}"
+    """What ranks that may share memory have in common: kernel, network namespace, user; ResourceError without /proc."""
+    with _in_words():
+        return f"{kernel()} {os.stat(PROC / 'self/ns/net').st_ino} {os.getuid()}"
 
 
-def listen() -> tuple[socket.socket, str]:
-    """A listening abstract unix socket, and its name."""
-    name = f"multiring-{secrets.token_hex(16)}"
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind("\0" + name)
-    sock.listen(BACKLOG)
-    return sock, name
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = "mount /proc in this container or chroot (mount -t proc proc /proc)"
+        raise ResourceError(
+            f"cannot tell which machine this is: {error.filename}: {error.strerror}; {remedy}"
+        ) from None
 
 
 def attach(
@@ -76,67 +77,63 @@ def attach(
     have not come at ``deadline``; what ``failure`` returns in the meantime is raised.
     """
     mine = replace(mine, role=auth.LOCAL)
-    present = [peer for peer in sorted(names) if _exists(names[peer])]
+    present = [peer for peer in sorted(names) if unix.exists(names[peer])]
     lower = [peer for peer in present if peer < mine.rank]
     higher = {peer for peer in present if peer > mine.rank}
     for peer in lower:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = None
         try:
-            sock.settimeout(_remaining(deadline, [peer]))
-            sock.connect("\0" + names[peer])
-            _check_user(sock)
+            sock = unix.connect(names[peer], _remaining(deadline, [peer]))
             auth.run(sock, auth.client(secret, replace(mine, peer=peer)), _remaining(deadline, [peer]))
             sock.settimeout(_remaining(deadline, [peer]))
             _exchange(engine, sock, peer)
         except (OSError, auth.Refused) as error:
-            sock.close()
+            if sock is not None:
+                sock.close()
             raise RendezvousError(
                 f"rank {mine.rank} cannot attach rank {peer} of its host: {error}", rank=peer
             ) from error
     strangers: set[str] = set()
+    next_look = time.monotonic() + LOOK_SECONDS
     while higher:
         lost = failure()
         if lost is not None:
             raise lost
-        listening.settimeout(min(_remaining(deadline, higher), LOOK_SECONDS))
-        try:
-            sock, _ = listening.accept()
-        except TimeoutError:
+        if time.monotonic() >= next_look:  # however many strangers knock meanwhile
             _check_presence({peer: names[peer] for peer in higher})
-            continue
-        peer = _answer(engine, sock, secret, mine, higher, strangers)
-        higher.discard(peer)
+            next_look = time.monotonic() + LOOK_SECONDS
+        listening.settimeout(min(_remaining(deadline, higher), LOOK_SECONDS))
+        higher.discard(_answer(engine, listening, secret, mine, higher, strangers))
     return present
 
 
 def _check_presence(names: Mapping[int, str]) -> None:
     """A rank closes its socket when it has attached all others, or when it ends."""
     for peer, name in names.items():
-        if not _exists(name):
+        if not unix.exists(name):
             raise RendezvousError(f"rank {peer} of this host has ended before it was attached", rank=peer)
-
-
-def _exists(name: str) -> bool:
-    """Whether a socket of that name is in this network namespace; looking is connecting."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        try:
-            sock.connect("\0" + name)
-        except ConnectionRefusedError:
-            return False
-    return True
 
 
 def _answer(
     engine: LocalEngine,
-    sock: socket.socket,
+    listening: socket.socket,
     secret: bytes,
     mine: auth.Hello,
     expected: Iterable[int],
     strangers: set[str],
 ) -> int:
-    """Attach who connected; -1 if it only looked, or is nobody that is expected: logged once for each reason."""
+    """Attach who connects; -1 if nobody does in time, or who only looked, or is not expected: logged once for each
+    reason."""
     try:
-        _check_user(sock)  # before anything is waited for: any user of the machine can reach the socket
+        sock = unix.accept(listening)
+    except TimeoutError:
+        return -1
+    except auth.Refused as error:
+        _refuse(mine.rank, error, strangers)
+        return -1
+    except OSError as error:
+        raise ResourceError(f"cannot accept the ranks of this host: {system_message(error)}") from error
+    try:
         peer = auth.run(sock, auth.server(secret, mine)).rank
         if peer not in expected:
             raise auth.Refused(f"rank {peer} is not expected")
@@ -144,11 +141,16 @@ def _answer(
         _exchange(engine, sock, peer)
     except (OSError, auth.Refused) as error:
         sock.close()
-        if not isinstance(error, ConnectionError) and str(error) not in strangers:
-            strangers.add(str(error))
-            _log.warning("rank %d refused a connection on its host: %s", mine.rank, error)
+        if not isinstance(error, ConnectionError):
+            _refuse(mine.rank, error, strangers)
         return -1
     return peer
+
+
+def _refuse(rank: int, reason: Exception, strangers: set[str]) -> None:
+    if str(reason) not in strangers:
+        strangers.add(str(reason))
+        _log.warning("rank %d refused a connection on its host: %s", rank, reason)
 
 
 def _exchange(engine: LocalEngine, sock: socket.socket, peer: int) -> None:
@@ -161,13 +163,6 @@ def _exchange(engine: LocalEngine, sock: socket.socket, peer: int) -> None:
     memory, doorbell = descriptors
     sock.setblocking(False)
     engine.attach_local(peer, memory, doorbell, sock.detach())
-
-
-def _check_user(sock: socket.socket) -> None:
-    """Refused unless the kernel knows the other end as a process of this one's user."""
-    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if user != os.getuid():
-        raise auth.Refused(f"it runs as user {user}, this process as user {os.getuid()}")
 
 
 def _remaining(deadline: float, waited_for: Iterable[int]) -> float:

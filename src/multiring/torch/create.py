@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from multiring import api, bootstrap, env, rendezvous
 from multiring.comm import Communicator
@@ -67,7 +68,9 @@ def _time_limit(settings: Any) -> float:
 def _join(settings: Any, options: Options | None) -> rendezvous.World:
     """Meet the other ranks in torch's store."""
     launch = env.read(env.Launch)
-    meeting = bootstrap.Meeting(TorchStore(settings.store), bootstrap.given_secret(launch))
+    own = env.read(env.Settings, **(options.settings if options else {}))
+    store = TorchStore(settings.store, served_by=_server(settings.store), patience=own.init_timeout)
+    meeting = bootstrap.Meeting(store, bootstrap.given_secret(launch))
     place = bootstrap.Place(
         settings.group_rank,
         settings.group_size,
@@ -76,7 +79,15 @@ def _join(settings: Any, options: Options | None) -> rendezvous.World:
         f"torch group {settings.group_id}",
         bootstrap.restarts(os.environ, launch),
     )
-    return rendezvous.join(place, env.read(env.Settings, **(options.settings if options else {})))
+    return rendezvous.join(place, own)
+
+
+def _server(store: Store) -> int:
+    """The rank that serves torch's store; -1 if none does, as under torchrun, or the store is of another kind."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    return 0 if isinstance(store, TCPStore) and not by_launcher else -1
 
 
 def _refuse_mixture(frame: FrameType | None) -> None:
