@@ -159,7 +159,7 @@ class Communicator:
         ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor. Ranks agree on type and number of
         elements, and on ``label``, which front ends get of `multiring.labels.label`; shapes are not compared.
         """
-        if not async_op and self.all_reduce_plain(x, op, timeout, label):
+        if not async_op and type(x) is not Piece and self.all_reduce_plain(x, op, timeout, label):
             return None
         return self._call(_ALL_REDUCE, all_of(x, target(x)), op, 0, async_op, timeout, label=label)
 
