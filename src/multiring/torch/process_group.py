@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import (
 from torch.autograd import profiler
 
 from multiring.comm import Communicator
+from multiring.torch.backend import DeviceBackend
 from multiring.torch.buffers import only, op_name, raw, reducible, single
 from multiring.torch.layouts import Finish, apart, fill, filling, refuse_shared, source, target
 from multiring.torch.profiler import recorded
@@ -80,6 +81,12 @@ class MultiringGroup(dist.ProcessGroup):
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
     _device_types = property(lambda self: [torch.device("cpu")])
+
+    def _get_backend(self, device: torch.device) -> DeviceBackend:
+        """What torch asks for by the device; RuntimeError, which it expects, if the group does not serve it."""
+        if torch.device(device).type not in [known.type for known in self._device_types]:
+            raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
+        return DeviceBackend(self)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the time that a collective may take."""
