@@ -301,8 +301,8 @@ class TorchStore:
             yield
         except RuntimeError as error:
             raise RendezvousError(
-                f"torch's store was lost: {str(error).splitlines()[0]} Rank 0 or torchrun, which served it, has ended; or "
-                "rank 0 was still leaving an earlier group, whose store this was, when this rank called "
+                f"torch's store was lost: {str(error).splitlines()[0]} Rank 0 or torchrun, which served it, has ended; "
+                "or rank 0 was still leaving an earlier group, whose store this was, when this rank called "
                 "init_process_group again: then start the job by torchrun, whose store stays, or give each "
                 "init_process_group a port of its own, as init_method='tcp://HOST:PORT' with rank and world_size"
             ) from error
