@@ -15,6 +15,7 @@ import pytest
 
 import multiring as mr
 from multiring.sharding import shard
+from multiring.theano import broadcast_variables
 
 
 @pytest.fixture
@@ -207,6 +208,28 @@ def test_wrong_arguments(call: Any, error: type[Exception], message: str) -> Non
 def test_what_is_read_only_can_be_read() -> None:
     for x in (read_only(), Exported(read_only())):
         assert mr.all_gather(x).tolist() == [[0, 0, 0]]
+
+
+class Variable:
+    """A variable of Theano's, whose value has the order in memory that it was given."""
+
+    name = "w"
+
+    def __init__(self, value: np.ndarray[Any, Any]) -> None:
+        self.value = value
+
+    def get_value(self) -> np.ndarray[Any, Any]:
+        return self.value.copy("K")
+
+    def set_value(self, value: np.ndarray[Any, Any]) -> None:
+        self.value = value
+
+
+@pytest.mark.usefixtures("alone")
+def test_variables_in_fortran_order_are_broadcast() -> None:
+    variable = Variable(np.asfortranarray(np.arange(6.0).reshape(2, 3)))
+    broadcast_variables([variable])
+    assert variable.value.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.usefixtures("alone")
