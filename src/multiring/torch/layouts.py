@@ -58,7 +58,9 @@ def filling(tensor: Tensor) -> Callable[[Tensor], None]:
 @torch.inference_mode()  # which some tensors demand of every thread that writes them
 def fill(tensor: Tensor, elements: Tensor) -> None:
     """Copy elements in order into a tensor of any layout."""
-    tensor.copy_(elements.view(tensor.shape))
+    # Written in the order of its memory: torch takes up to ten times as long for a transposed one otherwise.
+    as_it_lies = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    tensor.permute(as_it_lies).copy_(elements.view(tensor.shape).permute(as_it_lies))
 
 
 def refuse_shared(outputs: Sequence[Tensor]) -> None:
