@@ -405,7 +405,15 @@ def blocks_of_other_sizes_and_types() -> None:
                 partial(dist.group.WORLD.scatter, [x], [outputs], _at(dist.ScatterOptions(), rank)),
             ):
                 assert "4 x torch.float32, not ['" in str(caught(ValueError, call))
-        dist.barrier()
+        halves = torch.arange(2.0 * size).view(2, size)[:1]  # as many elements as ranks, in one row
+        error = caught(ValueError, lambda: dist.all_to_all_single(torch.empty(size), halves))
+        assert f"{size} ranks cannot share the first dimension of (1, {size}) equally" in str(error)
+        with torch.inference_mode():
+            frozen = [torch.zeros(4) for _ in range(size)]
+            sent = torch.arange(4.0) + rank
+        dist.gather(sent, frozen if rank == 0 else None)
+        if rank == 0:
+            same(torch.stack(frozen), torch.arange(4.0) + torch.arange(size).view(-1, 1))
 
 
 def _at(options: dist.GatherOptions | dist.ScatterOptions, root: int) -> dist.GatherOptions | dist.ScatterOptions:

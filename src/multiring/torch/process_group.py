@@ -232,7 +232,7 @@ class MultiringGroup(dist.ProcessGroup):
         self._check_blocks("gather", blocks, tensor)
         refuse_shared(blocks)
         targets = [target(block) for block in blocks]
-        targets[self.rank()].elements.copy_(source(tensor))
+        fill(targets[self.rank()].elements, source(tensor))
         steps = [Step([self._part_from("gather", targets[peer].elements, peer, opts)]) for peer in self._others()]
         return self._work(opts, [*steps, *(Step([], block.finish) for block in targets)], outputs)
 
@@ -246,7 +246,7 @@ class MultiringGroup(dist.ProcessGroup):
             return self._work(opts, [Step([part], x.finish)], outputs)
         self._check_blocks("scatter", only(inputs), tensor)
         blocks = apart([source(block) for block in only(inputs)], [x.elements])
-        x.elements.copy_(blocks[self.rank()])
+        fill(x.elements, blocks[self.rank()])
         parts = [self._part_to("scatter", blocks[peer], peer, opts) for peer in self._others()]
         return self._work(opts, [Step(parts, x.finish)], outputs)
 
@@ -379,6 +379,8 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _all_to_all(self, output: Tensor, input: Tensor, opts: Any) -> Step:
         self._check("all_to_all", output, input.numel(), input)
+        for tensor in (output, input):
+            _equal(tensor, self.size())
         x = target(output)
         call = self.communicator.all_to_all
         return self._step(opts, call, raw(source(input)), out=raw(x.elements), finish=x.finish)
@@ -390,7 +392,7 @@ class MultiringGroup(dist.ProcessGroup):
         refuse_shared(outputs)
         targets = [target(output) for output in outputs]
         sources = apart([source(tensor) for tensor in inputs], [x.elements for x in targets])
-        targets[here].elements.copy_(sources[here])
+        fill(targets[here].elements, sources[here])
         parts = [self._part_from("all_to_all", targets[peer].elements, peer, opts) for peer in self._others()]
         parts += [self._part_to("all_to_all", sources[peer], peer, opts) for peer in self._others()]
 
@@ -417,7 +419,7 @@ def _rows(tensor: Tensor, counts: list[int]) -> tuple[Tensor, ...]:
 
 
 def _equal(tensor: Tensor, size: int) -> list[int]:
-    if tensor.shape[0] % size:
+    if not tensor.dim() or tensor.shape[0] % size:
         raise ValueError(
             f"{size} ranks cannot share the first dimension of {tuple(tensor.shape)} equally: give the splits"
         )
