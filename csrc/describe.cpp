@@ -36,7 +36,8 @@ std::optional<Dtype> dtype_named(std::string_view wanted) {
     }
     for (const auto name : dtype_names) known += (known.empty() ? "" : ", ") + std::string(name);
     throw nb::type_error(("elements of type " + found + " (in a " + name_of_type(x) +
-                          ") are not supported; convert them to one of " + known)
+                          ") are not supported; convert them to one of " + known +
+                          ", and convert back what is written in place")
                              .c_str());
 }
 
@@ -176,7 +177,8 @@ void refuse_lazy_view(nb::handle x) {
     for (const auto& [is, resolve] : {std::pair("is_conj", "resolve_conj"), std::pair("is_neg", "resolve_neg")})
         if (nb::hasattr(x, resolve) && nb::cast<bool>(nb::object(x.attr(is)())))
             throw nb::value_error((name_of_type(x) + " is a view whose memory holds other numbers than it shows (" +
-                                   is + "): hand over x." + resolve + "()")
+                                   is + "): hand over x." + resolve +
+                                   "(), and copy the result back if x is to be written")
                                       .c_str());
 }
 
@@ -191,11 +193,10 @@ bool is_contiguous(const std::int64_t* shape, const std::int64_t* strides, std::
     return found || stride == 0;
 }
 
-Description describe_dlpack(nb::handle x) {
-    refuse_lazy_view(x);
-    nb::ndarray<nb::ro> array;
-    if (!nb::try_cast(x, array, false)) refuse_dlpack(x);
+template <class Array>
+Description describe_array(nb::handle x, const Array& array, bool writable) {
     Description d;
+    d.writable = writable;
     const nb::dlpack::dtype type = array.dtype();
     const std::optional<Dtype> dtype = dlpack_dtype(type);
     if (!dtype)
@@ -207,6 +208,13 @@ Description describe_dlpack(nb::handle x) {
     for (std::size_t i = 0; i < array.ndim(); ++i) d.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
     d.contiguous = is_contiguous(d.shape.data(), array.stride_ptr(), array.ndim());
     return d;
+}
+
+Description describe_dlpack(nb::handle x) {
+    refuse_lazy_view(x);
+    if (nb::ndarray<> array; nb::try_cast(x, array, false)) return describe_array(x, array, true);
+    if (nb::ndarray<nb::ro> array; nb::try_cast(x, array, false)) return describe_array(x, array, false);
+    refuse_dlpack(x);
 }
 
 // ---- plain buffers ------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def source(x: Any) -> Found:
         return x
     found = _described(x)
     if not found.contiguous or found.device != "cpu":
-        raise _refusal(found)
+        raise _refusal(found, written=False)
     return found
 
 
@@ -111,7 +111,7 @@ def target(x: Any) -> Found:
         )
     found = _described(x)
     if not found.contiguous or not found.writable or found.device != "cpu":
-        raise _refusal(found)
+        raise _refusal(found, written=True)
     return found
 
 
@@ -124,15 +124,37 @@ def _described(x: Any) -> _native.Description:
     return _native.describe(x)
 
 
-def _refusal(found: _native.Description) -> Exception:
+def _refusal(found: _native.Description, *, written: bool) -> Exception:
     what = f"the buffer (shape {found.shape}, {found.dtype})"
     if found.device != "cpu":
         return ValueError(
             f"{what} lies on {found.device}, and multiring moves memory of the CPU: hand over x.cpu() and copy it back"
         )
+    if not found.contiguous and written:
+        return ValueError(
+            f"{what} is not contiguous in C order, and the result is written in place: hand over "
+            "y = numpy.ascontiguousarray(x), or y = x.contiguous() in torch, and copy the result back: x[...] = y"
+        )
     if not found.contiguous:
-        return ValueError(f"{what} is not contiguous: hand over numpy.ascontiguousarray(x), or x.contiguous() in torch")
-    return ValueError(f"{what} is read-only, and the result is written in place: hand over x.copy()")
+        return ValueError(
+            f"{what} is not contiguous in C order: hand over numpy.ascontiguousarray(x), or x.contiguous() in torch"
+        )
+    return ValueError(
+        f"{what} is read-only, and the result is written in place: hand over y = x.copy(), and use y afterwards"
+    )
+
+
+def apart(origin: Piece, written: Piece) -> Piece:
+    """What is read, or a copy of it where it is partly the memory that is written meanwhile."""
+    nbytes = origin.count * origin.itemsize
+    if (
+        origin.pointer + nbytes <= written.pointer
+        or written.pointer + written.count * written.itemsize <= origin.pointer
+    ):
+        return origin
+    scratch = np.empty(nbytes, np.uint8)
+    copy(scratch.ctypes.data, origin.pointer, nbytes)
+    return Piece(scratch, scratch.ctypes.data, origin.count, origin.dtype)
 
 
 def check_fit(name: str, out: Found, count: int, dtype: str) -> None:

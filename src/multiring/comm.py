@@ -27,6 +27,7 @@ from multiring.buffers import (
     CardBuffer,
     Piece,
     all_of,
+    apart,
     check_fit,
     copy,
     keeper,
@@ -160,7 +161,7 @@ class Communicator:
         ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor. Ranks agree on type and number of
         elements, and on ``label``, which front ends get of `multiring.labels.label`; shapes are not compared.
         """
-        if not async_op and self.all_reduce_plain(x, op, timeout, label):
+        if not async_op and type(x) is not Piece and self.all_reduce_plain(x, op, timeout, label):
             return None
         return self._call(_ALL_REDUCE, all_of(x, target(x)), op, 0, async_op, timeout, label=label)
 
@@ -314,12 +315,13 @@ class Communicator:
             return _finished(Work([self._part_from("scatter", root, all_of(x, mine), timeout)]), async_op)
         if blocks is None:
             raise ValueError(f"scatter: rank {root} is the root and has to give blocks")
-        whole = source(blocks)
-        check_fit("scatter", whole, self.size * mine.count, mine.dtype)
+        found = source(blocks)
+        check_fit("scatter", found, self.size * mine.count, mine.dtype)
+        whole = apart(all_of(blocks, found), all_of(x, mine))
         nbytes = mine.count * mine.itemsize
         copy(mine.pointer, whole.pointer + root * nbytes, nbytes)
         peers = self._others()
-        pieces = [Piece(keeper(blocks), whole.pointer + peer * nbytes, mine.count, mine.dtype) for peer in peers]
+        pieces = [Piece(whole.owner, whole.pointer + peer * nbytes, mine.count, mine.dtype) for peer in peers]
         parts = [self._part_to("scatter", peer, piece, timeout) for peer, piece in zip(peers, pieces, strict=True)]
         return _finished(Work(parts), async_op)
 
@@ -531,16 +533,17 @@ class Communicator:
         return self._recv(piece, rank, _TAGS[collective], collective, timeout)
 
     def _uneven_all_to_all(self, x: Any, splits: Sequence[int], out: Any, async_op: bool, timeout: float | None) -> Any:
-        whole = source(x)
-        rows = whole.shape[0] if whole.shape else 0
+        found = source(x)
+        rows = found.shape[0] if found.shape else 0
         if len(splits) != self.size or min(splits) < 0 or sum(splits) != rows:
             raise ValueError(f"splits={list(splits)}: {self.size} numbers of rows that add up to {rows} are needed")
         incoming = self.all_to_all(np.array(splits, np.int64), timeout=timeout).tolist()
         if out is None:
-            out = like(x, whole, (sum(incoming), *whole.shape[1:]))
+            out = like(x, found, (sum(incoming), *found.shape[1:]))
         received = target(out)
-        row = whole.count // rows if rows else int(np.prod(whole.shape[1:], dtype=np.int64))
-        check_fit("all_to_all", received, sum(incoming) * row, whole.dtype)
+        row = found.count // rows if rows else int(np.prod(found.shape[1:], dtype=np.int64))
+        check_fit("all_to_all", received, sum(incoming) * row, found.dtype)
+        whole = apart(all_of(x, found), all_of(out, received))
         size = row * whole.itemsize
         starts_out, starts_in = np.cumsum([0, *splits]).tolist(), np.cumsum([0, *incoming]).tolist()
         here = self.rank
@@ -551,7 +554,9 @@ class Communicator:
                 keeper(out), received.pointer + starts_in[peer] * size, incoming[peer] * row, whole.dtype
             )
             parts.append(self._part_from("all_to_all", peer, incoming_piece, timeout))
-            outgoing_piece = Piece(keeper(x), whole.pointer + starts_out[peer] * size, splits[peer] * row, whole.dtype)
+            outgoing_piece = Piece(
+                whole.owner, whole.pointer + starts_out[peer] * size, splits[peer] * row, whole.dtype
+            )
             parts.append(self._part_to("all_to_all", peer, outgoing_piece, timeout))
         return _finished(Work(parts, out), async_op)
 

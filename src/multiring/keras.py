@@ -235,7 +235,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         # The names of an optimizer's variables contain those of the model's, counted by Keras, in a word.
         names = [variable.path for variable in self.model.variables] + [""] * len(self.model.optimizer.variables)
         for name, variable in zip(variable_names(names), variables, strict=True):
-            value = np.array(keras.ops.convert_to_numpy(variable.value))
+            value = np.array(keras.ops.convert_to_numpy(variable.value), order="C")
             # Ranks that train other variables would average them with each other.
             kind = "variables" if variable.trainable else "frozen variables"
             communicator.broadcast(value, self._root, label=label(kind, [part(name, value.shape)]))

@@ -61,7 +61,7 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0, *, group: Commu
     """Set shared variables of parameters and of an optimizer's state to their values on rank ``root``."""
     communicator = api.joined(group)
     for i, variable in enumerate(variables):
-        value = np.array(variable.get_value())
+        value = np.array(variable.get_value(), order="C")
         communicator.broadcast(value, root, label=label("variables", [part(variable.name or str(i), value.shape)]))
         variable.set_value(value)
 

@@ -60,10 +60,12 @@ def mistakes() -> None:
 
 
 def variables() -> None:
-    shared = [library.shared(own(RANK, (2, 3))), library.shared(np.asarray(RANK))]
+    columns_first = np.asfortranarray(own(RANK, (3, 2))) if RANK else own(RANK, (3, 2))
+    shared = [library.shared(own(RANK, (2, 3))), library.shared(np.asarray(RANK)), library.shared(columns_first)]
     broadcast_variables(shared, root=SIZE - 1)
     assert (shared[0].get_value() == own(SIZE - 1, (2, 3))).all()
     assert shared[1].get_value() == SIZE - 1
+    assert (shared[2].get_value() == own(SIZE - 1, (3, 2))).all()
 
 
 def network(seed: int) -> list:

@@ -145,6 +145,36 @@ def uneven() -> None:
     check(y, np.concatenate([rows(peer, rank) for peer in range(size)]), "uneven all_to_all")
 
 
+def overlapping() -> None:
+    """What is read counts as it was when the call was made, also where it is partly the memory that is written."""
+    rank, size = mr.rank(), mr.world_size()
+    count = 60_000
+
+    def block(sender: int, receiver: int) -> Array:
+        return np.arange(count * 2.0).reshape(count, 2) + 1e6 * sender + 1e7 * receiver
+
+    x = np.concatenate([block(rank, peer) for peer in range(size)])
+    mr.all_to_all(x, [count] * size, out=x)
+    check(x, np.concatenate([block(peer, rank) for peer in range(size)]), "all_to_all in place")
+    longer = np.zeros((size * count + 1, 2))
+    longer[1:] = np.concatenate([block(rank, peer) for peer in range(size)])
+    mr.all_to_all(longer[1:], [count] * size, out=longer[:-1])
+    check(longer[:-1], np.concatenate([block(peer, rank) for peer in range(size)]), "all_to_all one row further")
+    x = np.stack([block(rank, peer) for peer in range(size)])
+    mr.scatter(x[size - 1], x, root=0)
+    check(x[size - 1], block(0, rank), "scatter into another rank's block")
+    x = np.stack([block(rank, peer) for peer in range(size)])
+    mr.gather(x[0], root=size - 1, out=x if rank == size - 1 else None)
+    if rank == size - 1:
+        check(x, np.stack([block(peer, 0) for peer in range(size)]), "gather out of the result")
+    x = np.stack([block(rank, peer) for peer in range(size)])
+    mr.all_gather(x[0], out=x)
+    check(x, np.stack([block(peer, 0) for peer in range(size)]), "all_gather out of the result")
+    x = np.stack([block(rank, peer) for peer in range(size)])
+    mr.reduce_scatter(x, out=x[0])
+    check(x[0], sum(block(peer, rank) for peer in range(size)), "reduce_scatter into what is reduced")
+
+
 def messages() -> None:
     """send and recv around a circle: several tags out of order, and a large one that both sides send at once."""
     rank, size = mr.rank(), mr.world_size()
@@ -210,7 +240,7 @@ def grid(large: int) -> str:
 def others() -> None:
     """What is not made of one plan and one buffer."""
     mr.init()
-    for part in (uneven, messages, objects, in_flight, arena):
+    for part in (uneven, overlapping, messages, objects, in_flight, arena):
         part()
     mr.shutdown()
 

@@ -15,6 +15,7 @@ import pytest
 
 import multiring as mr
 from multiring.sharding import shard
+from multiring.theano import broadcast_variables
 
 
 @pytest.fixture
@@ -96,6 +97,19 @@ class Immutable:
         return np.zeros(3)
 
 
+class Exported:
+    """An array as it is seen through DLPack alone."""
+
+    def __init__(self, x: np.ndarray[Any, Any]) -> None:
+        self.x = x
+
+    def __dlpack__(self, **asked: Any) -> object:
+        return self.x.__dlpack__(**asked)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.x.__dlpack_device__()
+
+
 class Unwilling:
     """Like a parameter of torch, which is handed over only when detached."""
 
@@ -123,7 +137,27 @@ def read_only() -> np.ndarray[Any, Any]:
         (lambda: mr.all_reduce([1.0, 2.0]), TypeError, "list"),
         (lambda: mr.all_reduce(Immutable()), TypeError, r"jaxlib\._jax\.Immutable is immutable.*numpy\.array\(x\)"),
         (lambda: mr.all_reduce(read_only()), ValueError, r"read-only.*x\.copy\(\)"),
-        (lambda: mr.all_reduce(np.zeros((4, 4))[:, 1]), ValueError, r"shape \(4,\), float64\) is not contiguous"),
+        (
+            lambda: mr.all_reduce(np.zeros((4, 4))[:, 1]),
+            ValueError,
+            r"shape \(4,\), float64\) is not contiguous.*back: x",
+        ),
+        (
+            lambda: mr.all_reduce(np.zeros((4, 3), order="F")),
+            ValueError,
+            r"in C order.*copy the result back: x\[...\] = y",
+        ),
+        (
+            lambda: mr.all_gather(np.zeros((4, 3), order="F")),
+            ValueError,
+            r"C order: hand over numpy.ascontiguousarray\(x\)",
+        ),
+        (lambda: mr.all_reduce(np.zeros(4)[::-1]), ValueError, "is not contiguous"),
+        (lambda: mr.all_reduce(np.broadcast_to(np.zeros(3), (2, 3))), ValueError, "is not contiguous"),
+        (lambda: mr.all_reduce(np.lib.stride_tricks.sliding_window_view(np.zeros(5), 3)), ValueError, "not contiguous"),
+        (lambda: mr.all_reduce(np.zeros((2, 3), ">i8")), TypeError, "elements of type >i8.*convert back"),
+        (lambda: mr.all_reduce(Exported(read_only())), ValueError, r"read-only.*y = x\.copy\(\), and use y"),
+        (lambda: mr.all_reduce(Exported(np.zeros((4, 3), order="F"))), ValueError, "is not contiguous"),
         (lambda: mr.all_reduce(np.ma.masked_equal([1.0, 2.0], 2)), TypeError, r"mask.*x\.filled\(0\)"),
         (lambda: mr.all_reduce(np.zeros(3, "U4")), TypeError, "not supported"),
         (lambda: mr.all_reduce(np.zeros(3), "mean"), ValueError, "op='mean': known are sum, avg"),
@@ -168,6 +202,34 @@ def read_only() -> np.ndarray[Any, Any]:
 def test_wrong_arguments(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_read_only_can_be_read() -> None:
+    for x in (read_only(), Exported(read_only())):
+        assert mr.all_gather(x).tolist() == [[0, 0, 0]]
+
+
+class Variable:
+    """A variable of Theano's, whose value has the order in memory that it was given."""
+
+    name = "w"
+
+    def __init__(self, value: np.ndarray[Any, Any]) -> None:
+        self.value = value
+
+    def get_value(self) -> np.ndarray[Any, Any]:
+        return self.value.copy("K")
+
+    def set_value(self, value: np.ndarray[Any, Any]) -> None:
+        self.value = value
+
+
+@pytest.mark.usefixtures("alone")
+def test_variables_in_fortran_order_are_broadcast() -> None:
+    variable = Variable(np.asfortranarray(np.arange(6.0).reshape(2, 3)))
+    broadcast_variables([variable])
+    assert variable.value.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.usefixtures("alone")

@@ -11,6 +11,7 @@ from torch import Tensor
 from multiring import api
 from multiring.comm import Communicator
 from multiring.torch.buffers import form, raw
+from multiring.torch.layouts import target
 
 
 def broadcast_parameters(
@@ -112,6 +113,10 @@ def _each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def _broadcast(communicator: Communicator, tensors: Iterable[Tensor], root: int) -> None:
-    works = [communicator.broadcast(raw(tensor), root, async_op=True) for tensor in tensors if tensor.numel()]
-    for work in works:
+    is_root = communicator.rank == root
+    targets = [target(tensor, read=is_root, write=not is_root) for tensor in tensors if tensor.numel()]
+    works = [communicator.broadcast(raw(x.elements), root, async_op=True) for x in targets]
+    for work, x in zip(works, targets, strict=True):
         work.wait()
+        if x.finish is not None:
+            x.finish()

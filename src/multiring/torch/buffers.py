@@ -1,4 +1,4 @@
-"""Tensors as the communicator takes them: flat, on the CPU, of a number format that it knows."""
+"""Elements of tensors, which `layouts` has put in order, as the communicator takes them."""
 
 from __future__ import annotations
 
@@ -48,26 +48,6 @@ def only(entries: Sequence[_T]) -> _T:
     return entries[0]
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor in the order in which they lie in memory, sharing that memory."""
-    if not tensor.is_cpu:
-        raise ValueError(
-            f"this moves CPU tensors, and one is on {tensor.device}: call torch.distributed with it, where "
-            "multiring moves tensors of CUDA devices too, or hand over tensor.cpu()"
-        )
-    if tensor.layout != torch.strided:
-        raise ValueError(f"multiring moves dense tensors, not {tensor.layout}: hand over tensor.to_dense()")
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    if plain.is_contiguous():
-        return plain if plain.dim() == 1 else plain.view(-1)
-    if dense(plain):
-        return plain.as_strided((plain.numel(),), (1,))
-    raise ValueError(
-        f"a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} has gaps or overlaps in memory: "
-        "hand over tensor.contiguous()"
-    )
-
-
 def dense(tensor: torch.Tensor) -> bool:
     """Whether the tensor is a permutation of a contiguous one, such as in channels_last."""
     expected = 1
@@ -84,18 +64,17 @@ def form(tensor: torch.Tensor) -> str:
     return words if tensor.is_contiguous() or not dense(tensor) else f"{words} with strides {tensor.stride()}"
 
 
-def raw(tensor: torch.Tensor) -> Any:
-    """The elements for a collective that only moves them: formats unknown to the communicator travel as bytes."""
-    elements = flat(tensor)
+def raw(elements: torch.Tensor) -> Any:
+    """Elements in order for a collective that only moves them: formats unknown to the communicator travel as bytes."""
     return _shared(elements if elements.dtype in REDUCIBLE else elements.view(torch.uint8))
 
 
-def reducible(tensor: torch.Tensor) -> Any:
-    """The elements for a collective that computes; TypeError for a number format that cannot be reduced."""
-    if tensor.dtype not in REDUCIBLE:
+def reducible(elements: torch.Tensor) -> Any:
+    """Elements in order for a collective that computes; TypeError for a number format that cannot be reduced."""
+    if elements.dtype not in REDUCIBLE:
         known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in REDUCIBLE))
-        raise TypeError(f"multiring cannot reduce {tensor.dtype}; it knows {known}")
-    return _shared(flat(tensor))
+        raise TypeError(f"multiring cannot reduce {elements.dtype}; it knows {known}")
+    return _shared(elements)
 
 
 def _shared(elements: torch.Tensor) -> Any:
@@ -104,8 +83,6 @@ def _shared(elements: torch.Tensor) -> Any:
 
     The storage is kept, not the tensor, which can be given another one while the call is in flight.
     """
-    if elements.is_neg() or elements.is_conj():
-        return elements  # the communicator says why it cannot be read
     if type(elements) in _USUAL:
         return Piece(elements.untyped_storage(), elements.data_ptr(), elements.numel(), REDUCIBLE[elements.dtype])
     return elements.numpy() if elements.dtype in _IN_NUMPY else elements

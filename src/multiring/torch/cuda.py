@@ -30,6 +30,7 @@ from torch._C._distributed_c10d import (
 from multiring.buffers import CardBlocks, CardBuffer
 from multiring.engine import CardPart
 from multiring.torch.buffers import REDUCIBLE, only, op_name, single
+from multiring.torch.layouts import refuse_overlap, refuse_shared
 from multiring.torch.work import Watcher
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class CardWork(dist.Work):
         self._parts, self._result, self._device, self._blocks = parts, result, device, blocks
         self._watcher = watcher
         self._future: torch.futures.Future[Any] | None = None
+        self._completes: torch.futures.Future[Any] | None = None
         self._event: torch.cuda.Event | None = None
         if finish:
             own = self.stream()
@@ -174,14 +176,23 @@ class CardWork(dist.Work):
         if self._future is None:
             future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._device])
             if self._blocks:
-                self._future = future.then(lambda _: self.result())
-                self._watcher.watch(self, future)
+                self._completes, self._future = future, future.then(lambda _: self.result())
+                self._watcher.watch(self)
             else:
                 with torch.cuda.stream(self.stream()):
                     self.wait()
                     future.set_result(self._result)
                 self._future = future
         return self._future
+
+    def learn(self) -> None:
+        """Block until it is known how this ended."""
+        self.exception()
+
+    def complete(self) -> None:
+        """Complete the future of one that holds the host."""
+        if self._completes is not None:
+            self._completes.set_result(None)
 
     def when_known(self, then: Callable[[], None]) -> None:
         """Call ``then`` now: what follows is the card's."""
@@ -196,7 +207,7 @@ class CudaCollectives:
 
     # --- over plans: queued on the card ---
 
-    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any) -> Any:
+    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> Any:
         if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
             wanted, opts = opts, AllreduceOptions()
             opts.reduceOp = wanted
@@ -207,7 +218,7 @@ class CudaCollectives:
 
     def _reduce_all(self, tensors: list[Tensor], opts: Any) -> Any:
         if any(tensor.is_sparse for tensor in tensors):
-            return self._through_host("_allreduce_any", (tensors,), (opts,), inputs=tensors, outputs=tensors)
+            return self._through_host("_allreduce_any", (tensors,), (opts, False), inputs=tensors, outputs=tensors)
         call = _Call(self._group, opts, tensors)
         for tensor in tensors:
             call.all_reduce(tensor)
@@ -249,7 +260,7 @@ class CudaCollectives:
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
         output, blocks = only(outputs), only(inputs)
-        self._group._check_blocks(output, blocks)
+        self._group._check_blocks("reduce_scatter", blocks, output)
         return self.reduce_scatter_single_coalesced(outputs, [torch.cat([block.reshape(-1) for block in blocks])], opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
@@ -395,7 +406,8 @@ class _Call:
 
     def all_gather_list(self, outputs: list[Tensor], input: Tensor) -> None:
         size = self._group.size()
-        self._group._check_outputs(outputs, input)
+        self._group._check_blocks("all_gather", outputs, input)
+        refuse_shared(outputs)
         staging = torch.empty(size * input.numel(), dtype=input.dtype, device=input.device)
         self.all_gather(staging, input)
 
@@ -454,6 +466,7 @@ class _Call:
         plain = tensor.detach()
         if plain.is_contiguous() and not plain.is_neg() and not plain.is_conj():
             return plain
+        refuse_overlap(plain)
         return plain.contiguous().resolve_neg().resolve_conj() if fill else plain.new_empty(plain.shape)
 
     def _bring_back(self, x: Tensor, tensor: Tensor) -> None:

@@ -31,13 +31,13 @@ from torch._C._distributed_c10d import (
 from torch.autograd import profiler
 
 from multiring.comm import Communicator
-from multiring.torch.buffers import flat, only, op_name, raw, reducible, single
+from multiring.torch.backend import DeviceBackend
+from multiring.torch.buffers import only, op_name, raw, reducible, single
 from multiring.torch.cuda import CudaCollectives, also_on_cuda
+from multiring.torch.layouts import Finish, apart, fill, filling, refuse_shared, source, target
 from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.torch.work import OrderedWatcher, Part, Watcher, Work
-
-Finish = Callable[[], None]
 
 
 class Step(NamedTuple):
@@ -84,6 +84,12 @@ class MultiringGroup(dist.ProcessGroup):
     group_desc = property(getGroupDesc)
     _device_types = property(lambda self: [torch.device("cpu"), torch.device("cuda")][: 1 + torch.cuda.is_available()])
 
+    def _get_backend(self, device: torch.device) -> DeviceBackend:
+        """What torch asks for by the device; RuntimeError, which it expects, if the group does not serve it."""
+        if torch.device(device).type not in [known.type for known in self._device_types]:
+            raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
+        return DeviceBackend(self)
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the time that a collective may take."""
         self._timeout = timeout.total_seconds()
@@ -112,16 +118,18 @@ class MultiringGroup(dist.ProcessGroup):
                 tensors[0], op_name(opts.reduceOp), seconds if seconds >= 0 else self._timeout
             ):
                 return None
-        return self._allreduce_any(tensors, opts)
+            return self._allreduce_any(tensors, opts, True)
+        return self._allreduce_any(tensors, opts, False)
 
     @recorded("all_reduce")
     @also_on_cuda
-    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any) -> Work | None:
+    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> Work | None:
+        """An all-reduce of what may have been ``refused`` by the native call already."""
         if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
             opts = _with(AllreduceOptions(), reduceOp=opts)
         opts = opts or AllreduceOptions()
         tensor, op, seconds = single(tensors), op_name(opts.reduceOp), self._seconds(opts)
-        if not opts.asyncOp and self.communicator.all_reduce_plain(tensor, op, seconds):
+        if not (opts.asyncOp or refused) and self.communicator.all_reduce_plain(tensor, op, seconds):
             return None
         if tensor.is_sparse:
             all_reduce_sparse(self.communicator, tensor, op, seconds)
@@ -140,15 +148,18 @@ class MultiringGroup(dist.ProcessGroup):
         if isinstance(opts, int):
             opts = _with(BroadcastOptions(), rootRank=opts)
         opts = opts or BroadcastOptions()
-        tensor = single(tensors)
-        return self._work(opts, [self._step(opts, self.communicator.broadcast, raw(tensor), opts.rootRank)], [tensor])
+        tensor, is_root = single(tensors), self.rank() == opts.rootRank
+        x = target(tensor, read=is_root, write=not is_root)
+        step = self._step(opts, self.communicator.broadcast, raw(x.elements), opts.rootRank, finish=x.finish)
+        return self._work(opts, [step], [tensor])
 
     @recorded("reduce")
     @also_on_cuda
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
         opts = opts or ReduceOptions()
-        x, op = reducible(only(tensors)), op_name(opts.reduceOp)
-        return self._work(opts, [self._step(opts, self.communicator.reduce, x, op, opts.rootRank)], tensors)
+        x, op = target(only(tensors), read=True, write=self.rank() == opts.rootRank), op_name(opts.reduceOp)
+        step = self._step(opts, self.communicator.reduce, reducible(x.elements), op, opts.rootRank, finish=x.finish)
+        return self._work(opts, [step], tensors)
 
     @recorded("all_gather", argument=1)
     @also_on_cuda
@@ -182,8 +193,8 @@ class MultiringGroup(dist.ProcessGroup):
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
         opts = opts or ReduceScatterOptions()
         output, blocks = only(outputs), only(inputs)
-        self._check_blocks(output, blocks)
-        whole = torch.cat([flat(block) for block in blocks])
+        self._check_blocks("reduce_scatter", blocks, output)
+        whole = torch.cat([source(block) for block in blocks])
         return self._work(opts, [self._reduce_scatter(output, whole, opts)], outputs)
 
     @recorded("reduce_scatter", argument=1)
@@ -209,9 +220,11 @@ class MultiringGroup(dist.ProcessGroup):
         opts = opts or AllToAllOptions()
         if not output_splits and not input_splits:
             return self._work(opts, [self._all_to_all(output, input, opts)], [output])
-        outputs = _rows(output, output_splits or _equal(output, self.size()))
-        inputs = _rows(input, input_splits or _equal(input, self.size()))
-        return self._work(opts, [self._exchange(outputs, inputs, opts)], [output])
+        received, sent = target(output), source(input)
+        outputs = _rows(received.elements.view(output.shape), output_splits or _equal(output, self.size()))
+        inputs = _rows(sent.view(input.shape), input_splits or _equal(input, self.size()))
+        step = self._exchange(outputs, inputs, opts)
+        return self._work(opts, [step, Step([], received.finish)], [output])
 
     @recorded("all_to_all", argument=1)
     @also_on_cuda
@@ -225,23 +238,29 @@ class MultiringGroup(dist.ProcessGroup):
         opts = opts or GatherOptions()
         tensor = only(inputs)
         if self.rank() != opts.rootRank:
-            return self._work(opts, [Step([self._part_to("gather", tensor, opts.rootRank, opts)])], [])
+            return self._work(opts, [Step([self._part_to("gather", source(tensor), opts.rootRank, opts)])], [])
         blocks = only(outputs)
-        blocks[self.rank()].copy_(tensor)
-        parts = [self._part_from("gather", blocks[peer], peer, opts) for peer in self._others()]
-        return self._work(opts, [Step(parts)], outputs)
+        self._check_blocks("gather", blocks, tensor)
+        refuse_shared(blocks)
+        targets = [target(block) for block in blocks]
+        fill(targets[self.rank()].elements, source(tensor))
+        steps = [Step([self._part_from("gather", targets[peer].elements, peer, opts)]) for peer in self._others()]
+        return self._work(opts, [*steps, *(Step([], block.finish) for block in targets)], outputs)
 
     @recorded("scatter")
     @also_on_cuda
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
         opts = opts or ScatterOptions()
         tensor = only(outputs)
+        x = target(tensor)
         if self.rank() != opts.rootRank:
-            return self._work(opts, [Step([self._part_from("scatter", tensor, opts.rootRank, opts)])], outputs)
-        blocks = only(inputs)
-        tensor.copy_(blocks[self.rank()])
+            part = self._part_from("scatter", x.elements, opts.rootRank, opts)
+            return self._work(opts, [Step([part], x.finish)], outputs)
+        self._check_blocks("scatter", only(inputs), tensor)
+        blocks = apart([source(block) for block in only(inputs)], [x.elements])
+        fill(x.elements, blocks[self.rank()])
         parts = [self._part_to("scatter", blocks[peer], peer, opts) for peer in self._others()]
-        return self._work(opts, [Step(parts)], outputs)
+        return self._work(opts, [Step(parts, x.finish)], outputs)
 
     @recorded("barrier", argument=-1)
     def barrier(self, opts: Any = None) -> Work | None:
@@ -256,17 +275,19 @@ class MultiringGroup(dist.ProcessGroup):
     @recorded("send")
     @also_on_cuda
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
-        return Work([self._send(only(tensors), dstRank, tag)], tensors, watcher=self._messages)
+        x = raw(source(only(tensors)))
+        part = self.communicator.send(x, dstRank, tag, async_op=True, timeout=self._timeout)
+        return Work([part], tensors, watcher=self._messages)
 
     @recorded("recv")
     @also_on_cuda
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
-        return Work([self._recv(only(tensors), srcRank, tag)], tensors, watcher=self._messages)
+        return self._recv(tensors, srcRank, tag)
 
     @recorded("recv")
     @also_on_cuda
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
-        return Work([self._recv(only(tensors), None, tag)], tensors, watcher=self._messages)
+        return self._recv(tensors, None, tag)
 
     # --- names that torch used before 2.13 ---
 
@@ -283,10 +304,12 @@ class MultiringGroup(dist.ProcessGroup):
         seconds: float = opts.timeout.total_seconds() if opts else -1
         return seconds if seconds >= 0 else self._timeout
 
-    def _step(self, opts: Any, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Step:
+    def _step(
+        self, opts: Any, call: Callable[..., Any], *arguments: Any, finish: Finish | None = None, **keywords: Any
+    ) -> Step:
         """Call a method of the communicator; a call that torch will wait for at once is made in this thread."""
         part = call(*arguments, async_op=opts.asyncOp, timeout=self._seconds(opts), **keywords)
-        return Step([part] if opts.asyncOp else [])
+        return Step([part] if opts.asyncOp else [], finish)
 
     def _work(self, opts: Any, steps: list[Step], result: list[Any]) -> Work | None:
         """What torch gets; nothing if all is done and it does not ask for a work: one takes as long as a small call."""
@@ -301,19 +324,16 @@ class MultiringGroup(dist.ProcessGroup):
             work.wait()
         return work
 
-    def _send(self, tensor: Tensor, peer: int, tag: int) -> Part:
-        part: Part = self.communicator.send(raw(tensor), peer, tag, async_op=True, timeout=self._timeout)
-        return part
+    def _recv(self, tensors: list[Tensor], peer: int | None, tag: int) -> Work:
+        x = target(only(tensors))
+        part = self.communicator.recv(raw(x.elements), peer, tag, async_op=True, timeout=self._timeout)
+        return Work([part], tensors, [] if x.finish is None else [x.finish], watcher=self._messages)
 
-    def _recv(self, tensor: Tensor, peer: int | None, tag: int) -> Part:
-        part: Part = self.communicator.recv(raw(tensor), peer, tag, async_op=True, timeout=self._timeout)
-        return part
+    def _part_to(self, collective: str, elements: Tensor, peer: int, opts: Any) -> Part:
+        return self.communicator.send_part(collective, raw(elements), peer, self._seconds(opts))
 
-    def _part_to(self, collective: str, tensor: Tensor, peer: int, opts: Any) -> Part:
-        return self.communicator.send_part(collective, raw(tensor), peer, self._seconds(opts))
-
-    def _part_from(self, collective: str, tensor: Tensor, peer: int, opts: Any) -> Part:
-        return self.communicator.recv_part(collective, raw(tensor), peer, self._seconds(opts))
+    def _part_from(self, collective: str, elements: Tensor, peer: int, opts: Any) -> Part:
+        return self.communicator.recv_part(collective, raw(elements), peer, self._seconds(opts))
 
     def _check(self, name: str, whole: Tensor, count: int, other: Tensor) -> None:
         """ValueError unless ``whole`` has ``count`` elements of the type of ``other``."""
@@ -323,21 +343,12 @@ class MultiringGroup(dist.ProcessGroup):
                 f"{other.numel()} x {other.dtype}"
             )
 
-    def _check_blocks(self, output: Tensor, blocks: Sequence[Tensor]) -> None:
-        """ValueError unless each input of a reduce_scatter is like the output."""
-        for rank, block in enumerate(blocks):
-            if block.numel() != output.numel() or block.dtype != output.dtype:
-                raise ValueError(
-                    f"reduce_scatter: the input for rank {rank} is {block.numel()} x {block.dtype}, the output "
-                    f"{output.numel()} x {output.dtype}"
-                )
-
-    def _check_outputs(self, outputs: Sequence[Tensor], input: Tensor) -> None:
-        """ValueError unless an all_gather has an output of the input's size for each rank."""
-        if len(outputs) != self.size() or any(output.numel() != input.numel() for output in outputs):
+    def _check_blocks(self, name: str, blocks: Sequence[Tensor], other: Tensor) -> None:
+        """ValueError unless there is a block for each rank, of as many elements and the type of ``other``."""
+        if len(blocks) != self.size() or any((b.numel(), b.dtype) != (other.numel(), other.dtype) for b in blocks):
             raise ValueError(
-                f"all_gather needs {self.size()} outputs of {input.numel()} elements, not "
-                f"{[output.numel() for output in outputs]}"
+                f"{name} over {self.size()} ranks needs {self.size()} tensors of {other.numel()} x {other.dtype}, not "
+                f"{[f'{block.numel()} x {block.dtype}' for block in blocks]}"
             )
 
     def _others(self) -> list[int]:
@@ -345,44 +356,67 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _all_reduce(self, tensor: Tensor, opts: Any) -> Step:
         op = op_name(opts.reduceOp)
+        x = target(tensor, read=True)
         if op != "avg" or tensor.is_floating_point() or tensor.is_complex():
-            return self._step(opts, self.communicator.all_reduce, reducible(tensor), op)
-        step = self._step(opts, self.communicator.all_reduce, reducible(tensor), "sum")  # as NCCL averages integers
+            return self._step(opts, self.communicator.all_reduce, reducible(x.elements), op, finish=x.finish)
 
-        def finish() -> None:
-            tensor.div_(self.size(), rounding_mode="trunc")
+        def divide() -> None:  # as NCCL averages integers
+            fill(x.elements, torch.div(x.elements, self.size(), rounding_mode="trunc"))
+            if x.finish is not None:
+                x.finish()
 
-        return Step(step.parts, finish)
+        return self._step(opts, self.communicator.all_reduce, reducible(x.elements), "sum", finish=divide)
 
     def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> Step:
         self._check("all_gather", output, self.size() * input.numel(), input)
-        return self._step(opts, self.communicator.all_gather, raw(input), out=raw(output))
+        x = target(output)
+        call = self.communicator.all_gather
+        return self._step(opts, call, raw(source(input)), out=raw(x.elements), finish=x.finish)
 
     def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> Step:
-        self._check_outputs(outputs, input)
+        self._check_blocks("all_gather", outputs, input)
+        refuse_shared(outputs)
         staging = torch.empty(self.size() * input.numel(), dtype=input.dtype)
+        put = [filling(output) for output in outputs]
         step = self._all_gather(staging, input, opts)
 
         def finish() -> None:
-            for output, block in zip(outputs, staging.chunk(len(outputs)), strict=True):
-                output.copy_(block.view(output.shape))
+            for fill_output, block in zip(put, staging.chunk(len(outputs)), strict=True):
+                fill_output(block)
 
         return Step(step.parts, finish)
 
     def _reduce_scatter(self, output: Tensor, input: Tensor, opts: Any) -> Step:
         self._check("reduce_scatter", input, self.size() * output.numel(), output)
-        x, op = reducible(input), op_name(opts.reduceOp)
-        return self._step(opts, self.communicator.reduce_scatter, x, op, out=reducible(output))
+        x, op, mine = reducible(source(input)), op_name(opts.reduceOp), target(output)
+        call = self.communicator.reduce_scatter
+        return self._step(opts, call, x, op, out=reducible(mine.elements), finish=mine.finish)
 
     def _all_to_all(self, output: Tensor, input: Tensor, opts: Any) -> Step:
         self._check("all_to_all", output, input.numel(), input)
-        return self._step(opts, self.communicator.all_to_all, raw(input), out=raw(output))
+        for tensor in (output, input):
+            _equal(tensor, self.size())
+        x = target(output)
+        call = self.communicator.all_to_all
+        return self._step(opts, call, raw(source(input)), out=raw(x.elements), finish=x.finish)
 
     def _exchange(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> Step:
         """An all-to-all of any sizes: a message to and from every other rank."""
-        outputs[self.rank()].copy_(inputs[self.rank()])
-        receives = [self._part_from("all_to_all", outputs[peer], peer, opts) for peer in self._others()]
-        return Step([*receives, *(self._part_to("all_to_all", inputs[peer], peer, opts) for peer in self._others())])
+        here = self.rank()
+        self._check("all_to_all", outputs[here], inputs[here].numel(), inputs[here])
+        refuse_shared(outputs)
+        targets = [target(output) for output in outputs]
+        sources = apart([source(tensor) for tensor in inputs], [x.elements for x in targets])
+        fill(targets[here].elements, sources[here])
+        parts = [self._part_from("all_to_all", targets[peer].elements, peer, opts) for peer in self._others()]
+        parts += [self._part_to("all_to_all", sources[peer], peer, opts) for peer in self._others()]
+
+        def finish() -> None:
+            for x in targets:
+                if x.finish is not None:
+                    x.finish()
+
+        return Step(parts, finish)
 
 
 def _with(opts: Any, **given: Any) -> Any:
@@ -400,7 +434,7 @@ def _rows(tensor: Tensor, counts: list[int]) -> tuple[Tensor, ...]:
 
 
 def _equal(tensor: Tensor, size: int) -> list[int]:
-    if tensor.shape[0] % size:
+    if not tensor.dim() or tensor.shape[0] % size:
         raise ValueError(
             f"{size} ranks cannot share the first dimension of {tuple(tensor.shape)} equally: give the splits"
         )

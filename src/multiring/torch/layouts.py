@@ -1,0 +1,146 @@
+"""Tensors of every layout as their elements in order, so that element [i, j] of one rank is element [i, j] of all.
+
+No rank knows how the others' tensors lie, so only one order can be right for all: that of a contiguous tensor, which is
+handed over where it lies. Any other one is copied into that order, and what arrives is copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Finish = Callable[[], None]
+
+
+def source(tensor: Tensor) -> Tensor:
+    """The elements of a tensor that is read, in order and flat: its own memory if they lie so, else a copy."""
+    plain = _strided(tensor)
+    return _flat(plain if _lies_in_order(plain) else _ordered(plain))
+
+
+@dataclass(slots=True)
+class Target:
+    """Where a collective writes the elements of a tensor: in order, flat.
+
+    ``finish``, if there is one, is called when the collective has succeeded: it copies them into the tensor.
+    """
+
+    elements: Tensor
+    finish: Finish | None = None
+
+
+def target(tensor: Tensor, *, read: bool = False, write: bool = True) -> Target:
+    """Describe a tensor that is written, and with ``read`` read before; ValueError if its elements share memory.
+
+    Without ``write`` this rank does not want the result, such as that of a reduction for another one.
+    """
+    plain = _strided(tensor)
+    if _lies_in_order(plain):
+        return Target(_flat(plain))
+    fill_it = filling(plain) if write else None
+    elements = _flat(_ordered(plain)) if read else torch.empty(plain.numel(), dtype=plain.dtype)
+    return Target(elements, None if fill_it is None else lambda: fill_it(elements))
+
+
+def filling(tensor: Tensor) -> Callable[[Tensor], None]:
+    """What copies elements in order, flat, into a tensor of any layout; ValueError if its elements share memory.
+
+    The memory is that which the tensor has now, whatever becomes of the tensor.
+    """
+    plain = _strided(tensor).detach()
+    refuse_overlap(plain)
+    return lambda elements: fill(plain, elements)
+
+
+@torch.inference_mode()  # which some tensors demand of every thread that writes them
+def fill(tensor: Tensor, elements: Tensor) -> None:
+    """Copy elements in order into a tensor of any layout."""
+    # Written in the order of its memory: torch takes up to ten times as long for a transposed one otherwise.
+    as_it_lies = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    tensor.permute(as_it_lies).copy_(elements.view(tensor.shape).permute(as_it_lies))
+
+
+def refuse_shared(outputs: Sequence[Tensor]) -> None:
+    """ValueError if two outputs are the same memory: which one's elements it would hold is chance."""
+    places: dict[int, int] = {}
+    for number, output in enumerate(outputs):
+        if output.numel() and (other := places.setdefault(output.data_ptr(), number)) != number:
+            raise ValueError(
+                f"outputs {other} and {number} begin at the same element, so that one would overwrite the other: hand "
+                "over a tensor of its own for each rank, such as [torch.empty_like(x) for _ in range(world_size)]"
+            )
+
+
+def apart(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+    """The sources, flat, of which those are copied that lie where targets, flat, are written meanwhile."""
+    written = [_span(target) for target in targets if target.numel()]
+    lowest, highest = min(written, default=(0, 0))[0], max((end for _, end in written), default=0)
+
+    def is_written(tensor: Tensor) -> bool:
+        begin, end = _span(tensor)
+        return begin < highest and lowest < end and any(begin < last and first < end for first, last in written)
+
+    return [source.clone() if is_written(source) else source for source in sources]
+
+
+def _span(elements: Tensor) -> tuple[int, int]:
+    begin = elements.data_ptr()
+    return begin, begin + elements.nbytes
+
+
+def _strided(tensor: Tensor) -> Tensor:
+    if not tensor.is_cpu:
+        raise ValueError(
+            f"this moves CPU tensors, and one is on {tensor.device}: call torch.distributed with it, where multiring "
+            "moves tensors of CUDA devices too, or hand over tensor.cpu()"
+        )
+    if tensor.layout != torch.strided:
+        raise ValueError(f"multiring moves dense tensors, not {tensor.layout}: hand over tensor.to_dense()")
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _lies_in_order(plain: Tensor) -> bool:
+    """Whether the memory of a tensor holds what it shows, element by element."""
+    return plain.is_contiguous() and not (plain.is_neg() or plain.is_conj() or plain._is_zerotensor())
+
+
+def _ordered(plain: Tensor) -> Tensor:
+    """A copy; ``contiguous`` alone leaves a view of other numbers what it is."""
+    resolved = plain.clone() if plain._is_zerotensor() else plain.resolve_conj().resolve_neg()
+    return resolved.contiguous()
+
+
+def _flat(plain: Tensor) -> Tensor:
+    return plain if plain.dim() == 1 else plain.view(-1)
+
+
+def refuse_overlap(plain: Tensor) -> None:
+    """ValueError if elements of a tensor that is written share memory."""
+    if plain.is_contiguous():
+        return
+    reach = 1  # of the dimensions so far, in elements
+    for stride, size in sorted(zip(plain.stride(), plain.shape, strict=True)):
+        if size > 1 and stride < reach:
+            break
+        reach += (size - 1) * stride
+    else:
+        return
+    if _any_twice(plain):
+        raise ValueError(
+            f"a tensor of shape {tuple(plain.shape)} with strides {plain.stride()} has elements that share memory, as "
+            "after expand(), so that it cannot hold what arrives: hand over y = tensor.clone(), and use y afterwards"
+        )
+
+
+def _any_twice(plain: Tensor) -> bool:
+    """Whether two elements have one place in memory, found by all places where strides alone do not tell."""
+    if any(stride == 0 and size > 1 for stride, size in zip(plain.stride(), plain.shape, strict=True)):
+        return True
+    places = torch.zeros(plain.shape, dtype=torch.int64)
+    for dimension, (stride, size) in enumerate(zip(plain.stride(), plain.shape, strict=True)):
+        places += (torch.arange(size) * stride).view([-1 if i == dimension else 1 for i in range(plain.dim())])
+    ordered = places.flatten().sort().values
+    return bool((ordered[1:] == ordered[:-1]).any())

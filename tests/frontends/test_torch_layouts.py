@@ -1,0 +1,449 @@
+"""Element [i, j] of a tensor arrives at [i, j], in every collective, however the tensors of the ranks lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch_helpers import caught, group, same
+from torch_ranks import values
+
+from multiring.torch import broadcast_parameters
+
+SHAPE = (6, 2, 3, 4)  # cut into 2 or 3 along the first axis
+NOTHING = (6, 0, 3, 4)
+
+
+def _column(x: Tensor) -> Tensor:
+    wider = torch.zeros(*x.shape, 3, dtype=x.dtype)
+    wider[..., 1] = x
+    return wider[..., 1]
+
+
+def _step(x: Tensor) -> Tensor:
+    longer = torch.zeros(2 * x.shape[0], *x.shape[1:], dtype=x.dtype)
+    longer[::2] = x
+    return longer[::2]
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x.clone(),
+    "transposed": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "permuted": lambda x: x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+    "channels_last": lambda x: x.clone(memory_format=torch.channels_last),
+    "column": _column,
+    "step": _step,
+    "negative": lambda x: torch._neg_view(-x),
+    "negative column": lambda x: torch._neg_view(_column(-x)),
+}
+"""What gives a tensor's elements another place in memory."""
+
+INPUTS = {**LAYOUTS, "expanded": lambda x: x[:1].clone().expand(x.shape)}
+"""Those that can be read; an expanded one repeats its first row."""
+
+
+class Case:
+    """A layout of inputs and one of outputs for each rank, and what the inputs hold."""
+
+    def __init__(self, inputs: Sequence[str], outputs: Sequence[str], dtype: torch.dtype, shape: tuple[int, ...]):
+        self.inputs, self.outputs, self.dtype, self.shape = inputs, outputs, dtype, shape
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def input(self, rank: int, salt: int = 0) -> Tensor:
+        """What ``rank`` hands over, laid out as there."""
+        x = torch.arange(torch.Size(self.shape).numel()).view(self.shape) * 3 + rank * 1000 + salt * 100_000
+        x = torch.complex(x.float(), -2 * x.float()) if self.dtype.is_complex else x.to(self.dtype)
+        return INPUTS[self.inputs[rank]](x)
+
+    def value(self, rank: int, salt: int = 0) -> Tensor:
+        return self.input(rank, salt).resolve_neg().contiguous()
+
+    def everyones(self, salt: int = 0) -> list[Tensor]:
+        return [self.value(rank, salt) for rank in range(self.size)]
+
+    def output(self, shape: Sequence[int] | None = None) -> Tensor:
+        return LAYOUTS[self.outputs[self.rank]](torch.full(shape or self.shape, -1, dtype=self.dtype))
+
+    def in_place(self) -> Tensor:
+        """The input of this rank, which is to be written too: no expanded one."""
+        mine = self.input(self.rank)
+        return mine.clone() if self.inputs[self.rank] == "expanded" else mine
+
+
+def all_reduce(case: Case) -> None:
+    for asynchronous in (False, True):
+        x = case.in_place()
+        work = dist.all_reduce(x, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        same(x, sum(case.everyones()))
+    if not case.dtype.is_complex:
+        x = case.in_place().to(torch.int64)
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        same(x, sum(case.everyones()).long() // case.size)
+
+
+def reduce(case: Case) -> None:
+    for root in range(case.size):
+        x = case.in_place() if case.rank == root else case.input(case.rank)
+        dist.reduce(x, root)
+        if case.rank == root:
+            same(x, sum(case.everyones()))
+
+
+def broadcast(case: Case) -> None:
+    for root in range(case.size):
+        x = case.input(case.rank) if case.rank == root else case.output()
+        dist.broadcast(x, root)
+        same(x, case.value(root))
+
+
+def all_gather(case: Case) -> None:
+    for asynchronous in (False, True):
+        outputs = [case.output() for _ in range(case.size)]
+        work = dist.all_gather(outputs, case.input(case.rank), async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        for output, expected in zip(outputs, case.everyones(), strict=True):
+            same(output, expected)
+
+
+def all_gather_into_tensor(case: Case) -> None:
+    output = case.output((case.size * case.shape[0], *case.shape[1:]))
+    dist.all_gather_into_tensor(output, case.input(case.rank))
+    same(output, torch.cat(case.everyones()))
+
+
+def coalesced(case: Case) -> None:
+    x, y = case.in_place(), case.in_place()
+    with dist.distributed_c10d._coalescing_manager():
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+    same(x, sum(case.everyones()))
+    same(y, sum(case.everyones()))
+    outputs = [case.output((case.size * case.shape[0], *case.shape[1:])) for _ in range(2)]
+    with dist.distributed_c10d._coalescing_manager():
+        dist.all_gather_into_tensor(outputs[0], case.input(case.rank, 1))
+        dist.all_gather_into_tensor(outputs[1], case.input(case.rank, 2))
+    for salt, output in enumerate(outputs, 1):
+        same(output, torch.cat(case.everyones(salt)))
+    shares = [case.output((case.shape[0] // case.size, *case.shape[1:])) for _ in range(2)]
+    with dist.distributed_c10d._coalescing_manager():
+        dist.reduce_scatter_tensor(shares[0], case.input(case.rank, 1))
+        dist.reduce_scatter_tensor(shares[1], case.input(case.rank, 2))
+    for salt, share in enumerate(shares, 1):
+        same(share, sum(case.everyones(salt)).chunk(case.size)[case.rank])
+
+
+def reduce_scatter(case: Case) -> None:
+    output = case.output()
+    dist.reduce_scatter(output, [case.input(case.rank, peer) for peer in range(case.size)])
+    same(output, sum(case.everyones(case.rank)))
+
+
+def reduce_scatter_tensor(case: Case) -> None:
+    output = case.output((case.shape[0] // case.size, *case.shape[1:]))
+    dist.reduce_scatter_tensor(output, case.input(case.rank))
+    same(output, sum(case.everyones()).chunk(case.size)[case.rank])
+
+
+def all_to_all(case: Case) -> None:
+    outputs = [case.output() for _ in range(case.size)]
+    dist.all_to_all(outputs, [case.input(case.rank, peer) for peer in range(case.size)])
+    for peer, output in enumerate(outputs):
+        same(output, case.value(peer, case.rank))
+
+
+def all_to_all_single(case: Case) -> None:
+    output = case.output()
+    dist.all_to_all_single(output, case.input(case.rank))
+    same(output, torch.cat([x.chunk(case.size)[case.rank] for x in case.everyones()]))
+
+
+def all_to_all_single_with_splits(case: Case) -> None:
+    splits = [case.shape[0] - case.size + 1, *[1] * (case.size - 1)]  # the most to rank 0
+    output = case.output((case.size * splits[case.rank], *case.shape[1:]))
+    dist.all_to_all_single(output, case.input(case.rank), [splits[case.rank]] * case.size, splits)
+    same(output, torch.cat([x.split(splits)[case.rank] for x in case.everyones()]))
+
+
+def gather(case: Case) -> None:
+    for root in range(case.size):
+        outputs = [case.output() for _ in range(case.size)] if case.rank == root else None
+        dist.gather(case.input(case.rank), outputs, dst=root)
+        for output, expected in zip(outputs or (), case.everyones(), strict=outputs is not None):
+            same(output, expected)
+
+
+def scatter(case: Case) -> None:
+    for root in range(case.size):
+        output = case.output()
+        blocks = [case.input(root, peer) for peer in range(case.size)] if case.rank == root else None
+        dist.scatter(output, blocks, src=root)
+        same(output, case.value(root, case.rank))
+
+
+def messages(case: Case) -> None:
+    output, after, before = case.output(), (case.rank + 1) % case.size, (case.rank - 1) % case.size
+    send = dist.isend(case.input(case.rank), after)
+    if case.rank % 2:
+        dist.recv(output, before)
+    else:
+        dist.irecv(output).wait()
+    send.wait()
+    same(output, case.value(before))
+
+
+COLLECTIVES: list[Callable[[Case], None]] = [
+    all_reduce,
+    reduce,
+    broadcast,
+    all_gather,
+    all_gather_into_tensor,
+    coalesced,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    all_to_all,
+    all_to_all_single,
+    all_to_all_single_with_splits,
+    gather,
+    scatter,
+    messages,
+]
+
+
+def every_layout() -> None:
+    with group() as (_, size):
+        for case in _cases(size):
+            for collective in COLLECTIVES:
+                collective(case)
+
+
+def _cases(size: int) -> Iterator[Case]:
+    """Each layout of inputs, of outputs, and of both, on all ranks alike and on ranks that differ."""
+    plain = ["contiguous"] * size
+    for first, name in enumerate(INPUTS):
+        for inputs in ([name] * size, _in_turn(INPUTS, first, size)):
+            yield Case(inputs, plain, torch.float32, SHAPE)
+    for first, name in enumerate(LAYOUTS):
+        alike, differing = [name] * size, _in_turn(LAYOUTS, first, size)
+        for outputs in (alike, differing):
+            for inputs in (plain, alike, differing):
+                yield Case(inputs, outputs, torch.float32, SHAPE)
+        yield Case(differing, alike, torch.complex64, SHAPE)
+        yield Case(differing, alike, torch.float32, NOTHING)
+
+
+def _in_turn(layouts: Iterable[str], first: int, size: int) -> list[str]:
+    names = [*layouts]
+    return [names[(first + rank) % len(names)] for rank in range(size)]
+
+
+@pytest.mark.timeout(320)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_elements_keep_their_indices(world_size: int) -> None:
+    values(every_layout, world_size=world_size, timeout=300)
+
+
+def between_columns() -> None:
+    """What lies between the elements of a view stays as it is; columns of one matrix are tensors of their own."""
+    with group() as (rank, size):
+        matrix = torch.full((5, 2 * size), -7.0)
+        columns = [matrix[:, 2 * peer] for peer in range(size)]
+        dist.all_gather(columns, torch.arange(5.0) + 10 * rank)
+        same(matrix[:, ::2], torch.stack([torch.arange(5.0) + 10 * peer for peer in range(size)], 1))
+        same(matrix[:, 1::2], torch.full((5, size), -7.0))
+        dist.all_reduce(matrix[:, 0])
+        same(matrix[:, 0], torch.arange(5.0) * size)
+        same(matrix[:, 1::2], torch.full((5, size), -7.0))
+
+
+def rare_formats() -> None:
+    with group() as (rank, size):
+        for dtype in (torch.float8_e8m0fnu, torch.float8_e4m3fn, torch.bfloat16, torch.uint16):
+            contribution = (torch.arange(6).view(2, 3) + rank * 6).to(torch.uint8)
+            mine = contribution.view(dtype) if dtype.itemsize == 1 else contribution.to(dtype)
+            outputs = [torch.zeros(3, 2).to(dtype).t() for _ in range(size)]
+            dist.all_gather(outputs, mine.t().contiguous().t())
+            for peer, output in enumerate(outputs):
+                expected = (torch.arange(6).view(2, 3) + peer * 6).to(torch.uint8)
+                same(output.contiguous().view(torch.uint8), _bytes(expected, dtype))
+
+
+def _bytes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    return (numbers.view(dtype) if dtype.itemsize == 1 else numbers.to(dtype)).view(torch.uint8)
+
+
+def conjugates() -> None:
+    """Where torch takes them: most of its functions refuse them with the remedy before the group is asked."""
+    with group() as (rank, size):
+
+        def conjugate(peer: int) -> Tensor:
+            x = torch.arange(6.0).view(2, 3) + 10 * peer
+            return torch.complex(x, -2 * x).conj()
+
+        def expected(peer: int) -> Tensor:
+            return conjugate(peer).resolve_conj()
+
+        here = dist.group.WORLD
+        for lay in (lambda x: x, lambda x: x.t()):
+            x = lay(conjugate(rank))
+            here.allreduce([x]).wait()
+            same(x, lay(sum(expected(peer) for peer in range(size))))
+            outputs = [lay(conjugate(9)) for _ in range(size)]
+            here.allgather([outputs], [lay(conjugate(rank))]).wait()
+            for peer, output in enumerate(outputs):
+                same(output, lay(expected(peer)))
+            x = lay(conjugate(rank))
+            here.broadcast([x], size - 1).wait()
+            same(x, lay(expected(size - 1)))
+            got = lay(conjugate(9))
+            send = here.send([lay(conjugate(rank))], (rank + 1) % size, 0)
+            here.recv([got], (rank - 1) % size, 0).wait()
+            send.wait()
+            same(got, lay(expected((rank - 1) % size)))
+
+
+def of_autograd_and_inference() -> None:
+    with group() as (rank, size):
+        expected = torch.stack([torch.arange(6.0).view(2, 3) + peer for peer in range(size)])
+        learned = (torch.arange(6.0).view(2, 3) + rank).t().contiguous().t().requires_grad_()
+        dist.all_reduce(learned)
+        same(learned.detach(), expected.sum(0))
+        assert learned.is_leaf
+        assert learned.requires_grad
+        outputs = [torch.zeros(3, 2).t().requires_grad_() for _ in range(size)]
+        dist.all_gather(outputs, learned)
+        same(torch.stack([output.detach() for output in outputs]), torch.stack([expected.sum(0)] * size))
+        with torch.inference_mode():
+            frozen = (torch.arange(6.0).view(2, 3) + rank).t().contiguous().t()
+            copies = [torch.zeros(3, 2).t() for _ in range(size)]
+            work = dist.all_gather(copies, frozen, async_op=True)
+        work.get_future().wait()  # completed by a thread that is not in inference mode
+        same(torch.stack(copies), expected)
+
+
+def given_other_memory_in_flight() -> None:
+    """The result goes where the tensor lay when the call was made."""
+    with group() as (rank, size):
+        x = (torch.arange(6.0).view(2, 3) + rank).t()
+        before = x.detach()
+        work = dist.all_reduce(x, async_op=True)
+        x.data = torch.zeros(1)
+        work.wait()
+        same(x, torch.zeros(1))
+        same(before, sum(torch.arange(6.0).view(2, 3) + peer for peer in range(size)).t())
+
+
+def memory_that_is_shared() -> None:
+    """Outputs whose elements are the same memory are refused, before anything is sent, by each rank alone."""
+    with group() as (rank, size):
+        x, wide = torch.arange(3.0), torch.zeros(1, 3).expand(2, 3)
+        windows = torch.arange(5.0).unfold(0, 3, 1)
+        for call in (
+            partial(dist.all_reduce, wide),
+            partial(dist.all_reduce, windows),
+            partial(dist.recv, wide, (rank + 1) % size),
+            partial(dist.all_gather, [wide] + [torch.zeros(2, 3)] * (size - 1), torch.zeros(2, 3)),
+            partial(dist.all_gather_into_tensor, torch.zeros(1, 3).expand(size, 3), x),
+            partial(dist.reduce_scatter_tensor, wide, torch.zeros(2 * size, 3)),
+            partial(dist.all_to_all_single, torch.zeros(1, 3).expand(size, 3), torch.zeros(size, 3)),
+            partial(dist.scatter, wide, [torch.zeros(2, 3)] * size if rank == 0 else None),
+        ):
+            error = str(caught(ValueError, call))
+            assert "share memory" in error or "begin at the same element" in error, error
+        for call in (
+            partial(dist.all_gather, [x] * size, x.clone()),
+            partial(dist.all_to_all, [x] * size, [x.clone() for _ in range(size)]),
+        ):
+            assert "outputs 0 and 1 begin at the same element" in str(caught(ValueError, call))
+        interleaved = torch.zeros(6).as_strided((2, 2), (3, 2))  # strides alone do not tell that it is sound
+        interleaved += rank
+        dist.all_reduce(interleaved)
+        same(interleaved, torch.full((2, 2), float(sum(range(size)))))
+        dist.barrier()
+
+
+def inputs_that_are_overwritten() -> None:
+    """An input that lies in an output is read as it was when the call was made."""
+    with group() as (rank, size):
+
+        def rows(peer: int) -> Tensor:
+            return torch.arange(4.0 * size * 50_000).view(size, -1) + 1000 * peer
+
+        mine = rows(rank)
+        dist.all_to_all(list(mine), list(mine))
+        same(mine, torch.stack([rows(peer)[rank] for peer in range(size)]))
+        mine = rows(rank)
+        dist.all_to_all_single(mine, mine, [1] * size, [1] * size)
+        same(mine, torch.stack([rows(peer)[rank] for peer in range(size)]))
+        mine = rows(rank)
+        dist.all_to_all_single(mine, mine)
+        same(mine, torch.stack([rows(peer)[rank] for peer in range(size)]))
+        mine = rows(rank)  # the output is the block of another rank
+        dist.scatter(mine[size - 1], list(mine) if rank == 0 else None)
+        same(mine[size - 1], rows(0)[rank])
+        mine = rows(rank)
+        dist.gather(mine[0], list(mine) if rank == size - 1 else None, dst=size - 1)
+        if rank == size - 1:
+            same(mine, torch.stack([rows(peer)[0] for peer in range(size)]))
+
+
+def blocks_of_other_sizes_and_types() -> None:
+    with group() as (rank, size):
+        x = torch.arange(4.0)
+        ones = [torch.zeros(1) for _ in range(size)]
+        doubles = [torch.zeros(4, dtype=torch.float64) for _ in range(size)]
+        for outputs in (ones, doubles, [torch.zeros(4) for _ in range(size + 1)]):
+            for call in (
+                partial(dist.group.WORLD.allgather, [outputs], [x]),
+                partial(dist.group.WORLD.gather, [outputs], [x], _at(dist.GatherOptions(), rank)),
+                partial(dist.group.WORLD.scatter, [x], [outputs], _at(dist.ScatterOptions(), rank)),
+            ):
+                assert "4 x torch.float32, not ['" in str(caught(ValueError, call))
+        halves = torch.arange(2.0 * size).view(2, size)[:1]  # as many elements as ranks, in one row
+        error = caught(ValueError, lambda: dist.all_to_all_single(torch.empty(size), halves))
+        assert f"{size} ranks cannot share the first dimension of (1, {size}) equally" in str(error)
+        with torch.inference_mode():
+            frozen = [torch.zeros(4) for _ in range(size)]
+            sent = torch.arange(4.0) + rank
+        dist.gather(sent, frozen if rank == 0 else None)
+        if rank == 0:
+            same(torch.stack(frozen), torch.arange(4.0) + torch.arange(size).view(-1, 1))
+
+
+def _at(options: dist.GatherOptions | dist.ScatterOptions, root: int) -> dist.GatherOptions | dist.ScatterOptions:
+    options.rootRank = root
+    return options
+
+
+def parameters_in_columns() -> None:
+    with group() as (rank, _):
+        wide = torch.zeros(3, 4)
+        wide[:, 1] = torch.arange(3.0) + 10 * rank
+        last = (torch.arange(24.0).view(1, 2, 3, 4) + 100 * rank).to(memory_format=torch.channels_last)
+        broadcast_parameters({"column": wide[:, 1], "last": last}, root=1)
+        same(wide, torch.stack([torch.zeros(3), torch.arange(3.0) + 10, torch.zeros(3), torch.zeros(3)], 1))
+        same(last, torch.arange(24.0).view(1, 2, 3, 4) + 100)
+
+
+WORKERS = [
+    between_columns,
+    rare_formats,
+    conjugates,
+    of_autograd_and_inference,
+    given_other_memory_in_flight,
+    memory_that_is_shared,
+    inputs_that_are_overwritten,
+    blocks_of_other_sizes_and_types,
+    parameters_in_columns,
+]
+
+
+@pytest.mark.parametrize("worker", WORKERS, ids=lambda worker: worker.__name__)
+def test_layouts(worker: Callable[[], None]) -> None:
+    values(worker, world_size=3)
