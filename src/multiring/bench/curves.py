@@ -38,9 +38,10 @@ def plot(file: Path, rows: Sequence[Row], title: str) -> None:
         width = 2.0 if name.startswith("multiring") else 1.0
         x, y = [nbytes for nbytes, _ in points], [1e3 * seconds for _, seconds in points]
         axes.plot(x, y, marker="o", markersize=4, linewidth=width, label=name)
+    least = "bound" if rows[0].enqueue_seconds is None else "bare copies"
     bounds = {row.nbytes: row.bound for row in rows}
     sizes = list(bounds)
-    axes.plot(sizes, [1e3 * bound for bound in bounds.values()], linestyle=":", color="black", label="bound")
+    axes.plot(sizes, [1e3 * bound for bound in bounds.values()], linestyle=":", color="black", label=least)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [size(nbytes) for nbytes in sizes])
