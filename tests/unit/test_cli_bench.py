@@ -205,7 +205,7 @@ def test_bad_option_is_named_before_anything_starts(options: list[str], offendin
     [
         (["--sizes", "4KB,1XB"], "1XB"),
         (["--collective", "barrier"], "--collective 'barrier': known are all_reduce"),
-        (["--library", "nccl"], "--library 'nccl': known are multiring, gloo"),
+        (["--library", "nccl"], "--library 'nccl': known on cpu are multiring, gloo"),
         (["--replay", "/nonexistent/job.json"], "/nonexistent/job.json: No such file"),
         (["--library", "openmpi"], "the ranks of an MPI are started by its own launcher"),
     ],

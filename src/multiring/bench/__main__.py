@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, peers, replay, report
-from multiring.bench.contestants import COLLECTIVES, Api
+from multiring.bench.contestants import COLLECTIVES, Api, Device
 from multiring.bench.measure import measure, size_of_buffer
 from multiring.cli.errors import one_line_errors
 from multiring.recording import load
@@ -26,7 +26,9 @@ def main(
     collective: Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")] = "all_reduce",
     sizes: Annotated[str, typer.Option(help="Sizes of the buffer, all blocks together.")] = DEFAULT_SIZES,
     api: Annotated[Api, typer.Option(help="What multiring is called through.")] = Api.numpy,
-    library: Annotated[str, typer.Option(help=f"multiring, or a peer: {', '.join(peers.PEERS)}.")] = "multiring",
+    library: Annotated[str, typer.Option(help=f"multiring, or a peer: {', '.join(peers.ALL)}.")] = "multiring",
+    device: Annotated[Device, typer.Option(help="Where the buffers lie; on cuda they are torch's.")] = Device.cpu,
+    apart: Annotated[bool, typer.Option("--apart", help="Make each rank a host of its own, on loopback.")] = False,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure each size.")] = 0.5,
     replayed: Annotated[
         Path | None, typer.Option("--replay", metavar="FILE", help="Measure the steps of this recording instead.")
@@ -39,7 +41,9 @@ def main(
         contestants.check_collective(collective)
         wanted = parse_sizes(sizes)
         recording = load(replayed) if replayed else None
-        contestant = contestants.join(library, api)
+        if recording and device is Device.cuda:
+            raise ValueError("--replay: steps are replayed on the CPU; leave out --device")
+        contestant = contestants.join(library, api, device, apart=apart)
     if recording:
         found: list[Any] = replay.replay(contestant, recording, steps)
     else:
@@ -55,9 +59,13 @@ def main(
         elif recording:
             Console().print(replay.table(replay.rows(recording, {library: [found]}, None)))
         else:
-            rows = report.summarise({api.value: [figures]}, {}, collective, contestant.world_size)
+            rows = report.summarise({_api(api, device).value: [figures]}, {}, collective, contestant.world_size)
             report.show(rows, f"{collective}, {count(contestant.world_size, 'rank')}, {library}")
     contestant.close()
+
+
+def _api(api: Api, device: Device) -> Api:
+    return Api.torch if device is Device.cuda else api
 
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)

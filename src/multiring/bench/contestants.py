@@ -1,18 +1,19 @@
-"""What is measured: multiring through NumPy or torch, and its peers."""
+"""What is measured: multiring through NumPy or torch, on the CPU or on CUDA devices, and its peers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.bench.peers import PEERS
+from multiring.bench import cards
+from multiring.bench.peers import ON_CARDS, PEERS
 from multiring.cores import allowed_cores, cgroup_quota, divide
 
 Array = NDArray[np.float32]
@@ -28,13 +29,34 @@ class Api(str, Enum):
     torch = "torch"
 
 
+class Device(str, Enum):
+    """Where the buffers lie."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Elements(Protocol):
+    """A buffer of float32: an array, or what is read and written as one."""
+
+    def __len__(self) -> int: ...
+    def __setitem__(self, where: slice, value: Any, /) -> None: ...
+    def __array__(self) -> NDArray[Any]: ...
+
+
 @dataclass(frozen=True)
 class Task:
-    """One collective, ready to be called again and again: from ``given`` to ``result``, the same array if in place."""
+    """One collective, ready to be called again and again: from ``given`` to ``result``, the same buffer if in place.
+
+    On a card the call returns before the result is there: ``finish`` waits for that, and ``bare`` copies the buffers
+    out and back and does nothing else. Both are None on the CPU.
+    """
 
     call: Callable[[], object]
-    given: Array
-    result: Array
+    given: Elements
+    result: Elements
+    finish: Callable[[], object] | None = None
+    bare: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,18 +160,22 @@ class ThroughTorch:
         self.buffers: tuple[str, ...] = BUFFERS if backend == "multiring" else BUFFERS[:1]
 
     def task(self, collective: str, count: int, kind: str) -> Task:
-        dist, new = self._dist, _maker(kind)
-        arrays = new(count), new(count // self.world_size)
-        whole, block = map(self._torch.from_numpy, arrays)
+        dist = self._dist
+        (all_of_it, whole), (one, block) = (self.buffer(n, kind) for n in (count, count // self.world_size))
         if collective == "all_reduce":
-            return Task(lambda: self.all_reduce(whole), arrays[0], arrays[0])
+            return Task(lambda: self.all_reduce(whole), all_of_it, all_of_it)
         if collective == "broadcast":
-            return Task(lambda: dist.broadcast(whole, 0), arrays[0], arrays[0])
+            return Task(lambda: dist.broadcast(whole, 0), all_of_it, all_of_it)
         if collective == "all_gather":
             gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
-            return Task(lambda: gather(whole, block), arrays[1], arrays[0])
+            return Task(lambda: gather(whole, block), one, all_of_it)
         scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-        return Task(lambda: scatter(block, whole), arrays[0], arrays[1])
+        return Task(lambda: scatter(block, whole), all_of_it, one)
+
+    def buffer(self, count: int, kind: str) -> tuple[Elements, Any]:
+        """A buffer, as it is read and written here and as torch takes it."""
+        array = _maker(kind)(count)
+        return array, self._torch.from_numpy(array)
 
     def all_reduce(self, tensor: Any) -> None:
         """Sum a tensor in place."""
@@ -175,6 +201,37 @@ class ThroughTorch:
 
     def close(self) -> None:
         self._dist.destroy_process_group()
+
+
+class ThroughTorchOnCards(ThroughTorch):
+    """The same with tensors on CUDA devices; what the ranks say besides goes through tensors of the CPU."""
+
+    def __init__(self, backend: str, *, apart: bool) -> None:
+        import torch
+
+        found = cards.look()
+        torch.cuda.set_device(cards.own_device(found.count))
+        if backend == "nccl":
+            cards.check_nccl(found)
+            if apart or cards.ranks_share(found.count):
+                cards.make_nccl_send_by_sockets(int(os.environ["RANK"]))
+        super().__init__("cpu:gloo,cuda:nccl" if backend == "nccl" else backend)
+        self.buffers = (Device.cuda.value,)
+
+    def task(self, collective: str, count: int, kind: str) -> Task:
+        task = super().task(collective, count, kind)
+        assert isinstance(task.given, cards.OnCard)
+        assert isinstance(task.result, cards.OnCard)
+        reads, writes = (self.rank == 0, self.rank != 0) if collective == "broadcast" else (True, True)
+        bare = cards.BareCopies(task.given if reads else None, task.result if writes else None)
+        return replace(task, finish=self._torch.cuda.synchronize, bare=bare)
+
+    def buffer(self, count: int, kind: str) -> tuple[cards.OnCard, Any]:
+        tensor = self._torch.empty(count, device=kind)
+        return cards.OnCard(tensor), tensor
+
+    def barrier(self) -> None:
+        self._dist.all_reduce(self._torch.zeros(1))  # torch's barrier may be one of the card
 
 
 class ThroughDeepSpeed(ThroughTorch):
@@ -285,19 +342,32 @@ def _bind_as_multiring_run() -> None:
                 os.sched_setaffinity(0, share.cpus)
 
 
+def stand_apart() -> None:
+    """Make multiring take this rank for a host of its own, which reaches the others by TCP over loopback."""
+    if "RANK" not in os.environ or not cards.all_are_here():
+        raise ValueError("--apart: it takes ranks on one host that `multiring run` or torchrun has started")
+    os.environ.update(MULTIRING_HOST=f"rank{os.environ['RANK']}", MULTIRING_INTERFACE="lo")
+
+
 def check_collective(name: str) -> None:
     """ValueError unless it is one that is measured."""
     if name not in COLLECTIVES:
         raise ValueError(f"--collective {name!r}: known are {', '.join(COLLECTIVES)}")
 
 
-def join(library: str, api: Api) -> Contestant:
+def join(library: str, api: Api, device: Device = Device.cpu, *, apart: bool = False) -> Contestant:
     """Join the job as a rank of ``library``: multiring, an MPI, deepspeed, or a backend of torch.distributed.
 
-    ValueError if it is unknown, or an MPI whose launcher has not started this rank.
+    With ``apart`` this rank is a host of its own. ValueError if the library is unknown, cannot use the device, or
+    is an MPI whose launcher has not started this rank.
     """
-    if library not in ("multiring", *PEERS):
-        raise ValueError(f"--library {library!r}: known are multiring, {', '.join(PEERS)}")
+    known = PEERS if device is Device.cpu else ON_CARDS
+    if library not in ("multiring", *known):
+        raise ValueError(f"--library {library!r}: known on {device.value} are multiring, {', '.join(known)}")
+    if apart:
+        stand_apart()
+    if device is Device.cuda:
+        return ThroughTorchOnCards(library, apart=apart)
     if library in ("openmpi", "mpich", "impi"):
         return ThroughMPI()
     if library == "deepspeed":

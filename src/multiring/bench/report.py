@@ -9,14 +9,14 @@ import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from multiring.bench.contestants import Api
+from multiring.bench.contestants import Api, Device
 from multiring.bench.measure import Figure
 from multiring.bench.peers import MPIS, mpi
 from multiring.units import duration, size
@@ -33,9 +33,10 @@ class Row:
     ``peers`` are those that are called through the same ``api``, NumPy arrays or torch; ratios are the best launch of
     the peer over ``seconds``.
 
-    ``bound`` is the least that the links allow; on one host, which has none, an in-place pass of all ranks at once.
-    ``predicted`` is None on one host, whose memory the planner does not measure. CPU seconds are those of all ranks
-    for 10^9 bytes of the buffer.
+    ``bound`` is the least that the links allow; on one host, which has none, an in-place pass of all ranks at once, and
+    for buffers on a card their bare copies by all ranks, out and back. ``predicted`` is None on one host, whose memory
+    the planner does not measure. CPU seconds are those of all ranks for 10^9 bytes of the buffer. ``enqueue_seconds``
+    are those after which a call on a card returns, None on the CPU.
     """
 
     nbytes: int
@@ -53,6 +54,8 @@ class Row:
     peers: dict[str, tuple[float, ...]]
     peer_cpu_seconds_per_gb: dict[str, float]
     ratios: dict[str, float]
+    enqueue_seconds: float | None = None
+    peer_enqueue_seconds: dict[str, float] = field(default_factory=dict)
 
 
 def bus_factor(collective: str, world_size: int) -> float:
@@ -81,7 +84,7 @@ def summarise(
 
 def through(peer: str) -> Api:
     """What a peer takes."""
-    return Api.torch if peer in ("gloo", "deepspeed") else Api.numpy
+    return Api.torch if peer in ("gloo", "deepspeed", "nccl") else Api.numpy
 
 
 def _of_api(peers: Mapping[str, Launches], api: str, ours: Mapping[str, Launches]) -> dict[str, Launches]:
@@ -99,7 +102,8 @@ def _row(
 ) -> Row:
     nbytes = first.nbytes
     figures = _those_of(launches, nbytes, first.buffer)
-    theirs = {name: _those_of(each, nbytes, "private") for name, each in peers.items()}
+    on_card = first.buffer == Device.cuda.value
+    theirs = {name: _those_of(each, nbytes, first.buffer if on_card else "private") for name, each in peers.items()}
     seconds = statistics.median(figure.seconds for figure in figures)
     bound = bounds[nbytes] if bounds else statistics.median(figure.pass_seconds for figure in figures)
     return Row(
@@ -118,11 +122,17 @@ def _row(
         peers={name: tuple(figure.seconds for figure in each) for name, each in theirs.items()},
         peer_cpu_seconds_per_gb={name: _cpu_per_gb(each) for name, each in theirs.items()},
         ratios={name: min(figure.seconds for figure in each) / seconds for name, each in theirs.items()},
+        enqueue_seconds=_enqueue_seconds(figures) if on_card else None,
+        peer_enqueue_seconds={name: _enqueue_seconds(each) for name, each in theirs.items()} if on_card else {},
     )
 
 
 def _those_of(launches: Launches, nbytes: int, buffer: str) -> list[Figure]:
     return [figure for launch in launches for figure in launch if (figure.nbytes, figure.buffer) == (nbytes, buffer)]
+
+
+def _enqueue_seconds(figures: Sequence[Figure]) -> float:
+    return statistics.median(figure.enqueue_seconds or 0.0 for figure in figures)
 
 
 def _cpu_per_gb(figures: Sequence[Figure]) -> float:
@@ -141,9 +151,11 @@ def show(rows: Sequence[Row], title: str) -> None:
 
 
 def _ours(rows: Sequence[Row]) -> Table:
-    headings = ["size", "buffer", "median", "p95", "algbw", "busbw", "bound", "of it", "CPU s/GB"]
+    on_card = any(row.enqueue_seconds is not None for row in rows)
+    least = "bare copies" if on_card else "bound"
+    headings = ["size", "buffer", "median", "p95", "algbw", "busbw", least, "of it", "CPU s/GB"]
     predicted = any(row.predicted is not None for row in rows)
-    table = _table([*headings, "predicted"] if predicted else headings)
+    table = _table([*headings, *(["predicted"] if predicted else []), *(["enqueue"] if on_card else [])])
     for row in rows:
         table.add_row(
             *_what(row),
@@ -153,7 +165,7 @@ def _ours(rows: Sequence[Row]) -> Table:
             duration(row.bound),
             f"{row.fraction_of_bound:.0%}",
             f"{row.cpu_seconds_per_gb:.3g}",
-            *([duration(row.predicted)] if row.predicted is not None else []),
+            *(duration(each) for each in (row.predicted, row.enqueue_seconds) if each is not None),
         )
     return table
 
@@ -163,9 +175,17 @@ def _beside(rows: Sequence[Row]) -> Iterator[Table]:
     for api in dict.fromkeys(row.api for row in rows if row.peers):
         some = [row for row in rows if row.api == api]
         names = list(some[0].peers)
-        table = _table(["size", "buffer", "ours", *(word for name in names for word in (name, "/ ours"))])
+        more = ["enqueue"] if some[0].peer_enqueue_seconds else []
+        table = _table(["size", "buffer", "ours", *(word for name in names for word in (name, "/ ours", *more))])
         for row in some:
-            cells = [(duration(min(row.peers[name])), f"{row.ratios[name]:.3g}") for name in names]
+            cells = [
+                (
+                    duration(min(row.peers[name])),
+                    f"{row.ratios[name]:.3g}",
+                    *(duration(row.peer_enqueue_seconds[name]) for _ in more),
+                )
+                for name in names
+            ]
             table.add_row(*_what(row), *(word for pair in cells for word in pair))
         yield table
 

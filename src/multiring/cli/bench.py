@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from multiring.bench import DEFAULT_SIZES
-from multiring.bench.peers import PEERS, start_here
+from multiring.bench.contestants import Device
+from multiring.bench.peers import ALL, ON_CARDS, PEERS, start_here
 from multiring.cli.comparison import (
     Collective,
     Comparison,
@@ -25,6 +26,7 @@ from multiring.cli.comparison import (
     Speed,
     Steps,
     ThroughApi,
+    check_device,
     check_kind,
     choose_peers,
     recording_of,
@@ -60,7 +62,13 @@ def bench(
     collective: Collective = "all_reduce",
     sizes: Sizes = DEFAULT_SIZES,
     api: ThroughApi = None,
-    peers: Annotated[str, typer.Option(help=f"What to measure beside it: {', '.join(PEERS)}.")] = "",
+    device: Annotated[
+        Device, typer.Option(help=f"Where the buffers lie. On cuda: through torch, peers {' and '.join(ON_CARDS)}.")
+    ] = Device.cpu,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="Make each rank a host of its own, which TCP over loopback leads to.")
+    ] = False,
+    peers: Annotated[str, typer.Option(help=f"What to measure beside it: {', '.join(ALL)}.")] = "",
     launches: Launches = 5,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure each size in a launch.")] = 0.5,
     json_file: Json = None,
@@ -91,9 +99,13 @@ def bench(
         if ranks == 1:
             raise ValueError("-n 1: a collective needs 2 ranks or more")
         site = Site("on one host", ranks or 2, start_here(ranks or 2))
-        chosen = choose_peers(peers)
+        if device is Device.cuda:
+            check_device(api, peers)
+        chosen = choose_peers(peers, ON_CARDS if device is Device.cuda else PEERS)
         if replayed is None:
-            Comparison(collective, sizes, api, chosen, launches, seconds, json_file, plot).run(site)
+            Comparison(
+                collective, sizes, api, chosen, launches, seconds, json_file, plot, device=device, apart=apart
+            ).run(site)
         else:
             step = recording_of(context, replayed, samples, speed)
             Replay(step, api, chosen, launches, steps, json_file).run(site)

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -15,11 +15,11 @@ import typer
 from rich.console import Console
 
 from multiring import env, topology_file
-from multiring.bench import curves, parse_sizes, replay, report
-from multiring.bench.contestants import COLLECTIVES, Api, check_collective
+from multiring.bench import cards, curves, parse_sizes, replay, report
+from multiring.bench.contestants import COLLECTIVES, Api, Device, check_collective
 from multiring.bench.launches import Entry, Start, Written, alternate, unnamed_file
 from multiring.bench.measure import Figure, size_of_buffer
-from multiring.bench.peers import ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
+from multiring.bench.peers import BY_SOCKETS, ON_CARDS, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
 from multiring.bound import cut_bound
 from multiring.cli.errors import check_output, leave_out, write_output
@@ -86,6 +86,8 @@ class Comparison:
     seconds: float
     json_file: Path | None
     plot: Path | None
+    device: Device = Device.cpu
+    apart: bool = False
 
     def check(self) -> None:
         """ValueError for what cannot be measured."""
@@ -95,6 +97,8 @@ class Comparison:
         for peer in self.peers:
             if peer in ONLY_ALL_REDUCE and self.collective != "all_reduce":
                 raise ValueError(f"--peers {peer}: it has all_reduce only, no {self.collective}")
+            if self.apart and peer not in BY_SOCKETS:
+                raise ValueError(f"--peers {peer}: it shares memory within a host, and --apart makes ranks hosts")
         check_output("--json", self.json_file)
         check_output("--plot", self.plot)
         if self.plot is not None:
@@ -105,9 +109,16 @@ class Comparison:
     def run(self, site: Site) -> None:
         """Measure, print, and write what was asked for."""
         self.check()
-        _check_memory(site.world_size, max(parse_sizes(self.sizes)), "buffers", "measure smaller --sizes")
+        largest = max(parse_sizes(self.sizes))
+        _check_memory(site.world_size, largest, "buffers", "measure smaller --sizes")
+        if self.apart:
+            site = replace(site, about=f"{site.about}, each as a host of its own on loopback")
+        if self.device is Device.cuda:
+            site = _with_cards(site, largest, self.peers, apart=self.apart)
         options = ["--collective", self.collective, "--sizes", self.sizes, "--seconds", str(self.seconds)]
-        apis = _apis(self.api, self.peers)
+        options += ["--device", self.device.value] if self.device is Device.cuda else []
+        options += ["--apart"] if self.apart else []
+        apis = [Api.torch] if self.device is Device.cuda else _apis(self.api, self.peers)
         written = alternate(_entries(apis, self.peers, options), self.launches, site.start, _times)
         figures = {name: [_figures(launch) for launch in done] for name, done in written.launches.items()}
         ours = {api.value: figures.pop(_ours(api)) for api in apis if _ours(api) in figures}
@@ -207,12 +218,42 @@ def _check_memory(ranks: int, nbytes: int, what: str, remedy: str) -> None:
         )
 
 
+def _with_cards(site: Site, nbytes: int, peers: Sequence[str], *, apart: bool) -> Site:
+    """The site and what a result should tell of its cards; ValueError where there are none, or too small ones."""
+    found = cards.ask()
+    if "nccl" in peers:
+        cards.check_nccl(found)
+    ranks = -(-site.world_size // found.count)
+    if ranks * nbytes > found.memory:
+        raise ValueError(
+            f"{count(ranks, 'rank')} on a card with buffers of {size(nbytes)} take {size(ranks * nbytes)} at least, "
+            f"and it has {size(found.memory)}: measure smaller --sizes"
+        )
+    by_sockets = apart or found.count < site.world_size
+    nccl = {"nccl": found.nccl, "nccl_by_sockets_on_loopback": by_sockets} if "nccl" in peers else {}
+    told = {"cards": found.count, "card": found.name, "cuda": found.cuda, **nccl}
+    note = ", nccl by its sockets on loopback" if nccl and by_sockets else ""
+    about = f"{site.about}, {count(found.count, 'card')} ({found.name}){note}"
+    return replace(site, about=about, settings={**site.settings, **told})
+
+
+def check_device(api: Api | None, peers: str) -> None:
+    """ValueError for what is not measured on CUDA devices."""
+    if api is Api.numpy:
+        raise ValueError("--device cuda: NumPy's arrays lie in memory of the CPU; leave out --api numpy")
+    for peer in peers.split(","):
+        if peer in PEERS and peer not in ON_CARDS:
+            raise ValueError(f"--peers {peer}: --device cuda measures beside {' and '.join(ON_CARDS)} only")
+
+
 def check_kind(context: typer.Context, replayed: str | None) -> None:
     """ValueError for an option on the command line that is for collectives beside --replay, or for it without it."""
     if replayed is None:
         leave_out(context, ("samples", "speed", "steps"), "without --replay collectives are measured")
     else:
-        leave_out(context, ("collective", "sizes", "seconds", "plot"), "--replay measures training steps")
+        leave_out(
+            context, ("collective", "sizes", "seconds", "plot", "device", "apart"), "--replay measures training steps"
+        )
 
 
 def recording_of(context: typer.Context, text: str, samples: int, speed: float) -> Recording:
@@ -258,13 +299,18 @@ def _entries(apis: Sequence[Api], peers: Sequence[str], options: Sequence[str]) 
     return {**ours, **{peer: Entry(peer, options) for peer in peers}}
 
 
+def _why_not(peer: str) -> str:
+    if peer in ONE_HOST:
+        return "it knows no network, and a lab has one"
+    return "it moves tensors of CUDA devices (multiring bench --device cuda)" if peer in ON_CARDS else "no such peer"
+
+
 def choose_peers(text: str, known: Sequence[str] = PEERS) -> list[str]:
     """The peers of a comma-separated list; ValueError for one that is not ``known``, or not here, with its remedy."""
     named = list(filter(None, text.split(",")))
     for name in named:
         if name not in known:
-            reason = "it knows no network, and a lab has one" if name in ONE_HOST else "no such peer"
-            raise ValueError(f"--peers {name}: {reason}; known: {', '.join(known)}")
+            raise ValueError(f"--peers {name}: {_why_not(name)}; known: {', '.join(known)}")
         if missing := remedy(name):
             raise ValueError(f"--peers {name}: it is not here. {missing}")
     return named

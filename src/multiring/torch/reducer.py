@@ -72,7 +72,7 @@ class Reducer:
             if not parameter.is_cpu:
                 raise ValueError(
                     f"parameter {name} lies on {parameter.device}, and multiring reduces gradients in memory of the "
-                    "CPU: train there, or use DistributedDataParallel with backend 'nccl'"
+                    "CPU: train there, or use DistributedDataParallel, over backend 'multiring' too"
                 )
             earlier = _reducers[parameter]() if parameter in _reducers else None
             if earlier is not None and earlier is not self and earlier._replaced is None:
