@@ -289,9 +289,9 @@ def _lost(what: str, reason: str, served_by: int) -> RendezvousError:
 
 
 _ANOTHER_GROUPS = (
-    "Rank 0 or torchrun, which served it, has ended; or rank 0 was still leaving an earlier group, whose store this "
-    "was, when this rank called init_process_group again: then start the job by torchrun, whose store stays, or give "
-    "each init_process_group a port of its own, as init_method='tcp://HOST:PORT' with rank and world_size"
+    "; or rank 0 was still leaving an earlier group, whose store this was, when this rank called init_process_group "
+    "again: then start the job by torchrun, whose store stays, or give each init_process_group a port of its own, as "
+    "init_method='tcp://HOST:PORT' with rank and world_size"
 )
 
 
@@ -353,5 +353,5 @@ class TorchStore:
         try:
             yield
         except RuntimeError as error:
-            reason = f"{str(error).splitlines()[0]} {_ANOTHER_GROUPS}"
-            raise _lost("torch's store", reason, self.served_by) from error
+            lost = _lost("torch's store", str(error).splitlines()[0], self.served_by)
+            raise RendezvousError(f"{lost}{_ANOTHER_GROUPS}", rank=self.served_by) from error

@@ -114,9 +114,14 @@ def _each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 def _broadcast(communicator: Communicator, tensors: Iterable[Tensor], root: int) -> None:
     is_root = communicator.rank == root
-    targets = [target(tensor, read=is_root, write=not is_root) for tensor in tensors if tensor.numel()]
+    given = [tensor.detach() for tensor in tensors if tensor.numel()]
+    # What lies elsewhere goes through memory of the CPU: this is done once.
+    on_cpu = [tensor if tensor.is_cpu else tensor.cpu() for tensor in given]
+    targets = [target(tensor, read=is_root, write=not is_root) for tensor in on_cpu]
     works = [communicator.broadcast(raw(x.elements), root, async_op=True) for x in targets]
-    for work, x in zip(works, targets, strict=True):
+    for work, x, tensor, copy in zip(works, targets, given, on_cpu, strict=True):
         work.wait()
         if x.finish is not None:
             x.finish()
+        if copy is not tensor and not is_root:
+            tensor.copy_(copy)
