@@ -121,6 +121,10 @@ class Case:
         keeps = (self.given, self.target) if owner is None else owner
         return CardBuffer(keeps, count, self.given.dtype.name, 0, stream.number, out, into)
 
+    def check_given(self) -> None:
+        """Nothing has been written yet."""
+        np.testing.assert_array_equal(self.given, values(self.rank, self.given.size, self.given.dtype.name))
+
     def check(self, *what: Any) -> None:
         np.testing.assert_array_equal(
             self.target, self.expected, err_msg=f"{self.collective} rank {self.rank} of {self.size} {what}"
