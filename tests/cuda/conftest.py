@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE.parent / "multiprocess")]
+sys.path += [str(HERE.parent / "unit"), str(HERE.parent / "multiprocess")]
 
 import jobs  # noqa: E402
 

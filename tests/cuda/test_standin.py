@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import card_ranks
+import card_threads
 import jobs
 import pytest
 
@@ -57,3 +58,8 @@ def test_collectives_complete_while_the_driver_is_locked(standin: Standin, size:
 def test_nothing_of_the_driver_is_held_after_shutdown(standin: Standin) -> None:
     for held in run(card_ranks.tidy, 2, None, standin(copy_seconds=0.001)):
         assert held == {"registered": 0, "streams": 1, "events": 0, "contexts": 0}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_ranks_of_one_process(standin: Standin, size: int) -> None:
+    run(card_threads.every_collective, 1, None, standin(), size)
