@@ -158,6 +158,7 @@ WorkHandle start_on_card(nb::handle self, std::uint32_t schedule, int collective
         work = engine.start_on_card(call, buffer, owner.ptr());
     }
     owner.release();  // given back through take_owners
+    if (work->refused) throw EngineError(*work->refused);
     return {nb::borrow(self), &engine, std::move(work)};
 }
 
@@ -405,6 +406,7 @@ void bind_work(nb::module_& m) {
         .def(
             "join",
             [](const WorkHandle& h, std::uintptr_t stream) {
+                h.engine->check_owned();
                 const auto& transfer = h.work->call.transfer;
                 const nb::gil_scoped_release nogil;
                 if (transfer) transfer->join(reinterpret_cast<cuda::Stream>(stream));

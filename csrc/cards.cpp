@@ -17,14 +17,16 @@ constexpr auto longest_draining = std::chrono::seconds(5);
 }  // namespace
 
 std::shared_ptr<DeviceQueue> Engine::queue_of(const Call& call, int ordinal, std::size_t slot_bytes) {
-    auto& queue = queues_[{call.installed->communicator->id, ordinal}];
-    if (queue && slot_bytes <= queue->slot_bytes) return queue;
+    const std::pair key{call.installed->communicator->id, ordinal};
+    const auto found = queues_.find(key);
+    if (found != queues_.end() && slot_bytes <= found->second->slot_bytes) return found->second;
+    std::erase_if(retired_, [](const auto& queue) { return queue->close(); });
     auto& device = devices_[ordinal];
     if (!device) device = std::make_shared<Device>(ordinal);
     if (!team_) gather_team();
     auto larger = std::make_shared<DeviceQueue>(device, arena_, slot_bytes);
-    if (queue) outgrown_.push_back(std::move(queue));
-    return queue = std::move(larger);
+    if (found != queues_.end() && !found->second->close()) retired_.push_back(found->second);
+    return queues_[key] = std::move(larger);
 }
 
 // One core runs the segments and one the caller; what a rank has beyond these may help.
@@ -55,6 +57,10 @@ std::shared_ptr<Work> Engine::start_on_card(Call call, const CardBuffer& buffer,
     auto work = std::make_shared<Work>();
     work->call = call;
     work->owner = owner;
+    if (call.transfer && call.transfer->refused) {  // the same, but the card may have a part of it
+        fail(*call.transfer->refused);
+        work->refused = failure_of(call);
+    }
     hand_over(work);
     return work;
 }
@@ -93,9 +99,9 @@ bool Engine::needs_polling() const {
 void Engine::close_cards() noexcept {
     const std::lock_guard lock(cards_mutex_);
     for (const auto& [key, queue] : queues_) queue->close();
-    for (const auto& queue : outgrown_) queue->close();
+    for (const auto& queue : retired_) queue->close();
     queues_.clear();
-    outgrown_.clear();
+    retired_.clear();
     devices_.clear();
 }
 
@@ -103,7 +109,7 @@ void Engine::close_cards_of(std::uint32_t communicator) {
     const std::lock_guard lock(cards_mutex_);
     std::erase_if(queues_, [&](const auto& entry) {
         if (entry.first.first != communicator) return false;
-        entry.second->close();
+        if (!entry.second->close()) retired_.push_back(entry.second);
         return true;
     });
 }

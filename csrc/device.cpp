@@ -75,7 +75,7 @@ DeviceTransfer::~DeviceTransfer() {
 }
 
 bool DeviceTransfer::is_filled(std::uint32_t segment) const {
-    return DeviceQueue::has_passed(queue->counters().filled, first_chunk_ + segment / segments_per_chunk_);
+    return !refused && DeviceQueue::has_passed(queue->counters().filled, first_chunk_ + segment / segments_per_chunk_);
 }
 
 std::byte* DeviceTransfer::at(std::uint32_t segment, std::uint32_t block) const {
@@ -109,10 +109,20 @@ cuda::Stream DeviceTransfer::last_stream() const {
 DeviceQueue::DeviceQueue(std::shared_ptr<Device> of, std::shared_ptr<Arena> arena, std::size_t wanted_slot_bytes)
     : device(std::move(of)),
       slot_bytes(round_up(std::max(wanted_slot_bytes, usual_slot_bytes), page)),
-      memory_(std::make_unique<PinnedRange>(device, std::move(arena), page + slots * slot_bytes)) {
-    new (memory_->begin()) Counters{};
+      memory_(std::make_unique<PinnedRange>(device, std::move(arena), page + slots * slot_bytes)),
+      begin_(memory_->begin()) {
+    new (begin_) Counters{1, 1, 0};
+    const cuda::Current current(device->driver, device->context());
+    try {
+        make_streams();
+    } catch (...) {
+        destroy_streams();
+        throw;
+    }
+}
+
+void DeviceQueue::make_streams() {
     const cuda::Driver& driver = device->driver;
-    const cuda::Current current(driver, device->context());
     int least = 0, greatest = 0;
     driver.check("for priorities", driver.CtxGetStreamPriorityRange(&least, &greatest));
     // Streams of a high priority share no hardware queue with the usual ones of the caller.
@@ -120,32 +130,35 @@ DeviceQueue::DeviceQueue(std::shared_ptr<Device> of, std::shared_ptr<Arena> aren
     driver.check("for a stream", driver.StreamCreateWithPriority(&in_, non_blocking, greatest));
     driver.check("for an event", driver.EventCreate(&called_, no_timing));
     // Some virtual cards cannot: better said now than in the middle of a call.
-    cuda::MemoryOperation write[] = {operation(cuda::write_value_32, counters().freed, 0)};
+    cuda::MemoryOperation write[] = {operation(cuda::write_value_32, counters().freed, 1)};
     driver.check("to write a value to memory when a stream comes to it", driver.StreamBatchMemOp(in_, 1, write, 0));
 }
 
-DeviceQueue::~DeviceQueue() {
-    close();
+void DeviceQueue::destroy_streams() noexcept {
+    const cuda::Driver& driver = device->driver;
+    for (cuda::Event event : events_) driver.EventDestroy(event);
+    if (called_ != nullptr) driver.EventDestroy(called_);
+    if (out_ != nullptr) driver.StreamDestroy(out_);
+    if (in_ != nullptr) driver.StreamDestroy(in_);
 }
 
 // What the card may still use stays: streams, events and the memory, until the process ends.
-void DeviceQueue::close() noexcept {
+DeviceQueue::~DeviceQueue() {
+    if (!closed_.load(std::memory_order_relaxed)) static_cast<void>(memory_.release());
+}
+
+bool DeviceQueue::close() noexcept {
     const std::lock_guard lock(mutex_);
-    if (closed_.exchange(true)) return;
-    if (!is_idle()) {
-        static_cast<void>(memory_.release());
-        return;
-    }
-    const cuda::Driver& driver = device->driver;
+    if (closed_.load(std::memory_order_relaxed)) return true;
+    if (!is_idle()) return false;
+    closed_.store(true, std::memory_order_release);
     try {
-        const cuda::Current current(driver, device->context());
-        for (cuda::Event event : events_) driver.EventDestroy(event);
-        driver.EventDestroy(called_);
-        driver.StreamDestroy(out_);
-        driver.StreamDestroy(in_);
+        const cuda::Current current(device->driver, device->context());
+        destroy_streams();
     } catch (const EngineError&) {  // the driver has ended before us
     }
     memory_.reset();
+    return true;
 }
 
 cuda::MemoryOperation DeviceQueue::operation(unsigned kind, const std::uint32_t& counter, std::uint64_t value) const {
@@ -160,8 +173,7 @@ bool DeviceQueue::has_passed(const std::uint32_t& counter, std::uint64_t chunk) 
 }
 
 bool DeviceQueue::is_idle() const {
-    const std::uint64_t enqueued = enqueued_.load(std::memory_order_acquire);
-    return enqueued == 0 || has_passed(counters().freed, enqueued - 1);
+    return has_passed(counters().freed, enqueued_.load(std::memory_order_acquire) - 1);
 }
 
 // Chunks go back in order, as they are queued on the card; of a later call one may be done before.
@@ -235,20 +247,33 @@ std::shared_ptr<DeviceTransfer> DeviceQueue::enqueue(const Cut& cut, const std::
     Counters& at = counters();
     // Operations on memory that follow each other on a stream are queued at once.
     Pending leaving{out_, {}}, coming{in_, {}};
+    // Once something is refused, nothing is copied, but chunks pass as ever: what is queued is let go of in order.
+    const auto attempt = [&](const auto& step) {
+        try {
+            step();
+        } catch (const EngineError& error) {
+            if (!transfer->refused) transfer->refused = error.failure;
+        }
+    };
     const auto add = [&](Pending& on, unsigned kind, const std::uint32_t& counter, std::uint64_t value) {
         on.operations.push_back(operation(kind, counter, value));
     };
     const auto flush = [&](Pending& on) {
         if (on.operations.empty()) return;
         const auto count = static_cast<unsigned>(on.operations.size());
-        driver.check("to wait for a value", driver.StreamBatchMemOp(on.stream, count, on.operations.data(), 0));
+        attempt([&] {
+            driver.check("to wait for a value", driver.StreamBatchMemOp(on.stream, count, on.operations.data(), 0));
+        });
         on.operations.clear();
+    };
+    const auto pass = [&](std::uint32_t chunk, const std::optional<CardBlocks>& blocks, bool is_out) {
+        if (blocks && !transfer->refused) attempt([&] { copy(*transfer, chunk, *blocks, is_out); });
     };
     const auto send_out = [&](std::uint32_t chunk) {
         const std::uint64_t number = first + chunk;
         if (number >= slots) add(leaving, cuda::wait_value_32, at.freed, number - slots + 1);
         flush(leaving);
-        if (out) copy(*transfer, chunk, *out, true);
+        pass(chunk, out, true);
         add(leaving, cuda::write_value_32, at.filled, number + 1);
     };
     // Some chunks are sent out ahead. What waits is queued after what it waits for, in any case: so all can be done
@@ -259,12 +284,12 @@ std::shared_ptr<DeviceTransfer> DeviceQueue::enqueue(const Cut& cut, const std::
         if (chunk + ahead >= chunks) flush(leaving);
         add(coming, cuda::wait_value_32, at.ready, first + chunk + 1);
         flush(coming);
-        if (in) copy(*transfer, chunk, *in, false);
+        pass(chunk, in, false);
         add(coming, cuda::write_value_32, at.freed, first + chunk + 1);
         if (chunk + ahead < chunks) send_out(chunk + ahead);
     }
     flush(coming);
-    driver.check("to record an event", driver.EventRecord(transfer->done_, in_));
+    attempt([&] { driver.check("to record an event", driver.EventRecord(transfer->done_, in_)); });
     enqueued_.store(first + chunks, std::memory_order_release);
     return transfer;
 }

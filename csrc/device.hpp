@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "cuda.hpp"
+#include "errors.hpp"
 #include "memory.hpp"
 
 namespace multiring {
@@ -102,6 +103,8 @@ class DeviceTransfer {
     cuda::Stream last_stream() const;
 
     const std::shared_ptr<DeviceQueue> queue;
+    // What the driver refused to queue: nothing of the call is sent to anybody, and its chunks wait to be abandoned.
+    std::optional<Failure> refused;
 
   private:
     friend class DeviceQueue;
@@ -130,8 +133,8 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     // that no stream waits for ever and nobody takes half a sum for a result. True when nothing is left.
     bool abandon();
     bool is_idle() const;
-    // Give back what it holds; before the arena's mapping ends.
-    void close() noexcept;
+    // Give back what it holds, before the arena's mapping ends; false if the card may still use it.
+    bool close() noexcept;
 
     const std::shared_ptr<Device> device;
     const std::size_t slot_bytes;  // of a chunk at most
@@ -143,8 +146,10 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
         alignas(cache_line) std::uint32_t ready;  // by the host
         alignas(cache_line) std::uint32_t freed;  // by the card
     };
-    Counters& counters() const { return *reinterpret_cast<Counters*>(memory_->begin()); }
-    std::byte* slot(std::uint64_t chunk) const { return memory_->begin() + page + chunk % slots * slot_bytes; }
+    Counters& counters() const { return *reinterpret_cast<Counters*>(begin_); }
+    std::byte* slot(std::uint64_t chunk) const { return begin_ + page + chunk % slots * slot_bytes; }
+    void make_streams();
+    void destroy_streams() noexcept;
     static bool has_passed(const std::uint32_t& counter, std::uint64_t chunk);
     void complete(std::uint64_t chunk);
     void copy(const DeviceTransfer& transfer, std::uint32_t chunk, const CardBlocks& blocks, bool out);
@@ -152,6 +157,7 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     cuda::MemoryOperation operation(unsigned kind, const std::uint32_t& counter, std::uint64_t value) const;
 
     std::unique_ptr<PinnedRange> memory_;
+    std::byte* const begin_;  // of it; the progress thread may look there while another closes
     cuda::Stream out_ = nullptr, in_ = nullptr;
     cuda::Event called_ = nullptr;  // what the caller's stream had queued
 
@@ -159,8 +165,8 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     std::mutex mutex_;  // closing, and the next two
     std::vector<cuda::Event> spare_events_;
     std::vector<cuda::Event> events_;
-    std::atomic<std::uint64_t> enqueued_{0};  // chunks, from the first on
-    std::uint64_t ready_ = 0;                 // as the counter
+    std::atomic<std::uint64_t> enqueued_{1};  // chunks, from the first on, which is nobody's: it tries the card
+    std::uint64_t ready_ = 1;                 // as the counter
     bool completed_[slots] = {};              // chunks from `ready_` on that are done before those ahead of them
 };
 

@@ -751,7 +751,10 @@ std::optional<Failure> Engine::shutdown(double timeout) {
     }
     {
         const std::lock_guard lock(mutex_);
-        if (!failure_) failure_ = {ErrorKind::error, options_.rank, "", "", -1, "the engine was shut down"};
+        if (!failure_) {
+            failure_ = {ErrorKind::error, options_.rank, "", "", -1, "the engine was shut down"};
+            failed_since_ = Clock::now();
+        }
         failed_.store(true, std::memory_order_release);
     }
     stopping_.store(true, std::memory_order_release);

@@ -37,6 +37,7 @@ struct Work {
     Event done;
     Clock::time_point ended{};                                   // valid once done
     std::optional<Failure> failure;                              // valid once done
+    std::optional<Failure> refused;                              // at the call, by a card: to be raised there
     int other = any_source;                                      // of a message that is done: the rank at its other end
     bool told = false;                                           // those that it waits for what it is
     std::atomic<int> waiters{0};                                 // callers that do nothing else until it is done
@@ -276,7 +277,7 @@ class Engine final : public Surroundings {
     std::mutex cards_mutex_;  // the next three, and the order of calls on cards
     std::map<int, std::shared_ptr<Device>> devices_;
     std::map<std::pair<std::uint32_t, int>, std::shared_ptr<DeviceQueue>> queues_;  // by communicator and device
-    std::vector<std::shared_ptr<DeviceQueue>> outgrown_;                            // by calls with larger segments
+    std::vector<std::shared_ptr<DeviceQueue>> retired_;                             // with calls that go on
 
     std::unique_ptr<Team> team_;  // made with the first device
     std::atomic<double> cores_of_a_rank_{1};

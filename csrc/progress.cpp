@@ -256,6 +256,7 @@ Clock::duration Engine::sleep_at_most() {
     bool held_back = false;
     for (const auto& link : machine_->attached()) held_back |= !link->flush();
     if (held_back) return sleep_while_held_back;
+    if (!leaving_.empty()) return longest_sleep_for_card;
     if (needs_polling()) {
         const auto waited = Clock::now() - idle_since_.value_or(Clock::now());
         return std::min(waited / part_of_wait_for_card, longest_sleep_for_card);

@@ -260,7 +260,7 @@ class CudaCollectives:
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
         output, blocks = only(outputs), only(inputs)
-        self._group._check_blocks("reduce_scatter", blocks, output)
+        self._group._check_inputs(output, blocks)
         return self.reduce_scatter_single_coalesced(outputs, [torch.cat([block.reshape(-1) for block in blocks])], opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:

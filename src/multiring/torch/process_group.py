@@ -193,7 +193,7 @@ class MultiringGroup(dist.ProcessGroup):
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
         opts = opts or ReduceScatterOptions()
         output, blocks = only(outputs), only(inputs)
-        self._check_blocks("reduce_scatter", blocks, output)
+        self._check_inputs(output, blocks)
         whole = torch.cat([source(block) for block in blocks])
         return self._work(opts, [self._reduce_scatter(output, whole, opts)], outputs)
 
@@ -342,6 +342,15 @@ class MultiringGroup(dist.ProcessGroup):
                 f"{name} over {self.size()} ranks: a tensor of {whole.numel()} x {whole.dtype} does not go with one of "
                 f"{other.numel()} x {other.dtype}"
             )
+
+    def _check_inputs(self, output: Tensor, blocks: Sequence[Tensor]) -> None:
+        """ValueError unless each input of a reduce_scatter is like the output."""
+        for rank, block in enumerate(blocks):
+            if block.numel() != output.numel() or block.dtype != output.dtype:
+                raise ValueError(
+                    f"reduce_scatter: the input for rank {rank} is {block.numel()} x {block.dtype}, the output "
+                    f"{output.numel()} x {output.dtype}"
+                )
 
     def _check_blocks(self, name: str, blocks: Sequence[Tensor], other: Tensor) -> None:
         """ValueError unless there is a block for each rank, of as many elements and the type of ``other``."""

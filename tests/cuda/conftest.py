@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parent / "unit"), str(HERE.parent / "multiprocess")]
+
+import jobs  # noqa: E402
+
+Environment = dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Environment]:
+    """The environment in which a process finds the stand-in driver, by macros that it is compiled with."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def environment(*macros: str, **settings: object) -> Environment:
+        if macros not in made:
+            made[macros] = tmp_path_factory.mktemp("driver")
+            flags = ["-std=c++20", "-O1", "-g", "-shared", "-fPIC", "-pthread", *(f"-D{macro}" for macro in macros)]
+            library = str(made[macros] / "libcuda.so.1")
+            subprocess.run(
+                ["g++", *flags, "-o", library, str(HERE / "standin" / "driver.cpp")], check=True, timeout=110
+            )
+        return {**paths(made[macros]), **{f"STANDIN_{name.upper()}": str(value) for name, value in settings.items()}}
+
+    return environment
+
+
+def paths(library: Path) -> Environment:
+    """Where a process finds a driver, and the modules of these tests."""
+    modules = [HERE, HERE.parent / "unit", HERE.parent / "multiprocess", jobs.SOURCE]
+    return {
+        "LD_LIBRARY_PATH": str(library),
+        "PYTHONPATH": os.pathsep.join([*map(str, modules), os.environ.get("PYTHONPATH", "")]),
+        "MULTIRING_ARENA_BYTES": "96M",
+    }
