@@ -67,19 +67,22 @@ def names(cuda: bool) -> list[str]:
 
 
 def share_one_card() -> None:
-    """Let torch's tests find a GPU for each rank, which is the same one."""
+    """Let torch's tests find a GPU for each rank, which is the same one; torch itself has looked by then."""
+    suite.torch.cuda.init()
     suite.torch.cuda.device_count = lambda: WORLD_SIZE
     suite.init_multigpu_helper = lambda world_size, _: {rank: [0] for rank in range(world_size)}
 
 
-def child(rank: int, name: str, file_name: str, pipe: Connection, output: Path) -> None:
+def child(rank: int, name: str, file_name: str, pipe: Connection, output: Path, cuda: bool) -> None:
+    if cuda:
+        share_one_card()
     with output.open("w") as sink:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
     Suite._run(rank, name, file_name, pipe)
 
 
-def run(name: str, limit: float) -> dict[str, Any]:
+def run(name: str, limit: float, cuda: bool) -> dict[str, Any]:
     """Run one test with fresh processes and say how it ended."""
     initialize_temp_directories()
     fork = multiprocessing.get_context("fork")
@@ -87,7 +90,7 @@ def run(name: str, limit: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         pipes = [fork.Pipe() for _ in range(WORLD_SIZE)]  # torch's runner expects one; the logs hold what it says there
         logs = [Path(folder, f"{rank}.log") for rank in range(WORLD_SIZE)]
-        arguments = [(rank, name, f"{folder}/store", pipes[rank][1], logs[rank]) for rank in range(WORLD_SIZE)]
+        arguments = [(rank, name, f"{folder}/store", pipes[rank][1], logs[rank], cuda) for rank in range(WORLD_SIZE)]
         processes = [fork.Process(target=child, args=of_rank) for of_rank in arguments]
         for process in processes:
             process.start()
@@ -131,10 +134,8 @@ def main() -> None:
     if args.names:
         print("\n".join(names(args.cuda)))
         return
-    if args.cuda:
-        share_one_card()
     for name in args.tests or names(args.cuda):
-        print(json.dumps(run(name, args.limit)), flush=True)
+        print(json.dumps(run(name, args.limit, args.cuda)), flush=True)
 
 
 if __name__ == "__main__":
