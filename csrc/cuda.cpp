@@ -42,7 +42,6 @@ Driver load() {
     find(library, "cuMemHostUnregister", driver.MemHostUnregister);
     find(library, "cuMemHostGetDevicePointer_v2", driver.MemHostGetDevicePointer);
     find(library, "cuStreamCreateWithPriority", driver.StreamCreateWithPriority);
-    find(library, "cuStreamDestroy_v2", driver.StreamDestroy);
     find(library, "cuStreamWaitEvent", driver.StreamWaitEvent);
     find(library, "cuStreamBatchMemOp_v2", driver.StreamBatchMemOp);
     find(library, "cuEventCreate", driver.EventCreate);

@@ -58,7 +58,6 @@ struct Driver {
     Result (*MemHostUnregister)(void* memory);
     Result (*MemHostGetDevicePointer)(Address* address, void* memory, unsigned flags);
     Result (*StreamCreateWithPriority)(Stream* stream, unsigned flags, int priority);
-    Result (*StreamDestroy)(Stream stream);
     Result (*StreamWaitEvent)(Stream stream, Event event, unsigned flags);
     Result (*StreamBatchMemOp)(Stream stream, unsigned count, MemoryOperation* operations, unsigned flags);
     Result (*EventCreate)(Event* event, unsigned flags);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "errors.hpp"
@@ -20,6 +21,43 @@ constexpr std::size_t most_pitch = (std::size_t{1} << 31) - 1;
 constexpr std::size_t usual_chunk_bytes = std::size_t{4} << 20;
 // A short call is cut all the same, or nothing overlaps.
 constexpr std::size_t fewest_chunks = 4, smallest_chunk_bytes = std::size_t{512} << 10;
+
+// Streams of closed queues, by context, for the next ones. They are not destroyed: a framework may have noted that
+// memory was used on them, and asks them when it frees it.
+struct SpareStreams {
+    std::mutex mutex;
+    std::map<cuda::Context, std::vector<cuda::Stream>> streams;
+};
+
+SpareStreams& spare_streams() {
+    static SpareStreams* const all = new SpareStreams;  // engines may end after what is static has
+    return *all;
+}
+
+cuda::Stream take_stream(const Device& device) {
+    SpareStreams& spare = spare_streams();
+    const std::lock_guard lock(spare.mutex);
+    auto& kept = spare.streams[device.context()];
+    if (!kept.empty()) {
+        cuda::Stream taken = kept.back();
+        kept.pop_back();
+        return taken;
+    }
+    const cuda::Driver& driver = device.driver;
+    int least = 0, greatest = 0;
+    driver.check("for priorities", driver.CtxGetStreamPriorityRange(&least, &greatest));
+    // Streams of a high priority share no hardware queue with the usual ones of the caller.
+    cuda::Stream made = nullptr;
+    driver.check("for a stream", driver.StreamCreateWithPriority(&made, non_blocking, greatest));
+    return made;
+}
+
+void keep_stream(const Device& device, cuda::Stream stream) {
+    if (stream == nullptr) return;
+    SpareStreams& spare = spare_streams();
+    const std::lock_guard lock(spare.mutex);
+    spare.streams[device.context()].push_back(stream);
+}
 
 }  // namespace
 
@@ -116,30 +154,27 @@ DeviceQueue::DeviceQueue(std::shared_ptr<Device> of, std::shared_ptr<Arena> aren
     try {
         make_streams();
     } catch (...) {
-        destroy_streams();
+        release_streams();
         throw;
     }
 }
 
 void DeviceQueue::make_streams() {
     const cuda::Driver& driver = device->driver;
-    int least = 0, greatest = 0;
-    driver.check("for priorities", driver.CtxGetStreamPriorityRange(&least, &greatest));
-    // Streams of a high priority share no hardware queue with the usual ones of the caller.
-    driver.check("for a stream", driver.StreamCreateWithPriority(&out_, non_blocking, greatest));
-    driver.check("for a stream", driver.StreamCreateWithPriority(&in_, non_blocking, greatest));
+    out_ = take_stream(*device);
+    in_ = take_stream(*device);
     driver.check("for an event", driver.EventCreate(&called_, no_timing));
     // Some virtual cards cannot: better said now than in the middle of a call.
     cuda::MemoryOperation write[] = {operation(cuda::write_value_32, counters().freed, 1)};
     driver.check("to write a value to memory when a stream comes to it", driver.StreamBatchMemOp(in_, 1, write, 0));
 }
 
-void DeviceQueue::destroy_streams() noexcept {
+void DeviceQueue::release_streams() noexcept {
     const cuda::Driver& driver = device->driver;
     for (cuda::Event event : events_) driver.EventDestroy(event);
     if (called_ != nullptr) driver.EventDestroy(called_);
-    if (out_ != nullptr) driver.StreamDestroy(out_);
-    if (in_ != nullptr) driver.StreamDestroy(in_);
+    keep_stream(*device, out_);
+    keep_stream(*device, in_);
 }
 
 // What the card may still use stays: streams, events and the memory, until the process ends.
@@ -154,7 +189,7 @@ bool DeviceQueue::close() noexcept {
     closed_.store(true, std::memory_order_release);
     try {
         const cuda::Current current(device->driver, device->context());
-        destroy_streams();
+        release_streams();
     } catch (const EngineError&) {  // the driver has ended before us
     }
     memory_.reset();

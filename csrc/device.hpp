@@ -149,7 +149,7 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     Counters& counters() const { return *reinterpret_cast<Counters*>(begin_); }
     std::byte* slot(std::uint64_t chunk) const { return begin_ + page + chunk % slots * slot_bytes; }
     void make_streams();
-    void destroy_streams() noexcept;
+    void release_streams() noexcept;
     static bool has_passed(const std::uint32_t& counter, std::uint64_t chunk);
     void complete(std::uint64_t chunk);
     void copy(const DeviceTransfer& transfer, std::uint32_t chunk, const CardBlocks& blocks, bool out);

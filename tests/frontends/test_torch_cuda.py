@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch_helpers import caught, everyone, group, own, same
 from torch_ranks import values
 
-from multiring.torch.cuda import _lies_on_cuda
+from multiring.torch.cuda import _is_first_on_cuda
 
 
 def both_devices() -> None:
@@ -48,10 +48,10 @@ def mixed() -> str:
 
 def test_tensors_of_a_call_lie_on_one_kind_of_device() -> None:
     for message in values(mixed):
-        assert "these lie on cpu and meta: hand over tensor.cpu() or tensor.cuda()" in message
+        assert "this moves CPU tensors, and one is on meta" in message
 
 
 def test_calls_on_the_host_go_their_old_way() -> None:
     x = torch.zeros(3)
-    assert not _lies_on_cuda(([x], [[x]], None))
-    assert not _lies_on_cuda(([], 3))
+    assert _is_first_on_cuda(([x], [[x]], None)) is False
+    assert _is_first_on_cuda(([], 3)) is None

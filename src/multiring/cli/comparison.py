@@ -281,11 +281,10 @@ def _figures(launch: Any) -> list[Figure]:
 
 
 def _times(launch: Any) -> str:
-    """What a launch measured of private buffers, in a line."""
-    found = [
-        f"{size(figure.nbytes)} {duration(figure.seconds)}" for figure in _figures(launch) if figure.buffer == "private"
-    ]
-    return ", ".join(found)
+    """What a launch measured of buffers that peers have too, in a line."""
+    figures = _figures(launch)
+    kind = "private" if any(figure.buffer == "private" for figure in figures) else figures[0].buffer
+    return ", ".join(f"{size(each.nbytes)} {duration(each.seconds)}" for each in figures if each.buffer == kind)
 
 
 def _end(written: Written) -> None:

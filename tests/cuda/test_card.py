@@ -1,0 +1,44 @@
+"""What ranks that share a real card do, where there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+HERE = Path(__file__).parent
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.timeout(400),
+]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("program", ["cuda_collectives.py", "cuda_training.py"])
+def test_ranks_that_share_a_card(program: str, hosts: int) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "2"}
+    given |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MULTIRING_INTERFACE": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, HERE / program],
+            env={**os.environ, **given, "RANK": str(rank), "MULTIRING_HOST": f"host{rank % hosts}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=180)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
