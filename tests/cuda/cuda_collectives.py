@@ -188,6 +188,49 @@ def layouts(rank: int, size: int) -> None:
     same(x, expected)
 
 
+def views(rank: int, size: int) -> None:
+    """Inputs that show other numbers than their memory holds, or lie where results are written."""
+    z = torch.complex(own(rank, 600), own(rank + 1, 600)).to(CARD)
+    whole = torch.empty(size * 600, dtype=torch.complex64, device=CARD)
+    dist.all_gather_into_tensor(whole, z.conj())
+    expected = [torch.complex(own(other, 600), -own(other + 1, 600)) for other in range(size)]
+    same(whole, torch.cat(expected))
+    count = 1_500_000
+    for start in (rank * count, count // 2):
+        whole = torch.full((size * count,), -1.0, device=CARD)
+        mine = whole[start : start + count]
+        mine.copy_(own(rank, count))
+        dist.all_gather_into_tensor(whole, mine)
+        same(whole, everyone(size, count).reshape(-1))
+
+
+def captured(rank: int, size: int) -> None:
+    """A call in a CUDA graph is refused, and nobody waits for it."""
+    x = own(rank, 1000).to(CARD)
+    refused = ""
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            dist.all_reduce(x)
+    except RuntimeError as error:
+        refused = str(error)
+    assert "cannot be captured" in refused
+    dist.all_reduce(x)
+    same(x, everyone(size, 1000).sum(0))
+
+
+def closed_groups(rank: int, size: int) -> None:
+    """Results of a group that was closed are freed after it."""
+    group = dist.new_group(list(range(size)))
+    x = own(rank, 100_003).to(CARD)
+    blocks = [torch.empty_like(x) for _ in range(size)]
+    dist.all_gather(blocks, x, group=group)
+    dist.destroy_process_group(group)
+    for other, block in enumerate(blocks):
+        same(block, own(other, 100_003))
+    del blocks, block, x
+    torch.cuda.empty_cache()
+
+
 def mixed(rank: int, size: int) -> None:
     """Some ranks have CUDA tensors, others CPU tensors; all get the same bits."""
     for count in (1, 1000, 2_000_003):
@@ -218,7 +261,19 @@ def groups(rank: int, size: int) -> None:
         dist.destroy_process_group(group)
 
 
-CHECKS = (all_reduce, stream_order, futures, moving, by_messages, layouts, mixed, groups)
+CHECKS = (
+    all_reduce,
+    stream_order,
+    futures,
+    moving,
+    by_messages,
+    layouts,
+    views,
+    captured,
+    closed_groups,
+    mixed,
+    groups,
+)
 
 
 def main() -> None:

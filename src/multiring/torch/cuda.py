@@ -342,6 +342,11 @@ class _Call:
     """One call of torch: one collective or several, and what is to be done on the card after them."""
 
     def __init__(self, group: MultiringGroup, opts: Any, result: Any) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "multiring's collectives cannot be captured in a CUDA graph, whose replay the host would know nothing "
+                "of: call them outside"
+            )
         self._group, self._opts, self._result = group, opts, result
         self._device = _tensors(result)[0].device
         self._parts: list[CardPart] = []
@@ -389,9 +394,10 @@ class _Call:
     def all_gather(self, output: Tensor, input: Tensor) -> None:
         size, rank = self._group.size(), self._group.rank()
         self._group._check("all_gather", output, size * input.numel(), input)
-        whole, mine = self._in_place(output, fill=False), input.detach().contiguous()
+        whole, mine = self._in_place(output, fill=False), _ordered(input)
+        pitch = mine.numel() * mine.element_size()
+        mine = _apart(mine, whole, rank * pitch)
         to, origin = _bytes(whole), _bytes(mine)
-        pitch = origin.numel() * origin.element_size()
         self._start(
             "all_gather",
             to,
@@ -423,8 +429,9 @@ class _Call:
     def reduce_scatter(self, output: Tensor, input: Tensor) -> None:
         size, rank = self._group.size(), self._group.rank()
         self._group._check("reduce_scatter", input, size * output.numel(), output)
-        x, whole = self._in_place(output, fill=False), input.detach().contiguous()
+        x, whole = self._in_place(output, fill=False), _ordered(input)
         pitch = x.numel() * x.element_size()
+        whole = _apart(whole, x, -rank * pitch)
         op = op_name(self._opts.reduceOp)
         self._start(
             "reduce_scatter",
@@ -443,7 +450,8 @@ class _Call:
         self._group._check("all_to_all", output, input.numel(), input)
         if input.numel() % size:
             raise ValueError(f"all_to_all: {input.numel()} elements cannot be cut into {size} equal blocks")
-        to, origin = self._in_place(output, fill=False), input.detach().contiguous()
+        to = self._in_place(output, fill=False)
+        origin = _apart(_ordered(input), to, 0)
         elements = _bytes(to)
         count = elements.numel() // size
         pitch = count * elements.element_size()
@@ -467,7 +475,7 @@ class _Call:
         if plain.is_contiguous() and not plain.is_neg() and not plain.is_conj():
             return plain
         refuse_overlap(plain)
-        return plain.contiguous().resolve_neg().resolve_conj() if fill else plain.new_empty(plain.shape)
+        return _ordered(plain) if fill else plain.new_empty(plain.shape)
 
     def _bring_back(self, x: Tensor, tensor: Tensor) -> None:
         if x.data_ptr() == tensor.data_ptr() and x.stride() == tensor.stride():
@@ -503,6 +511,19 @@ class _Call:
         buffer = CardBuffer(owner, count, REDUCIBLE[x.dtype], x.device.index, _current(x.device), out, into)
         seconds = self._group._seconds(self._opts)
         self._parts.append(self._group.communicator.start_on_card(collective, buffer, op, root, timeout=seconds))
+
+
+def _ordered(tensor: Tensor) -> Tensor:
+    """A tensor whose memory holds what the given one shows, in order: itself, if that is so."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _apart(read: Tensor, written: Tensor, place: int) -> Tensor:
+    """What is read, or a copy where it lies in what is written, and not at the place, in bytes from the start of that,
+    where each chunk is written after it was read."""
+    begin, end = read.data_ptr(), read.data_ptr() + read.nbytes
+    first, last = written.data_ptr(), written.data_ptr() + written.nbytes
+    return read.clone() if begin < last and first < end and begin - first != place else read
 
 
 def _divide(x: Tensor, by: int) -> None:
