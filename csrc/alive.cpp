@@ -308,7 +308,7 @@ std::map<int, std::set<int>> Engine::hosts_apart() const {
     return apart;
 }
 
-// Of two hosts that cannot reach each other goes the one that cannot reach more; else the one that is deaf, the other
+// When two hosts cannot reach each other, the one goes that cannot reach more; else the one that is deaf, the other
 // being heard of; else the one with fewer ranks; else the higher.
 Failure Engine::verdict() const {
     const auto apart = hosts_apart();
