@@ -10,6 +10,10 @@ SECONDS ?= 60#      of `make fuzz` for each target
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
+# The suite in two processes: what measures nothing and uses one core runs beside the frameworks' tests, which come first
+# in the other. What takes the time of links comes later, alone.
+BESIDE = tests/unit
+IN_TURN = tests/frontends tests/docs tests/cuda tests/fuzz tests/faults tests/lab tests/multiprocess tests/wheel
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
@@ -27,7 +31,14 @@ demo-cluster: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo  ## the same on two 
 	$(BIN)/python examples/two_racks.py build/two-racks.png
 
 test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.mpich $(VENV)/.frameworks wheel  ## the whole suite
+ifeq ($(strip $(TESTS)),)
+	@mkdir -p build
+	$(BIN)/python -m pytest -p no:cacheprovider $(BESIDE) > build/beside.log 2>&1 & beside=$$!; \
+	  $(BIN)/python -m pytest $(IN_TURN); found=$$?; \
+	  wait $$beside; unit=$$?; cat build/beside.log; test $$found -eq 0 -a $$unit -eq 0
+else
 	$(BIN)/python -m pytest $(TESTS)
+endif
 
 test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment of their own with an old Python
 	$(VENV)/legacy/bin/python -m pytest tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs -k 'chainer or theano or legacy'
