@@ -11,16 +11,14 @@ namespace multiring {
 namespace {
 
 constexpr unsigned portable = 1, mapped = 2, non_blocking = 1, no_timing = 2, greater_or_equal = 0;
-struct Pending {
+constexpr std::size_t most_pitch = (std::size_t{1} << 31) - 1;
+// A short call is cut all the same, or nothing overlaps.
+constexpr std::size_t fewest_chunks = 4, smallest_chunk_bytes = std::size_t{512} << 10;
+
+struct Pending {  // operations on memory that are yet to be queued on a stream
     cuda::Stream stream;
     std::vector<cuda::MemoryOperation> operations;
 };
-
-constexpr std::size_t most_pitch = (std::size_t{1} << 31) - 1;
-// Copies of fewer bytes leave a card's link idle between them: 4 MB went at 46 GB/s both ways at once, 1 MB at 36.
-constexpr std::size_t usual_chunk_bytes = std::size_t{4} << 20;
-// A short call is cut all the same, or nothing overlaps.
-constexpr std::size_t fewest_chunks = 4, smallest_chunk_bytes = std::size_t{512} << 10;
 
 // Streams of closed queues, by context, for the next ones. They are not destroyed: a framework may have noted that
 // memory was used on them, and asks them when it frees it.
@@ -61,7 +59,7 @@ void keep_stream(const Device& device, cuda::Stream stream) {
 
 }  // namespace
 
-Device::Device(int ordinal) : driver(cuda::Driver::get()), ordinal(ordinal) {
+Device::Device(int ordinal) : driver(cuda::Driver::get()) {
     driver.check(("for device " + std::to_string(ordinal)).c_str(), driver.DeviceGet(&handle_, ordinal));
     driver.check("for the primary context", driver.DevicePrimaryCtxRetain(&context_, handle_));
 }
@@ -71,14 +69,14 @@ Device::~Device() {
 }
 
 PinnedRange::PinnedRange(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::size_t bytes)
-    : device_(std::move(device)), arena_(std::move(arena)), bytes_(round_up(bytes, page)) {
-    begin_ = static_cast<std::byte*>(arena_->allocate(bytes_));
+    : device_(std::move(device)), arena_(std::move(arena)) {
+    begin_ = static_cast<std::byte*>(arena_->allocate(bytes));
     try {
-        arena_->populate(begin_, bytes_);
+        arena_->populate(begin_, bytes);
         const cuda::Driver& driver = device_->driver;
         const cuda::Current current(driver, device_->context());
-        driver.check(("to register " + std::to_string(bytes_) + " bytes of shared memory").c_str(),
-                     driver.MemHostRegister(begin_, bytes_, portable | mapped));
+        driver.check(("to register " + std::to_string(bytes) + " bytes of shared memory").c_str(),
+                     driver.MemHostRegister(begin_, bytes, portable | mapped));
         const cuda::Result result = driver.MemHostGetDevicePointer(&address_, begin_, 0);
         if (result != 0) driver.MemHostUnregister(begin_);
         driver.check("where registered memory lies", result);
@@ -99,7 +97,7 @@ PinnedRange::~PinnedRange() {
 
 DeviceTransfer::DeviceTransfer(std::shared_ptr<DeviceQueue> of, const Cut& cut) : queue(std::move(of)), cut_(cut) {
     const std::size_t segment_bytes = cut.blocks * cut.slice_bytes, total = cut.blocks * cut.block_bytes;
-    const std::size_t wanted = std::clamp(total / fewest_chunks, smallest_chunk_bytes, usual_chunk_bytes);
+    const std::size_t wanted = std::clamp(total / fewest_chunks, smallest_chunk_bytes, DeviceQueue::usual_slot_bytes);
     const std::size_t fitting = std::max<std::size_t>(1, std::min(wanted, queue->slot_bytes) / segment_bytes);
     const std::size_t segments = cut.segments();
     segments_per_chunk_ = static_cast<std::uint32_t>(std::min(fitting, segments));

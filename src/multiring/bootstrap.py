@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
-import ipaddress
 import json
 import os
 import re
@@ -393,7 +392,7 @@ def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
             f"{launcher} came with MASTER_ADDR={host} and MASTER_PORT={port}: set both (the host of rank 0, a free "
             "port there) for all ranks, or start by `multiring run`"
         )
-    if not re.fullmatch(r"[^\s:/\[\]]+", host) and not _is_ipv6(host.strip("[]")):
+    if not re.fullmatch(r"[^\s:/\[\]]+", host) and not env.is_ipv6(host.strip("[]")):
         raise ValueError(
             f"MASTER_ADDR={host!r}: expected the name or address of rank 0's host alone, such as node1 or 10.0.0.1; "
             "its port is MASTER_PORT"
@@ -402,13 +401,6 @@ def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
     if not 0 < number < 1 << 16:
         raise ValueError(f"MASTER_PORT={number}: a port is 1 to 65535")
     return host.strip("[]"), number
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).version == 6
-    except ValueError:
-        return False
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

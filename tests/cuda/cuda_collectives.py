@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -276,10 +276,11 @@ CHECKS = (
 )
 
 
-def main() -> None:
-    dist.init_process_group("multiring")
+def run(checks: Sequence[Callable[[int, int], None]], backend: str) -> None:
+    """Make the checks one after the other, all ranks together; rank 0 tells which have passed."""
+    dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
-    for check in CHECKS:
+    for check in checks:
         check(rank, size)
         dist.barrier()
         if rank == 0:
@@ -288,4 +289,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(CHECKS, "multiring")

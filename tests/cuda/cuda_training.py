@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
+from cuda_collectives import CARD, run
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,8 +21,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import multiring.torch
-
-CARD = torch.device("cuda", 0)
 
 
 class Net(nn.Module):
@@ -169,18 +168,7 @@ CHECKS: tuple[Callable[[int, int], None], ...] = (
 )
 
 
-def main() -> None:
+if __name__ == "__main__":
     torch.cuda.set_device(CARD)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    dist.init_process_group("cpu:multiring,cuda:multiring")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for check in CHECKS:
-        check(rank, size)
-        dist.barrier()
-        if rank == 0:
-            print(check.__name__, "passed", flush=True)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    run(CHECKS, "cpu:multiring,cuda:multiring")

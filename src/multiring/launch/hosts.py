@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import socket
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from multiring.env import is_ipv6
 from multiring.hostlist import expand
 from multiring.launch import LaunchError
 from multiring.net import local
@@ -96,19 +96,11 @@ def _names(name: str, where: str) -> list[str]:
 
 def _is_bare_ipv6(word: str, where: str) -> bool:
     """Whether it is an address without brackets; LaunchError where its end may be a number of slots as well."""
-    if not _is_ipv6(word):
+    if not is_ipv6(word):
         return False
     address, _, last = word.rpartition(":")
-    if last.isdecimal() and _is_ipv6(address):
+    if last.isdecimal() and is_ipv6(address):
         raise LaunchError(f"{where}: {word!r} may be [{word}] or [{address}]:{last}: put the address in brackets")
-    return True
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        ipaddress.IPv6Address(text)
-    except ValueError:
-        return False
     return True
 
 

@@ -48,6 +48,13 @@ def only(entries: Sequence[_T]) -> _T:
     return entries[0]
 
 
+def with_options(opts: Any, **given: Any) -> Any:
+    """Options in which some stand that torch's own groups take in their place."""
+    for name, value in given.items():
+        setattr(opts, name, value)
+    return opts
+
+
 def dense(tensor: torch.Tensor) -> bool:
     """Whether the tensor is a permutation of a contiguous one, such as in channels_last."""
     expected = 1

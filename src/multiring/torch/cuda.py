@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import (
 
 from multiring.buffers import CardBlocks, CardBuffer
 from multiring.engine import CardPart
-from multiring.torch.buffers import REDUCIBLE, only, op_name, single
+from multiring.torch.buffers import REDUCIBLE, only, op_name, single, with_options
 from multiring.torch.layouts import refuse_overlap, refuse_shared
 from multiring.torch.work import Watcher
 
@@ -209,8 +209,7 @@ class CudaCollectives:
 
     def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> Any:
         if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            wanted, opts = opts, AllreduceOptions()
-            opts.reduceOp = wanted
+            opts = with_options(AllreduceOptions(), reduceOp=opts)
         return self._reduce_all([single(tensors)], opts or AllreduceOptions())
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
@@ -226,8 +225,7 @@ class CudaCollectives:
 
     def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Any:
         if isinstance(opts, int):
-            root, opts = opts, BroadcastOptions()
-            opts.rootRank = root
+            opts = with_options(BroadcastOptions(), rootRank=opts)
         tensor = single(tensors)
         call = _Call(self._group, opts or BroadcastOptions(), [tensor])
         call.broadcast(tensor)

@@ -32,7 +32,7 @@ from torch.autograd import profiler
 
 from multiring.comm import Communicator
 from multiring.torch.backend import DeviceBackend
-from multiring.torch.buffers import only, op_name, raw, reducible, single
+from multiring.torch.buffers import only, op_name, raw, reducible, single, with_options
 from multiring.torch.cuda import CudaCollectives, also_on_cuda
 from multiring.torch.layouts import Finish, apart, fill, filling, refuse_shared, source, target
 from multiring.torch.profiler import recorded
@@ -126,7 +126,7 @@ class MultiringGroup(dist.ProcessGroup):
     def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> Work | None:
         """An all-reduce of what may have been ``refused`` by the native call already."""
         if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            opts = _with(AllreduceOptions(), reduceOp=opts)
+            opts = with_options(AllreduceOptions(), reduceOp=opts)
         opts = opts or AllreduceOptions()
         tensor, op, seconds = single(tensors), op_name(opts.reduceOp), self._seconds(opts)
         if not (opts.asyncOp or refused) and self.communicator.all_reduce_plain(tensor, op, seconds):
@@ -146,7 +146,7 @@ class MultiringGroup(dist.ProcessGroup):
     @also_on_cuda
     def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work | None:
         if isinstance(opts, int):
-            opts = _with(BroadcastOptions(), rootRank=opts)
+            opts = with_options(BroadcastOptions(), rootRank=opts)
         opts = opts or BroadcastOptions()
         tensor, is_root = single(tensors), self.rank() == opts.rootRank
         x = target(tensor, read=is_root, write=not is_root)
@@ -426,13 +426,6 @@ class MultiringGroup(dist.ProcessGroup):
                     x.finish()
 
         return Step(parts, finish)
-
-
-def _with(opts: Any, **given: Any) -> Any:
-    """Options in which some stand that torch's own groups take in their place."""
-    for name, value in given.items():
-        setattr(opts, name, value)
-    return opts
 
 
 def _rows(tensor: Tensor, counts: list[int]) -> tuple[Tensor, ...]:
