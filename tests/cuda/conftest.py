@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,11 +8,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE.parent / "unit"), str(HERE.parent / "multiprocess")]
+sys.path += [str(HERE), str(HERE.parent / "unit"), str(HERE.parent / "multiprocess")]
 
-import jobs  # noqa: E402
-
-Environment = dict[str, str]
+from standins import Environment, paths  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -32,13 +29,3 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Environme
         return {**paths(made[macros]), **{f"STANDIN_{name.upper()}": str(value) for name, value in settings.items()}}
 
     return environment
-
-
-def paths(library: Path) -> Environment:
-    """Where a process finds a driver, and the modules of these tests."""
-    modules = [HERE, HERE.parent / "unit", HERE.parent / "multiprocess", jobs.SOURCE]
-    return {
-        "LD_LIBRARY_PATH": str(library),
-        "PYTHONPATH": os.pathsep.join([*map(str, modules), os.environ.get("PYTHONPATH", "")]),
-        "MULTIRING_ARENA_BYTES": "96M",
-    }

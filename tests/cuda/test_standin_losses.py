@@ -9,8 +9,7 @@ from typing import Any
 import card_losses
 import jobs
 import pytest
-
-from conftest import paths
+from standins import paths
 
 FEW = pytest.mark.parametrize(("size", "hosts"), [(2, None), (3, "abb")], ids=["2 shared", "3 on two hosts"])
 
