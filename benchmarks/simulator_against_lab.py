@@ -27,14 +27,15 @@ from pathlib import Path
 import numpy as np
 
 import multiring as mr
-from multiring import lab, planner, topology_file
+from multiring import lab
 from multiring.bench import report
-from multiring.comm import Communicator
-from multiring.compose import compose
-from multiring.plan import Plan
+from multiring.planning import planner, topology_file
+from multiring.planning.compose import compose
+from multiring.planning.plan import Plan
+from multiring.planning.strategies import STRATEGIES
+from multiring.planning.topology import Link, Place, Topology
+from multiring.runtime.comm import Communicator
 from multiring.simulate import Call, simulate
-from multiring.strategies import STRATEGIES
-from multiring.topology import Link, Place, Topology
 from multiring.units import duration, size
 
 GOODPUT = 0.96

@@ -27,10 +27,11 @@ import numpy as np
 from simulator_against_lab import force
 
 import multiring as mr
-from multiring import lab, planner, topology_file
+from multiring import lab
 from multiring.bench import report
-from multiring.comm import Communicator
-from multiring.plan import Plan
+from multiring.planning import planner, topology_file
+from multiring.planning.plan import Plan
+from multiring.runtime.comm import Communicator
 from multiring.units import duration, size
 
 SIZES = (4 << 10, 256 << 10, 4 << 20)

@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from multiring import lab, topology_file
+from multiring import lab
+from multiring.planning import topology_file
 
 HERE = Path(__file__).parent
 TOPOLOGY = HERE.parent / "lab" / "topologies" / "racks.toml"

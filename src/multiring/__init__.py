@@ -36,9 +36,9 @@ if TYPE_CHECKING:
         stats,
         world_size,
     )
-    from multiring.comm import Communicator
     from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, PeerLost, RendezvousError, ResourceError
-    from multiring.work import Work
+    from multiring.runtime.comm import Communicator
+    from multiring.runtime.work import Work
 
 __version__ = "0.1.0"
 

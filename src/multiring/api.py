@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from multiring import env, planner, sharding, weights
-from multiring.comm import Communicator
+from multiring import env
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
-from multiring.work import time_limit
+from multiring.planning import planner
+from multiring.runtime.comm import Communicator
+from multiring.runtime.work import time_limit
+from multiring.training import sharding, weights
 
 if TYPE_CHECKING:
-    from multiring.membership import Agreement
-    from multiring.rendezvous import World
+    from multiring.job.membership import Agreement
+    from multiring.job.rendezvous import World
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _M = TypeVar("_M", float, Mapping[str, float])
@@ -38,7 +40,7 @@ def init(**options: Any) -> Communicator:
     ``options`` are settings (docs/settings.md) in lower case and without prefix; they win over the environment. Called
     again it returns the communicator that is there. RendezvousError names who did not come or cannot be reached.
     """
-    from multiring import bootstrap, growth, rendezvous  # what only a job needs
+    from multiring.job import bootstrap, growth, rendezvous  # what only a job needs
 
     env.warn_unknown()
     settings = env.read(env.Settings, **options)
@@ -55,7 +57,7 @@ def init(**options: Any) -> Communicator:
 
 def adopt(communicator: Communicator) -> None:
     """Make ``communicator`` the default one, to be shut down when the process exits."""
-    from multiring import bootstrap
+    from multiring.job import bootstrap
 
     global _default
     _default = communicator
@@ -86,7 +88,7 @@ def shutdown() -> None:
 
 
 def _leave() -> None:
-    from multiring import bootstrap
+    from multiring.job import bootstrap
 
     global _default
     with _lock:
@@ -109,7 +111,7 @@ def shrink(timeout: float | None = None) -> Agreement:
     of the ranks go on, or half of them with rank 0. RendezvousError for all others, and for a rank that was taken for
     lost: they have left the job then.
     """
-    from multiring import membership
+    from multiring.job import membership
 
     global _default
     with _lock:
@@ -144,7 +146,7 @@ def grow(timeout: float | None = None) -> Agreement | None:
     rank `oldest`. All have ``timeout`` seconds to meet (None: MULTIRING_INIT_TIMEOUT, or 4 MULTIRING_HEARTBEAT_TIMEOUT
     if that is less). PeerLost where one of those that are there is lost meanwhile: then `shrink` may be called.
     """
-    from multiring import growth
+    from multiring.job import growth
 
     global _default
     with _lock:

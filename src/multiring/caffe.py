@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from multiring import api
-from multiring.buckets import BUCKET_BYTES, Buckets, Gradient, fill
-from multiring.comm import Communicator
-from multiring.labels import label, part
+from multiring.runtime.comm import Communicator
+from multiring.training.buckets import BUCKET_BYTES, Buckets, Gradient, fill
+from multiring.training.labels import label, part
 
 __all__ = ["Distribution", "distribute"]
 

@@ -13,10 +13,10 @@ from chainer import GradientMethod
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 import multiring
-from multiring.buckets import BUCKET_BYTES, Buckets, Gradient, fill
-from multiring.comm import Communicator
-from multiring.labels import part
-from multiring.weights import average
+from multiring.runtime.comm import Communicator
+from multiring.training.buckets import BUCKET_BYTES, Buckets, Gradient, fill
+from multiring.training.labels import part
+from multiring.training.weights import average
 
 __all__ = ["broadcast", "create_multi_node_evaluator", "create_multi_node_optimizer"]
 

@@ -23,12 +23,12 @@ from jax.interpreters import ad, batching
 
 import multiring
 from multiring import api
-from multiring.buckets import BUCKET_BYTES, Gradient, arrange, bucket_label
-from multiring.buffers import COLLECTIVES, OPS, OPS_OF
-from multiring.comm import Communicator
-from multiring.labels import label as label_of
-from multiring.labels import part
-from multiring.weights import valid
+from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
+from multiring.runtime.comm import Communicator
+from multiring.training.buckets import BUCKET_BYTES, Gradient, arrange, bucket_label
+from multiring.training.labels import label as label_of
+from multiring.training.labels import part
+from multiring.training.weights import valid
 
 __all__ = [
     "all_gather",

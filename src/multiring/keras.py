@@ -17,10 +17,10 @@ import numpy as np
 
 import multiring
 from multiring import api
-from multiring.buckets import BUCKET_BYTES, Gradient, averages
-from multiring.comm import Communicator
-from multiring.labels import label, part, variable_names
-from multiring.weights import average, valid
+from multiring.runtime.comm import Communicator
+from multiring.training.buckets import BUCKET_BYTES, Gradient, averages
+from multiring.training.labels import label, part, variable_names
+from multiring.training.weights import average, valid
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _log = logging.getLogger("multiring")

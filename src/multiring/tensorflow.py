@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multiring import api, weights
-from multiring.buckets import BUCKET_BYTES, Bucket, Gradient, arrange, fill
-from multiring.buffers import OPS_OF
-from multiring.comm import Communicator
-from multiring.labels import label, part, variable_names
+from multiring import api
+from multiring.runtime.buffers import OPS_OF
+from multiring.runtime.comm import Communicator
+from multiring.training import weights
+from multiring.training.buckets import BUCKET_BYTES, Bucket, Gradient, arrange, fill
+from multiring.training.labels import label, part, variable_names
 
 __all__ = ["DistributedGradientTape", "DistributedOptimizer", "all_reduce", "average", "broadcast_variables"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from cards import COLLECTIVES, Case, Stream, case
 from engines import COLLECTIVE, DTYPE, OP, Rank, all_reduce_plan, blocked_plan, in_threads, rooted_plan, world
 
-from multiring.plan import Plan
+from multiring.planning.plan import Plan
 
 
 def plan_of(one: Case, segment_bytes: int) -> Plan:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from multiring.buffers import CardBlocks, CardBuffer
-from multiring.engine import CardPart
+from multiring.runtime.buffers import CardBlocks, CardBuffer
+from multiring.runtime.engine import CardPart
 
 Array = np.ndarray[Any, Any]
 BLOCKED = ("all_gather", "reduce_scatter", "all_to_all")

@@ -31,7 +31,7 @@ from jobs_under_fault import Job, World, launched, started
 import faults
 from faults import FAULTS, PARTINGS, SHORTAGES, Fault, Parting, Shortage
 from multiring import lab
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 MOST_HOSTS, CARD = 4, Link(up=5e7, down=5e7, latency=0.0)
 LAB_SHARE, BUSY_SHARE, BESIDE_SHARE = 1 / 3, 0.8, 0.1

@@ -26,7 +26,7 @@ START_SECONDS, END_SECONDS = 60.0, 30.0
 
 STORE = """
 import sys
-from multiring.store import Server
+from multiring.job.store import Server
 server = Server(open(sys.argv[1], "rb").read(), job="faults", bind=[sys.argv[2]])
 print(",".join(server.addresses), flush=True)
 sys.stdin.read()

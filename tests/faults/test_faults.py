@@ -14,7 +14,7 @@ from jobs_under_fault import World, launched, started
 import faults
 from faults import FAULTS, PARTINGS, SHORTAGES, Fault, Parting, Shortage
 from multiring import lab
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 obstacle = lab.obstacle()
 in_lab = [pytest.mark.lab, pytest.mark.skipif(obstacle is not None, reason=str(obstacle))]

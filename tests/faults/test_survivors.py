@@ -8,7 +8,7 @@ import pytest
 from jobs_under_fault import World, started
 
 from multiring import lab
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 obstacle = lab.obstacle()
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(obstacle is not None, reason=str(obstacle))]

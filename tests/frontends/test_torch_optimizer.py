@@ -18,7 +18,6 @@ from torch_helpers import Net, batch, caught, close, deadly, group, same, steps
 from torch_ranks import run, the_killed_last_rank_is_named, values
 
 import multiring as mr
-from multiring.buckets import Buckets, Gradient
 from multiring.torch import (
     DistributedOptimizer,
     Weighted,
@@ -27,7 +26,8 @@ from multiring.torch import (
     broadcast_parameters,
     comm_hook,
 )
-from multiring.weights import share
+from multiring.training.buckets import Buckets, Gradient
+from multiring.training.weights import share
 
 SMALL = 2000  # bytes in a bucket: several of them even here
 

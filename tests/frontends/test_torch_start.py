@@ -19,8 +19,8 @@ from torch_helpers import Net, close, everyone, group, own, same, steps
 from torch_ranks import values
 
 import multiring
-from multiring import bootstrap
-from multiring.store import Server, TorchStore
+from multiring.job import bootstrap
+from multiring.job.store import Server, TorchStore
 
 create = importlib.import_module("multiring.torch.create")
 

@@ -17,8 +17,8 @@ import numpy as np
 from multiring import _native as native
 from multiring.env import split_address
 from multiring.errors import MultiringError
+from multiring.job.store import Client, Server
 from multiring.net import auth
-from multiring.store import Client, Server
 
 SECRET = b"the secret of a fuzzed job"
 # Frame of csrc/frame.hpp.

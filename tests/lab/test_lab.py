@@ -16,7 +16,7 @@ from lab_traffic import Stream, measure_rate, measure_round_trip, rate_is
 
 from multiring import lab
 from multiring.lab import Cluster, LabError, build, directory
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 MEGABIT = 1e6 / 8
 CARD, SLOW_CARD, UPLINK = 400 * MEGABIT, 50 * MEGABIT, 200 * MEGABIT
@@ -191,7 +191,7 @@ def test_a_failure_while_it_is_made_leaves_nothing(monkeypatch: pytest.MonkeyPat
 MAKER = """
 import sys, time
 from multiring import lab
-from multiring.topology import Topology
+from multiring.planning.topology import Topology
 cluster = lab.up(Topology.flat([1, 1, 1]), sys.argv[1], detach=sys.argv[2] == "detach")
 print("up", flush=True)
 time.sleep(600)

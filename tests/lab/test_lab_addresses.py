@@ -9,7 +9,7 @@ import pytest
 
 from multiring import lab
 from multiring.lab import Cluster
-from multiring.topology import Topology
+from multiring.planning.topology import Topology
 
 reason = lab.obstacle()
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(reason is not None, reason=str(reason))]

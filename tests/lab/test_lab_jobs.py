@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from multiring import lab, topology_file
+from multiring import lab
 from multiring.lab import Cluster
+from multiring.planning import topology_file
 
 reason = lab.obstacle()
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(reason is not None, reason=str(reason))]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from multiring import lab, topology_file
+from multiring import lab
 from multiring.bench import peers
 from multiring.lab.peers import start
+from multiring.planning import topology_file
 
 reasons = [lab.obstacle(), peers.remedy("openmpi")]
 pytestmark = [
@@ -41,7 +42,9 @@ mr.shutdown()
 """
 
 
-@pytest.mark.parametrize(("engine", "module"), [("native", "multiring._native"), ("mpi", "multiring.mpi.engine")])
+@pytest.mark.parametrize(
+    ("engine", "module"), [("native", "multiring._native"), ("mpi", "multiring.runtime.mpi.engine")]
+)
 def test_open_mpi_starts_the_ranks_of_all_hosts(engine: str, module: str) -> None:
     topology = topology_file.load(RACKS)
     with lab.up(topology) as cluster:

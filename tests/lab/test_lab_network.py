@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multiring.lab.network import FABRIC, Cable, EmulatedHost, design, shaping, wiring
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 MEGABIT = 1e6 / 8
 

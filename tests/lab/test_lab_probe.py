@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from multiring import lab, topology_file
-from multiring.bound import cut_bound
+from multiring import lab
 from multiring.lab import Cluster
-from multiring.topology import Topology
+from multiring.planning import topology_file
+from multiring.planning.bound import cut_bound
+from multiring.planning.topology import Topology
 
 reason = lab.obstacle()
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(reason is not None, reason=str(reason))]

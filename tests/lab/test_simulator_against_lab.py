@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from multiring import lab, topology_file
+from multiring import lab
+from multiring.planning import topology_file
+from multiring.planning.topology import Link
 from multiring.simulate import Call, simulate
-from multiring.topology import Link
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "simulator_against_lab.py"

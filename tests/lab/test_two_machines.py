@@ -14,7 +14,7 @@ import pytest
 
 from multiring import lab
 from multiring.lab import Cluster
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 reason = lab.obstacle()
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(reason is not None, reason=str(reason))]

@@ -17,8 +17,8 @@ import numpy as np
 
 import multiring as mr
 from multiring import env
-from multiring.labels import label
 from multiring.net import local
+from multiring.training.labels import label
 
 
 def tell(text: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import multiring as mr
-from multiring.comm import GROUPS
+from multiring.runtime.comm import GROUPS
 
 Array = np.ndarray[Any, Any]
 

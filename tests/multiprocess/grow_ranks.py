@@ -12,8 +12,8 @@ import numpy as np
 from shrink_ranks import LOST_AT, STEPS, die, reduced, say, steps_until
 
 import multiring as mr
-from multiring import growth, rendezvous
-from multiring.admission import Admission
+from multiring.job import growth, rendezvous
+from multiring.job.admission import Admission
 
 NUMBER = int(os.environ.get("MULTIRING_REPLACEMENT", "0"))
 

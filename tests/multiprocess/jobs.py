@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multiring.store import Server
+from multiring.job.store import Server
 
 SECRET = b"the secret of a test's job"
 SOURCE = Path(__file__).parents[2] / "src"

@@ -11,7 +11,7 @@ import collectives
 import numpy as np
 
 import multiring as mr
-from multiring.labels import label
+from multiring.training.labels import label
 
 
 def on_hosts(hosts: str, program: str, *arguments: int) -> Any:

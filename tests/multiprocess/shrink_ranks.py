@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import multiring as mr
-from multiring import rendezvous
+from multiring.job import rendezvous
 from multiring.net.gate import Channel, Message
 
 STEPS, LOST_AT = 12, 5

@@ -9,12 +9,12 @@ import collectives
 import jobs
 import pytest
 
-from multiring import planner
-from multiring.cores import cgroup_quota
-from multiring.cost import Speeds
-from multiring.seats import Seat, speeds
-from multiring.strategies import STRATEGIES, strategy
-from multiring.topology import Topology
+from multiring.job.cores import cgroup_quota
+from multiring.planning import planner
+from multiring.planning.cost import Speeds
+from multiring.planning.seats import Seat, speeds
+from multiring.planning.strategies import STRATEGIES, strategy
+from multiring.planning.topology import Topology
 
 WORLDS = [
     pytest.param(1, None, id="1"),

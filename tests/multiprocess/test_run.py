@@ -55,7 +55,7 @@ def test_so_many_ranks_that_end_at_once_say_nothing(launch: Launch) -> None:
 def test_ranks_meet_at_the_launchers_store(launch: Launch) -> None:
     script = launch.script("""
         from multiring import env
-        from multiring.bootstrap import place
+        from multiring.job.bootstrap import place
 
         own = place()
         with own.meet(env.read(env.Settings)) as meeting:

@@ -109,7 +109,7 @@ def test_a_machine_of_several_names_is_one_host(hosts: Launch, listed: str, note
 def test_ranks_of_all_hosts_meet(hosts: Launch) -> None:
     script = hosts.script("""
         from multiring import env
-        from multiring.bootstrap import place
+        from multiring.job.bootstrap import place
 
         own = place()
         with own.meet(env.read(env.Settings)) as meeting:

@@ -11,7 +11,7 @@ import pytest
 import tuning_ranks
 from tuning_ranks import CALLS
 
-from multiring.tuning import FIELD
+from multiring.runtime.tuning import FIELD
 
 
 @pytest.fixture

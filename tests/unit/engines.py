@@ -13,8 +13,8 @@ import numpy as np
 
 from multiring import _native as native
 from multiring.errors import Mismatch
-from multiring.plan import BLOCKED, WHOLE, Phase, Plan, Ring, Span
-from multiring.schedule import schedule
+from multiring.planning.plan import BLOCKED, WHOLE, Phase, Plan, Ring, Span
+from multiring.planning.schedule import schedule
 
 DTYPE = {name: code for code, name in enumerate(native.DTYPES)}
 OP = {name: code for code, name in enumerate(native.OPS)}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
-from multiring.balance import shortest_time
+from multiring.planning.balance import shortest_time
+from multiring.planning.topology import Link, Place, Topology
 from multiring.probe.found import Host
 from multiring.probe.rounds import Burst, Findings, Flow, Rates, Round, survey
 from multiring.simulate.flows import Use, fair_rates
-from multiring.topology import Link, Place, Topology
 
 
 class Network:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from topologies import CORE, card, nested, unequal
 
-from multiring.balance import fastest_shares, shortest_time
-from multiring.layout import canonical
-from multiring.topology import LEVELS, Topology
+from multiring.planning.balance import fastest_shares, shortest_time
+from multiring.planning.layout import canonical
+from multiring.planning.topology import LEVELS, Topology
 
 
 def shares(topology: Topology, depth: int = 2) -> tuple[int, ...] | None:

@@ -14,10 +14,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from multiring import recording
 from multiring.bench import replay
 from multiring.cli import bench, lab
-from multiring.recording import Gradient, Recording
+from multiring.simulate import recording
+from multiring.simulate.recording import Gradient, Recording
 
 MB = 1 << 20
 STEP = Recording("three layers", 0.02, (Gradient(MB, 0.01), Gradient(MB, 0.02), Gradient(3 * MB, 0.01)))

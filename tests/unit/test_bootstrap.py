@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from multiring import bootstrap, env
+from multiring import env
 from multiring.errors import RendezvousError, ResourceError
+from multiring.job import bootstrap
+from multiring.job.store import Server
 from multiring.net import listen
-from multiring.store import Server
 
 SECRET = "a secret of the job"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring.buckets import Gradient, arrange
+from multiring.training.buckets import Gradient, arrange
 
 GRADIENTS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["float32", "float16"])), max_size=30)
 

@@ -9,15 +9,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from multiring.compose import SPLIT, Stage, compose
-from multiring.layout import Dimension
 from multiring.net import auth
 from multiring.net.cards import Way, ways_between
 from multiring.net.gate import Gate
 from multiring.net.links import Links
 from multiring.net.listen import bind
+from multiring.planning.compose import SPLIT, Stage, compose
+from multiring.planning.layout import Dimension
+from multiring.planning.topology import RANK_LINK, Link, Place, Topology, card_pairs, ranks_in_host
 from multiring.simulate import Call, simulate, simulate_exactly
-from multiring.topology import RANK_LINK, Link, Place, Topology, card_pairs, ranks_in_host
 
 MB = 1 << 20
 

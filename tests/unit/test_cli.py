@@ -35,7 +35,7 @@ def test_help_imports_nothing_of_other_commands(words: list[str]) -> None:
     )
     imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()}
     assert "typer" in imported
-    assert not imported & {"numpy", "multiring.cli.bench", "multiring.rendezvous", "multiring.simulate"}
+    assert not imported & {"numpy", "multiring.cli.bench", "multiring.job.rendezvous", "multiring.simulate"}
 
 
 def test_help_is_readable_in_80_columns() -> None:

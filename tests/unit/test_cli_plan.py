@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from multiring import planner, topology_file, units
-from multiring.strategies import strategy
+from multiring import units
+from multiring.planning import planner, topology_file
+from multiring.planning.strategies import strategy
 
 MB = 1 << 20
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from multiring.cli import simulate
 from multiring.cli.scenario import chosen, parse_values
-from multiring.recording import Gradient, Recording, save
+from multiring.simulate.recording import Gradient, Recording, save
 
 TOPOLOGY = """
 links.host = { rate = "8 Gbit/s", latency = "20 us" }

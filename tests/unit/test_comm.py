@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import multiring as mr
-from multiring.sharding import shard
 from multiring.theano import broadcast_variables
+from multiring.training.sharding import shard
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ assert "numpy" not in sys.modules and "asyncio" not in sys.modules, "import mult
 multiring.init
 assert not {"torch", "asyncio", "ifaddr"} & set(sys.modules)
 assert threading.active_count() == 1
-from multiring.plan import Plan
+from multiring.planning.plan import Plan
 assert callable(multiring.plan)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=30)

@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring.cores import (
-    Core,
-    Share,
-    allowed_cores,
-    cgroup_quota,
-    divide,
-    format_list,
-    parse_list,
-)
+from multiring.job.cores import Core, Share, allowed_cores, cgroup_quota, divide, format_list, parse_list
 
 
 def cores(*domains: int, threads: int = 1) -> list[Core]:

@@ -9,14 +9,21 @@ from fractions import Fraction
 import pytest
 from topologies import CORE, MBIT, card, nested, unequal
 
-from multiring.compose import LEAD, compose, phase_kinds
-from multiring.cost import HEADERS, INTERNAL_WIRE_OVERHEAD, MOST_SEGMENTS, NATIVE, OUT_OF_CACHE_BYTES, SWITCH_SECONDS
-from multiring.layout import Layout, arranged, canonical
-from multiring.loads import LinkMap
-from multiring.plan import BLOCKED, Plan
-from multiring.planner import Candidate, candidates, choose
-from multiring.schedule import SEND, schedule
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.planning.compose import LEAD, compose, phase_kinds
+from multiring.planning.cost import (
+    HEADERS,
+    INTERNAL_WIRE_OVERHEAD,
+    MOST_SEGMENTS,
+    NATIVE,
+    OUT_OF_CACHE_BYTES,
+    SWITCH_SECONDS,
+)
+from multiring.planning.layout import Layout, arranged, canonical
+from multiring.planning.loads import LinkMap
+from multiring.planning.plan import BLOCKED, Plan
+from multiring.planning.planner import Candidate, candidates, choose
+from multiring.planning.schedule import SEND, schedule
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 UNIFORM = {
     "one host": Topology.flat([4]),

@@ -389,7 +389,7 @@ def test_lanes_of_small_calls_stay_small():
 def test_cut_agrees_with_the_rule_of_schedules(count):
     from fractions import Fraction
 
-    from multiring.schedule import cut
+    from multiring.planning.schedule import cut
 
     for itemsize in (1, 2, 4, 8, 16):
         for numerator in range(8):

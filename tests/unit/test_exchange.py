@@ -9,10 +9,10 @@ from contextlib import closing
 
 import pytest
 
-from multiring import exchange
 from multiring.errors import MultiringError, PeerLost, RendezvousError, ResourceError
-from multiring.exchange import Exchange
-from multiring.store import Client, Server
+from multiring.job import exchange
+from multiring.job.exchange import Exchange
+from multiring.job.store import Client, Server
 
 SECRET = b"the secret of a test's job"
 

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import pytest
 
-from multiring.interpret import prove_by_classes, prove_in_full
-from multiring.plan import WHOLE, Phase, Plan, Ring, Span
-from multiring.schedule import schedule
+from multiring.planning.interpret import prove_by_classes, prove_in_full
+from multiring.planning.plan import WHOLE, Phase, Plan, Ring, Span
+from multiring.planning.schedule import schedule
 
 HALVES = (Span(Fraction(0), Fraction(1, 2)), Span(Fraction(1, 2), Fraction(1)))
 LOCAL = (Ring((0, 1), (WHOLE,)), Ring((2, 3), (WHOLE,)))

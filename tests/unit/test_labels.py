@@ -11,9 +11,9 @@ from engines import all_reduce_plan, in_threads, world
 from test_engine_failure import errors_of
 
 from multiring import _native as native
-from multiring import labels
 from multiring.errors import Mismatch
-from multiring.labels import LONGEST_TEXT, MOST_KEPT, label, part, variable_names
+from multiring.training import labels
+from multiring.training.labels import LONGEST_TEXT, MOST_KEPT, label, part, variable_names
 
 KERNEL, BIAS = part("kernel", (64, 10)), part("bias", (10,))
 

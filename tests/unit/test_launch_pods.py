@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multiring import pet
+from multiring.job import pet
 from multiring.launch import LaunchError, pods
 from multiring.launch.pods import Typed, completed
 

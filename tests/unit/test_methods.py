@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from multiring.interpret import prove_in_full
-from multiring.methods import Reduce, Step, steps
-from multiring.plan import BLOCKED, METHODS_OF, WHOLE, Phase, Plan, Ring
-from multiring.traffic import mean_messages
+from multiring.planning.interpret import prove_in_full
+from multiring.planning.methods import Reduce, Step, steps
+from multiring.planning.plan import BLOCKED, METHODS_OF, WHOLE, Phase, Plan, Ring
+from multiring.planning.traffic import mean_messages
 
 ALL = [(kind, method) for kind, methods in METHODS_OF.items() for method in methods]
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()

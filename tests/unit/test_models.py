@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from multiring.machines import MACHINES, machine
-from multiring.models import MODELS, model
-from multiring.recording import Bucket, Gradient, Recording, buckets, load, save
+from multiring.simulate.machines import MACHINES, machine
+from multiring.simulate.models import MODELS, model
+from multiring.simulate.recording import Bucket, Gradient, Recording, buckets, load, save
 
 PARAMETERS = {
     "resnet50": 25_557_032,

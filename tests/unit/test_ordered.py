@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from engines import Rank, in_threads, world
 
-from multiring import planner
-from multiring.interpret import prove
-from multiring.plan import Plan
-from multiring.schedule import schedule
-from multiring.topology import Link, Place, Topology, ranks_in_host
+from multiring.planning import planner
+from multiring.planning.interpret import prove
+from multiring.planning.plan import Plan
+from multiring.planning.schedule import schedule
+from multiring.planning.topology import Link, Place, Topology, ranks_in_host
 
 SLOW = Link(up=1e8, down=1e8, latency=50e-6)
 UNEQUAL = Topology(

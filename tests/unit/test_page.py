@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 from topologies import CORE, card, nested
 
-from multiring import page, planner
 from multiring.cli.errors import check_output
-from multiring.machines import machine
-from multiring.models import MODELS
-from multiring.planner import Measured
-from multiring.recording import buckets
+from multiring.planning import planner
+from multiring.planning.planner import Measured
+from multiring.planning.topology import Topology
+from multiring.report import page
+from multiring.simulate.machines import machine
+from multiring.simulate.models import MODELS
+from multiring.simulate.recording import buckets
 from multiring.simulate.training import BUCKET_BYTES
-from multiring.topology import Topology
 
 MB = 1 << 20
 

@@ -18,11 +18,12 @@ import typer
 from topologies import CORE, card
 from typer.testing import CliRunner
 
-from multiring import page, planner
 from multiring.cli import report
-from multiring.planner import Measured
-from multiring.recording import Gradient, Recording, save
-from multiring.topology import LEVELS, Place, Topology, ranks_in_host
+from multiring.planning import planner
+from multiring.planning.planner import Measured
+from multiring.planning.topology import LEVELS, Place, Topology, ranks_in_host
+from multiring.report import page
+from multiring.simulate.recording import Gradient, Recording, save
 
 CHROMIUM = shutil.which("chromium")
 MB = 1 << 20

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from multiring.plan import WHOLE, Phase, Plan, Ring, Span, Tiling
+from multiring.planning.plan import WHOLE, Phase, Plan, Ring, Span, Tiling
 
 
 def span(lo: int, hi: int, parts: int) -> Span:
@@ -127,7 +127,7 @@ def test_the_id_follows_the_content():
 
 def test_phases_are_checked_once_and_again_in_another_world(monkeypatch):
     looked = []
-    plan_module = sys.modules["multiring.plan"]  # multiring.plan is a function of the same name
+    plan_module = sys.modules["multiring.planning.plan"]  # multiring.plan is a function of the same name
     check = plan_module._check_phase
     monkeypatch.setattr(plan_module, "_check_phase", lambda phase, size: looked.append(size) or check(phase, size))
     one = direct(Ring((4, 5), (WHOLE,)))

@@ -10,15 +10,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from topologies import CORE, card, nested, tree, unequal
 
-from multiring.bound import cut_bound
-from multiring.compose import ALL, LEAD, SPLIT, Stage, compose
-from multiring.cost import Speeds
-from multiring.interpret import prove, prove_by_classes, prove_in_full
-from multiring.layout import Dimension
-from multiring.plan import COLLECTIVES, Plan, Tiling
-from multiring.planner import Candidate, candidates, choose
-from multiring.schedule import schedule
-from multiring.topology import LEVELS, Topology
+from multiring.planning.bound import cut_bound
+from multiring.planning.compose import ALL, LEAD, SPLIT, Stage, compose
+from multiring.planning.cost import Speeds
+from multiring.planning.interpret import prove, prove_by_classes, prove_in_full
+from multiring.planning.layout import Dimension
+from multiring.planning.plan import COLLECTIVES, Plan, Tiling
+from multiring.planning.planner import Candidate, candidates, choose
+from multiring.planning.schedule import schedule
+from multiring.planning.topology import LEVELS, Topology
 
 ROOTED = ("broadcast", "reduce")
 

@@ -20,15 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from imagined import Network, sets_of_hosts, tightest_bound
 
-from multiring import cache, topology_file
-from multiring.bound import cut_bound
+from multiring import cache
 from multiring.errors import RendezvousError
+from multiring.planning import topology_file
+from multiring.planning.bound import cut_bound
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.planning.topology_file import outline
 from multiring.probe import classes, kept, measure
 from multiring.probe.found import topology
 from multiring.probe.measure import Leader, Member, Silent, follow
 from multiring.probe.rounds import ALL_ROUNDS, Burst, Flow, Rates, Round, Survey
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
-from multiring.topology_file import outline
 
 TOPOLOGIES = sorted((Path(__file__).parents[2] / "lab/topologies").glob("*.toml"))
 MBIT = 125_000.0

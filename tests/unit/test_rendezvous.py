@@ -17,14 +17,16 @@ from typing import Any
 
 import pytest
 
-from multiring import env, errors, rendezvous, topology_file
-from multiring.bootstrap import Meeting, Place
-from multiring.cost import INTERNAL_WIRE_OVERHEAD, NATIVE
+from multiring import env, errors
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost, RendezvousError, ResourceError
-from multiring.exchange import Exchange, spans
+from multiring.job import rendezvous
+from multiring.job.bootstrap import Meeting, Place
+from multiring.job.exchange import Exchange, spans
+from multiring.job.store import Client, Server
 from multiring.net import auth, interfaces, local, unix
-from multiring.store import Client, Server
-from multiring.topology import Link, Topology
+from multiring.planning import topology_file
+from multiring.planning.cost import INTERNAL_WIRE_OVERHEAD, NATIVE
+from multiring.planning.topology import Link, Topology
 
 SECRET = b"0123456789abcdef"
 
@@ -402,7 +404,7 @@ def test_who_did_not_arrive(job: Job) -> None:
 
 
 def test_rank_zero_did_not_arrive(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiring.exchange.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("multiring.job.exchange.GRACE_SECONDS", 0.2)
     short = replace(settings("aaa")(0), init_timeout=0.5)
     job.run([lambda r=rank: job._join(job.place(r, 3), short) for rank in (1, 2)])
     assert str(job.errors[1]) == "rank 0 did not arrive (arrived: 1-2), within 0.5 s"

@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from multiring.plan import WHOLE, Phase, Plan, Ring, Span
-from multiring.schedule import Instruction, cut, schedule
+from multiring.planning.plan import WHOLE, Phase, Plan, Ring, Span
+from multiring.planning.schedule import Instruction, cut, schedule
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])

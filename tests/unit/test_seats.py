@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from multiring.cost import INTERNAL_WIRE_OVERHEAD, NATIVE
-from multiring.seats import Seat, ranks_per_core, speeds
+from multiring.planning.cost import INTERNAL_WIRE_OVERHEAD, NATIVE
+from multiring.planning.seats import Seat, ranks_per_core, speeds
 
 
 def seats(where: str, cpus: list[set[int]], quotas: list[float | None]) -> list[Seat]:

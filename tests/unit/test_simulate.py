@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from multiring.bound import cut_bound
-from multiring.compose import ALL, LEAD, SPLIT, Stage, compose
-from multiring.layout import Dimension, Edge, layout
-from multiring.plan import Plan
+from multiring.planning.bound import cut_bound
+from multiring.planning.compose import ALL, LEAD, SPLIT, Stage, compose
+from multiring.planning.layout import Dimension, Edge, layout
+from multiring.planning.plan import Plan
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 from multiring.simulate import Call, Speeds, simulate, simulate_exactly, simulate_in_lockstep
 from multiring.simulate.flows import Connection, Simulation, Use, fair_rates
 from multiring.simulate.links import Links
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 S = 8 << 20
 ALPHA, BETA, GAMMA = 20e-6, 1e-9, 1 / 4e9

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from multiring.machines import machine
-from multiring.models import model
-from multiring.recording import Gradient, Recording
+from multiring.planning.strategies import ASYNCHRONOUS, strategy
+from multiring.planning.topology import LEVELS, Link, Topology
 from multiring.simulate import Speeds
 from multiring.simulate.asynchronous import simulate_servers
+from multiring.simulate.compare import NAMES, Training, _every_group, simulate_strategy
+from multiring.simulate.machines import machine
+from multiring.simulate.models import model
+from multiring.simulate.recording import Gradient, Recording
 from multiring.simulate.spread import slowest, slowness
 from multiring.simulate.training import simulate_step
-from multiring.strategies import ASYNCHRONOUS, strategy
-from multiring.strategies.compare import NAMES, Training, _every_group, simulate_strategy
-from multiring.topology import LEVELS, Link, Topology
 
 FREE = Link(1e15, 1e15, 0.0)
 CARD = Link(1e9, 1e9, 10e-6)

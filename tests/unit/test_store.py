@@ -15,8 +15,8 @@ import pytest
 
 from multiring import env
 from multiring.errors import RendezvousError, ResourceError
+from multiring.job.store import _SWAP, MAX_VALUE, Client, JobStore, Server, TorchStore
 from multiring.net import auth, listen
-from multiring.store import _SWAP, MAX_VALUE, Client, JobStore, Server, TorchStore
 
 SECRET = b"0123456789abcdef"
 

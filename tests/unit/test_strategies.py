@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topologies import CORE, card, nested, unequal
 
-from multiring import planner
-from multiring.cost import NATIVE
-from multiring.interpret import prove
-from multiring.interpret.full import prove_in_full
-from multiring.machines import machine
-from multiring.methods import steps
-from multiring.simulate import Call, Speeds, simulate, simulate_exactly, simulate_in_lockstep
+from multiring.planning import planner
+from multiring.planning.cost import NATIVE
+from multiring.planning.interpret import prove
+from multiring.planning.interpret.full import prove_in_full
+from multiring.planning.methods import steps
+from multiring.planning.strategies import ASYNCHRONOUS, STRATEGIES, strategy
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.simulate import Call, Speeds, forced, simulate, simulate_exactly, simulate_in_lockstep
 from multiring.simulate.links import Links
 from multiring.simulate.lockstep import with_fastest_segments
+from multiring.simulate.machines import machine
 from multiring.simulate.prediction import predict
 from multiring.simulate.rounds import how_many, rounds
-from multiring.strategies import ASYNCHRONOUS, STRATEGIES, forced, strategy
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 FREE = Link(1e15, 1e15, 0.0)
 CARD = Link(1e9, 1e9, 20e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from topologies import CORE, card, nested
 
-from multiring.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
+from multiring.planning.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
 
 
 def ranks_by_host(topology: Topology) -> dict[str, list[int]]:

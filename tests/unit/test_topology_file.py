@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from multiring.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
-from multiring.topology_file import load, parse, text
+from multiring.planning.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
+from multiring.planning.topology_file import load, parse, text
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from engines import all_reduce_plan, in_threads, world
 
-from multiring import _native, trace
+from multiring import _native
 from multiring.errors import RendezvousError
+from multiring.runtime import trace
 
 
 def record(kind: int, begin: int, end: int, **fields: int) -> bytes:

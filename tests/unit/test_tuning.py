@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from topologies import CORE, card, nested
 
-from multiring import _native, tuner, tuning
-from multiring.planner import Candidate, Tuned, choose
-from multiring.tuning import FIELD, HEATS, Heat
+from multiring import _native
+from multiring.planning.planner import Candidate, Tuned, choose
+from multiring.runtime import tuner, tuning
+from multiring.runtime.tuning import FIELD, HEATS, Heat
 
 RACKS = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
 

@@ -11,13 +11,13 @@ import pytest
 from engines import Rank, in_threads, world
 from topologies import CORE, MBIT, card, nested, unequal
 
-from multiring.interpret import prove
-from multiring.plan import REDUCING, WHOLE, Phase, Plan, Ring
-from multiring.planner import choose
-from multiring.schedule import SEND, schedule
+from multiring.planning.interpret import prove
+from multiring.planning.plan import REDUCING, WHOLE, Phase, Plan, Ring
+from multiring.planning.planner import choose
+from multiring.planning.schedule import SEND, schedule
+from multiring.planning.topology import Topology
+from multiring.planning.topology_file import load
 from multiring.simulate import Call, simulate_exactly, simulate_in_lockstep
-from multiring.topology import Topology
-from multiring.topology_file import load
 
 LABS = Path(__file__).parents[2] / "lab/topologies"
 PRECISION = {"bfloat16": 8, "float16": 11}

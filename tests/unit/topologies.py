@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from multiring.topology import LEVELS, Link, Place, Topology, ranks_in_host
+from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 MBIT = 125_000.0
 CORE = Link(5e9, 5e9, 1e-6)

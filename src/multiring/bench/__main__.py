@@ -15,7 +15,7 @@ from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, peers, repl
 from multiring.bench.contestants import COLLECTIVES, Api, Device
 from multiring.bench.measure import measure, size_of_buffer
 from multiring.cli.errors import one_line_errors
-from multiring.recording import load
+from multiring.simulate.recording import load
 from multiring.units import count
 
 SETTLING_SECONDS = 0.5

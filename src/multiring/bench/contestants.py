@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from multiring.bench import cards
 from multiring.bench.peers import ON_CARDS, PEERS
-from multiring.cores import allowed_cores, cgroup_quota, divide
+from multiring.job.cores import allowed_cores, cgroup_quota, divide
 
 Array = NDArray[np.float32]
 

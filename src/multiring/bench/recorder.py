@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from multiring.recording import Gradient, Recording, save
+from multiring.simulate.recording import Gradient, Recording, save
 from multiring.units import duration, size
 
 WARM_UP_STEPS = 3

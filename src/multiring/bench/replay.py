@@ -13,7 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from multiring.bench.contestants import Contestant
-from multiring.recording import Recording, buckets
+from multiring.simulate.recording import Recording, buckets
 from multiring.simulate.training import BUCKET_BYTES
 from multiring.units import duration
 

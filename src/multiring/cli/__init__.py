@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 
 import multiring
-from multiring.descriptors import fill_standard_files
+from multiring.job.descriptors import fill_standard_files
 
 COMMANDS = {
     "run": "Start the ranks of a job, here or on many hosts.",

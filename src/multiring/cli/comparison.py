@@ -14,22 +14,23 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from multiring import env, topology_file
+from multiring import env
 from multiring.bench import cards, curves, parse_sizes, replay, report
 from multiring.bench.contestants import COLLECTIVES, Api, Device, check_collective
 from multiring.bench.launches import Entry, Start, Written, alternate, unnamed_file
 from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import BY_SOCKETS, ON_CARDS, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
-from multiring.bound import cut_bound
 from multiring.cli.errors import check_output, leave_out, write_output
 from multiring.errors import RendezvousError
-from multiring.models import MODELS
-from multiring.planner import plan
-from multiring.recording import Recording, load, save
-from multiring.rendezvous import check_settings
+from multiring.job.rendezvous import check_settings
+from multiring.planning import topology_file
+from multiring.planning.bound import cut_bound
+from multiring.planning.planner import plan
+from multiring.planning.topology import Topology
+from multiring.simulate.models import MODELS
+from multiring.simulate.recording import Recording, load, save
 from multiring.simulate.training import simulate_step
-from multiring.topology import Topology
 from multiring.units import count, duration, size
 
 LEAST_OF_A_RANK = 24 << 20

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring.bench.curves import label_ends, said
-from multiring.pictures import percent, round_ticks
+from multiring.report.pictures import percent, round_ticks
 
 
 def plot_efficiency(

@@ -13,9 +13,10 @@ from importlib import metadata
 from pathlib import Path
 
 import multiring
-from multiring import bootstrap, env
-from multiring.cores import allowed_cores, cgroup_quota, format_list
+from multiring import env
 from multiring.errors import MultiringError
+from multiring.job import bootstrap
+from multiring.job.cores import allowed_cores, cgroup_quota, format_list
 from multiring.net import interfaces, listen
 
 PROBE_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from multiring import lab, topology_file
+from multiring import lab
 from multiring.bench.peers import ONE_HOST, PEERS, installed
 from multiring.cli.comparison import (
     Collective,
@@ -31,7 +31,8 @@ from multiring.cli.comparison import (
 )
 from multiring.cli.errors import one_line_errors
 from multiring.lab import Cluster, LabError, peers
-from multiring.topology import LEVELS, Place
+from multiring.planning import topology_file
+from multiring.planning.topology import LEVELS, Place
 from multiring.units import count
 
 Name = Annotated[str, typer.Option("--lab", metavar="NAME", help="Which lab.", show_default="the only one")]

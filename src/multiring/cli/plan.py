@@ -9,15 +9,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from multiring import explain, planner, topology_file
 from multiring.cli import output
 from multiring.cli.errors import one_line_errors
 from multiring.env import parse_size, parse_wire
-from multiring.plan import COLLECTIVES, ROOTED
-from multiring.planner import size_class
-from multiring.strategies import STRATEGIES, forced
-from multiring.strategies import strategy as named
-from multiring.topology import Topology
+from multiring.planning import explain, planner, topology_file
+from multiring.planning.plan import COLLECTIVES, ROOTED
+from multiring.planning.planner import size_class
+from multiring.planning.strategies import STRATEGIES
+from multiring.planning.strategies import strategy as named
+from multiring.planning.topology import Topology
+from multiring.simulate import forced
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from multiring import explain, page, planner, units
+from multiring import units
 from multiring.cli.errors import check_output, one_line_errors
 from multiring.cli.scenario import (
     Batch,
@@ -31,10 +31,12 @@ from multiring.cli.scenario import (
     summary_of,
     swept,
 )
-from multiring.pictures import percent
-from multiring.recording import buckets
+from multiring.planning import explain, planner
+from multiring.report import page
+from multiring.report.pictures import percent
+from multiring.simulate.compare import Result
+from multiring.simulate.recording import buckets
 from multiring.simulate.training import BUCKET_BYTES
-from multiring.strategies.compare import Result
 
 
 def register(app: typer.Typer) -> None:

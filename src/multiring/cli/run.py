@@ -14,11 +14,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from multiring import env, pet
+from multiring import env
 from multiring.cli.errors import USAGE_ERROR
 from multiring.cli.options import no_such_option, whole
-from multiring.cores import BINDINGS
 from multiring.errors import MultiringError
+from multiring.job import pet
+from multiring.job.cores import BINDINGS
 from multiring.launch import LaunchError, mpi
 from multiring.launch.hosts import NAME, Host, Placement, is_here, parse_hosts, place, read_hostfile
 from multiring.launch.join import Meeting
@@ -200,7 +201,7 @@ def _check_plan() -> None:
     """ValueError for a MULTIRING_PLAN that every rank would refuse."""
     settings = env.read(env.Settings)
     if settings.plan:
-        from multiring.strategies import forced  # NumPy and the planner, which a launcher seldom needs
+        from multiring.simulate import forced  # NumPy and the planner, which a launcher seldom needs
 
         forced.wanted(settings.plan, settings.wire)
 

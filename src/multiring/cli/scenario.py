@@ -14,16 +14,18 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from multiring import recording, topology_file, units
+from multiring import units
 from multiring.cli.errors import given, leave_out
-from multiring.cost import NATIVE
-from multiring.machines import MACHINES, machine
-from multiring.models import MODELS, model
-from multiring.pictures import best_and_worst
-from multiring.recording import Recording
+from multiring.planning import topology_file
+from multiring.planning.cost import NATIVE
+from multiring.planning.strategies import ASYNCHRONOUS, strategy
+from multiring.report.pictures import best_and_worst
+from multiring.simulate import recording
+from multiring.simulate.compare import NAMES, Result, Training, simulate_strategy
+from multiring.simulate.machines import MACHINES, machine
+from multiring.simulate.models import MODELS, model
+from multiring.simulate.recording import Recording
 from multiring.simulate.spread import slowest, slowness
-from multiring.strategies import ASYNCHRONOUS, strategy
-from multiring.strategies.compare import NAMES, Result, Training, simulate_strategy
 
 ITEMSIZES = {"float32": 4, "float16": 2}
 SWEPT = ("hosts", "batch")

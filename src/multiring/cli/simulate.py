@@ -41,7 +41,7 @@ from multiring.cli.scenario import (
     summary_of,
     swept,
 )
-from multiring.machines import machine
+from multiring.simulate.machines import machine
 
 
 def register(app: typer.Typer) -> None:

@@ -16,11 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from multiring import topology_file
 from multiring.lab.cluster import KEEPER, NEEDS_ROOT, STATE, TOPOLOGY, Cluster, Host, LabError
 from multiring.lab.directory import HOSTS, LABS, LOG, await_lock, clear
 from multiring.lab.network import FABRIC, FORWARDER_SECONDS, Network, design, tap_names, wiring
-from multiring.topology import Topology
+from multiring.planning import topology_file
+from multiring.planning.topology import Topology
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "taskset": "util-linux"}
 """The programs that a lab needs, and the package of each."""

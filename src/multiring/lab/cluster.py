@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multiring import topology_file
 from multiring.lab.directory import LABS, LOG, await_lock, clear, lock, processes
 from multiring.lab.network import design
-from multiring.topology import Topology
+from multiring.planning import topology_file
+from multiring.planning.topology import Topology
 
 TOPOLOGY = "topology.toml"
 STATE = "state.json"

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from multiring import units
-from multiring.topology import Place, Topology
+from multiring.planning.topology import Place, Topology
 
 FABRIC = ""
 """Stands where a host's name would, for the namespace of the switches."""

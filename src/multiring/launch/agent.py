@@ -21,8 +21,9 @@ from functools import partial
 from typing import Any
 
 import multiring
-from multiring import cores, descriptors, env
+from multiring import env
 from multiring.errors import MultiringError, ResourceError, system_message
+from multiring.job import cores, descriptors
 from multiring.launch import LaunchError, processes
 from multiring.launch.hosts import Placement, identity
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all

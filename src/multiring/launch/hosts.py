@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multiring.env import is_ipv6
-from multiring.hostlist import expand
+from multiring.job.hostlist import expand
 from multiring.launch import LaunchError
 from multiring.net import local
 

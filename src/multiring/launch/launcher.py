@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multiring import admission, env
+from multiring import env
+from multiring.job import admission
+from multiring.job.store import Server
 from multiring.launch.attempt import Agents, Attempt, Failure, Replacements
 from multiring.launch.connection import gather
 from multiring.launch.forked import ForkedAgent
@@ -23,7 +25,6 @@ from multiring.launch.stdin import Input
 from multiring.launch.summary import summary
 from multiring.launch.terminal import Terminal, in_foreground, window_size
 from multiring.net import interfaces
-from multiring.store import Server
 
 RELATIVE_IMPORT = "attempted relative import with no known parent package"
 """What Python says of a script that belongs into a package."""

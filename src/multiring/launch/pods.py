@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from multiring import cores, env, pet
+from multiring import env
+from multiring.job import cores, pet
 from multiring.launch import LaunchError
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from multiring import bootstrap
+from multiring.job import bootstrap
 from multiring.launch import processes
 from multiring.launch.processes import Recipe, Streams
 from multiring.launch.terminal import Terminal, open_pty, set_window_size

@@ -9,7 +9,8 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from multiring import bootstrap, env
+from multiring import env
+from multiring.job import bootstrap
 from multiring.launch import LaunchError, processes
 from multiring.launch.agent import Agent, Typed
 from multiring.launch.connection import Connection, gather

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from itertools import product
 
 from multiring.net.dial import Address
-from multiring.topology import card_pairs
+from multiring.planning.topology import card_pairs
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import multiring
-from multiring import topology_file
+from multiring.planning import topology_file
 
 
 class _Parser(argparse.ArgumentParser):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from multiring.planning.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
 from multiring.probe import classes
 from multiring.probe.rounds import Findings
 from multiring.probe.tree import Capacity, Group, Node, needed, tree
-from multiring.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
 
 
 @dataclass(frozen=True)

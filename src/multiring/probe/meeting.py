@@ -9,14 +9,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from multiring import cache, topology_file, units
+from multiring import cache, units
 from multiring.errors import RendezvousError
 from multiring.net.dial import Address
 from multiring.net.links import Links
+from multiring.planning import topology_file
+from multiring.planning.topology import Topology
 from multiring.probe.found import Host, topology
 from multiring.probe.measure import Leader, Member, Silent, follow
 from multiring.probe.rounds import survey
-from multiring.topology import Topology
 
 CONNECT_SECONDS = 3.0
 """For the connections to all other hosts."""

@@ -20,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..cost import NATIVE, Speeds
-from ..schedule import SEND, schedule
-from ..topology import Topology
+from multiring.planning.cost import NATIVE, Speeds
+from multiring.planning.schedule import SEND, schedule
+from multiring.planning.topology import Topology
+
 from .calls import Call, Load, Outcome
 from .exact import simulate_exactly
 from .lockstep import simulate_in_lockstep, with_fastest_segments

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from ..cost import NATIVE, Speeds
-from ..topology import Link, Place, Topology
+from multiring.planning.cost import NATIVE, Speeds
+from multiring.planning.topology import Link, Place, Topology
+
 from .flows import Connection, Simulation, Use
 
 MOST_WORKERS = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..plan import Plan
+from multiring.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from ..cost import NARROW_PART, NATIVE, Speeds
-from ..plan import Plan
-from ..schedule import REDUCE, SEND, Schedule, cut, schedule
-from ..topology import Topology
+from multiring.planning.cost import NARROW_PART, NATIVE, Speeds
+from multiring.planning.plan import Plan
+from multiring.planning.schedule import REDUCE, SEND, Schedule, cut, schedule
+from multiring.planning.topology import Topology
+
 from .calls import Call, Load, Outcome, check_world
 from .flows import Connection, Simulation, Use
 from .links import Links

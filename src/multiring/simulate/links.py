@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topology import Place, Topology, card_pairs
+from multiring.planning.topology import Place, Topology, card_pairs
 
 
 class Links:

@@ -15,9 +15,10 @@ from math import ceil
 
 import numpy as np
 
-from ..cost import FEWEST_SEGMENTS, MOST_SEGMENTS, NATIVE, Speeds
-from ..plan import Plan
-from ..topology import Topology
+from multiring.planning.cost import FEWEST_SEGMENTS, MOST_SEGMENTS, NATIVE, Speeds
+from multiring.planning.plan import Plan
+from multiring.planning.topology import Topology
+
 from .calls import Call, Load, Outcome, check_world
 from .flows import Connection, Simulation, Use
 from .links import Links

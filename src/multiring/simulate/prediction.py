@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..cost import NATIVE, LinkLoad, PhaseTime, Prediction, Speeds
-from ..methods import steps
-from ..plan import Phase, Plan
-from ..topology import Topology
+from multiring.planning.cost import NATIVE, LinkLoad, PhaseTime, Prediction, Speeds
+from multiring.planning.methods import steps
+from multiring.planning.plan import Phase, Plan
+from multiring.planning.topology import Topology
+
 from . import simulate
 from .calls import Call
 from .links import Links

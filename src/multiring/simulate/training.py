@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..cost import NATIVE, Speeds
-from ..plan import Plan
-from ..recording import Recording, buckets
-from ..topology import Topology
+from multiring.planning.cost import NATIVE, Speeds
+from multiring.planning.plan import Plan
+from multiring.planning.topology import Topology
+
 from . import simulate
 from .calls import Call, Load, Outcome
+from .recording import Recording, buckets
 
 BUCKET_BYTES = (1 << 20, 25 << 20)
 """The first bucket and the others, as DistributedDataParallel has them: the first sum starts early."""

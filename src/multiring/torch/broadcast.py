@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from multiring import api
-from multiring.comm import Communicator
+from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import form, raw
 from multiring.torch.layouts import target
 

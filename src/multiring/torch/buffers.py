@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from multiring.buffers import DTYPES, Piece
+from multiring.runtime.buffers import DTYPES, Piece
 
 _T = TypeVar("_T")
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from multiring import api, bootstrap, env, rendezvous
-from multiring.comm import Communicator
-from multiring.store import TorchStore
+from multiring import api, env
+from multiring.job import bootstrap, rendezvous
+from multiring.job.store import TorchStore
+from multiring.runtime.comm import Communicator
 from multiring.torch.options import Options
 from multiring.torch.process_group import MultiringGroup
 

@@ -27,14 +27,14 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from multiring.buffers import CardBlocks, CardBuffer
-from multiring.engine import CardPart
+from multiring.runtime.buffers import CardBlocks, CardBuffer
+from multiring.runtime.engine import CardPart
 from multiring.torch.buffers import REDUCIBLE, only, op_name, single, with_options
 from multiring.torch.layouts import refuse_overlap, refuse_shared
 from multiring.torch.work import Watcher
 
 if TYPE_CHECKING:
-    from multiring.comm import Communicator
+    from multiring.runtime.comm import Communicator
     from multiring.torch.process_group import MultiringGroup
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -7,11 +7,11 @@ from torch._C._distributed_c10d import GradBucket
 
 import multiring
 from multiring import api
-from multiring.comm import Communicator
+from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import reducible
 from multiring.torch.cuda import all_reduce_on_card
 from multiring.torch.work import OrderedWatcher, Work
-from multiring.weights import share
+from multiring.training.weights import share
 
 _watcher = OrderedWatcher()
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from multiring import api
-from multiring.buckets import BUCKET_BYTES
-from multiring.comm import Communicator
+from multiring.runtime.comm import Communicator
 from multiring.torch.broadcast import named_pairs
 from multiring.torch.reducer import Reducer
-from multiring.weights import average
+from multiring.training.buckets import BUCKET_BYTES
+from multiring.training.weights import average
 
 
 class DistributedOptimizer(torch.optim.Optimizer, Joinable):

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import (
 )
 from torch.autograd import profiler
 
-from multiring.comm import Communicator
+from multiring.runtime.comm import Communicator
 from multiring.torch.backend import DeviceBackend
 from multiring.torch.buffers import only, op_name, raw, reducible, single, with_options
 from multiring.torch.cuda import CudaCollectives, also_on_cuda

@@ -17,11 +17,11 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from multiring.buckets import Buckets, Gradient, agreed_order
-from multiring.comm import Communicator
-from multiring.labels import part
+from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import dense, form
 from multiring.torch.sparse import all_reduce_sparse
+from multiring.training.buckets import Buckets, Gradient, agreed_order
+from multiring.training.labels import part
 
 _reducers = WeakTensorKeyDictionary()
 """Of each parameter the last reducer that watches it, as a weak reference."""

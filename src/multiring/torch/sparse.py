@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from multiring.comm import Communicator
+from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import raw
 
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 import multiring
-from multiring.comm import Communicator
-from multiring.membership import Agreement
+from multiring.job.membership import Agreement
 from multiring.net import interfaces
+from multiring.runtime.comm import Communicator
 from multiring.torch.options import Options
 
 CONNECT_SECONDS = 5.0

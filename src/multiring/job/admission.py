@@ -1,0 +1,198 @@
+"""Newcomers, which the launcher has started anew, and the ranks that are there find each other in the job's store.
+
+The launcher serves it: it is the one address that a process has which was never in the job, and it outlives all ranks.
+
+    newcomer                                 rank 0 of those who are there, in `grow`
+      takes a ticket, introduces itself ->     looks; invites those that fit, refuses the others
+      answers                           ->     writes the roster of those that have answered in time
+
+All on the roster meet by the rounds of rendezvous.py, in a new generation, beside the world that is there. Which of
+the two goes on is a value of the store that is settled once: ``grown`` by the first who has met all, or why not by the
+first who could not, or by the server when a connection ends before. Who cannot learn the verdict goes on in neither.
+Ranks are here those that they had, or took the places of, at the job's start.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from multiring.errors import RendezvousError
+from multiring.job.store import Client, Server
+
+ANSWER_SECONDS = 5.0
+"""A newcomer that has not answered by then is not invited again."""
+
+MOST_INVITATIONS = 3
+"""So often may the world not come about in which a newcomer was to be, before it is refused."""
+
+LOOK_SECONDS = 0.5
+"""Between two looks at the verdict, while something else is waited for."""
+
+Record = dict[str, Any]
+
+_GROWN = b"grown"
+
+
+class Kept(RendezvousError):
+    """The larger world has not come about, and the old one goes on."""
+
+
+class Lobby:
+    """Where newcomers wait, as they and as those who are there see it; for one thread at a time."""
+
+    def __init__(self, store: Client, job: str, restart: int) -> None:
+        self._store = store
+        self._job = job
+        self._prefix = f"multiring/{job}/{restart}/lobby"
+
+    # ---- a newcomer ----
+
+    def apply(self, introduction: Record) -> int:
+        """The ticket of a newcomer that says this of itself."""
+        ticket = self._store.add(f"{self._prefix}/tickets", 1)
+        self._store.bequeath(f"{self._prefix}/{ticket}/gone", b"")
+        self._put(f"{ticket}/introduction", introduction)
+        return ticket
+
+    def invitation(self, ticket: int, number: int, until: float, who: str) -> Admission:
+        """The ``number``-th admission to which this newcomer is invited; RendezvousError if it is refused,
+        TimeoutError at ``until`` (monotonic seconds)."""
+        told: Record = json.loads(self._store.get(f"{self._prefix}/{ticket}/{number}", until - time.monotonic()))
+        if "refused" in told:
+            raise RendezvousError(told["refused"])
+        return Admission(self._store, told["admission"], who)
+
+    def enter(self, replacement: int, admission: Admission) -> None:
+        """Let the launcher know that this one is to be a member from the verdict on."""
+        self._store.set(_entering(self._job, replacement), admission.key.encode())
+
+    # ---- those who are there ----
+
+    def waiting(self) -> dict[int, Record]:
+        """What those newcomers say of themselves that are still there, by ticket."""
+        tickets = range(1, int(self._find("tickets") or 0) + 1)
+        found = {t: self._find(f"{t}/introduction") for t in tickets if self._find(f"{t}/gone") is None}
+        return {ticket: json.loads(said) for ticket, said in found.items() if said is not None}
+
+    def admission(self, who: str) -> Admission:
+        """A new one."""
+        number = self._store.add(f"{self._prefix}/admissions", 1)
+        return Admission(self._store, f"{self._prefix}/admission/{number}", who)
+
+    def join(self, key: str, who: str) -> Admission:
+        """One that another rank has begun."""
+        return Admission(self._store, key, who)
+
+    def invite(self, admission: Admission, ticket: int) -> bool:
+        """False if it was too often; it is refused then."""
+        number = self._next(ticket)
+        if number <= MOST_INVITATIONS:
+            self._put(f"{ticket}/{number}", {"admission": admission.key})
+            return True
+        why = f"this rank was invited {MOST_INVITATIONS} times, and not all met: the others' log says who did not"
+        self._refuse(ticket, number, why)
+        return False
+
+    def refuse(self, ticket: int, why: str) -> None:
+        """End a newcomer that cannot be admitted."""
+        self._refuse(ticket, self._next(ticket), why)
+
+    def _next(self, ticket: int) -> int:
+        return self._store.add(f"{self._prefix}/{ticket}/invitations", 1)
+
+    def _refuse(self, ticket: int, number: int, why: str) -> None:
+        self._put(f"{ticket}/{number}", {"refused": why})
+        self._store.settle(f"{self._prefix}/{ticket}/gone", b"")
+
+    def _find(self, key: str) -> bytes | None:
+        return _find(self._store, f"{self._prefix}/{key}")
+
+    def _put(self, key: str, value: Any) -> None:
+        self._store.set(f"{self._prefix}/{key}", json.dumps(value).encode())
+
+
+class Admission:
+    """One attempt at a larger world: a `Store` in which its ranks meet, until the verdict."""
+
+    def __init__(self, store: Client, key: str, who: str) -> None:
+        self._store = store
+        self.key = key
+        self.failure: Callable[[], BaseException | None] = lambda: None
+        """What ends it for this rank, but for the verdict."""
+        self._verdict = f"{key}/verdict"
+        store.bequeath(self._verdict, f"{who} was lost".encode())
+
+    def answer(self, ticket: int, until: float) -> Record | None:
+        """What a newcomer that was invited learns; None if it was too late."""
+        self.set(f"answer/{ticket}", b"")
+        roster: Record = json.loads(self.get("roster", until - time.monotonic()))
+        return roster if ticket in roster["tickets"] else None
+
+    def answered(self, tickets: Mapping[int, int]) -> dict[int, int]:
+        """Those of the ``tickets``, by rank, that have answered in time."""
+        until = time.monotonic() + ANSWER_SECONDS
+        found = {}
+        for rank, ticket in tickets.items():
+            try:
+                self.get(f"answer/{ticket}", until - time.monotonic())
+                found[rank] = ticket
+            except TimeoutError:
+                continue
+        return found
+
+    def call(self, roster: Record) -> None:
+        """Tell the newcomers who is to meet."""
+        self.set("roster", json.dumps(roster).encode())
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set ``key`` to ``value``."""
+        self._store.set(f"{self.key}/{key}", value)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that.
+
+        Kept, or what ``failure`` tells, if that comes first.
+        """
+        until = time.monotonic() + timeout
+        while True:
+            remaining = until - time.monotonic()
+            try:
+                return self._store.get(f"{self.key}/{key}", min(remaining, LOOK_SECONDS))
+            except TimeoutError:
+                ended = self.ended()
+                if ended is not None:
+                    raise ended from None
+                if remaining <= LOOK_SECONDS:
+                    raise TimeoutError(f"{key!r} was not set within {timeout:g} s") from None
+
+    def ended(self) -> BaseException | None:
+        """Why there is nothing more to be waited for."""
+        verdict = _find(self._store, self._verdict)
+        if verdict is not None and verdict != _GROWN:
+            return Kept(verdict.decode())
+        return self.failure()
+
+    def conclude(self, reason: str = "") -> str:
+        """Settle the verdict, unless it is: kept for this reason, grown without one. The reason that stands, or ""."""
+        verdict = self._store.settle(self._verdict, reason.encode() or _GROWN)
+        return "" if verdict == _GROWN else verdict.decode()
+
+
+def is_member(server: Server, job: str, replacement: int) -> bool:
+    """Whether the newcomer of this number was admitted, for the launcher, who serves the store."""
+    admission = server.peek(_entering(job, replacement))
+    return admission is not None and server.peek(f"{admission.decode()}/verdict") == _GROWN
+
+
+def _entering(job: str, replacement: int) -> str:
+    return f"multiring/{job}/entering/{replacement}"
+
+
+def _find(store: Client, key: str) -> bytes | None:
+    try:
+        return store.get(key, 0)
+    except TimeoutError:
+        return None

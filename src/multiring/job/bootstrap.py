@@ -1,0 +1,490 @@
+"""Who this process is in its job, and where the job meets: read from the environment that a launcher made."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from multiring import env
+from multiring.errors import RendezvousError, ResourceError
+from multiring.job import pet
+from multiring.job.hostlist import expand
+from multiring.job.store import Client, JobStore, Server, TorchStore
+from multiring.net import interfaces, listen
+
+SLURM_PORTS = range(20000, 30000)
+"""Where rank 0 of a Slurm step serves the store if MULTIRING_PORTS does not say."""
+
+SLURM_CHOICES = 8
+"""So many of these ports, chosen by the step's number, are tried: other jobs of the host may have some of them."""
+
+REPORT = "multiring-report"
+"""The name of the memory behind MULTIRING_REPORT_FD."""
+
+LOOPBACKS = {"localhost", "127.0.0.1", "::1"}
+"""Names of this host, of which one or the other may stand for nothing."""
+
+DRAIN_SECONDS = 10.0
+MIN_SECRET = 16
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A secret that was read from a descriptor, which can be read once, while init may be called again."""
+
+    descriptor: int
+    file: tuple[int, int]
+    """What holds the descriptor's number since then."""
+    job: tuple[str, tuple[str, ...]]
+    secret: bytes
+
+
+_taken: _Taken | None = None
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A store that the whole job shares, and the job's secret (None: rank 0 draws one and shares it in the store)."""
+
+    store: JobStore
+    secret: bytes | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rank, size and identity of a job, as its launcher tells them; ``meet`` opens the meeting."""
+
+    rank: int
+    world_size: int
+    launcher: str
+    meet: Callable[[env.Settings], AbstractContextManager[Meeting]]
+    job: str = ""
+    restart: int = 0
+    """How often all ranks were started before: what is left over from an earlier start is refused."""
+    generation: int = 0
+    """How often the membership has changed since."""
+    replacement: int = 0
+    """Above 0: this process takes the place of a rank that was lost, and is to be admitted by the others."""
+    members: tuple[int, ...] = ()
+    """The ranks that they had, or took the places of, when the job started; (): their own."""
+    entered: tuple[int, ...] = ()
+    """The generation in which each rank came; (): this one."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(
+                f"the environment of {self.launcher} says rank {self.rank} in a world of {self.world_size}: ranks are "
+                f"0 to {self.world_size - 1}, so correct the rank or the size"
+            )
+
+
+def place(environ: Mapping[str, str] | None = None) -> Place:
+    """This process's place, by the first launcher that left its mark; a world of one if none did."""
+    environ = os.environ if environ is None else environ
+    launch = env.read(env.Launch, environ)
+    for launcher in (_multiring_run, _torchrun, _mpi, _slurm):
+        found = launcher(environ, launch)
+        if found:
+            return replace(found, restart=restarts(environ, launch))
+    _refuse_half(environ)
+    return Place(0, 1, "no launcher", no_meeting)
+
+
+def _refuse_half(environ: Mapping[str, str]) -> None:
+    """RANK or a WORLD_SIZE above 1 alone, or hosts or ranks of torchrun: whoever set it did not mean a world of one."""
+    rank, size = environ.get("RANK"), environ.get("WORLD_SIZE")
+    if (rank is None) != (size is None) and size != "1":
+        raise ValueError(
+            f"RANK={rank} and WORLD_SIZE={size}: set both, and MASTER_ADDR and MASTER_PORT, or neither (this process "
+            "is then alone), or start by `multiring run`, which does"
+        )
+    several = pet.read(environ).several
+    if several and rank is None:
+        raise ValueError(
+            f"{several} asks for more than one rank, and nothing says which of them this process is: start it by "
+            "`multiring run train.py`, which reads the variables PET_*, or by torchrun; unset them for a process that "
+            "is alone"
+        )
+
+
+def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+    if launch.rank is None and launch.world_size is None:
+        return None
+    if launch.rank is None or launch.world_size is None:
+        raise ValueError(
+            f"MULTIRING_RANK={launch.rank} and MULTIRING_WORLD_SIZE={launch.world_size}: set both, or start by "
+            "`multiring run`, which does"
+        )
+    return _at_launchers_store("multiring run", launch.rank, launch.world_size, launch)
+
+
+def restarts(environ: Mapping[str, str], launch: env.Launch) -> int:
+    """How often all ranks were started before: what MULTIRING_RESTART says, even if that is 0, or else what torchrun
+    counts. A store that outlives a restart still holds what was written before it."""
+    if environ.get("MULTIRING_RESTART"):
+        return launch.restart
+    return _number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0
+
+
+def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+    if not {"RANK", "WORLD_SIZE"} <= environ.keys():
+        return None
+    rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    run = environ.get("TORCHELASTIC_RUN_ID", "")
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        address = _master(environ, "torchrun")
+        return Place(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run)
+    return _at_rank_zero("RANK and WORLD_SIZE", rank, size, environ, launch)
+
+
+def _mpi(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+    for name, size_name in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
+        if name in environ and not (name == "PMI_RANK" and _pmi_is_sruns(environ)):
+            rank, size = _number(environ, name), _number(environ, size_name)
+            break
+    else:
+        if "PMIX_RANK" not in environ or "SLURM_PROCID" in environ:
+            return None
+        if not _importable("mpi4py"):
+            raise RendezvousError(
+                f"PMIX_RANK={environ['PMIX_RANK']} but nothing says how many ranks there are: install mpi4py, or set "
+                "MULTIRING_RANK, MULTIRING_WORLD_SIZE and MULTIRING_STORE"
+            )
+        world = _mpi_world()
+        rank, size = world.Get_rank(), world.Get_size()
+    if launch.store:
+        return _at_launchers_store("mpirun", rank, size, launch)
+    if "MASTER_ADDR" in environ or size == 1:
+        return _at_rank_zero("mpirun", rank, size, environ, launch)
+    if not _importable("mpi4py"):
+        raise RendezvousError(
+            f"mpirun started rank {rank} of {size}, but nothing says where the ranks meet: install mpi4py, or pass "
+            "on MASTER_ADDR (the host of rank 0) and MASTER_PORT (a free port there) to all ranks"
+        )
+    return Place(rank, size, "mpirun", lambda settings: _at_mpi(rank, size, launch, settings), launch.job)
+
+
+def _pmi_is_sruns(environ: Mapping[str, str]) -> bool:
+    """Whether PMI_RANK is from `srun --mpi=pmi2`; an mpirun in an allocation starts by srun too, and adds a mark."""
+    step = environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS")
+    return (environ["PMI_RANK"], environ.get("PMI_SIZE")) == step and "MPI_LOCALRANKID" not in environ
+
+
+def _slurm(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+    # A batch script has SLURM_PROCID too, but no step: it is one process.
+    if not {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= environ.keys():
+        return None
+    size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    rank, size = _number(environ, "SLURM_PROCID"), _number(environ, size_name)
+    if launch.store:
+        return _at_launchers_store("srun", rank, size, launch)
+    if "MASTER_ADDR" in environ:
+        return _at_rank_zero("srun", rank, size, environ, launch)
+    job, step = _number(environ, "SLURM_JOB_ID"), _number(environ, "SLURM_STEP_ID")
+    hosts = step_hosts(environ["SLURM_STEP_NODELIST"])
+    anywhere = environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") or "SLURM_HET_SIZE" in environ
+    hosts = hosts if anywhere else hosts[:1]  # those of which one has rank 0
+
+    def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
+        ports = slurm_ports(settings.ports or SLURM_PORTS, 16 * job + step)
+        named = ", ".join(map(str, ports))
+        origin = f"each of the ports {named}, which the number of the Slurm step chose from MULTIRING_PORTS,"
+        remedy = "set other MULTIRING_PORTS for all ranks"
+        return _served_by_rank_zero(rank, hosts, ports, f"slurm {job}.{step}", launch, settings, origin, remedy)
+
+    return Place(rank, size, "srun", meet, f"slurm {job}.{step}")
+
+
+def slurm_ports(ports: range, number: int) -> range:
+    """Those of ``ports`` that are tried in the step of this number; spread, as ranks take the first ones for data."""
+    stride = max(len(ports) // SLURM_CHOICES, 1)
+    return ports[number % stride :: stride][:SLURM_CHOICES]
+
+
+def step_hosts(listed: str) -> list[str]:
+    """The hosts of a Slurm host list, in its order: "n1", "n2" and "m7" of "n[1-2],m7"."""
+    try:
+        return expand(listed)
+    except ValueError as error:
+        raise ValueError(f"SLURM_STEP_NODELIST={listed!r}: {error}") from None
+
+
+def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch) -> Place:
+    def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
+        secret = given_secret(launch)
+        if not launch.store or secret is None:
+            missing = "MULTIRING_STORE" if not launch.store else "MULTIRING_SECRET_FILE"
+            raise RendezvousError(f"rank {rank} of {size}: {missing} is not set; start by `multiring run`, which does")
+        return _client(list(map(env.split_address, launch.store)), secret, launch.job, settings)
+
+    return Place(rank, size, launcher, meet, launch.job, replacement=launch.replacement)
+
+
+def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> Place:
+    if size == 1:
+        return Place(rank, size, launcher, no_meeting)
+    address = _master(environ, launcher)
+    job = env.join_address(*address)
+
+    def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
+        remedy = "choose another for all ranks (or two processes have rank 0)"
+        host, port = address
+        ports = range(port, port + 1)
+        return _served_by_rank_zero(rank, [host], ports, job, launch, settings, f"MASTER_PORT={port}", remedy)
+
+    return Place(rank, size, launcher, meet, job)
+
+
+@contextlib.contextmanager
+def no_meeting(settings: env.Settings) -> Iterator[Meeting]:
+    """For a world of one, and for ranks that have met before."""
+    raise RendezvousError("there is no store in which to meet")
+    yield
+
+
+@contextlib.contextmanager
+def _client(
+    addresses: list[tuple[str, int]],
+    secret: bytes,
+    job: str,
+    settings: env.Settings,
+    *,
+    sought: bool = False,
+    served_by: int = -1,
+) -> Iterator[Meeting]:
+    client = Client(addresses, secret, job=job, timeout=settings.init_timeout, sought=sought, served_by=served_by)
+    try:
+        yield Meeting(client, secret)
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def _server(server: Server, settings: env.Settings) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        server.close(drain=DRAIN_SECONDS)
+
+
+@contextlib.contextmanager
+def _served_by_rank_zero(
+    rank: int,
+    hosts: list[str],
+    ports: range,
+    job: str,
+    launch: env.Launch,
+    settings: env.Settings,
+    origin: str,
+    remedy: str,
+) -> Iterator[Meeting]:
+    """Without a given secret one is derived from the job's name: that keeps out strays and scanners only.
+
+    Rank 0 is on one of ``hosts`` and takes the first of ``ports`` that is free. ``origin`` and ``remedy`` say where the
+    ports are from, and what helps if none can be had.
+    """
+    secret = given_secret(launch) or hashlib.sha256(f"multiring {job}".encode()).digest()
+    with contextlib.ExitStack() as stack:
+        if rank == 0:
+            try:
+                server = Server(secret, job=job, ports=ports)
+            except listen.NoFreePort as error:
+                why = "not allowed to this user" if error.forbidden else "occupied"
+                raise ResourceError(f"{origin} is {why} on this host: {remedy}") from None
+            stack.enter_context(_server(server, settings))
+            hosts, ports = interfaces.loopbacks(), range(server.port, server.port + 1)
+        elif set(hosts) <= LOOPBACKS:  # this host may have the other one only
+            hosts = interfaces.loopbacks()
+        addresses = [(host, port) for port in ports for host in hosts]
+        yield stack.enter_context(_client(addresses, secret, job, settings, sought=len(ports) > 1, served_by=0))
+
+
+@contextlib.contextmanager
+def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.Settings) -> Iterator[Meeting]:
+    if not _importable("torch"):
+        raise RendezvousError(
+            f"torchrun keeps its store at {env.join_address(*address)}, and torch, which speaks to it, cannot be "
+            "imported here: install torch, or start by `multiring run`"
+        )
+    distributed = importlib.import_module("torch.distributed")
+    store = distributed.TCPStore(*address, is_master=False, timeout=timedelta(seconds=settings.init_timeout))
+    yield Meeting(TorchStore(store, patience=settings.init_timeout), given_secret(launch))
+
+
+@contextlib.contextmanager
+def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) -> Iterator[Meeting]:
+    world = mpi_world("mpirun", rank, size)
+    with contextlib.ExitStack() as stack:
+        told: tuple[tuple[str, ...], bytes] | None = None
+        if rank == 0:
+            secret = secrets.token_bytes(32)
+            server = Server(secret, job=launch.job, ports=settings.ports, interface=settings.interface)
+            stack.enter_context(_server(server, settings))
+            told = server.addresses, secret
+        addresses, secret = world.bcast(told, root=0)
+        found = list(map(env.split_address, addresses))
+        yield stack.enter_context(_client(found, secret, launch.job, settings, served_by=0))
+
+
+def _mpi_world() -> Any:
+    return importlib.import_module("mpi4py.MPI").COMM_WORLD
+
+
+def mpi_world(launcher: str, rank: int, size: int) -> Any:
+    """The ranks that MPI knows of; RendezvousError if they are not those that ``launcher`` started."""
+    world = _mpi_world()
+    if (world.Get_rank(), world.Get_size()) == (rank, size):
+        return world
+    library = importlib.import_module("mpi4py.MPI").Get_library_version().partition("\n")[0].strip(" \0")
+    remedies = {
+        "mpirun": "use the mpirun of that library, or let mpi4py load the other by MPI4PY_LIBMPI=PATH",
+        "srun": "let srun start MPI too, by --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI), or start the ranks by mpirun",
+    }
+    remedy = remedies.get(launcher, "start the ranks by mpirun, or by multiring run --launcher mpirun")
+    known = f"{world.Get_size()}" if world.Get_size() != size else f"this process as rank {world.Get_rank()}"
+    raise RendezvousError(
+        f"{launcher} started rank {rank} of {size}, but the MPI library that mpi4py has loaded ({library}) knows of "
+        f"{known}: {remedy}"
+    )
+
+
+_MPI_RANKS = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
+
+
+def mpi_that_moves_data(place: Place) -> Any:
+    """The same for MULTIRING_ENGINE=mpi, where MPI itself has to be able to."""
+    if not _importable("mpi4py"):
+        raise RendezvousError("MULTIRING_ENGINE=mpi needs mpi4py: pip install 'multiring[mpi]'")
+    if place.launcher not in ("mpirun", "srun") and not _MPI_RANKS & os.environ.keys():
+        # MPI would start for this process alone, and leave shared memory behind where the launcher ends it.
+        raise RendezvousError(
+            f"{place.launcher} started rank {place.rank} of {place.world_size} without MPI, which MULTIRING_ENGINE=mpi "
+            "needs: start the ranks by mpirun, or by multiring run --launcher mpirun"
+        )
+    world = mpi_world(place.launcher, place.rank, place.world_size)
+    mpi = importlib.import_module("mpi4py.MPI")
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        raise RendezvousError(
+            "MULTIRING_ENGINE=mpi calls MPI from several threads, and MPI was initialised without MPI_THREAD_MULTIPLE: "
+            "leave mpi4py.rc.thread_level at its default, or use an MPI that supports it"
+        )
+    return world
+
+
+def _importable(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if not host or not port:
+        raise RendezvousError(
+            f"{launcher} came with MASTER_ADDR={host} and MASTER_PORT={port}: set both (the host of rank 0, a free "
+            "port there) for all ranks, or start by `multiring run`"
+        )
+    if not re.fullmatch(r"[^\s:/\[\]]+", host) and not env.is_ipv6(host.strip("[]")):
+        raise ValueError(
+            f"MASTER_ADDR={host!r}: expected the name or address of rank 0's host alone, such as node1 or 10.0.0.1; "
+            "its port is MASTER_PORT"
+        )
+    number = _number(environ, "MASTER_PORT")
+    if not 0 < number < 1 << 16:
+        raise ValueError(f"MASTER_PORT={number}: a port is 1 to 65535")
+    return host.strip("[]"), number
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not text.isdecimal():
+        raise ValueError(f"{name}={text!r}: expected a whole number")
+    return int(text)
+
+
+def given_secret(launch: env.Launch) -> bytes | None:
+    """The secret that a launcher or the user gave, None if neither did; RendezvousError if it cannot be read."""
+    if launch.secret_fd is not None:
+        origin = f"MULTIRING_SECRET_FD={launch.secret_fd}"
+        secret = _from_descriptor(launch.secret_fd, (launch.job, launch.store), origin)
+    elif launch.secret_file:
+        origin = f"MULTIRING_SECRET_FILE={launch.secret_file}"
+        try:
+            with open(launch.secret_file, "rb") as file:
+                secret = file.read().strip()
+        except OSError as error:
+            raise RendezvousError(f"{origin}: {error.strerror}") from None
+    else:
+        return None
+    if len(secret) < MIN_SECRET:
+        raise RendezvousError(f"{origin} yields {len(secret)} bytes: a secret has {MIN_SECRET} or more")
+    return secret
+
+
+def report(blames: int | None, account: Mapping[str, Any] | None = None) -> None:
+    """Tell the launcher, if it asked, because of which other rank this one fails (None: it does not), and what it did.
+
+    What was told before is forgotten.
+    """
+    descriptor = env.read(env.Launch).report_fd
+    if descriptor is None:
+        return
+    try:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        return  # it was not inherited: this is not the process that was started, and its exit is not the rank's
+    if name.startswith(f"/memfd:{REPORT}"):  # else the number stands for something of the user's by now
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"blames": blames, "account": account}).encode(), 0)
+
+
+def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: str) -> bytes:
+    """The secret that a descriptor yields, or yielded before if it still is the same one."""
+    global _taken
+    known = _taken if _taken is not None and _taken.descriptor == descriptor else None
+    try:
+        if known is not None and _file(descriptor) == known.file:
+            return known.secret
+        secret = _drain(descriptor)
+    except OSError as error:
+        if known is not None and known.job == job:  # the program has closed it
+            return known.secret
+        raise RendezvousError(
+            f"{origin}: {error.strerror}; a launcher must let it be inherited. A process that a rank has started is no "
+            "rank, though it has a rank's variables: without RANK and MULTIRING_* it is a world of one"
+        ) from None
+    if _taken is not None and known is None:
+        with contextlib.suppress(OSError):  # the program has closed it
+            if _file(_taken.descriptor) == _taken.file:
+                os.close(_taken.descriptor)
+    _taken = _Taken(descriptor, _hold(descriptor), job, secret)
+    return secret
+
+
+def _drain(descriptor: int) -> bytes:
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read().strip()
+
+
+def _hold(descriptor: int) -> tuple[int, int]:
+    """Put an empty file in the descriptor's place, lest the number come to stand for something else unnoticed."""
+    empty = os.memfd_create("multiring-secret-taken")
+    try:
+        os.dup2(empty, descriptor, inheritable=False)
+    finally:
+        os.close(empty)
+    return _file(descriptor)
+
+
+def _file(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino

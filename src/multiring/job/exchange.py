@@ -1,0 +1,295 @@
+"""All ranks tell one another something through the store, in rounds, and learn who failed or never came."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from multiring.errors import MultiringError, RendezvousError
+from multiring.job.store import Client, JobStore, Store
+from multiring.net import local
+
+Record = dict[str, Any]
+
+NOTICE_SECONDS = 10.0
+"""After this long the missing ranks are named, then at doubling intervals."""
+
+LOOK_SECONDS = 1.0
+"""How often rank 0 looks whether somebody has failed, and how long it waits then for others to say why they have."""
+
+GRACE_SECONDS = 5.0
+"""How much longer than rank 0 the others wait, so that its report of who is missing reaches them."""
+
+_log = logging.getLogger("multiring")
+
+
+class Exchange:
+    """Rounds in which every rank publishes a record and receives those of all.
+
+    Rank 0 gathers, judges and publishes the result, so a round is two operations a rank. If a rank is missing, or
+    reports an error in place of its record, or the records do not fit together, every rank raises the same error: of
+    several that failed that of the one because of which the others did.
+    """
+
+    def __init__(
+        self, store: Store, prefix: str, rank: int, world_size: int, timeout: float, *, served_by: int = -1
+    ) -> None:
+        """``served_by`` is the rank that serves the store, if one does."""
+        self._served_by = served_by
+        self._store = store
+        self._prefix = prefix
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        """When every round must be over, in monotonic seconds."""
+        self._failed: tuple[str, Record] | None = None
+        self._newest: tuple[JobStore, str, int] | None = None
+
+    def outdate(self, store: JobStore, key: str, restart: int) -> None:
+        """Say at ``key``, which all restarts of the job have in common, that this rank belongs to ``restart``.
+
+        RendezvousError if a later one stands there; whoever still waits for an earlier one to arrive gets that error.
+        Ranks of several restarts may come at once: what stands there is replaced by something later only. Rank 0 looks
+        there again while it waits for others.
+        """
+        self._newest = store, key, restart
+        mine = json.dumps({"restart": restart, "prefix": self._prefix}).encode()
+        found = b""
+        while (now := store.swap(key, found, mine)) != mine:
+            newest = json.loads(now)
+            _refuse_earlier(restart, newest["restart"])
+            if newest["restart"] < restart:  # before it is replaced: whoever then comes knows nobody to tell
+                told = {"error": _left_over(newest["restart"], restart), "rank": -1, "by": -1}
+                store.set(f"{newest['prefix']}/arrive/all", _packed(told))
+            found = now
+
+    def claim(self, store: JobStore, host: str) -> None:
+        """Say that this process is the rank; RendezvousError where another one has said so, for all that still wait.
+
+        One that has ended, or has left the store without being known to live, is replaced: it was started again.
+        """
+        key = f"{self._prefix}/claim/{self._rank}"
+        mine = {"host": host, "pid": os.getpid(), "space": _process_space(), "token": secrets.token_hex(8)}
+        if isinstance(store, Client):
+            store.bequeath(self._left(mine), b"left")
+        found = b""
+        while (now := store.swap(key, found, json.dumps(mine).encode())) != json.dumps(mine).encode():
+            other = json.loads(now)
+            if not self._has_gone(store, other, mine):
+                told = self._told_twice(other, mine)
+                self._publish("claim", "twice", {"told": told, "rank": self._rank})
+                raise RendezvousError(told, rank=self._rank)
+            found = now
+
+    def _told_twice(self, one: Record, other: Record) -> str:
+        names = " and ".join(f"process {each['pid']} on host {each['host']}" for each in (one, other))
+        return (
+            f"two processes say that they are rank {self._rank} of {self._world_size}, {names}: give each a rank of "
+            "its own; a process that a rank has started is none, and finds its parent's variables (RANK, "
+            "MULTIRING_RANK) in its environment"
+        )
+
+    def _left(self, claimant: Record) -> str:
+        return f"{self._prefix}/left/{claimant['token']}"
+
+    def _has_gone(self, store: JobStore, claimant: Record, mine: Record) -> bool:
+        if claimant["space"] == mine["space"]:
+            return claimant["pid"] == mine["pid"] or not Path(f"/proc/{claimant['pid']}").exists()
+        if not isinstance(store, Client):
+            return True
+        try:
+            store.get(self._left(claimant), 0.0)
+        except TimeoutError:
+            return False
+        return True
+
+    def _look_for_second(self) -> None:
+        """RendezvousError if two processes have claimed one rank."""
+        with contextlib.suppress(TimeoutError):
+            found = self._read("claim", "twice", 0.0)
+            raise RendezvousError(found["told"], rank=found["rank"])
+
+    def _look_for_newer(self) -> None:
+        if self._newest is not None:
+            store, key, restart = self._newest
+            _refuse_earlier(restart, json.loads(store.get(key, 0.0))["restart"])
+
+    def round(
+        self, name: str, record: Record, judge: Callable[[list[Record]], Record] = lambda records: {}
+    ) -> tuple[list[Record], Record]:
+        """The records of all ranks, and what ``judge`` made of them on rank 0.
+
+        ``judge`` raises RendezvousError where they do not fit together.
+        """
+        self._publish(name, self._rank, record)
+        if self._rank == 0:
+            result = self._conclude(name, judge)
+            self._publish(name, "all", result)
+        else:
+            result = self._conclusion(name)
+        if "error" in result:
+            raise RendezvousError(result["error"], rank=result["rank"])
+        return result["records"], result["verdict"]
+
+    @contextlib.contextmanager
+    def reporting(self, name: str) -> Iterator[None]:
+        """What precedes round ``name`` on this rank: an error in it reaches all ranks in place of the record."""
+        try:
+            yield
+        except BaseException as error:
+            told = f"rank {self._rank} failed to join: {error or type(error).__name__}"
+            blamed = error.rank if isinstance(error, MultiringError) and error.rank >= 0 else self._rank
+            self._failed = name, {"error": told, "rank": blamed, "by": self._rank}
+            with contextlib.suppress(MultiringError):  # a store that is lost as well does not hide why
+                self._publish(name, self._rank, self._failed[1])
+            raise
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """Around all rounds, and what this rank shares with others in them: what it fails of because another one has
+        failed becomes what all ranks raise."""
+        try:
+            yield
+        except BaseException:
+            told = self._settled() if self._failed is not None else None
+            if told is None or self._rank in (told["by"], told["rank"]):
+                raise
+            raise RendezvousError(told["error"], rank=told["rank"]) from None
+
+    def _settled(self) -> Record | None:
+        """The failure because of which all fail; None if this rank cannot learn it."""
+        assert self._failed is not None
+        name, own = self._failed
+        is_cause = own["rank"] == self._rank
+        with contextlib.suppress(MultiringError, TimeoutError):
+            if self._rank == 0:
+                told = own if is_cause else self._conclude(name, lambda records: {})
+                self._publish(name, "all", told)
+                return told
+            return own if is_cause else self._read(name, "all", 2 * LOOK_SECONDS + GRACE_SECONDS)
+        return None
+
+    def _publish(self, name: str, who: int | str, record: Record) -> None:
+        self._store.set(f"{self._prefix}/{name}/{who}", _packed(record))
+
+    def _read(self, name: str, who: int | str, timeout: float) -> Record:
+        return _unpacked(self._store.get(f"{self._prefix}/{name}/{who}", timeout))
+
+    def _conclude(self, name: str, judge: Callable[[list[Record]], Record]) -> Record:
+        try:
+            records = self._gather(name)
+            failed = [record for record in records if "error" in record]
+            return _cause(failed) if failed else {"records": records, "verdict": judge(records)}
+        except MultiringError as error:
+            return {"error": str(error), "rank": error.rank, "by": 0}
+
+    def _conclusion(self, name: str) -> Record:
+        try:
+            return self._read(name, "all", self._remaining() + GRACE_SECONDS)
+        except TimeoutError:
+            arrived, missing = self._roll(name)
+            late = _late(missing, list(arrived)) if missing else "rank 0 did not answer"
+            raise RendezvousError(f"{late}, within {self._timeout:g} s", rank=self._culprit(missing)) from None
+
+    def _culprit(self, missing: Sequence[int]) -> int:
+        """Who serves the store lives, since that answers, and waits for another one that is missing, if there is one:
+        torch's rank 0 does so before it tells us anything."""
+        others = [rank for rank in missing if rank != self._served_by]
+        return (others or list(missing) or [0])[0]
+
+    def _gather(self, name: str) -> list[Record]:
+        """The records of all ranks; once one of them tells of an error, those that are there a moment later."""
+        records: list[Record] = []
+        began, patience = time.monotonic(), NOTICE_SECONDS
+        while len(records) < self._world_size:
+            try:
+                records.append(self._read(name, len(records), min(LOOK_SECONDS, self._remaining())))
+            except TimeoutError:
+                self._look_for_newer()
+                if name == "arrive":
+                    self._look_for_second()
+                arrived, missing = self._roll(name)
+                if any("error" in record for record in arrived.values()):
+                    time.sleep(LOOK_SECONDS)
+                    return list(self._roll(name)[0].values())
+                if missing and self._remaining() <= 0:
+                    late = f"{_late(missing, list(arrived))}, within {self._timeout:g} s"
+                    raise RendezvousError(late, rank=self._culprit(missing)) from None
+                if missing and time.monotonic() - began >= patience:
+                    _log.warning("%s yet", _late(missing, list(arrived)))
+                    patience *= 2
+        return records
+
+    def _roll(self, name: str) -> tuple[dict[int, Record], list[int]]:
+        """The records of those who have arrived in a round, and who is missing."""
+        arrived: dict[int, Record] = {}
+        missing: list[int] = []
+        for rank in range(self._world_size):
+            try:
+                arrived[rank] = self._read(name, rank, 0.0)
+            except TimeoutError:
+                missing.append(rank)
+        return arrived, missing
+
+    def _remaining(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+
+def _process_space() -> str:
+    """What processes have in common that know each other by number."""
+    return f"{local.kernel()} {os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _packed(record: Record) -> bytes:
+    return zlib.compress(json.dumps(record).encode())
+
+
+def _unpacked(value: bytes) -> Record:
+    record: Record = json.loads(zlib.decompress(value))
+    return record
+
+
+def _refuse_earlier(restart: int, newest: int) -> None:
+    if newest > restart:
+        raise RendezvousError(_left_over(restart, newest))
+
+
+def _left_over(restart: int, newest: int) -> str:
+    return (
+        f"this rank belongs to restart {restart} of the job, and others to restart {newest}: it is left over from an "
+        "earlier start of the ranks, and can only end; or else MULTIRING_RESTART must be the same on all ranks"
+    )
+
+
+def _cause(failed: Sequence[Record]) -> Record:
+    """Of those that failed who blames nobody else, or else somebody who could not even report."""
+    reported = {record["by"] for record in failed}
+    own = [record for record in failed if record["rank"] == record["by"]]
+    silent = [record for record in failed if record["rank"] not in reported]
+    return (own or silent or failed)[0]
+
+
+def _late(missing: list[int], arrived: list[int]) -> str:
+    ranks = "rank" if len(missing) == 1 else "ranks"
+    return f"{ranks} {spans(missing)} did not arrive (arrived: {spans(arrived) or 'none'})"
+
+
+def spans(ranks: Sequence[int]) -> str:
+    """Sorted ranks in words: "0-2, 5"."""
+
+    def runs() -> Iterator[str]:
+        for _, run in groupby(enumerate(ranks), lambda entry: entry[1] - entry[0]):
+            members = [rank for _, rank in run]
+            yield f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0])
+
+    return ", ".join(runs())

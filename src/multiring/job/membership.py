@@ -1,0 +1,549 @@
+"""The survivors of a loss agree on who goes on, and become the next generation of the job, without a restart.
+
+The lowest rank that is found leads. The others come to its gate, and it asks them twice:
+
+    survivor                                   leader
+      join: what I know and have accepted --->   waits for all who live
+                                          <---   prepare: a ballot above all that anybody has promised
+      promise                             --->   by all who came, who must be a quorum of the generation before
+                                          <---   accept: the members (those that somebody has accepted, if any)
+      accepted                            --->   by all who came
+                                          <---   decided: generation, members, last collective that all completed
+
+These are the ballots of Paxos (Lamport, The Part-Time Parliament, 1998), whose value is the next membership and whose
+quorum is more than half of the ranks of the last one, or half of them with its rank 0. Two sides of a cut can therefore
+never both go on, whoever dies while they agree. A rank that was decided against learns so from any gate. After the
+decision the same connections serve as the store in which the members meet (rendezvous.py); if one is lost before they
+have, all begin again, from the membership that was decided.
+
+Ranks are here those that they had at the job's start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from multiring.errors import PeerLost, RendezvousError
+from multiring.job import rendezvous
+from multiring.job.exchange import spans
+from multiring.net import auth, dial
+from multiring.net.gate import Channel, Gate, Membership, Message
+from multiring.net.loop import within
+
+WATCH_AFTER_SECONDS = 0.5
+"""Who has not come by then is looked for."""
+
+RETRY_SECONDS = 0.2
+ASKED_AT_ONCE = 16
+"""So many of the lower ranks are asked at the same time whether they live."""
+
+Ballot = tuple[int, int]
+
+_log = logging.getLogger("multiring")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the survivors of a loss have agreed on, or those who have admitted others.
+
+    ``members[r]`` is the rank that rank r had before, -1 for one that was admitted. ``completed`` is the number of the
+    last collective of the default communicator that all of them have completed, -1 if there is none.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+    completed: int
+
+
+class _Again(Exception):
+    """Another rank was lost, or this one learnt of a later generation."""
+
+
+def is_quorum(present: Collection[int], members: Sequence[int]) -> bool:
+    """Whether some of the ``members`` may go on without the others: more than half, or half with the first."""
+    found = len(set(present) & set(members))
+    return 2 * found > len(members) or (2 * found == len(members) and members[0] in present)
+
+
+def shrink(world: rendezvous.World, completed: int, timeout: float) -> tuple[rendezvous.World, Agreement]:
+    """The world of the survivors of a failure, and what they have agreed on; ``world`` is left.
+
+    ``completed`` collectives of the default communicator were completed here. Ranks that live and have not called this
+    are waited for ``timeout`` seconds. RendezvousError where this rank has no part in the next generation.
+    """
+    gate = world.gate
+    if gate is None:
+        raise RendezvousError("this rank is alone in its job: there is nobody to go on with")
+    failure = world.engine.failure()
+    silent, apart = set(), set()
+    if isinstance(failure, PeerLost) and failure.seconds >= world.settings.heartbeat_timeout:
+        apart = _given_up(failure, world)
+        silent = {gate.membership.members[failure.rank], *apart}
+    before = gate.membership
+    world.leave()
+    survivor, reason = Survivor(gate, completed, timeout, silent, world.settings.late_warning, apart), ""
+    try:
+        if gate.rank in apart:
+            raise RendezvousError(_no_member(str(failure)))
+        while True:
+            star = survivor.agree()
+            try:
+                joined = rendezvous.rejoin(world, gate, gate.membership, star, star.failure)
+            except RendezvousError as error:
+                if str(error) != reason:
+                    reason = str(error)
+                    _log.warning("the survivors have not met, and try again: %s", reason)
+                survivor.count_failure(error)
+                continue
+            finally:
+                star.close()
+            members = tuple(map(before.members.index, gate.membership.members))
+            return joined, Agreement(gate.membership.generation, members, star.completed - 1)
+    except BaseException:
+        gate.close()
+        raise
+
+
+def _given_up(failure: PeerLost, world: rendezvous.World) -> set[int]:
+    """The ranks, those at the job's start, of the host that goes because it cannot reach another one."""
+    hosts = world.topology.hosts
+    if failure.apart < 0:
+        return set()
+    return {world.members[rank] for rank, host in enumerate(hosts) if host == hosts[failure.rank]}
+
+
+def _no_member(reason: str) -> str:
+    return f"this rank can have no part in the next generation, and can only end: {reason}"
+
+
+class Survivor:
+    """One rank's part in the agreement."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        completed: int,
+        timeout: float,
+        silent: Collection[int],
+        late_seconds: float,
+        apart: Collection[int] = (),
+    ) -> None:
+        """``silent`` ranks are known to have been so for long enough; after ``late_seconds`` it is logged who is late:
+        it lives, and has not called `shrink`. Those ``apart`` live, and cannot reach some of the others."""
+        self._gate = gate
+        self._rank = gate.rank
+        self._lived = gate.membership.generation
+        self._completed = completed
+        self._silent = set(silent)
+        self._apart = set(apart)
+        self._timeout = timeout
+        self._late_seconds = late_seconds
+        self._told_of: set[int] = set()
+        self._left_out: set[int] = set()  # they were late for the whole time
+        self._began = time.monotonic()
+        self._promised: Ballot = (0, 0)
+        self._accepted: tuple[Ballot, tuple[int, ...]] | None = None
+
+    def agree(self) -> Star:
+        """The store of the next generation, whose membership the gate knows then.
+
+        RendezvousError where this rank is not in it.
+        """
+        while True:
+            try:
+                return self._gate.loop.run(self._attempt())
+            except _Again as again:
+                self.count_failure(RendezvousError(str(again)))
+
+    def count_failure(self, reason: RendezvousError) -> None:
+        """Time for another attempt, unless too much of it is over."""
+        most = self._timeout + rendezvous.REJOIN_HEARTBEATS * self._gate.patience
+        if time.monotonic() - self._began > most:
+            raise RendezvousError(f"the survivors did not agree within {most:g} s: {reason}") from reason
+        time.sleep(RETRY_SECONDS)
+
+    async def _attempt(self) -> Star:
+        found = await self._find_leader()
+        if found is None:
+            return await self._lead()
+        rank, leader = found
+        try:
+            return await self._follow(rank, leader)
+        except asyncio.TimeoutError:
+            leader.close()
+            self._silent.add(rank)
+            self._leave_out({rank})
+            raise _Again(f"the lowest rank lives, but has not called this in {self._timeout:g} s") from None
+        except ConnectionError as error:
+            leader.close()
+            raise _Again(f"the lowest rank that was found is lost: {error}") from error
+        except BaseException:
+            leader.close()
+            raise
+
+    # ---- finding each other ----
+
+    async def _find_leader(self) -> tuple[int, Channel] | None:
+        """The lowest living rank below this one."""
+        lower = [rank for rank in self._gate.membership.members if rank < self._rank]
+        asked: dict[int, asyncio.Task[Channel | None]] = {}
+        try:
+            for position, rank in enumerate(lower):
+                for each in lower[position : position + ASKED_AT_ONCE]:
+                    if each not in asked:
+                        asked[each] = asyncio.create_task(self._reach(each))
+                channel = await asked.pop(rank)
+                if channel is not None:
+                    return rank, channel
+            return None
+        finally:
+            for task in asked.values():
+                task.cancel()
+            for found in await asyncio.gather(*asked.values(), return_exceptions=True):
+                if isinstance(found, Channel):
+                    found.close()
+
+    async def _reach(self, rank: int) -> Channel | None:
+        """A connection to the gate of a rank; None if it is dead, or silent for longer than it may be."""
+        until = max(self._began + self._gate.patience, time.monotonic() + 1)
+        while rank not in self._silent:
+            remaining = until - time.monotonic()
+            if remaining <= 0:
+                return None
+            attempt = dial.race(self._gate.addresses[rank], lambda at: self._knock(rank, at), _discard)
+            try:
+                channel, news = await within(remaining, attempt, _discard)
+            except dial.Unreachable as unreachable:
+                if all(isinstance(e, (ConnectionRefusedError, auth.Refused)) for e in unreachable.failures.values()):
+                    return None
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            except asyncio.TimeoutError:
+                return None
+            try:
+                await self._learn(news)
+            except BaseException:
+                channel.close()
+                raise
+            return channel
+        return None
+
+    async def _knock(self, rank: int, address: dial.Address) -> tuple[Channel, Message]:
+        """A connection to one address, with what the rank there says first."""
+        hello = replace(self._gate.hello, role=auth.SURVIVOR, rank=self._rank)
+        sock, _ = await dial.connect(address, auth.client(self._gate.secret, hello))
+        channel = await Channel.over(sock, self._gate.patience)
+        try:
+            news = await channel.receive()
+            if news["rank"] != rank:
+                raise auth.Refused(f"it leads to rank {news['rank']}")
+        except BaseException:
+            channel.close()
+            raise
+        return channel, news
+
+    async def _learn(self, told: Message) -> None:
+        """Go on from a later generation, if this rank is in it."""
+        if told["generation"] > self._gate.membership.generation:
+            await self._decide(told)
+            raise _Again(f"generation {told['generation']} was decided on")
+
+    async def _decide(self, told: Message) -> None:
+        members = tuple(told["members"])
+        if self._rank not in members:
+            before = self._gate.membership.members
+            raise RendezvousError(
+                f"the job went on as generation {told['generation']} without this rank, which was rank "
+                f"{before.index(self._rank)}: it did not answer the others, or did not call shrink(), in time, and can "
+                "only end"
+            )
+        self._accepted = None
+        await self._gate.announce(Membership(told["generation"], members))
+
+    # ---- who is late ----
+
+    async def _tell_of(self, late: Callable[[], Collection[int]]) -> None:
+        """Log once for whom this rank waits, when it has for long."""
+        while True:
+            await asyncio.sleep(max(self._began + self._late_seconds - time.monotonic(), RETRY_SECONDS))
+            found = set(late()) - self._told_of
+            self._told_of |= found
+            self._tell("has waited for others in shrink() for", found)
+
+    def _leave_out(self, late: Collection[int]) -> None:
+        self._left_out |= set(late)
+        self._tell("waits no longer in shrink(), after", late)
+
+    def _tell(self, what: str, late: Collection[int]) -> None:
+        if words := self._in_words(late):
+            _log.warning("this rank %s %.1f s: %s", what, time.monotonic() - self._began, words)
+
+    def _in_words(self, late: Collection[int]) -> str:
+        """What is said of ranks that are late, if there are any."""
+        members = self._gate.membership.members
+        now = [members.index(rank) for rank in sorted(late) if rank in members]
+        if not now:
+            return ""
+        live = f"rank {now[0]} lives, and has" if len(now) == 1 else f"ranks {spans(now)} live, and have"
+        return f"{live} not called shrink()"
+
+    # ---- one that follows ----
+
+    def _join(self) -> Message:
+        known = self._gate.membership
+        return {
+            "rank": self._rank,
+            "generation": known.generation,
+            "members": known.members,
+            "promised": self._promised,
+            "accepted": self._accepted,
+            "lived": self._lived,
+            "completed": self._completed,
+        }
+
+    async def _follow(self, rank: int, leader: Channel) -> Star:
+        await leader.send(self._join())
+        patience = self._began + self._timeout + self._gate.patience - time.monotonic()
+        telling = asyncio.create_task(self._tell_of(lambda: {rank}))
+        try:
+            told = await within(max(patience, self._gate.patience), leader.receive())
+        finally:
+            telling.cancel()
+        while True:
+            if told["kind"] == "news":
+                await self._learn(told)
+            elif told["kind"] == "minority":
+                raise RendezvousError(told["text"])
+            elif told["kind"] == "prepare":
+                self._promised = max(self._promised, tuple(told["ballot"]))
+                await leader.send({"kind": "promise"})
+            elif told["kind"] == "accept":
+                ballot = tuple(told["ballot"])
+                if ballot < self._promised:
+                    raise _Again("a later ballot was promised to another rank")
+                self._accepted = ballot, tuple(told["members"])
+                await leader.send({"kind": "accepted"})
+            elif told["kind"] == "decided":
+                await self._decide(told)
+                if not told["complete"]:
+                    raise _Again("a membership of before was decided on")
+                return Star(self._gate, {self._gate.membership.members[0]: leader}, told["completed"])
+            told = await leader.receive()
+
+    # ---- the one that leads ----
+
+    async def _lead(self) -> Star:
+        joined = await self._gather()
+        try:
+            star = await self._ballot(joined)
+        except ConnectionError as error:
+            _close(joined)
+            raise _Again(f"a survivor was lost: {error}") from error
+        except BaseException:
+            _close(joined)
+            raise
+        return star
+
+    async def _gather(self) -> dict[int, tuple[Channel, Message]]:
+        """Those who came, when all others are dead, silent, or have been waited for long enough."""
+        until = max(self._began + self._timeout, time.monotonic() + self._gate.patience)
+        joined: dict[int, tuple[Channel, Message]] = {}
+        higher = [rank for rank in self._gate.membership.members if rank > self._rank]
+        alive: set[int] = set()
+        watches = {rank: asyncio.create_task(self._watch(rank, alive)) for rank in higher}
+        telling = asyncio.create_task(self._tell_of(lambda: alive - joined.keys()))
+        arrival = asyncio.ensure_future(self._gate.arrived.get())
+        try:
+            while missing := [rank for rank in higher if rank not in joined and not watches[rank].done()]:
+                remaining = until - time.monotonic()
+                if remaining <= 0:
+                    self._leave_out(alive & set(missing))
+                    break
+                await asyncio.wait(
+                    [arrival, *(watches[rank] for rank in missing)],
+                    timeout=remaining,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for watch in watches.values():
+                    if watch.done():
+                        watch.result()  # raises what it learnt
+                if arrival.done():
+                    channel, join = arrival.result()
+                    arrival = asyncio.ensure_future(self._gate.arrived.get())
+                    await self._admit(joined, channel, join)
+        except BaseException:
+            _close(joined)
+            raise
+        finally:
+            for task in [arrival, telling, *watches.values()]:
+                task.cancel()
+            arrived, *_ = await asyncio.gather(arrival, telling, *watches.values(), return_exceptions=True)
+            if isinstance(arrived, tuple):
+                self._gate.arrived.put_nowait(arrived)
+        return joined
+
+    async def _admit(self, joined: dict[int, tuple[Channel, Message]], channel: Channel, join: Message) -> None:
+        self._gate.take(channel)
+        known = self._gate.membership
+        if join["generation"] != known.generation or join["rank"] not in known.members:
+            channel.close()  # it has been told what this rank knows
+            await self._learn(join)
+            return
+        if join["rank"] in self._apart:
+            text = _no_member("its host cannot reach that of another rank")
+            with contextlib.suppress(ConnectionError):
+                await channel.send({"kind": "minority", "text": text})
+            channel.close()
+            return
+        if join["rank"] in joined:
+            joined[join["rank"]][0].close()
+        joined[join["rank"]] = channel, join
+        with contextlib.suppress(ConnectionError):  # whoever is lost now is missed later
+            await channel.send({"kind": "admitted"})
+
+    async def _watch(self, rank: int, alive: set[int]) -> None:
+        """Returns when a rank is dead or silent; until then it is among those ``alive`` while it answers."""
+        await asyncio.sleep(WATCH_AFTER_SECONDS)
+        while (channel := await self._reach(rank)) is not None:
+            alive.add(rank)
+            try:
+                with contextlib.suppress(ConnectionError):
+                    while True:
+                        await self._learn(await channel.receive())
+            finally:
+                alive.discard(rank)
+                channel.close()
+
+    async def _ballot(self, joined: dict[int, tuple[Channel, Message]]) -> Star:
+        known = self._gate.membership
+        present = sorted([self._rank, *joined])
+        channels = {rank: channel for rank, (channel, _) in joined.items()}
+        if not is_quorum(present, known.members):
+            text = self._minority(present)
+            await self._send(channels, {"kind": "minority", "text": text})
+            raise RendezvousError(text)
+        joins = [self._join(), *(join for _, join in joined.values())]
+        highest = max(int(join["promised"][0]) for join in joins)
+        ballot = self._promised = highest + 1, self._rank
+        await self._ask(channels, {"kind": "prepare", "ballot": ballot}, "promise")
+        accepted = [(tuple(a), tuple(members)) for a, members in (j["accepted"] for j in joins if j["accepted"])]
+        members = max(accepted)[1] if accepted else tuple(present)
+        self._accepted = ballot, members
+        await self._ask(channels, {"kind": "accept", "ballot": ballot, "members": members}, "accepted")
+        latest = max(join["lived"] for join in joins)
+        completed = min(join["completed"] if join["lived"] == latest else 0 for join in joins)
+        complete = members == tuple(present)
+        decided = {
+            "kind": "decided",
+            "generation": known.generation + 1,
+            "members": members,
+            "complete": complete,
+            "completed": completed,
+        }
+        await self._send(channels, decided)
+        await self._decide(decided)
+        if not complete:
+            raise _Again("a membership of before was decided on")
+        return Star(self._gate, channels, completed)
+
+    def _minority(self, present: Sequence[int]) -> str:
+        members = self._gate.membership.members
+        now = [members.index(rank) for rank in present]
+        seconds = time.monotonic() - self._began
+        late = self._in_words(self._left_out - set(present))
+        return (
+            f"of the {len(members)} ranks only {spans(now)} found each other, in {seconds:.1f} s: "
+            f"not more than half of them, nor half with rank 0, and so the others may have gone on without them"
+            + (f"; {late}" if late else "")
+        )
+
+    @staticmethod
+    async def _send(channels: dict[int, Channel], message: Message) -> None:
+        await asyncio.gather(*(channel.send(message) for channel in channels.values()))
+
+    async def _ask(self, channels: dict[int, Channel], message: Message, answer: str) -> None:
+        await self._send(channels, message)
+        for told in await asyncio.gather(*(channel.receive() for channel in channels.values())):
+            if told["kind"] != answer:
+                raise ConnectionError(f"it answers {told['kind']}")
+
+
+class Star:
+    """A `Store` over the connections of the agreement: what the leader sets reaches all, what others set reaches it."""
+
+    def __init__(self, gate: Gate, channels: dict[int, Channel], completed: int) -> None:
+        self.completed = completed
+        """How many collectives all have completed."""
+        self._gate = gate
+        self._channels = channels
+        self._values: dict[str, bytes] = {}
+        self._lost: RendezvousError | None = None
+        self._changed = asyncio.Event()
+        self._pumps = [asyncio.create_task(self._pump(rank, channel)) for rank, channel in channels.items()]
+
+    async def _pump(self, rank: int, channel: Channel) -> None:
+        try:
+            while True:
+                told = await channel.receive()
+                self._values[told["key"]] = base64.b64decode(told["value"])
+                self._changed.set()
+        except (ConnectionError, KeyError) as error:
+            before = self._gate.membership.members
+            self._lost = RendezvousError(f"rank {before.index(rank)} of the survivors was lost: {error}")
+            self._changed.set()
+
+    def failure(self) -> BaseException | None:
+        """The loss of another one, if there was one."""
+        return self._lost
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set ``key`` to ``value``."""
+        self._gate.loop.run(self._set(key, value))
+
+    async def _set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        message = {"key": key, "value": base64.b64encode(value).decode()}
+        with contextlib.suppress(ConnectionError):  # its pump tells
+            await asyncio.gather(*(channel.send(message) for channel in self._channels.values()))
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
+        return self._gate.loop.run(self._get(key, timeout))
+
+    async def _get(self, key: str, timeout: float) -> bytes:
+        until = time.monotonic() + timeout
+        while key not in self._values:
+            if self._lost is not None:
+                raise self._lost
+            self._changed.clear()
+            try:
+                await within(until - time.monotonic(), self._changed.wait())
+            except asyncio.TimeoutError:
+                raise TimeoutError(f"{key!r} was not set within {timeout:g} s") from None
+        return self._values[key]
+
+    def close(self) -> None:
+        """Part from the others."""
+        self._gate.loop.run(self._end())
+
+    async def _end(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        for channel in self._channels.values():
+            channel.close()
+
+
+def _discard(found: tuple[Channel, Message]) -> None:
+    found[0].close()
+
+
+def _close(joined: dict[int, tuple[Channel, Message]]) -> None:
+    for channel, _ in joined.values():
+        channel.close()

@@ -1,0 +1,185 @@
+"""A choice of the planner in words: tables of its phases, of the links they load, and of what was rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from multiring.units import count, precise_duration, rate, size
+
+if TYPE_CHECKING:
+    from .cost import LinkLoad, PhaseTime
+    from .plan import Phase
+    from .planner import Candidate, Choice, Tuned
+
+SHOWN = 8
+"""Rejected candidates that are listed; the others are counted."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a heading for each column."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def summary(choice: Choice) -> str:
+    """What is planned, how long it takes, and how near that is to the limit."""
+    plan, prediction = choice.plan, choice.chosen.prediction
+    segments = f"{count(prediction.segments, 'segment')}, at most {plan.window} in flight"
+    lines = [
+        f"plan {plan.id}: {plan.collective} of {size(choice.nbytes)} over {count(plan.world_size, 'rank')}"
+        " (for sizes up to twice that)",
+        f"predicted  {precise_duration(prediction.seconds)}, in {segments}",
+    ]
+    if choice.speeds.ranks_per_core > 1:
+        lines.append(
+            f"turns      {choice.speeds.ranks_per_core:.3g} ranks share a core, and wait for one another on it"
+        )
+    if prediction.saved:
+        saved = precise_duration(prediction.saved)
+        lines.append(f"bursts     in every phase links pass at once what they have saved, {saved} of their rate")
+    if choice.bound:
+        reached = choice.bound / prediction.seconds
+        bound = precise_duration(choice.bound)
+        lines.append(f"cut bound  {bound}, the least at these rates; this plan reaches {reached:.0%} of it")
+    if tuned := choice.tuned:
+        lines.append(
+            f"tuned      {precise_duration(tuned.seconds[tuned.plan])}, chosen on {tuned.day} from"
+            f" {len(tuned.seconds)} plans that were tried"
+        )
+    if measured := choice.measured:
+        mean = measured.seconds / measured.calls
+        lines.append(
+            f"measured   {precise_duration(mean)}, mean of {measured.calls} calls here"
+            f" of {size(measured.nbytes // measured.calls)}, waiting included"
+        )
+    return "\n".join(lines)
+
+
+def tables(choice: Choice) -> list[Table]:
+    """Phases, links, and candidates that were rejected."""
+    prediction = choice.chosen.prediction
+    phases = [_phase_row(phase, time) for phase, time in zip(choice.plan.phases, prediction.phases, strict=True)]
+    busiest = sorted(prediction.links, key=lambda load: -load.seconds)
+    found = [
+        Table("phases", ("kind", "level", "method", "rings", "shares", "steps", "alone"), tuple(phases)),
+        Table("links", ("link of", "alike", "sends", "receives", "rate", "busy"), tuple(map(_link_row, busiest))),
+    ]
+    if choice.tuned:
+        found.append(Table("tried", ("plan", "stages", "predicted", "took"), tuple(_tried_rows(choice, choice.tuned))))
+    if choice.rejected:
+        found.append(Table("rejected", ("plan", "stages", "predicted", "longer by"), tuple(_rejected_rows(choice))))
+    return found
+
+
+def text(choice: Choice) -> str:
+    """The summary and all tables, in columns."""
+    return "\n\n".join([summary(choice), *("\n".join(_lines(table)) for table in tables(choice))])
+
+
+def record(choice: Choice) -> dict[str, Any]:
+    """The same as data: bytes and seconds."""
+    prediction = choice.chosen.prediction
+    return {
+        "plan": choice.plan.id,
+        "collective": choice.plan.collective,
+        "world_size": choice.plan.world_size,
+        "nbytes": choice.nbytes,
+        "predicted_seconds": prediction.seconds,
+        "ranks_per_core": choice.speeds.ranks_per_core,
+        "bound_seconds": choice.bound,
+        "measured": asdict(choice.measured) if choice.measured else None,
+        "tuned": asdict(choice.tuned) if choice.tuned else None,
+        "segments": prediction.segments,
+        "segment_bytes": prediction.segment_bytes,
+        "window": prediction.window,
+        "phases": [
+            {
+                "kind": phase.kind,
+                "level": phase.level,
+                "method": phase.method,
+                "wire": phase.wire or None,
+                "rings": len(phase.rings),
+                "members": time.members,
+                "shares": phase.rings[0].shares,
+                "steps": time.steps,
+                "seconds": time.seconds,
+            }
+            for phase, time in zip(choice.plan.phases, prediction.phases, strict=True)
+        ],
+        "links": [
+            {
+                "level": load.level,
+                "rank": load.rank,
+                "alike": load.count,
+                "bytes_up": load.up,
+                "bytes_down": load.down,
+                "bandwidth_up": load.link.up,
+                "bandwidth_down": load.link.down,
+                "seconds": load.seconds,
+            }
+            for load in prediction.links
+        ],
+        "rejected": [
+            {
+                "plan": choice.plan_of(candidate).id,
+                "stages": _stages(candidate),
+                "predicted_seconds": candidate.prediction.seconds,
+            }
+            for candidate in choice.rejected
+        ],
+    }
+
+
+def _phase_row(phase: Phase, time: PhaseTime) -> tuple[str, ...]:
+    shares = phase.rings[0].shares
+    shown = "equal" if shares is None else ":".join(map(str, shares))
+    rings = f"{len(phase.rings)} of {time.members}"
+    method = f"{phase.method} {phase.wire}".strip()
+    return phase.kind, phase.level, method, rings, shown, str(time.steps), precise_duration(time.seconds)
+
+
+def _link_row(load: LinkLoad) -> tuple[str, ...]:
+    place = f"rank {load.rank}" if load.level == "rank" else f"{load.level} of rank {load.rank}"
+    narrow = min(load.link.up, load.link.down)
+    return place, str(load.count), size(load.up), size(load.down), rate(narrow), precise_duration(load.seconds)
+
+
+def _rejected_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
+    best = choice.chosen.prediction.seconds
+    for candidate in choice.rejected[:SHOWN]:
+        seconds = candidate.prediction.seconds
+        longer = round(seconds / best - 1, 3) if best else 0.0
+        is_riskier = longer < 0 and choice.is_tie(candidate)
+        yield (
+            choice.plan_of(candidate).id,
+            _stages(candidate),
+            precise_duration(seconds),
+            "a tie, riskier" if is_riskier else f"{longer + 0.0:.1%}",
+        )
+    if len(choice.rejected) > SHOWN:
+        yield f"and {len(choice.rejected) - SHOWN} more", "", "", ""
+
+
+def _tried_rows(choice: Choice, tuned: Tuned) -> Iterator[tuple[str, ...]]:
+    candidates = {choice.plan_of(candidate).id: candidate for candidate in (choice.chosen, *choice.rejected)}
+    for plan in sorted(tuned.seconds.keys() & candidates.keys(), key=tuned.seconds.__getitem__):
+        found = candidates[plan]
+        yield plan, _stages(found), precise_duration(found.prediction.seconds), precise_duration(tuned.seconds[plan])
+
+
+def _stages(candidate: Candidate) -> str:
+    levels = {phase.level for phase in candidate.prediction.phases}  # others have nobody to exchange with
+    return ", ".join(str(stage) for stage in candidate.stages if stage.dimension.level in levels)
+
+
+def _lines(table: Table) -> Iterator[str]:
+    rows: Sequence[tuple[str, ...]] = [table.headings, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield f"{table.title}:"
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,267 @@
+"""Tries plans on the calls that a job makes anyway, and keeps the fastest (``tuning`` decides which).
+
+The ranks agree without talking on what each call tries. After a heat the next call waits for those of the heat to
+complete on all ranks; then their times, from the last entry to the last exit, go to rank 0, which tells everybody how
+to go on. What won is kept in the user's cache, by topology and settings.
+
+A heat is handed to native code as a whole: where ranks share cores, steps of Python around each call would change which
+plan is the fastest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from multiring import _native, cache
+from multiring.errors import CollectiveTimeout, MultiringError
+from multiring.planning.planner import Tuned
+from multiring.runtime import tuning
+from multiring.runtime.plans import Key, Plans
+from multiring.runtime.tuning import Heat
+from multiring.runtime.work import seconds_until
+from multiring.units import duration, size
+
+if TYPE_CHECKING:
+    from multiring.planning.plan import Plan
+    from multiring.runtime.comm import Communicator
+    from multiring.runtime.engine import Part
+
+METHOD = 6
+"""Counts the ways in which plans were measured: what another found is not used."""
+
+BARRIERS = 4
+"""By which the clocks of hosts are compared."""
+
+_log = logging.getLogger("multiring")
+
+
+@dataclass
+class Trial:
+    """A call that Python makes to try a plan, one of a heat."""
+
+    course: Course
+    number: int
+
+    @property
+    def handle(self) -> int:
+        """The schedule to run."""
+        return self.course.trials.handle(self.number)
+
+    def __enter__(self) -> None:
+        self.course.trials.enter(self.number)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.course.trials.leave(self.number)
+
+    def started(self, work: Part) -> Part:
+        """The call goes on without the caller."""
+        self.course.started.append((self.number, work))
+        return work
+
+
+@dataclass
+class Course:
+    """A heat that is being run, the plans of the field by id, and the calls; those that go on without the caller."""
+
+    heat: Heat
+    plans: dict[str, Plan]
+    trials: _native.Trials
+    started: list[tuple[int, Part]] = field(default_factory=list)
+
+    def complete(self, until: float) -> None:
+        """Wait until all calls have, but not beyond ``until``; raises what they raise."""
+        for number, work in self.started:
+            work.wait(seconds_until(until))
+            self.trials.leave(number, work.ended)
+
+
+class Tuner:
+    """The trials of one communicator. All members make it together, and ask it for the same calls in the same order."""
+
+    def __init__(self, communicator: Communicator, plans: Plans) -> None:
+        self._communicator = communicator
+        self._plans = plans
+        self._courses: dict[Key, Course] = {}
+        self._settled: set[Key] = set()
+        self._file = _file(plans, communicator)
+        kept = communicator.aside.broadcast_object(read(self._file) if communicator.rank == 0 else None)
+        for key, tuned in kept.items():
+            plans.settle(key, tuned)
+
+    def trial(self, collective: int, nbytes: int, root: int, timeout: float) -> Trial | None:
+        """What the next call for a buffer of ``nbytes`` tries; None if it is to use the plan that is settled."""
+        while course := self._course(collective, nbytes, root, timeout):
+            number = course.trials.take()
+            if number is not None:
+                return Trial(course, number)
+        return None
+
+    def trials(self, collective: int, nbytes: int, root: int, timeout: float) -> _native.Trials | None:
+        """The same for this call and the next ones, which native code makes."""
+        course = self._course(collective, nbytes, root, timeout)
+        return course.trials if course else None
+
+    def is_settled(self, collective: int, nbytes: int, root: int = 0) -> bool:
+        """Whether all has been tried for a buffer of ``nbytes``."""
+        return nbytes == 0 or (collective, nbytes.bit_length(), root) in self._settled
+
+    def _course(self, collective: int, nbytes: int, root: int, timeout: float) -> Course | None:
+        """The heat of the next call, not all of whose calls are taken."""
+        key = collective, nbytes.bit_length(), root
+        if self.is_settled(collective, nbytes, root):
+            return None
+        course = self._courses.get(key) or self._begin(key, nbytes, timeout)
+        if course and course.trials.over:
+            course = self._conclude(key, course, timeout)
+        if course is None:
+            self._settled.add(key)
+            self._courses.pop(key, None)
+        return course
+
+    def _begin(self, key: Key, nbytes: int, timeout: float) -> Course | None:
+        collective, _, root = key
+        choice = self._plans.choose(_native.COLLECTIVES[collective], nbytes, root)
+        if choice.plan.collective not in tuning.TRIED or choice.tuned:
+            return None
+        found = [choice.plan_of(candidate) for candidate in tuning.contestants(choice)]
+        plans = {plan.id: plan for plan in found}
+        if len(plans) == 1:
+            return None
+        return self._run(key, tuning.opening(list(plans), choice.chosen.prediction.seconds), plans, timeout)
+
+    def _run(self, key: Key, heat: Heat, plans: dict[str, Plan], timeout: float) -> Course:
+        """Make the calls that come next this heat's; the first of them has ``timeout`` seconds."""
+        handles = {plan: self._plans.install(plans[plan], timeout) for plan in heat.plans}
+        trials = _native.Trials([handles[heat.plan(call)] for call in range(heat.calls)])
+        self._courses[key] = Course(heat, plans, trials)
+        return self._courses[key]
+
+    def _conclude(self, key: Key, course: Course, timeout: float) -> Course | None:
+        """The course of the next heat, or None when the plan is settled."""
+        try:
+            verdict = self._verdict(course, time.monotonic() + timeout)
+        except MultiringError as error:
+            self._explain(error, _native.COLLECTIVES[key[0]])
+            raise
+        if isinstance(verdict, Heat):
+            return self._run(key, verdict, course.plans, timeout)
+        self._plans.settle(key, verdict)
+        if self._communicator.rank == 0:
+            self._keep(key, course.heat.plans[0], verdict)
+        return None
+
+    def _explain(self, error: MultiringError, collective: str) -> None:
+        """Tell the caller, who knows nothing of the calls that this makes, what it was that failed."""
+        what = str(error).removesuffix("; the work goes on")  # it does not: the job has failed
+        error.args = (f"{collective} waited for the end of the trials of its plans: {what}",)
+        error.collective, error.number = collective, -1
+        if isinstance(error, CollectiveTimeout):  # of a work, the engine has not heard of it
+            rank = error.rank if error.rank >= 0 else self._communicator.world.rank
+            self._communicator.world.engine.fail("CollectiveTimeout", rank, str(error))
+
+    def _verdict(self, course: Course, until: float) -> Heat | Tuned:
+        """What a heat leads to, as rank 0 says, once all ranks have completed its calls."""
+        course.complete(until)
+        seconds = self._seconds(np.array(course.trials.stamps), until)
+        first = self._communicator.rank == 0
+        mine = tuning.after(course.heat, seconds, str(date.today())) if first else None
+        verdict: Heat | Tuned = self._communicator.aside.broadcast_object(mine, timeout=seconds_until(until))
+        return verdict
+
+    def _seconds(self, stamps: np.ndarray, until: float) -> list[float]:
+        """From the last entry to the last exit of each call; on rank 0. ``stamps`` are this rank's, in rows."""
+        stamps = stamps + self._offset(until)
+        self._communicator.aside.reduce(stamps, "max", timeout=seconds_until(until))
+        found: list[float] = (stamps[:, 1] - stamps[:, 0]).tolist()
+        return found
+
+    def _offset(self, until: float) -> float:
+        """Of this rank's clock from that of rank 0; the ranks of a host have one clock."""
+        if len(set(self._communicator.hosts)) == 1:
+            return 0.0
+        stamps = np.empty((BARRIERS, 2))
+        for row in stamps:
+            row[0] = time.monotonic()
+            self._communicator.aside.barrier(timeout=seconds_until(until))
+            row[1] = time.monotonic()
+        reference = stamps.copy()
+        self._communicator.aside.broadcast(reference, timeout=seconds_until(until))
+        return tuning.offset(stamps, reference)
+
+    def _keep(self, key: Key, chosen: str, tuned: Tuned) -> None:
+        collective, bits, _ = key
+        _log.info(
+            "tuned %s from %s over %d ranks: plan %s takes %s, the planner's choice %s %s",
+            _native.COLLECTIVES[collective],
+            size(1 << bits - 1),
+            self._communicator.size,
+            tuned.plan,
+            duration(tuned.seconds[tuned.plan]),
+            chosen,
+            duration(tuned.seconds[chosen]),
+        )
+        try:
+            cache.write(self._file, text({**read(self._file), key: tuned}))
+        except OSError as error:
+            _log.warning("the plan found by tuning cannot be kept in %s: %s", self._file, error.strerror)
+
+
+def _file(plans: Plans, communicator: Communicator) -> Path:
+    """Where the results for this topology are kept, with the settings that times depend on."""
+    world = communicator.world
+    wire, reproducible, streams = world.settings.wire, world.settings.reproducible, world.settings.streams
+    about = repr((METHOD, plans.topology, wire, reproducible, streams, world.speeds, len(os.sched_getaffinity(0))))
+    identity = hashlib.sha256(about.encode()).hexdigest()[:12]
+    return cache.folder("plans") / f"{cache.plain(communicator.hosts[0])}-{communicator.size}-ranks-{identity}.json"
+
+
+def text(found: dict[Key, Tuned]) -> str:
+    """What a file says of plans that were tried."""
+    rows = [
+        {
+            "collective": _native.COLLECTIVES[collective],
+            "bytes": 1 << bits - 1,
+            "root": root,
+            **asdict(tuned),
+        }
+        for (collective, bits, root), tuned in sorted(found.items())
+    ]
+    about = "The fastest plans by size class, with the seconds of those tried. Remove the file to have them tried anew."
+    return json.dumps({"about": about, "tuned": rows}, indent=1) + "\n"
+
+
+def read(file: Path) -> dict[Key, Tuned]:
+    """The reverse of `text`; nothing if there is no such file, nor if it is spoilt: that is logged."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(file.read_text())["tuned"]
+        return {_key(row): _tuned(row) for row in rows}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        # An error's repr may hold the whole file.
+        what = f"{type(error).__name__}: {shorten(str(error), 100)}"
+        _log.warning("what tuning found cannot be read from %s (%s): remove it; plans are tried anew", file, what)
+        return {}
+
+
+def _tuned(row: dict[str, Any]) -> Tuned:
+    seconds = {str(plan): float(taken) for plan, taken in row["seconds"].items()}
+    if row["plan"] not in seconds:
+        raise LookupError(f"plan {row['plan']!r} has no seconds")
+    return Tuned(row["plan"], seconds, str(row["day"]))
+
+
+def _key(row: dict[str, Any]) -> Key:
+    return _native.COLLECTIVES.index(row["collective"]), int(row["bytes"]).bit_length(), int(row["root"])

@@ -1,0 +1,155 @@
+"""Which plans a job tries on its own calls, in what order, and which of them wins.
+
+The calls of one collective, size class and root go through heats: in the first a field of plans takes turns, in each
+further one the fastest of those before, more often (Jamieson, Talwalkar 2016: successive halving). Which plan a call
+tries follows from its number alone. Pure: ``tuner`` brings the times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median_low
+
+import numpy as np
+
+from multiring.planning.planner import Candidate, Choice, Tuned
+
+TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+"""The others have one plan, or nothing to send."""
+
+FIELD = 32
+"""So many plans are tried, at most. Of 4 MB on unequal hosts twenty plans are predicted within 2 %, and the fastest
+were the 16th to 20th of them; of 256 KB and less the fastest was predicted to take up to 1.6 times as long as the
+first."""
+
+NEAREST = 4
+"""Of them so many for their prediction alone."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """How many plans a heat has, its rounds, and the calls in a row that try a plan in each: as many as take so many
+    seconds, at least one, and so many at most."""
+
+    plans: int
+    rounds: int
+    run_seconds: float
+    longest_run: int
+
+    def run(self, seconds: float) -> int:
+        """Calls in a row, of which each takes so long."""
+        return min(max(int(self.run_seconds / seconds), 1), self.longest_run) if seconds else self.longest_run
+
+
+HEATS = (Length(FIELD, 3, 10e-3, 16), Length(10, 3, 40e-3, 64), Length(4, 8, 40e-3, 64))
+"""Of a run the second half counts: in the next call ranks are still at the messages of the one before, and links pass
+the bytes of some calls at once that they do not pass call after call. Many rounds of short runs tell plans apart where
+few of long ones do not: what else the machines do changes within seconds."""
+
+COUNTED = 3 / 4
+"""The time of a run is the mean of so many of its calls, the fastest. While the others ran something else did."""
+
+BELIEVED = 1e-9, 1e6
+"""Seconds of a call, at least and at most: one that raised has taken an infinity, and ratios are made of these."""
+
+WORTH_LEAVING = 1.02
+"""The planner's choice stays unless another is faster by more than this factor: what is less is noise."""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Plans, by id, that take turns of ``run`` calls in so many rounds.
+
+    The planner's choice stands first. ``earlier`` are the times that the heats before have found; in the very first the
+    first round warms up and does not count.
+    """
+
+    plans: tuple[str, ...]
+    rounds: int
+    run: int = 1
+    number: int = 0
+    earlier: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> int:
+        """How many calls the heat takes."""
+        return len(self.plans) * self.rounds * self.run
+
+    def plan(self, call: int) -> str:
+        """What a call tries. Every round starts with another plan, so that none is always the last before a pause."""
+        round_, turn = divmod(call // self.run, len(self.plans))
+        return self.plans[(turn + round_) % len(self.plans)]
+
+    def times(self, seconds: Sequence[float]) -> dict[str, float]:
+        """The time of each plan, from those of all calls: the median of its runs, each beside the others of its round.
+        What slows a whole round down is no plan's fault."""
+        sane = np.clip(seconds, *BELIEVED).tolist()
+        rounds = [self._round(sane, number) for number in range(0 if self.number else 1, self.rounds)]
+        usual = [median_low(runs.values()) for runs in rounds]
+        level = median_low(usual)
+        return {
+            plan: level * median_low(runs[plan] / here for runs, here in zip(rounds, usual, strict=True))
+            for plan in self.plans
+        }
+
+    def _round(self, seconds: Sequence[float], number: int) -> dict[str, float]:
+        """The time of each plan in a round."""
+        runs = {}
+        for turn in range(len(self.plans)):
+            first = (number * len(self.plans) + turn) * self.run
+            counted = sorted(seconds[first + self.run // 2 : first + self.run])
+            runs[self.plan(first)] = fmean(counted[: max(1, int(COUNTED * len(counted)))])
+        return runs
+
+
+def opening(plans: Sequence[str], predicted: float) -> Heat:
+    """The first heat of `contestants`, by id; ``predicted`` is what its first is to take, in seconds."""
+    length = HEATS[0]
+    return Heat(tuple(plans), length.rounds, length.run(predicted))
+
+
+def contestants(choice: Choice) -> tuple[Candidate, ...]:
+    """The candidates to try: those of the shortest predictions, the best flat one, and those of fewer steps than all
+    that are predicted to be faster. Where cores are busy each step waits for them, which no prediction knows."""
+    ranked = (choice.chosen, *choice.rejected)
+    fewest = [_steps(ranked[0])]
+    front = []
+    for candidate in ranked[1:]:
+        if _steps(candidate) < fewest[-1]:
+            fewest.append(_steps(candidate))
+            front.append(candidate)
+    flat = [candidate for candidate in ranked if len(candidate.stages) == 1]
+    wanted = [*ranked[:NEAREST], *flat[:1], *reversed(front), *ranked[NEAREST:]]
+    return tuple(dict.fromkeys(wanted))[:FIELD]
+
+
+def after(heat: Heat, seconds: Sequence[float], day: str) -> Heat | Tuned:
+    """What a heat leads to: the next, or the winner."""
+    times = heat.times(seconds)
+    found = {**heat.earlier, **times}
+    chosen, *others = heat.plans
+    ranked = sorted(others, key=times.__getitem__)
+    if heat.number + 1 < len(HEATS):
+        number = heat.number + 1
+        length = HEATS[number]
+        best = min(times.values())
+        return Heat((chosen, *ranked[: length.plans - 1]), length.rounds, length.run(best), number, found)
+    best_plan = min(heat.plans, key=times.__getitem__)
+    stays = times[chosen] <= WORTH_LEAVING * times[best_plan]
+    return Tuned(chosen if stays else best_plan, found, day)
+
+
+def offset(mine: np.ndarray, reference: np.ndarray) -> float:
+    """Seconds to add to this clock to read the reference's, from (entry, exit) of the same barriers on both, in rows.
+
+    Nobody leaves a barrier before the other has entered. Clocks that may agree are taken to agree: they are one
+    machine's.
+    """
+    least = float(np.max(reference[:, 0] - mine[:, 1]))
+    most = float(np.min(reference[:, 1] - mine[:, 0]))
+    return 0.0 if least <= 0 <= most else (least + most) / 2
+
+
+def _steps(candidate: Candidate) -> int:
+    return sum(phase.steps for phase in candidate.prediction.phases)

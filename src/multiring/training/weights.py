@@ -1,0 +1,58 @@
+"""Ranks that have different numbers of samples count for as much as they have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from multiring.runtime.comm import Communicator
+from multiring.training.labels import label
+
+_Metrics = TypeVar("_Metrics", float, Mapping[str, float])
+
+
+def share(communicator: Communicator, weight: float) -> float:
+    """This rank's part of the sum of all ranks' weights; all ranks call it.
+
+    ValueError, on all of them, if the sum is zero.
+    """
+    mine = valid(weight)
+    total = np.array([mine])
+    communicator.all_reduce(total)
+    if total[0] == 0:
+        raise ValueError(f"weight={weight}: the weights of all {communicator.size} ranks are 0")
+    return float(mine / total[0])
+
+
+def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) -> _Metrics:
+    """The mean over all ranks of a number, or of each number of a dictionary, by the ranks' ``weight``.
+
+    The number of samples that a metric was taken on is its weight; a rank of weight 0 only listens, and its numbers may
+    be NaN. All ranks give the same keys, or a Mismatch shows them. The result is in float64. ValueError if all weights
+    are 0.
+    """
+    named: Mapping[str, float] = metrics if isinstance(metrics, Mapping) else {"": metrics}
+    names: list[str] = sorted(named)
+    sums = np.zeros(len(names) + 1)
+    counts: float = valid(weight)
+    if counts:
+        sums[:] = [*(counts * float(named[name]) for name in names), counts]
+    communicator.all_reduce(sums, label=label("metrics", names))
+    if sums[-1] == 0:
+        raise ValueError(f"weight={weight}: the weights of all {communicator.size} ranks are 0")
+    means = dict(zip(names, (sums[:-1] / sums[-1]).tolist(), strict=True))
+    return means if isinstance(metrics, Mapping) else means[""]  # type: ignore[return-value]
+
+
+def valid(weight: float) -> float:
+    """The weight in float64, since ranks may give it in several types, and sums of small integers would overflow.
+
+    ValueError if it is none.
+    """
+    number = math.nan if isinstance(weight, str) else float(weight)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"weight={weight}: a weight is 0 or more, such as the number of this rank's samples")
+    return number
