@@ -29,7 +29,8 @@ from simulator_against_lab import force
 import multiring as mr
 from multiring import lab
 from multiring.bench import report
-from multiring.planning import planner, topology_file
+from multiring.planning import topology_file
+from multiring.planning.choice import Choice
 from multiring.planning.plan import Plan
 from multiring.runtime.comm import Communicator
 from multiring.units import duration, size
@@ -80,7 +81,7 @@ class Contest:
         return {plan.id: statistics.median(each[plan.id] for each in found) for plan in plans}
 
 
-def tune(communicator: Communicator, nbytes: int) -> planner.Choice:
+def tune(communicator: Communicator, nbytes: int) -> Choice:
     """Call until the plan is settled."""
     buffer = np.zeros(nbytes // 4, np.float32)
     assert communicator._tuner is not None
@@ -95,8 +96,8 @@ def measure_size(communicator: Communicator, nbytes: int) -> dict[str, Any]:
     started = time.perf_counter()
     tuned = tune(communicator, nbytes)
     tuning_seconds = time.perf_counter() - started
-    plans = {(plan := before.plan_of(each)).id: plan for each in (before.chosen, *before.rejected)}
-    names = {before.plan_of(each).id: each.name for each in (before.chosen, *before.rejected)}
+    plans = {(plan := each.plan).id: plan for each in (before.chosen, *before.rejected)}
+    names = {each.plan.id: each.name for each in (before.chosen, *before.rejected)}
     contest = Contest(communicator, nbytes, before.chosen.prediction.seconds)
     once = contest.round(list(plans.values()))
     limit = WORTH_REPEATING * min(once.values())

@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from multiring.version import __version__
+
 if TYPE_CHECKING:
     from multiring.api import (
         all_gather,
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from multiring.runtime.comm import Communicator
     from multiring.runtime.work import Work
 
-__version__ = "0.1.0"
 
 __all__ = [
     "CollectiveTimeout",
@@ -89,8 +90,8 @@ def __getattr__(name: str) -> Any:
     """Load the interface when it is first used: the command line and torch's entry point do without it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    homes = [importlib.import_module(f"multiring.{home}") for home in ("api", "comm", "errors", "work")]
-    for public in set(__all__) - {"__version__"}:  # all at once: `plan` is also the name of a module
+    homes = [importlib.import_module(f"multiring.{home}") for home in ("api", "errors", "runtime.comm", "runtime.work")]
+    for public in set(__all__) - {"__version__"}:
         globals()[public] = next(getattr(home, public) for home in homes if hasattr(home, public))
     return globals()[name]
 

@@ -7,20 +7,22 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from multiring import env
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
-from multiring.planning import planner
+from multiring.planning.choice import Choice
+from multiring.runtime import clocks
 from multiring.runtime.comm import Communicator
 from multiring.runtime.work import time_limit
 from multiring.training import sharding, weights
 
 if TYPE_CHECKING:
     from multiring.job.membership import Agreement
-    from multiring.job.rendezvous import World
+    from multiring.runtime.world import World
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _M = TypeVar("_M", float, Mapping[str, float])
@@ -63,7 +65,8 @@ def adopt(communicator: Communicator) -> None:
     _default = communicator
     bootstrap.report(None)
     if communicator.world.timeline is not None and communicator.size > 1:
-        communicator.world.timeline.align(communicator.aside)
+        timeline = communicator.world.timeline
+        timeline.offset = clocks.job_offset(communicator.aside, timeline.offset)
     atexit.unregister(_exit)
     atexit.register(_exit)
 
@@ -439,9 +442,7 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any,
 
 
 @_method
-def plan(
-    nbytes: int, collective: str = "all_reduce", root: int = 0, *, group: Communicator | None = None
-) -> planner.Choice:
+def plan(nbytes: int, collective: str = "all_reduce", root: int = 0, *, group: Communicator | None = None) -> Choice:
     return _communicator(group).plan(nbytes, collective, root)
 
 
@@ -450,9 +451,21 @@ def stats(*, group: Communicator | None = None) -> dict[str, Any]:
     return _communicator(group).stats()
 
 
-@_method
 def report(path: str | os.PathLike[str], title: str = "", *, group: Communicator | None = None) -> None:
-    _communicator(group).report(path, title)
+    """Write a page about this job so far: topology, plans, predicted and measured times, who waits for whom.
+
+    All ranks call it; rank 0 writes the file, HTML that needs no network. OSError if it cannot.
+    """
+    from multiring.pages import page
+
+    members = _communicator(group)
+    counted = members.stats()
+    mine = members.rank, members.hosts[members.rank], counted["seconds_in_calls"], counted["seconds_waiting"]
+    used = members.plans_used()
+    ranks = [page.Rank(*each) for each in members.all_gather_object(mine)]
+    if members.rank == 0:
+        topology = members.world.topology.restrict(members.members)
+        Path(path).write_text(page.of_job(title or f"A job of {members.size} ranks", topology, used, ranks))
 
 
 def shard(
@@ -479,7 +492,3 @@ def average(metrics: _M, weight: float = 1.0, *, group: Communicator | None = No
     0 only listens. ValueError, on all ranks, if all weights are 0.
     """
     return weights.average(_communicator(group), metrics, weight)
-
-
-# The import of the module `plan` has put it where the function of that name belongs.
-sys.modules["multiring"].plan = plan  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import numpy as np
 from chainer import GradientMethod
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
-import multiring
+from multiring import api
 from multiring.runtime.comm import Communicator
 from multiring.training.buckets import BUCKET_BYTES, Buckets, Gradient, fill
 from multiring.training.labels import part
@@ -145,7 +145,7 @@ def _on_host(parameter: Any) -> Any:
 
 def _communicator(communicator: Communicator | None) -> Communicator:
     if communicator is None:
-        return multiring.init()
+        return api.init()
     if not isinstance(communicator, Communicator):
         kind = type(communicator)
         raise TypeError(

@@ -31,9 +31,9 @@ def init(table: int) -> None:
     from multiring import _native
 
     try:
-        import multiring
+        from multiring import api
 
-        communicator = multiring.init()
+        communicator = api.init()
         communicator.publish()
     except Exception as error:  # the program is told: nobody above could catch it
         _native.answer_c(table, type(error).__name__, str(error))
@@ -46,9 +46,9 @@ def shutdown(table: int) -> None:
     from multiring import _native
 
     try:
-        import multiring
+        from multiring import api
 
-        multiring.shutdown()
+        api.shutdown()
     except Exception as error:  # as above
         _native.answer_c(table, type(error).__name__, str(error))
     else:

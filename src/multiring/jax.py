@@ -21,8 +21,7 @@ from jax._src.interpreters import mlir
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-import multiring
-from multiring import api
+from multiring import _native, api
 from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.runtime.comm import Communicator
 from multiring.training.buckets import BUCKET_BYTES, Gradient, arrange, bucket_label
@@ -90,7 +89,7 @@ def barrier(*, group: Communicator | None = None) -> None:
     """Return when every rank has called it and all its earlier collectives are done; not inside ``jit``."""
     _joined(group)
     jax.effects_barrier()
-    multiring.barrier(group=group)
+    api.barrier(group=group)
 
 
 def broadcast_parameters(tree: Any, root: int = 0, *, group: Communicator | None = None) -> Any:
@@ -301,7 +300,7 @@ def _lower(ctx: Any, x: Any, *, collective: str, op: str, root: int, label: int,
 
 mlir.register_lowering(_collective_p, _lower, platform="cpu")
 api.before_leaving(jax.effects_barrier)  # what was dispatched is not done
-jax.ffi.register_ffi_target("multiring", multiring._native.xla_handler(), platform="cpu")
+jax.ffi.register_ffi_target("multiring", _native.xla_handler(), platform="cpu")
 
 
 def _jvp(primals: Any, tangents: Any, **parameters: Any) -> Any:

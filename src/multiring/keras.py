@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import keras
 import numpy as np
 
-import multiring
 from multiring import api
+from multiring.errors import MultiringError
 from multiring.runtime.comm import Communicator
 from multiring.training.buckets import BUCKET_BYTES, Gradient, averages
 from multiring.training.labels import label, part, variable_names
@@ -125,9 +125,9 @@ def _not_compiled(function: _F) -> _F:
 def _averaging() -> Callable[..., Sequence[Any]]:
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        from multiring import tensorflow
+        from multiring import _tensorflow_average
 
-        return tensorflow.average
+        return _tensorflow_average.average
     if backend == "jax":
         from multiring import jax
 
@@ -221,7 +221,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if getattr(self.model.optimizer, "averages_over_ranks", None) is False:
-            raise multiring.MultiringError(
+            raise MultiringError(
                 "this step averaged nothing: it was compiled before DistributedOptimizer was called on the model's "
                 "optimizer; call model.compile() with that optimizer once more"
             )

@@ -12,14 +12,15 @@ def rooms_on_the_map() -> set[str]:
     text = (ROOT / "docs/design.md").read_text()
     table = text.partition("## The map")[2].partition("\n## ")[0]
     cells = []
-    for row in re.findall(r"^\| (`.*)\|$", table, re.MULTILINE):
-        room, holds, _ = row.split(" | ")
+    for row in re.findall(r"^\| (`.*) \|$", table, re.MULTILINE):
+        room, holds = row.split(" | ")
         cells += [room, holds] if room == "`csrc/`" else [room]
-    return {name.removeprefix("csrc/").strip("/") for cell in cells for name in re.findall(r"`([\w./]+)`", cell)} - {""}
+    return {name.strip("/") for cell in cells for name in re.findall(r"`([\w./]+)`", cell)}
 
 
 def test_every_module_is_on_the_map() -> None:
     modules = {path.name for path in (ROOT / "src/multiring").glob("*.py") if not path.name.startswith("_")}
+    modules |= {path.stem for path in (ROOT / "src/multiring/planning").glob("*.py") if path.stem != "__init__"}
     rooms = {path.parent.name for path in (ROOT / "src/multiring").glob("*/__init__.py")}
     assert (modules | rooms) - rooms_on_the_map() == set()
 
@@ -31,6 +32,7 @@ def test_every_source_of_the_engine_is_on_the_map() -> None:
 
 
 def test_nothing_on_the_map_is_missing() -> None:
-    present = {path.name for path in (ROOT / "src/multiring").iterdir()} | {"csrc", "include/multiring.h"}
+    present = {path.name for path in (ROOT / "src/multiring").iterdir()} | {"csrc"}
+    present |= {path.stem for path in (ROOT / "src/multiring/planning").iterdir()}
     present |= {path.stem for path in (ROOT / "csrc").iterdir()} | {path.name for path in (ROOT / "csrc").iterdir()}
     assert rooms_on_the_map() - present == set()

@@ -61,7 +61,7 @@ def test_every_set_of_hosts_is_bounded_as_it_was_built(path: Path, tmp_path: Pat
     file = tmp_path / "found.toml"
     with lab.up(built) as cluster:
         for _ in range(ATTEMPTS):
-            run(cluster, "-m", "multiring.probe", "--output", str(file))
+            run(cluster, "-m", "multiring.cli.probe_rank", "--output", str(file))
             found = topology_file.load(file)
             assert found.hosts == built.hosts
             if difference(built, found) < 0.1:

@@ -12,6 +12,7 @@ import numpy as np
 from shrink_ranks import LOST_AT, STEPS, die, reduced, say, steps_until
 
 import multiring as mr
+from multiring import version
 from multiring.job import growth, rendezvous
 from multiring.job.admission import Admission
 
@@ -190,7 +191,7 @@ def stop_and_wake(end: str) -> dict[str, Any]:
 def refuse_the_first(go: str) -> dict[str, Any]:
     """The first newcomer does not fit; whoever comes next is admitted."""
     if "OTHER_VERSION" in os.environ:
-        mr.__version__ = os.environ["OTHER_VERSION"]
+        version.__version__ = os.environ["OTHER_VERSION"]
     try:
         mr.init()
     except mr.RendezvousError as error:

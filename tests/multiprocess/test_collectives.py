@@ -11,8 +11,7 @@ import pytest
 
 from multiring.job.cores import cgroup_quota
 from multiring.planning import planner
-from multiring.planning.cost import Speeds
-from multiring.planning.seats import Seat, speeds
+from multiring.planning.speeds import Seat, Speeds, speeds
 from multiring.planning.strategies import STRATEGIES, strategy
 from multiring.planning.topology import Topology
 
@@ -91,8 +90,8 @@ def test_a_plan_is_forced_by_its_id() -> None:
     topology = Topology.of_hosts(list("aab"))
     usual = planner.choose(topology, "all_reduce", 1 << 20, speeds=speeds_of("aab"))
     small = planner.choose(topology, "all_reduce", 64, speeds=speeds_of("aab"))
-    of_small = {small.plan_of(each).id for each in (small.chosen, *small.rejected)}
-    rejected = [usual.plan_of(each).id for each in usual.rejected]
+    of_small = {each.plan.id for each in (small.chosen, *small.rejected)}
+    rejected = [each.plan.id for each in usual.rejected]
     others = [plan for plan in rejected if plan not in of_small][:2]  # which leave small buffers as they are
     of_both = [plan for plan in rejected if plan in of_small][:1]
     assert others

@@ -211,7 +211,7 @@ def test_bad_option_is_named_before_anything_starts(options: list[str], offendin
     ],
 )
 def test_a_launch_that_cannot_be_is_one_line_and_joins_no_job(options: list[str], offending: str) -> None:
-    program = [sys.executable, "-m", "multiring.bench", *options]
+    program = [sys.executable, "-m", "multiring.cli.bench_rank", *options]
     refused = subprocess.run(program, env={**os.environ, "RANK": "0"}, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2
     assert refused.stderr.startswith("multiring bench: ")
@@ -244,7 +244,7 @@ def test_a_peer_that_is_not_here_is_named_with_its_remedy(tmp_path: Path) -> Non
 def test_a_rank_does_not_start_ranks() -> None:
     refused = bench(RANK="1")
     assert refused.returncode == 2
-    assert "-m multiring.bench" in refused.stderr
+    assert "-m multiring.cli.bench_rank" in refused.stderr
 
 
 def test_two_ranks_are_measured_recorded_and_drawn(tmp_path: Path) -> None:

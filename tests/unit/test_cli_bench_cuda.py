@@ -135,7 +135,7 @@ def test_a_host_without_cards_says_why(torch: str, line: str, tmp_path: Path) ->
 
 
 def test_a_rank_says_so_too() -> None:
-    program = [sys.executable, "-m", "multiring.bench", "--device", "cuda", "--library", "openmpi"]
+    program = [sys.executable, "-m", "multiring.cli.bench_rank", "--device", "cuda", "--library", "openmpi"]
     done = subprocess.run(program, env={**os.environ, "RANK": "0"}, capture_output=True, text=True, timeout=60)
     line = "multiring bench: --library 'openmpi': known on cuda are multiring, gloo, nccl\n"
     assert (done.returncode, done.stderr) == (2, line)
@@ -143,7 +143,7 @@ def test_a_rank_says_so_too() -> None:
 
 def test_ranks_are_hosts_of_their_own_only_if_they_are_ranks() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
-    program = [sys.executable, "-m", "multiring.bench", "--apart"]
+    program = [sys.executable, "-m", "multiring.cli.bench_rank", "--apart"]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
     line = "multiring bench: --apart: it takes ranks on one host that `multiring run` or torchrun has started\n"
     assert (done.returncode, done.stderr) == (2, line)

@@ -283,8 +283,7 @@ assert "numpy" not in sys.modules and "asyncio" not in sys.modules, "import mult
 multiring.init
 assert not {"torch", "asyncio", "ifaddr"} & set(sys.modules)
 assert threading.active_count() == 1
-from multiring.planning.plan import Plan
-assert callable(multiring.plan)
+assert callable(multiring.plan) and callable(multiring.report)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=30)
 

@@ -9,20 +9,15 @@ from fractions import Fraction
 import pytest
 from topologies import CORE, MBIT, card, nested, unequal
 
+from multiring.planning.choice import Candidate
 from multiring.planning.compose import LEAD, compose, phase_kinds
-from multiring.planning.cost import (
-    HEADERS,
-    INTERNAL_WIRE_OVERHEAD,
-    MOST_SEGMENTS,
-    NATIVE,
-    OUT_OF_CACHE_BYTES,
-    SWITCH_SECONDS,
-)
+from multiring.planning.cost import HEADERS, MOST_SEGMENTS, OUT_OF_CACHE_BYTES
 from multiring.planning.layout import Layout, arranged, canonical
 from multiring.planning.loads import LinkMap
 from multiring.planning.plan import BLOCKED, Plan
-from multiring.planning.planner import Candidate, candidates, choose
+from multiring.planning.planner import candidates, choose
 from multiring.planning.schedule import SEND, schedule
+from multiring.planning.speeds import INTERNAL_WIRE_OVERHEAD, NATIVE, SWITCH_SECONDS
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 UNIFORM = {

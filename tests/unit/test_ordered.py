@@ -36,7 +36,7 @@ TOPOLOGIES["slow card"] = Topology(
 def ordered_plans(topology: Topology, collective: str, root: int = 0) -> list[Plan]:
     """All that are considered, small and large."""
     choices = [planner.choose(topology, collective, size, root, ordered=True) for size in (1 << 12, 1 << 26)]
-    plans = [choice.plan_of(candidate) for choice in choices for candidate in (choice.chosen, *choice.rejected)]
+    plans = [candidate.plan for choice in choices for candidate in (choice.chosen, *choice.rejected)]
     return list({plan.id: plan for plan in plans}.values())
 
 

@@ -13,10 +13,10 @@ import pytest
 from topologies import CORE, card, nested
 
 from multiring.cli.errors import check_output
+from multiring.pages import page
 from multiring.planning import planner
-from multiring.planning.planner import Measured
+from multiring.planning.choice import Measured
 from multiring.planning.topology import Topology
-from multiring.report import page
 from multiring.simulate.machines import machine
 from multiring.simulate.models import MODELS
 from multiring.simulate.recording import buckets

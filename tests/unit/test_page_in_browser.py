@@ -19,10 +19,10 @@ from topologies import CORE, card
 from typer.testing import CliRunner
 
 from multiring.cli import report
+from multiring.pages import page
 from multiring.planning import planner
-from multiring.planning.planner import Measured
+from multiring.planning.choice import Measured
 from multiring.planning.topology import LEVELS, Place, Topology, ranks_in_host
-from multiring.report import page
 from multiring.simulate.recording import Gradient, Recording, save
 
 CHROMIUM = shutil.which("chromium")

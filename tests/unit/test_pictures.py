@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from multiring.bench import curves
 from multiring.bench.report import Row
-from multiring.report.pictures import apart, best_and_worst, round_ticks
+from multiring.pages.pictures import apart, best_and_worst, round_ticks
 
 values = st.integers(-(10**9), 10**9).map(lambda number: number / 1e6)
 

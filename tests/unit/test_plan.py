@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
+from multiring.planning import plan
 from multiring.planning.plan import WHOLE, Phase, Plan, Ring, Span, Tiling
 
 
@@ -127,9 +127,8 @@ def test_the_id_follows_the_content():
 
 def test_phases_are_checked_once_and_again_in_another_world(monkeypatch):
     looked = []
-    plan_module = sys.modules["multiring.planning.plan"]  # multiring.plan is a function of the same name
-    check = plan_module._check_phase
-    monkeypatch.setattr(plan_module, "_check_phase", lambda phase, size: looked.append(size) or check(phase, size))
+    check = plan._check_phase
+    monkeypatch.setattr(plan, "_check_phase", lambda phase, size: looked.append(size) or check(phase, size))
     one = direct(Ring((4, 5), (WHOLE,)))
     replace(replace(one, segment_bytes=8192), window=7)
     assert looked == [6]

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from topologies import CORE, card, nested, tree, unequal
 
 from multiring.planning.bound import cut_bound
+from multiring.planning.choice import Candidate
 from multiring.planning.compose import ALL, LEAD, SPLIT, Stage, compose
-from multiring.planning.cost import Speeds
 from multiring.planning.interpret import prove, prove_by_classes, prove_in_full
 from multiring.planning.layout import Dimension
 from multiring.planning.plan import COLLECTIVES, Plan, Tiling
-from multiring.planning.planner import Candidate, candidates, choose
+from multiring.planning.planner import candidates, choose
 from multiring.planning.schedule import schedule
+from multiring.planning.speeds import Speeds
 from multiring.planning.topology import LEVELS, Topology
 
 ROOTED = ("broadcast", "reduce")
@@ -279,10 +280,10 @@ def test_any_candidate_can_be_forced_by_its_id():
     topology = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
     usual = choose(topology, "all_reduce", 1 << 20)
     for candidate in usual.rejected:
-        forced = usual.plan_of(candidate).id
+        forced = candidate.plan.id
         choice = choose(topology, "all_reduce", 1 << 20, forced=forced)
         assert (choice.plan.id, choice.chosen) == (forced, candidate)
         assert len(choice.rejected) == len(usual.rejected)
         assert usual.chosen in choice.rejected
-    assert len({usual.plan.id, *(usual.plan_of(candidate).id for candidate in usual.rejected)}) > 10
+    assert len({usual.plan.id, *(candidate.plan.id for candidate in usual.rejected)}) > 10
     assert choose(topology, "all_reduce", 1 << 20, forced="0" * 12).plan.id == usual.plan.id

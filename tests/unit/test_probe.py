@@ -369,7 +369,7 @@ def test_only_the_latest_files_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_a_rank_cannot_heed_is_refused_in_a_line_and_written_nowhere(tmp_path: Path) -> None:
     def rank(*words: str) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "multiring.probe", *words]
+        command = [sys.executable, "-m", "multiring.cli.probe_rank", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
 

@@ -25,7 +25,7 @@ from multiring.job.exchange import Exchange, spans
 from multiring.job.store import Client, Server
 from multiring.net import auth, interfaces, local, unix
 from multiring.planning import topology_file
-from multiring.planning.cost import INTERNAL_WIRE_OVERHEAD, NATIVE
+from multiring.planning.speeds import INTERNAL_WIRE_OVERHEAD, NATIVE
 from multiring.planning.topology import Link, Topology
 
 SECRET = b"0123456789abcdef"

@@ -184,7 +184,7 @@ def test_wrong_secret_or_job(
 
 
 def test_another_version_is_told_both(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiring.__version__", "9.8.7")
+    monkeypatch.setattr("multiring.version.__version__", "9.8.7")
     with pytest.raises(RendezvousError, match=r"multiring '0\.1.*' \(protocol 2\), this process multiring '9\.8\.7'"):
         connect(server)
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from topologies import CORE, card, nested, unequal
 
 from multiring.planning import planner
-from multiring.planning.cost import NATIVE
 from multiring.planning.interpret import prove
 from multiring.planning.interpret.full import prove_in_full
 from multiring.planning.methods import steps
+from multiring.planning.speeds import NATIVE
 from multiring.planning.strategies import ASYNCHRONOUS, STRATEGIES, strategy
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 from multiring.simulate import Call, Speeds, forced, simulate, simulate_exactly, simulate_in_lockstep
@@ -236,7 +236,7 @@ def test_the_simulator_and_the_cost_model_say_the_same_of_a_plan(topology):
     """One goes through the rings of a plan, the other through the stages that it was composed of."""
     choice = planner.choose(topology, "all_reduce", S)
     for candidate in (choice.chosen, *choice.rejected):
-        found = predict(topology, choice.plan_of(candidate), S)
+        found = predict(topology, candidate.plan, S)
         known = candidate.prediction
         assert (found.segments, found.window) == (known.segments, known.window)
         assert [(p.kind, p.level, p.method, p.members, p.steps) for p in found.phases] == [
@@ -319,7 +319,7 @@ def test_a_plan_is_chosen_with_the_numbers_that_it_is_simulated_with(name, hosts
     found = simulated(topology, choice.plan, nbytes, speeds)
     assert found == pytest.approx(choice.chosen.prediction.seconds, rel=0.1)
     others = [
-        simulated(topology, with_fastest_segments(topology, choice.plan_of(other), nbytes, speeds), nbytes, speeds)
+        simulated(topology, with_fastest_segments(topology, other.plan, nbytes, speeds), nbytes, speeds)
         for other in choice.rejected[:8]
     ]
     assert found <= 1.05 * min(others)

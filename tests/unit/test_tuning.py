@@ -13,7 +13,8 @@ import pytest
 from topologies import CORE, card, nested
 
 from multiring import _native
-from multiring.planning.planner import Candidate, Tuned, choose
+from multiring.planning.choice import Candidate, Tuned
+from multiring.planning.planner import choose
 from multiring.runtime import tuner, tuning
 from multiring.runtime.tuning import FIELD, HEATS, Heat
 
@@ -136,7 +137,7 @@ def test_few_plans_are_tried_and_they_differ(nbytes: int) -> None:
     ranked = [choice.chosen, *choice.rejected]
     tried = tuning.contestants(choice)
     assert tried[: tuning.NEAREST] == tuple(ranked[: tuning.NEAREST])
-    assert len({choice.plan_of(each).id for each in tried}) == len(tried) == FIELD < len(ranked)
+    assert len({each.plan.id for each in tried}) == len(tried) == FIELD < len(ranked)
     assert any(len(each.stages) == 1 for each in tried)  # never slower than the best flat one
     assert min(map(steps, tried)) == min(map(steps, ranked))
 

@@ -1,8 +1,8 @@
 """How fast a collective is, measured so that the figure can be trusted.
 
-``multiring run -n 2 -m multiring.bench`` measures one launch; ``multiring bench`` alternates launches of ours and of
-its peers. A time is always that of the slowest rank. Below `BARRIER_BYTES` calls follow each other at once, since a
-barrier before each would hide most of their cost; above, each call starts from a barrier.
+``multiring run -n 2 -m multiring.cli.bench_rank`` measures one launch; ``multiring bench`` takes launches of ours and
+of its peers in turns. A time is always that of the slowest rank. Below `BARRIER_BYTES` calls follow each other at once,
+since a barrier before each would hide most of their cost; above, each call starts from a barrier.
 
 ::
 

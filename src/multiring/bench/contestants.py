@@ -107,11 +107,11 @@ class ThroughNumPy:
     buffers: tuple[str, ...] = BUFFERS
 
     def __init__(self) -> None:
-        import multiring
+        from multiring import api
 
-        multiring.init()
-        self._mr = multiring
-        self.rank, self.world_size = multiring.rank(), multiring.world_size()
+        api.init()
+        self._mr = api
+        self.rank, self.world_size = api.rank(), api.world_size()
 
     def task(self, collective: str, count: int, kind: str) -> Task:
         mr, new = self._mr, _maker(kind)
@@ -264,7 +264,7 @@ class ThroughMPI:
         if "RANK" in os.environ:  # before MPI is loaded: by itself it makes a world of one, and leaves files behind
             raise ValueError(
                 "the ranks of an MPI are started by its own launcher, and this job was not: `multiring bench --peers "
-                "NAME` does that, or `mpirun -n 2 python -m multiring.bench --library NAME`"
+                "NAME` does that, or `mpirun -n 2 python -m multiring.cli.bench_rank --library NAME`"
             )
         _bind_as_multiring_run()
         from mpi4py import MPI
@@ -311,9 +311,9 @@ class _Future:
 
 
 def _planned(collective: str, nbytes: int) -> Planned:
-    import multiring
+    from multiring import api
 
-    choice = multiring.plan(nbytes, collective)
+    choice = api.plan(nbytes, collective)
     return Planned(choice.chosen.prediction.seconds, choice.bound, choice.plan.wire_error)
 
 
@@ -325,9 +325,9 @@ def _maker(kind: str) -> Callable[[int], Array]:
     """What makes a buffer of some elements."""
     if kind == "private":
         return _private
-    import multiring
+    from multiring import api
 
-    return lambda count: multiring.empty(count, np.float32)
+    return lambda count: api.empty(count, np.float32)
 
 
 def _bind_as_multiring_run() -> None:

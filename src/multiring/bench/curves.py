@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from multiring.bench.report import Row
-from multiring.report.pictures import apart
+from multiring.pages.pictures import apart
 from multiring.units import duration, size
 
 LABEL_POINTS = 13

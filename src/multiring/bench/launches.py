@@ -26,7 +26,7 @@ Start = Callable[[str, Sequence[str]], Command]
 
 @dataclass(frozen=True)
 class Entry:
-    """One of those that take turns: a library, and the options of ``python -m multiring.bench`` for it."""
+    """One of those that take turns: a library, and the options of ``python -m multiring.cli.bench_rank`` for it."""
 
     contestant: str
     options: Sequence[str]
@@ -108,7 +108,15 @@ def _launch(entry: Entry, start: Start, interrupt: _Interrupt) -> Any:
     """What it wrote; None if it was interrupted."""
     end_with_us = partial(end_with, os.getpid(), signal.SIGTERM)
     with unnamed_file() as result:
-        program = ["-m", "multiring.bench", "--library", entry.contestant, *entry.options, "--json", str(result)]
+        program = [
+            "-m",
+            "multiring.cli.bench_rank",
+            "--library",
+            entry.contestant,
+            *entry.options,
+            "--json",
+            str(result),
+        ]
         command = start(entry.contestant, program)
         environment = {**os.environ, **command.environment}
         with subprocess.Popen(command.words, env=environment, preexec_fn=end_with_us) as launch:

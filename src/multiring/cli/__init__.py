@@ -6,8 +6,8 @@ import os
 import sys
 from importlib import import_module
 
-import multiring
 from multiring.job.descriptors import fill_standard_files
+from multiring.version import __version__
 
 COMMANDS = {
     "run": "Start the ranks of a job, here or on many hosts.",
@@ -26,7 +26,7 @@ def main() -> None:
     """Run the subcommand named on the command line; only its module is imported."""
     fill_standard_files()
     if sys.argv[1:] == ["--version"]:  # what a script asks for often needs nothing else
-        print(f"multiring {multiring.__version__}")
+        print(f"multiring {__version__}")
     else:
         _run_command()
 
@@ -36,7 +36,7 @@ def _run_command() -> None:
 
     def print_version(wanted: bool) -> None:
         if wanted:
-            typer.echo(f"multiring {multiring.__version__}")
+            typer.echo(f"multiring {__version__}")
             raise typer.Exit
 
     def root(

@@ -86,7 +86,7 @@ def bench(
         if "RANK" in os.environ:
             raise ValueError(
                 "this is a rank of a job already: multiring bench starts its own; "
-                "`multiring run -n 4 -m multiring.bench` measures the job that it is in"
+                "`multiring run -n 4 -m multiring.cli.bench_rank` measures the job that it is in"
             )
         if program and program[0].startswith("-") and program[0] != "-m":
             raise ValueError(no_such_option(context, program[0]))

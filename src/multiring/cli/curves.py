@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring.bench.curves import label_ends, said
-from multiring.report.pictures import percent, round_ticks
+from multiring.pages.pictures import percent, round_ticks
 
 
 def plot_efficiency(

@@ -12,12 +12,12 @@ from enum import Enum
 from importlib import metadata
 from pathlib import Path
 
-import multiring
 from multiring import env
 from multiring.errors import MultiringError
 from multiring.job import bootstrap
 from multiring.job.cores import allowed_cores, cgroup_quota, format_list
 from multiring.net import interfaces, listen
+from multiring.version import __version__
 
 PROBE_BYTES = 1 << 20
 
@@ -53,7 +53,7 @@ def all_findings() -> list[Finding]:
 def _versions() -> Iterator[Finding]:
     libc, version = platform.libc_ver()
     host = f"Python {platform.python_version()}, Linux {platform.release()}, {libc} {version}, {platform.machine()}"
-    yield Finding("version", State.ok, f"multiring {multiring.__version__}, {host}")
+    yield Finding("version", State.ok, f"multiring {__version__}, {host}")
 
 
 def _engine() -> Iterator[Finding]:

@@ -12,7 +12,9 @@ from rich.table import Table
 from multiring.cli import output
 from multiring.cli.errors import one_line_errors
 from multiring.env import parse_size, parse_wire
-from multiring.planning import explain, planner, topology_file
+from multiring.planning import choice as choices
+from multiring.planning import planner, topology_file
+from multiring.planning.choice import Choice
 from multiring.planning.plan import COLLECTIVES, ROOTED
 from multiring.planning.planner import size_class
 from multiring.planning.strategies import STRATEGIES
@@ -51,15 +53,15 @@ def plan(
         else:
             choice = _of_strategy(strategy, cluster, collective, nbytes, wire)
     if as_json:
-        typer.echo(json.dumps(explain.record(choice), indent=1))
+        typer.echo(json.dumps(choices.record(choice), indent=1))
         return
     console = output.console()
-    console.print(explain.summary(choice), highlight=False)
-    for table in explain.tables(choice):
+    console.print(choices.summary(choice), highlight=False)
+    for table in choices.tables(choice):
         console.print(_rich(table))
 
 
-def _of_strategy(name: str, topology: Topology, collective: str, nbytes: int, wire: str) -> planner.Choice:
+def _of_strategy(name: str, topology: Topology, collective: str, nbytes: int, wire: str) -> Choice:
     found = named(name)
     if collective != "all_reduce":
         raise ValueError(f"--strategy {name} is a way to all_reduce; it has no {collective}")
@@ -85,7 +87,7 @@ def _wire(text: str) -> planner.Wire:
         raise ValueError(f"--wire {text!r}: expected {error}") from None
 
 
-def _rich(table: explain.Table) -> Table:
+def _rich(table: choices.Table) -> Table:
     found = Table(title=f"\n{table.title}", title_justify="left", title_style="bold", box=None, pad_edge=False)
     for heading in table.headings:
         found.add_column(heading)

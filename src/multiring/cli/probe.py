@@ -26,5 +26,5 @@ def probe(
     python: Python = sys.executable,
 ) -> None:
     """Measure the links between hosts, show them as a tree, and keep them for the jobs on these hosts."""
-    program = ["-m", "multiring.probe", *(["--output", str(output)] if output else [])]
+    program = ["-m", "multiring.cli.probe_rank", *(["--output", str(output)] if output else [])]
     run(context, program, hosts=hosts, hostfile=hostfile, ssh=ssh, python=python)

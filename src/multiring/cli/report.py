@@ -31,9 +31,10 @@ from multiring.cli.scenario import (
     summary_of,
     swept,
 )
-from multiring.planning import explain, planner
-from multiring.report import page
-from multiring.report.pictures import percent
+from multiring.pages import page
+from multiring.pages.pictures import percent
+from multiring.planning import planner
+from multiring.planning.choice import Table
 from multiring.simulate.compare import Result
 from multiring.simulate.recording import buckets
 from multiring.simulate.training import BUCKET_BYTES
@@ -97,7 +98,7 @@ def _said(result: Result) -> str:
     return f"{exposed_of(result)} of {units.precise_duration(result.seconds)}, efficiency {percent(result.efficiency)}"
 
 
-def _results(point: Point) -> explain.Table:
+def _results(point: Point) -> Table:
     rows = []
     for result in point.results:
         if result.seconds is None:
@@ -110,6 +111,6 @@ def _results(point: Point) -> explain.Table:
             f"{result.efficiency:.1%}",
         )
         rows.append((result.strategy, *times, busiest or result.note))
-    return explain.Table(
+    return Table(
         "a training step by each strategy", ("strategy", "step", "exposed", "efficiency", "busiest link"), tuple(rows)
     )

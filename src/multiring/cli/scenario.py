@@ -16,10 +16,10 @@ from rich.progress import track
 
 from multiring import units
 from multiring.cli.errors import given, leave_out
+from multiring.pages.pictures import best_and_worst
 from multiring.planning import topology_file
-from multiring.planning.cost import NATIVE
+from multiring.planning.speeds import NATIVE
 from multiring.planning.strategies import ASYNCHRONOUS, strategy
-from multiring.report.pictures import best_and_worst
 from multiring.simulate import recording
 from multiring.simulate.compare import NAMES, Result, Training, simulate_strategy
 from multiring.simulate.machines import MACHINES, machine

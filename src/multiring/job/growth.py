@@ -26,6 +26,7 @@ from multiring.job.exchange import Exchange
 from multiring.job.membership import Agreement
 from multiring.job.store import Client
 from multiring.runtime.comm import Communicator
+from multiring.runtime.world import World
 
 _log = logging.getLogger("multiring")
 
@@ -34,7 +35,7 @@ class Excluded(RendezvousError):
     """The others may have gone on without this rank, which has left the job."""
 
 
-def grow(communicator: Communicator, timeout: float | None) -> tuple[rendezvous.World, Agreement] | None:
+def grow(communicator: Communicator, timeout: float | None) -> tuple[World, Agreement] | None:
     """The world of the ranks of ``communicator``, the job's, and those that it has admitted; None if there are none.
 
     ``timeout`` in seconds is for all to meet. Where this raises anything but Excluded, the old world is as it was.
@@ -72,7 +73,7 @@ def grow(communicator: Communicator, timeout: float | None) -> tuple[rendezvous.
     return replace(joined, settings=world.settings), Agreement(roster["generation"], members, completed)
 
 
-def enter(place: Place, settings: env.Settings) -> rendezvous.World:
+def enter(place: Place, settings: env.Settings) -> World:
     """Wait to be admitted by the ranks that are there; the world that they and this one make then.
 
     RendezvousError if that does not happen in time, or this one does not fit.
@@ -120,7 +121,7 @@ def _lobby(place: Place, settings: env.Settings) -> Iterator[Lobby]:
         yield Lobby(cast(Client, meeting.store), place.job, place.restart)
 
 
-def _look(lobby: Lobby, world: rendezvous.World, seconds: float) -> tuple[Admission | None, Record | None]:
+def _look(lobby: Lobby, world: World, seconds: float) -> tuple[Admission | None, Record | None]:
     """The roster with those who may come and have answered, if there are any."""
     fitting: dict[int, int] = {}
     mine = {"host": world.topology.hosts[world.rank], "agreed": env.agreed(world.settings)}
@@ -179,7 +180,7 @@ def _meet(
     at_start: Place,
     settings: env.Settings,
     failure: Callable[[], BaseException | None],
-) -> rendezvous.World:
+) -> World:
     """The world of all on the roster; Kept if it has not come about, Excluded if it may have without this rank."""
     members, generation = tuple(roster["members"]), roster["generation"]
     rank = members.index(rank_at_start)

@@ -35,6 +35,7 @@ from multiring.job.exchange import spans
 from multiring.net import auth, dial
 from multiring.net.gate import Channel, Gate, Membership, Message
 from multiring.net.loop import within
+from multiring.runtime.world import World
 
 WATCH_AFTER_SECONDS = 0.5
 """Who has not come by then is looked for."""
@@ -71,7 +72,7 @@ def is_quorum(present: Collection[int], members: Sequence[int]) -> bool:
     return 2 * found > len(members) or (2 * found == len(members) and members[0] in present)
 
 
-def shrink(world: rendezvous.World, completed: int, timeout: float) -> tuple[rendezvous.World, Agreement]:
+def shrink(world: World, completed: int, timeout: float) -> tuple[World, Agreement]:
     """The world of the survivors of a failure, and what they have agreed on; ``world`` is left.
 
     ``completed`` collectives of the default communicator were completed here. Ranks that live and have not called this
@@ -110,7 +111,7 @@ def shrink(world: rendezvous.World, completed: int, timeout: float) -> tuple[ren
         raise
 
 
-def _given_up(failure: PeerLost, world: rendezvous.World) -> set[int]:
+def _given_up(failure: PeerLost, world: World) -> set[int]:
     """The ranks, those at the job's start, of the host that goes because it cannot reach another one."""
     hosts = world.topology.hosts
     if failure.apart < 0:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import itertools
 import logging
 import os
 import secrets
@@ -21,14 +20,13 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-import multiring
 from multiring import _native, env, probe
-from multiring.errors import MultiringError, PeerLost, RendezvousError
+from multiring.errors import RendezvousError
 from multiring.job import bootstrap, descriptors
 from multiring.job.bootstrap import Place, no_meeting
 from multiring.job.cores import cgroup_quota, format_list, parse_list
@@ -40,17 +38,17 @@ from multiring.net.dial import Address
 from multiring.net.gate import Gate, Membership
 from multiring.net.links import Links
 from multiring.planning import topology_file
-from multiring.planning.cost import NATIVE, Speeds
 from multiring.planning.plan import is_id
 from multiring.planning.planner import check_wire
-from multiring.planning.seats import Seat, speeds
+from multiring.planning.speeds import Seat, speeds
 from multiring.planning.strategies import Strategy
 from multiring.planning.topology import Topology
 from multiring.runtime import trace
+from multiring.runtime.world import World
 from multiring.simulate import forced
+from multiring.version import __version__
 
 if TYPE_CHECKING:
-    from multiring.runtime.engine import Engine
     from multiring.runtime.mpi.engine import Engine as MpiEngine
 
 CONTROL_FANOUT = 4
@@ -59,131 +57,8 @@ CONTROL_FANOUT = 4
 REJOIN_HEARTBEATS = 4
 """In the time of so many heartbeat time-outs survivors meet, or look once more for who survives."""
 
-LINK_SHARE = 0.9
-"""Of the time that a call has, for making its links: who cannot be reached is named before others' calls time out."""
-
-LEAVING_SECONDS = 0.5
-"""How long after a rank's farewell the end of a link that it made may still be under way here."""
-
 _log = logging.getLogger("multiring")
 _joins: Counter[str] = Counter()  # init after shutdown must not read what the last one wrote
-
-
-@dataclass(frozen=True)
-class World:
-    """A job that has come together: its engine, and its topology, in which ranks of one host share memory.
-
-    ``links`` is None where all ranks share a host.
-    """
-
-    rank: int
-    topology: Topology
-    engine: Engine
-    links: Links | None
-    settings: env.Settings
-    gate: Gate | None = None
-    """None where this rank has always been alone."""
-    measured: str = ""
-    """What a file or a measurement says of the links between the hosts; "": in the topology they are as usual."""
-    members: tuple[int, ...] = (0,)
-    """The ranks that they had, or took the places of, when the job started: the launcher knows them by these."""
-    entered: tuple[int, ...] = (0,)
-    """The generation in which each rank came."""
-    groups: set[int] = field(default_factory=set)
-    """The numbers of the communicators that exist."""
-    draws: Iterator[int] = field(default_factory=itertools.count)
-    """Counts the numbers that this rank draws for groups."""
-    timeline: trace.Timeline | None = None
-    speeds: Speeds = NATIVE
-    """What its ranks need, those that share cores included."""
-    began: float = field(default_factory=time.monotonic)
-    former: dict[str, Any] = field(default_factory=dict)
-    """The account of the generations before this one, if there were any."""
-
-    @property
-    def known(self) -> bool:
-        """Whether somebody said or measured how the hosts are linked."""
-        return bool(self.measured)
-
-    def connect(self, peers: set[int], timeout: float, *, any_source: bool = False) -> None:
-        """Make the links to ``peers`` that do not stand yet, for a call that has ``timeout`` seconds.
-
-        Whatever prevents it fails the engine, so that all ranks hear of it; it is left to the call to raise that, and
-        to say which it was. With ``any_source`` those that have left are not needed, as long as another one can have
-        sent something.
-        """
-        deadline = time.monotonic() + LINK_SHARE * timeout
-        while self.links and (missing := {peer for peer in peers if not self.engine.attached(peer)}):
-            remaining = max(deadline - time.monotonic(), 0.0)
-            try:
-                return self.links.ensure(auth.DATA, missing, remaining, self._obstacle(missing))
-            except MultiringError as error:
-                if self.engine.failure() is not None:
-                    return
-                possible = {peer for peer in peers if self.engine.attached(peer) or not self.engine.departed(peer)}
-                if not (any_source and possible and isinstance(error, PeerLost)):
-                    kind = "CollectiveTimeout" if isinstance(error, RendezvousError) else type(error).__name__
-                    return self.engine.fail(kind, error.rank if error.rank >= 0 else self.rank, str(error))
-                peers = possible
-
-    def _obstacle(self, peers: set[int]) -> Callable[[], BaseException | None]:
-        """Tells why links to ``peers`` cannot come about any more: the engine has failed, or one of them has left."""
-        first_seen: dict[int, float] = {}
-
-        def find() -> BaseException | None:
-            now = time.monotonic()
-            for peer in sorted(peers):
-                if self.engine.departed(peer) and now - first_seen.setdefault(peer, now) >= LEAVING_SECONDS:
-                    name = f"rank {peer} (host {self.topology.hosts[peer]})"
-                    return self.engine.failure() or PeerLost(f"{name} has shut down, and was not linked yet", rank=peer)
-            return self.engine.failure()
-
-        return find
-
-    def close(self) -> None:
-        """Say farewell and release everything. May be called twice."""
-        try:
-            self.leave()
-        finally:
-            if self.gate:
-                self.gate.close()
-
-    def leave(self) -> None:
-        """Say farewell and release everything but the gate, for another generation to come. May be called twice."""
-        if self.links:
-            self.links.close()
-        try:
-            self.engine.shutdown()
-        finally:
-            if self.timeline is not None:
-                self.timeline.write(self.engine.traced())
-
-    def account(self) -> dict[str, Any]:
-        """What this rank did since it joined the job, and for which ranks its callers waited."""
-        counted = self.engine.statistics()
-        peers = counted["peers"]
-        account = {
-            "seconds": time.monotonic() - self.began,
-            "calls": counted["operations"],
-            "bytes": sum(peer["bytes_sent"] for peer in peers.values()),
-            "in_calls": counted["seconds_in_calls"],
-            "waiting": counted["seconds_waiting"],
-            "waited_for": Counter(
-                {self.members[rank]: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()}
-            ),
-        }
-        return {name: self.former[name] + account[name] for name in account} if self.former else account
-
-    def follow(self, former: World, account: dict[str, Any]) -> None:
-        """Go on with the account of the generation before, and with what its timeline knows of the job's clock."""
-        self.former.update(account)
-        if self.timeline is not None and former.timeline is not None:
-            self.timeline.offset = former.timeline.offset
-
-    @property
-    def settings_again(self) -> env.Settings:
-        """Those to join with once more: the host has the name by which it was told apart from others."""
-        return replace(self.settings, host=self.topology.hosts[self.rank])
 
 
 def join(place: Place, settings: env.Settings) -> World:
@@ -313,7 +188,7 @@ def _join(
     ports = dict(own)
     cards = [card for card in interfaces.admitted(settings.interface, loopback=True) if str(card[1]) in ports]
     introduction = {
-        "version": multiring.__version__,
+        "version": __version__,
         "agreed": {"the number of ranks": str(place.world_size), **env.agreed(settings)},
         "host": settings.host or socket.gethostname(),
         "machine": local.machine(),

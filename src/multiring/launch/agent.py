@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import multiring
 from multiring import env
 from multiring.errors import MultiringError, ResourceError, system_message
 from multiring.job import cores, descriptors
@@ -34,6 +33,7 @@ from multiring.launch.signals import on_signal
 from multiring.launch.terminal import Terminal
 from multiring.net import interfaces, listen
 from multiring.net.loop import check_room, within
+from multiring.version import __version__
 
 DRAIN_SECONDS = 0.5
 """How long the output of ranks that have ended is waited for: a process that they left behind may hold it open."""
@@ -141,7 +141,7 @@ class Agent:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
         typed = None if self._typed is None else self._typed.as_dict()
         write_all(self._output, b"\n")  # ends what a shell may have printed when it logged in
-        self._send("hello", version=multiring.__version__, host=socket.gethostname(), machine=identity(), typed=typed)
+        self._send("hello", version=__version__, host=socket.gethostname(), machine=identity(), typed=typed)
         while line := await reader.readline():
             message = decode(line)
             if message is None:

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
-import multiring
 from multiring.launch import LaunchError
 from multiring.launch.messages import LIMIT, Message, decode, encode
 from multiring.net.loop import within
+from multiring.version import __version__
 
 _T = TypeVar("_T")
 
@@ -113,9 +113,9 @@ class Connection(ABC):
     async def greet(self) -> Message:
         """The agent's hello; LaunchError if it is another version's."""
         hello = await self.expect("hello")
-        if hello["version"] != multiring.__version__:
+        if hello["version"] != __version__:
             raise LaunchError(
-                f"host {self.host} has multiring {hello['version']}, this one {multiring.__version__}: install the "
+                f"host {self.host} has multiring {hello['version']}, this one {__version__}: install the "
                 f"same everywhere"
             )
         self._greeted = True

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-import multiring
 from multiring.launch import LaunchError
 from multiring.launch.connection import END_SECONDS, Connection, Streams, wait_until
 from multiring.launch.processes import describe_exit
+from multiring.version import __version__
 
 SSH = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=15")
 """No password can be asked for; a host that vanishes is noticed."""
@@ -81,7 +81,7 @@ class SshAgent(Connection):
         if code == 127:
             remedy = f"is there {python} on it? Another is given by --python"
         elif any("No module named" in line for line in lines):
-            remedy = f"install multiring {multiring.__version__} for {python} on it"
+            remedy = f"install multiring {__version__} for {python} on it"
         else:
             remedy = f"try by hand: {ssh} {self.host} true"
         return f"{ssh} has ended: {describe_exit(code)}; {remedy}" + "".join(f"\n    {line}" for line in lines)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
-import multiring
+from multiring import version
 from multiring.errors import RendezvousError
 from multiring.net.loop import within
 
@@ -66,7 +66,7 @@ class Hello:
     streams: int = 1
     session: int = 0
     job: str = ""
-    version: str = field(default_factory=lambda: multiring.__version__)
+    version: str = field(default_factory=lambda: version.__version__)
     protocol: int = PROTOCOL
 
     def pack(self, nonce: bytes) -> bytes:

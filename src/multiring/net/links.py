@@ -87,6 +87,10 @@ class Links:
         """Let the streams of data links to these ranks take turns over the ways to each."""
         self._ways = {peer: over for peer, over in ways.items() if over}
 
+    def ensure_data(self, peers: Iterable[int], timeout: float, failure: Callable[[], BaseException | None]) -> None:
+        """`ensure` for the links that carry the data of collectives."""
+        self.ensure(auth.DATA, peers, timeout, failure)
+
     def ensure(
         self, role: int, peers: Iterable[int], timeout: float, failure: Callable[[], BaseException | None]
     ) -> None:

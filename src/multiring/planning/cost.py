@@ -24,6 +24,7 @@ from .compose import Stage, phase_kinds, phase_wire
 from .layout import Layout, Shape
 from .loads import Key, LinkMap, Loads
 from .plan import BLOCKED, REDUCING
+from .speeds import NATIVE, Speeds
 from .topology import Link
 from .traffic import hands_on, mean_messages, messages, pairs
 
@@ -51,71 +52,12 @@ queue behind the later ones: at 200 Mbit/s 8 MB took 382 ms with 4 MB (160 ms) i
 FEWEST_SEGMENTS, MOST_SEGMENTS = 2, 32
 """In flight of one call, however large or small they are."""
 
-SWITCH_SECONDS = 5e-6
-"""From one rank to the next on a core that they share: a call, a switch, and caches that the other has filled."""
-
-INTERNAL_WIRE_OVERHEAD = 28e-6
-"""A message between hosts that are one machine: its cores work for both ends, and for what emulates the network. Calls
-of 4 KB, four or six ranks a core, two to ten such messages of the busiest rank: with it predictions were 7 % off in the
-middle, with 20 us 17 %, with 40 16 %."""
-
 HEADERS = 1.1
 """What small messages take of a link, in parts of their bytes: calls of 4 KB took 362 to 367 us back to back where the
 bytes alone take the busiest link 328."""
 
 NARROW_PART = 1 / 2
 """Of float32 that a narrow wire sends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """What a rank needs: seconds a byte reduced, seconds a further message in a step within a host and between hosts;
-    the segments that it can be given, and the calls that it has in flight at most. Planner and simulator take the same,
-    but for ``ranks_per_core`` and ``passing``, which the simulator does not know. Unless given, they are those of the
-    native engine.
-
-    A rank's thread does one thing at a time. Half of a message's overhead is the sender's, half the receiver's; the
-    latency of a link holds the overhead of one message.
-    """
-
-    gamma: float = 1 / 8e9
-    """One core adding float32 streams that are in its cache."""
-
-    local_overhead: float = 0.2e-6
-    """A descriptor written and read."""
-
-    wire_overhead: float = 5e-6
-    """A send and a receive through the kernel."""
-
-    segments: tuple[int, ...] = (64 << 10, 128 << 10, 256 << 10, 512 << 10)
-    """Bytes, ascending: smaller ones are mostly overhead, larger ones leave the cache and do not overlap (1 MB took
-    half as long again as these on two ranks of one host)."""
-
-    lanes: int = 8
-
-    ranks_per_core: float = 1.0
-    """The most that share one, on any machine; at least 1. They take turns: whoever waits for another does so for a
-    turn of each that takes part, and the messages of all, and what they copy and reduce, are one core's work."""
-
-    passing: float = 1 / 16e9
-    """A byte of another rank of the host, added or kept alike, beyond the time that it takes to come: its core passes
-    over it. 0 where something else moves the bytes within a host, while cores add."""
-
-    def overhead(self, is_local: bool) -> float:
-        """Seconds a further message in a step between ranks of one host, or of several."""
-        return self.local_overhead if is_local else self.wire_overhead
-
-    def handling(self, between: float, within: float) -> float:
-        """Seconds until a rank has sent or received so many messages between hosts, and within its own."""
-        return self.ranks_per_core * (between * self.wire_overhead + within * self.local_overhead) / 2
-
-    def turn(self, part: float) -> float:
-        """Seconds until a rank has its core back, beyond the latency of what it waits for, where a part of the ranks
-        takes part."""
-        return SWITCH_SECONDS * max(1.0, part * self.ranks_per_core) if self.ranks_per_core > 1 else 0.0
-
-
-NATIVE = Speeds()
 
 
 @dataclass(frozen=True, slots=True)

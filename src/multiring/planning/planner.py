@@ -7,17 +7,18 @@ every machine: no clocks, and ties have an order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 
 from .bound import cut_bound
+from .choice import TIE, Candidate, Choice
 from .compose import LEAD, Stage, compose
-from .cost import NARROW_PART, NATIVE, CostModel, Prediction, Speeds
-from .explain import summary, text
+from .cost import NARROW_PART, CostModel, Prediction
 from .layout import Layout, arranged, canonical, rooted
 from .plan import COLLECTIVES, ROOTED, WIRES, Plan
 from .space import Options, grids, options
+from .speeds import NATIVE, Speeds
 from .topology import Link, Place, Topology
 
 AUTO = "auto"
@@ -31,83 +32,6 @@ Wire = Mapping[str, str] | str
 
 SUMMING = ("all_reduce", "reduce_scatter", "reduce")
 """The collectives whose result depends on the order of their sums."""
-
-TIE = 1.02
-"""Predictions within this factor of the cheapest are ties: the model is not finer, and noise must not choose."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A plan that was considered, as the stages to compose it from, with its prediction."""
-
-    stages: tuple[Stage, ...]
-    prediction: Prediction
-
-    @property
-    def name(self) -> str:
-        """Its phases in words, with the number of members of their rings."""
-        phases = self.prediction.phases
-        return ", ".join(f"{p.kind} {p.level} {p.members} {p.method}" for p in phases) or "nothing to do"
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What the calls of a plan took on this rank, from start to end, waiting for other ranks included.
-
-    ``nbytes`` and ``seconds`` are sums over ``calls``.
-    """
-
-    calls: int
-    nbytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The plan that was the fastest of those tried, with the seconds of each by id; ``day`` is when, as 2026-11-21."""
-
-    plan: str
-    seconds: Mapping[str, float]
-    day: str
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The plan chosen; the candidates that were not, cheapest first; the bound that no plan can beat, in seconds.
-
-    ``measured`` is what it took so far, where it has been used; ``tuned`` what those plans took that a job tried, where
-    it was chosen by that; ``speeds`` are what predictions assume. Printed, it explains itself.
-    """
-
-    plan: Plan
-    chosen: Candidate
-    rejected: tuple[Candidate, ...]
-    bound: float
-    nbytes: int
-    topology: Topology
-    measured: Measured | None = None
-    tuned: Tuned | None = None
-    speeds: Speeds = NATIVE
-
-    def plan_of(self, candidate: Candidate) -> Plan:
-        """The plan that a candidate stands for."""
-        return _composed(self.topology, self.plan.collective, candidate, self.plan.root)
-
-    def is_tie(self, candidate: Candidate) -> bool:
-        """Whether a candidate is predicted to take as long as the one chosen, as far as the model can tell."""
-        here, there = self.chosen.prediction.seconds, candidate.prediction.seconds
-        return max(here, there) <= TIE * min(here, there)
-
-    def __str__(self) -> str:
-        return text(self)
-
-    def __repr__(self) -> str:
-        return f"<{summary(self).splitlines()[0]}; print it to see why>"
-
-
-def _composed(topology: Topology, collective: str, candidate: Candidate, root: int) -> Plan:
-    prediction = candidate.prediction
-    return compose(topology, collective, candidate.stages, prediction.segment_bytes, root, prediction.window)
 
 
 def size_class(nbytes: int) -> int:
@@ -151,11 +75,10 @@ def choose(
             others = candidates(topology, collective, nbytes, root, narrow, speeds=speeds)
             if others[0].prediction.seconds <= WORTH_NARROWING * ranked[0].prediction.seconds:
                 by_level, ranked = narrow, others
-    wanted = (c for c in ranked if _composed(topology, collective, c, root).id == forced) if forced else iter(())
+    wanted = (c for c in ranked if c.plan.id == forced) if forced else iter(())
     best = next(wanted, ranked[0])
-    chosen = _composed(topology, collective, best, root)
-    bound = cut_bound(_as_if_wider(topology, chosen, by_level), collective, nbytes, root)
-    return Choice(chosen, best, tuple(c for c in ranked if c is not best), bound, nbytes, topology, speeds=speeds)
+    bound = cut_bound(_as_if_wider(topology, best.plan, by_level), collective, nbytes, root)
+    return Choice(best.plan, best, tuple(c for c in ranked if c is not best), bound, nbytes, topology, speeds=speeds)
 
 
 def check_wire(wire: Wire, topology: Topology) -> None:
@@ -220,7 +143,8 @@ def candidates(
     seen = rooted(topology, root) if collective in ROOTED else topology
     narrow = tuple(sorted((wire or {}).items())) if collective == "all_reduce" else ()
     choices = _choices(seen, collective, narrow, ordered and collective in SUMMING, speeds)
-    found = [best for model, choice in choices for best in _best(model, choice, nbytes)]
+    composed = partial(_composed, topology, collective, root)
+    found = [best for model, choice in choices for best in _best(model, choice, nbytes, composed)]
     limit = TIE * min(candidate.prediction.seconds for candidate in found)
     return sorted(found, key=lambda candidate: _preference(candidate.prediction, limit))
 
@@ -253,11 +177,18 @@ def _time(candidate: Candidate) -> tuple[float, float]:
     return round(candidate.prediction.seconds, 9), candidate.prediction.unpipelined
 
 
-def _best(model: CostModel, choice: Options, nbytes: int) -> list[Candidate]:
+def _composed(topology: Topology, collective: str, root: int, stages: Sequence[Stage], prediction: Prediction) -> Plan:
+    return compose(topology, collective, stages, prediction.segment_bytes, root, prediction.window)
+
+
+def _best(
+    model: CostModel, choice: Options, nbytes: int, composed: Callable[[Sequence[Stage], Prediction], Plan]
+) -> list[Candidate]:
     """The cheapest choice of one stage per dimension; and those of one method throughout, to compare with."""
 
     def tried(stages: Sequence[Stage]) -> Candidate:
-        return Candidate(tuple(stages), model.predict(stages, nbytes))
+        prediction = model.predict(stages, nbytes)
+        return Candidate(tuple(stages), prediction, partial(composed, stages, prediction))
 
     best = tried([stages[0] for stages in choice])
     for dimension, stages in enumerate(choice):

@@ -14,10 +14,11 @@ from math import isqrt, prod
 
 from . import planner
 from .compose import LEAD, SPLIT, Stage, compose
-from .cost import LOCAL_WINDOW_BYTES, NATIVE, WIRE_WINDOW_BYTES, Speeds
+from .cost import LOCAL_WINDOW_BYTES, WIRE_WINDOW_BYTES
 from .double_tree import double_tree, equal_hosts
 from .layout import Dimension
 from .plan import WHOLE, Phase, Plan, Ring
+from .speeds import NATIVE, Speeds
 from .topology import Topology
 
 SEGMENT_BYTES = 256 << 10

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 import pickle
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from multiring import _native
 from multiring.env import MOST_BYTES
 from multiring.errors import Mismatch, MultiringError, ResourceError
-from multiring.planning import planner
-from multiring.report import page
+from multiring.planning.choice import Choice
 from multiring.runtime.buffers import (
     COLLECTIVES,
     DTYPES,
@@ -39,14 +36,11 @@ from multiring.runtime.buffers import (
     source,
     target,
 )
-from multiring.runtime.engine import CardPart, NativeCalls, Part
+from multiring.runtime.engine import CardPart, Engine, NativeCalls, Part
 from multiring.runtime.plans import Plans
 from multiring.runtime.tuner import Tuner
 from multiring.runtime.work import Work, seconds_until, time_limit
-
-if TYPE_CHECKING:
-    from multiring.job.rendezvous import World
-    from multiring.runtime.engine import Engine
+from multiring.runtime.world import World
 
 GROUPS = 1 << 12
 """The number of a group is its lowest rank times this, plus what that rank chose; the world has number 0."""
@@ -117,7 +111,7 @@ class Communicator:
         self._tuner: Tuner | None = None
         self._native_calls = self._make_native_calls()
         if world.settings.tune and not world.settings.plan and self.size > 1 and number < _native.ASIDE:
-            self._tuner = Tuner(self, self._plans)
+            self._tuner = Tuner(world, self.aside, self._plans)
 
     @property
     def aside(self) -> Communicator:
@@ -380,7 +374,7 @@ class Communicator:
         shaped: np.ndarray[Any, Any] = self._engine.empty(nbytes).view(kind).reshape(extents)
         return shaped
 
-    def plan(self, nbytes: int, collective: str = "all_reduce", root: int = 0) -> planner.Choice:
+    def plan(self, nbytes: int, collective: str = "all_reduce", root: int = 0) -> Choice:
         """The plan for a buffer of ``nbytes`` (of all blocks together); printed, it explains itself."""
         if collective not in PLANNED:
             raise ValueError(f"collective={collective!r}: known are {', '.join(PLANNED)}")
@@ -413,18 +407,9 @@ class Communicator:
         self._engine.publish(self._number, calls)
         return self._number
 
-    def report(self, path: str | os.PathLike[str], title: str = "") -> None:
-        """Write a page about this job so far: topology, plans, predicted and measured times, who waits for whom.
-
-        All ranks call it; rank 0 writes the file, HTML that needs no network. OSError if it cannot.
-        """
-        counted = self._engine.statistics()
-        mine = self.rank, self.hosts[self.rank], counted["seconds_in_calls"], counted["seconds_waiting"]
-        used = self._plans.used()
-        ranks = [page.Rank(*each) for each in self.all_gather_object(mine)]
-        if self.rank == 0:
-            topology = self.world.topology.restrict(self.members)
-            Path(path).write_text(page.of_job(title or f"A job of {self.size} ranks", topology, used, ranks))
+    def plans_used(self) -> list[Choice]:
+        """The plans that calls were made by, each with what they took on this rank."""
+        return self._plans.used()
 
     def close(self) -> None:
         """Give up a group, if that was not done. ValueError while collectives of it are in flight."""

@@ -5,22 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from multiring import _native
 from multiring.env import parse_wire
 from multiring.planning import planner
+from multiring.planning.choice import Choice, Measured, Tuned
 from multiring.planning.interpret import prove
 from multiring.planning.plan import Plan, is_id
-from multiring.planning.planner import Measured, Tuned
 from multiring.planning.schedule import schedule
 from multiring.planning.strategies import Strategy
+from multiring.runtime.world import World
 from multiring.simulate import forced
 from multiring.units import size as size_in_words
-
-if TYPE_CHECKING:
-    from multiring.job.rendezvous import World
-
 
 Key = tuple[int, int, int]
 """The number of a collective, the bits of a size (a size class is a power of two), and the root."""
@@ -64,7 +60,7 @@ class Plans:
         self._warn_unless_forced(choice)
         return choice.plan
 
-    def choose(self, collective: str, nbytes: int, root: int = 0) -> planner.Choice:
+    def choose(self, collective: str, nbytes: int, root: int = 0) -> Choice:
         """The plan that a buffer of ``nbytes`` gets: that of its size class."""
         settings, size = self._world.settings, planner.size_class(nbytes)
         if self._strategy is not None and collective == "all_reduce":
@@ -98,7 +94,7 @@ class Plans:
             return None
         return strategy
 
-    def _warn_unless_forced(self, choice: planner.Choice) -> None:
+    def _warn_unless_forced(self, choice: Choice) -> None:
         wanted, plan = self._world.settings.plan, choice.plan
         if is_id(wanted) and plan.id != wanted and plan.collective != "barrier" and self._rank == 0:
             _log.warning(
@@ -116,7 +112,7 @@ class Plans:
         records = {plan: self._world.engine.installed_record(handle) for plan, handle in self._installed.items()}
         return {plan: Measured(*record) for plan, record in records.items()}
 
-    def used(self) -> list[planner.Choice]:
+    def used(self) -> list[Choice]:
         """The plans that calls were made by, each for the largest size class it served, with what they took."""
         largest: dict[int, Key] = {}
         for key, handle in self._handles.items():

@@ -13,19 +13,15 @@ import fcntl
 import json
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from multiring import _native
 from multiring.errors import RendezvousError
-
-if TYPE_CHECKING:
-    from multiring.runtime.comm import Communicator
 
 EVENT = np.dtype(
     [
@@ -43,9 +39,6 @@ CALL, SEGMENT, PHASE, HELD_UP, CALLER, IDLE = range(6)
 
 PIDS = 100_000
 """The ranks of each generation of each restart have this many process ids, the first ones from 1: 0 is no process."""
-
-ROUND_TRIPS = 16
-"""Of the clock's estimate; the shortest counts."""
 
 _OPEN, _CLOSE = b"[\n", b"\n]\n"
 _EMPTY = b"[\n]\n"
@@ -74,16 +67,6 @@ class Timeline:
     """The names of the phases of each plan, by its number."""
     process: int = field(default_factory=os.getpid)
     _written: bool = False
-
-    def align(self, communicator: Communicator, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """Find the offset between this host's clock and the job's. All ranks call it.
-
-        Who has been in the job for longest knows the job's clock, though its rank 0 may have been lost meanwhile.
-        """
-        machines = communicator.all_gather_object(_boot())
-        first, guide = machines.index(machines[self.rank]), communicator.oldest
-        told = communicator.all_gather_object((_measure(communicator, machines, guide, clock), self.offset))
-        self.offset = told[first][0] + told[guide][1]
 
     def write(self, threads: Sequence[Thread]) -> None:
         """Add what the engine recorded to the file, once; the first time that it cannot be added, that is logged."""
@@ -145,44 +128,6 @@ def resume(path: str, rank: int, host: str, restart: int, generation: int) -> Ti
 def _pair(a: int, b: int) -> int:
     """A number for each pair of them, small for small ones (Cantor 1878): a process id has 32 bits."""
     return (a + b) * (a + b + 1) // 2 + b
-
-
-def best_offset(round_trips: Sequence[tuple[int, int, int]]) -> int:
-    """From (sent, answered, received), the answer by the other clock: what to add to this clock to have the other.
-
-    The answer is taken to lie in the middle of the shortest round trip, half of which it may err (Cristian 1989).
-    """
-    sent, answered, received = min(round_trips, key=lambda trip: trip[2] - trip[0])
-    return answered - (sent + received) // 2
-
-
-def _measure(communicator: Communicator, machines: Sequence[str], guide: int, clock: Callable[[], int]) -> int:
-    """The lowest rank of each other machine asks rank ``guide`` for the time, one after the other."""
-    time_there = np.zeros(1, np.int64)
-    leaders = [machines.index(machine) for machine in dict.fromkeys(machines) if machine != machines[guide]]
-    if communicator.rank == guide:
-        for leader in leaders:
-            for _ in range(ROUND_TRIPS):
-                communicator.recv(time_there, leader)
-                time_there[0] = clock()
-                communicator.send(time_there, leader)
-        return 0
-    if communicator.rank not in leaders:
-        return 0
-    trips = []
-    for _ in range(ROUND_TRIPS):
-        sent = clock()
-        communicator.send(time_there, guide)
-        communicator.recv(time_there, guide)
-        trips.append((sent, int(time_there[0]), clock()))
-    return best_offset(trips)
-
-
-def _boot() -> str:
-    """What processes with one monotonic clock have in common."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    namespace = Path("/proc/self/ns/time")  # since Linux 5.6
-    return f"{boot} {namespace.stat().st_ino if namespace.exists() else 0}"
 
 
 @contextlib.contextmanager

@@ -19,29 +19,25 @@ from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from multiring import _native, cache
 from multiring.errors import CollectiveTimeout, MultiringError
-from multiring.planning.planner import Tuned
-from multiring.runtime import tuning
+from multiring.planning.choice import Tuned
+from multiring.planning.plan import Plan
+from multiring.runtime import clocks, tuning
+from multiring.runtime.clocks import Group
+from multiring.runtime.engine import Part
 from multiring.runtime.plans import Key, Plans
 from multiring.runtime.tuning import Heat
 from multiring.runtime.work import seconds_until
+from multiring.runtime.world import World
 from multiring.units import duration, size
-
-if TYPE_CHECKING:
-    from multiring.planning.plan import Plan
-    from multiring.runtime.comm import Communicator
-    from multiring.runtime.engine import Part
 
 METHOD = 6
 """Counts the ways in which plans were measured: what another found is not used."""
-
-BARRIERS = 4
-"""By which the clocks of hosts are compared."""
 
 _log = logging.getLogger("multiring")
 
@@ -90,13 +86,14 @@ class Course:
 class Tuner:
     """The trials of one communicator. All members make it together, and ask it for the same calls in the same order."""
 
-    def __init__(self, communicator: Communicator, plans: Plans) -> None:
-        self._communicator = communicator
+    def __init__(self, world: World, group: Group, plans: Plans) -> None:
+        """``group`` is for the tuner's own calls, beside those of the communicator that has the ``plans``."""
+        self._world, self._group = world, group
         self._plans = plans
         self._courses: dict[Key, Course] = {}
         self._settled: set[Key] = set()
-        self._file = _file(plans, communicator)
-        kept = communicator.aside.broadcast_object(read(self._file) if communicator.rank == 0 else None)
+        self._file = _file(plans, world, group)
+        kept = group.broadcast_object(read(self._file) if group.rank == 0 else None)
         for key, tuned in kept.items():
             plans.settle(key, tuned)
 
@@ -135,7 +132,7 @@ class Tuner:
         choice = self._plans.choose(_native.COLLECTIVES[collective], nbytes, root)
         if choice.plan.collective not in tuning.TRIED or choice.tuned:
             return None
-        found = [choice.plan_of(candidate) for candidate in tuning.contestants(choice)]
+        found = [candidate.plan for candidate in tuning.contestants(choice)]
         plans = {plan.id: plan for plan in found}
         if len(plans) == 1:
             return None
@@ -158,7 +155,7 @@ class Tuner:
         if isinstance(verdict, Heat):
             return self._run(key, verdict, course.plans, timeout)
         self._plans.settle(key, verdict)
-        if self._communicator.rank == 0:
+        if self._group.rank == 0:
             self._keep(key, course.heat.plans[0], verdict)
         return None
 
@@ -168,37 +165,24 @@ class Tuner:
         error.args = (f"{collective} waited for the end of the trials of its plans: {what}",)
         error.collective, error.number = collective, -1
         if isinstance(error, CollectiveTimeout):  # of a work, the engine has not heard of it
-            rank = error.rank if error.rank >= 0 else self._communicator.world.rank
-            self._communicator.world.engine.fail("CollectiveTimeout", rank, str(error))
+            rank = error.rank if error.rank >= 0 else self._world.rank
+            self._world.engine.fail("CollectiveTimeout", rank, str(error))
 
     def _verdict(self, course: Course, until: float) -> Heat | Tuned:
         """What a heat leads to, as rank 0 says, once all ranks have completed its calls."""
         course.complete(until)
         seconds = self._seconds(np.array(course.trials.stamps), until)
-        first = self._communicator.rank == 0
+        first = self._group.rank == 0
         mine = tuning.after(course.heat, seconds, str(date.today())) if first else None
-        verdict: Heat | Tuned = self._communicator.aside.broadcast_object(mine, timeout=seconds_until(until))
+        verdict: Heat | Tuned = self._group.broadcast_object(mine, timeout=seconds_until(until))
         return verdict
 
     def _seconds(self, stamps: np.ndarray, until: float) -> list[float]:
         """From the last entry to the last exit of each call; on rank 0. ``stamps`` are this rank's, in rows."""
-        stamps = stamps + self._offset(until)
-        self._communicator.aside.reduce(stamps, "max", timeout=seconds_until(until))
+        stamps = stamps + clocks.offset_by_barriers(self._group, until)
+        self._group.reduce(stamps, "max", timeout=seconds_until(until))
         found: list[float] = (stamps[:, 1] - stamps[:, 0]).tolist()
         return found
-
-    def _offset(self, until: float) -> float:
-        """Of this rank's clock from that of rank 0; the ranks of a host have one clock."""
-        if len(set(self._communicator.hosts)) == 1:
-            return 0.0
-        stamps = np.empty((BARRIERS, 2))
-        for row in stamps:
-            row[0] = time.monotonic()
-            self._communicator.aside.barrier(timeout=seconds_until(until))
-            row[1] = time.monotonic()
-        reference = stamps.copy()
-        self._communicator.aside.broadcast(reference, timeout=seconds_until(until))
-        return tuning.offset(stamps, reference)
 
     def _keep(self, key: Key, chosen: str, tuned: Tuned) -> None:
         collective, bits, _ = key
@@ -206,7 +190,7 @@ class Tuner:
             "tuned %s from %s over %d ranks: plan %s takes %s, the planner's choice %s %s",
             _native.COLLECTIVES[collective],
             size(1 << bits - 1),
-            self._communicator.size,
+            self._group.size,
             tuned.plan,
             duration(tuned.seconds[tuned.plan]),
             chosen,
@@ -218,13 +202,12 @@ class Tuner:
             _log.warning("the plan found by tuning cannot be kept in %s: %s", self._file, error.strerror)
 
 
-def _file(plans: Plans, communicator: Communicator) -> Path:
+def _file(plans: Plans, world: World, group: Group) -> Path:
     """Where the results for this topology are kept, with the settings that times depend on."""
-    world = communicator.world
     wire, reproducible, streams = world.settings.wire, world.settings.reproducible, world.settings.streams
     about = repr((METHOD, plans.topology, wire, reproducible, streams, world.speeds, len(os.sched_getaffinity(0))))
     identity = hashlib.sha256(about.encode()).hexdigest()[:12]
-    return cache.folder("plans") / f"{cache.plain(communicator.hosts[0])}-{communicator.size}-ranks-{identity}.json"
+    return cache.folder("plans") / f"{cache.plain(group.hosts[0])}-{group.size}-ranks-{identity}.json"
 
 
 def text(found: dict[Key, Tuned]) -> str:

@@ -13,7 +13,7 @@ from statistics import fmean, median_low
 
 import numpy as np
 
-from multiring.planning.planner import Candidate, Choice, Tuned
+from multiring.planning.choice import Candidate, Choice, Tuned
 
 TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """The others have one plan, or nothing to send."""
@@ -138,17 +138,6 @@ def after(heat: Heat, seconds: Sequence[float], day: str) -> Heat | Tuned:
     best_plan = min(heat.plans, key=times.__getitem__)
     stays = times[chosen] <= WORTH_LEAVING * times[best_plan]
     return Tuned(chosen if stays else best_plan, found, day)
-
-
-def offset(mine: np.ndarray, reference: np.ndarray) -> float:
-    """Seconds to add to this clock to read the reference's, from (entry, exit) of the same barriers on both, in rows.
-
-    Nobody leaves a barrier before the other has entered. Clocks that may agree are taken to agree: they are one
-    machine's.
-    """
-    least = float(np.max(reference[:, 0] - mine[:, 1]))
-    most = float(np.min(reference[:, 1] - mine[:, 0]))
-    return 0.0 if least <= 0 <= most else (least + most) / 2
 
 
 def _steps(candidate: Candidate) -> int:

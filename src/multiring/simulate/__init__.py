@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from multiring.planning.cost import NATIVE, Speeds
 from multiring.planning.schedule import SEND, schedule
+from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
 from .calls import Call, Load, Outcome

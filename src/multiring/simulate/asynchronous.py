@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from multiring.planning.cost import NATIVE, Speeds
+from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Link, Place, Topology
 
 from .flows import Connection, Simulation, Use

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from multiring.planning.cost import Speeds
 from multiring.planning.plan import Plan
+from multiring.planning.speeds import Speeds
 from multiring.planning.strategies import ASYNCHRONOUS, GROUPS, STRATEGIES, Strategy, strategy
 from multiring.planning.topology import Topology
 

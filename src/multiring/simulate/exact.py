@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from multiring.planning.cost import NARROW_PART, NATIVE, Speeds
+from multiring.planning.cost import NARROW_PART
 from multiring.planning.plan import Plan
 from multiring.planning.schedule import REDUCE, SEND, Schedule, cut, schedule
+from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
 from .calls import Call, Load, Outcome, check_world

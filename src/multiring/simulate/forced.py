@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from multiring.planning.bound import cut_bound
+from multiring.planning.choice import Candidate, Choice
 from multiring.planning.plan import is_id
-from multiring.planning.planner import Candidate, Choice, candidates
+from multiring.planning.planner import candidates
 from multiring.planning.strategies import Strategy, strategy
 from multiring.planning.topology import Topology
 
@@ -34,7 +37,7 @@ def choose(topology: Topology, strategy: Strategy, nbytes: int) -> Choice:
     candidates, which are all rejected. ValueError where the topology cannot have it, or where it sends more messages
     than can be simulated."""
     plan = strategy.plan(topology, nbytes)
-    chosen = Candidate((), predict(topology, plan, nbytes))
+    chosen = Candidate((), predict(topology, plan, nbytes), partial(strategy.plan, topology, nbytes))
     rejected = tuple(candidates(topology, plan.collective, nbytes))
     bound = cut_bound(topology, plan.collective, nbytes)
     return Choice(plan, chosen, rejected, bound, nbytes, topology)

@@ -15,8 +15,9 @@ from math import ceil
 
 import numpy as np
 
-from multiring.planning.cost import FEWEST_SEGMENTS, MOST_SEGMENTS, NATIVE, Speeds
+from multiring.planning.cost import FEWEST_SEGMENTS, MOST_SEGMENTS
 from multiring.planning.plan import Plan
+from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
 from .calls import Call, Load, Outcome, check_world

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from multiring.planning.cost import NATIVE, LinkLoad, PhaseTime, Prediction, Speeds
+from multiring.planning.cost import LinkLoad, PhaseTime, Prediction
 from multiring.planning.methods import steps
 from multiring.planning.plan import Phase, Plan
+from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
 from . import simulate

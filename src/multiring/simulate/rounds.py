@@ -13,9 +13,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.planning.cost import NARROW_PART, Speeds
+from multiring.planning.cost import NARROW_PART
 from multiring.planning.methods import Reduce, steps
 from multiring.planning.plan import Phase, Plan
+from multiring.planning.speeds import Speeds
 
 from .links import Links
 

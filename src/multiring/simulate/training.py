@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from multiring.planning.cost import NATIVE, Speeds
 from multiring.planning.plan import Plan
+from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
 from . import simulate

@@ -15,6 +15,7 @@ from multiring import api, env
 from multiring.job import bootstrap, rendezvous
 from multiring.job.store import TorchStore
 from multiring.runtime.comm import Communicator
+from multiring.runtime.world import World
 from multiring.torch.options import Options
 from multiring.torch.process_group import MultiringGroup
 
@@ -66,7 +67,7 @@ def _time_limit(settings: Any) -> float:
     return min(seconds, env.read(env.Settings).timeout) if "MULTIRING_TIMEOUT" in os.environ else seconds
 
 
-def _join(settings: Any, options: Options | None) -> rendezvous.World:
+def _join(settings: Any, options: Options | None) -> World:
     """Meet the other ranks in torch's store."""
     launch = env.read(env.Launch)
     own = env.read(env.Settings, **(options.settings if options else {}))

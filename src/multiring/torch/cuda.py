@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,16 +28,29 @@ from torch._C._distributed_c10d import (
 )
 
 from multiring.runtime.buffers import CardBlocks, CardBuffer
+from multiring.runtime.comm import Communicator
 from multiring.runtime.engine import CardPart
 from multiring.torch.buffers import REDUCIBLE, only, op_name, single, with_options
 from multiring.torch.layouts import refuse_overlap, refuse_shared
 from multiring.torch.work import Watcher
 
-if TYPE_CHECKING:
-    from multiring.runtime.comm import Communicator
-    from multiring.torch.process_group import MultiringGroup
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class _Group(Protocol):
+    """What is needed here of a `MultiringGroup`."""
+
+    communicator: Communicator
+    on_cuda: CudaCollectives
+
+    @property
+    def _collectives(self) -> Watcher: ...
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def _check(self, name: str, whole: Tensor, count: int, other: Tensor) -> None: ...
+    def _check_blocks(self, name: str, blocks: Sequence[Tensor], other: Tensor) -> None: ...
+    def _check_inputs(self, output: Tensor, blocks: Sequence[Tensor]) -> None: ...
+    def _seconds(self, opts: Any = None) -> float: ...
 
 
 def also_on_cuda(method: _Method) -> _Method:
@@ -46,7 +59,7 @@ def also_on_cuda(method: _Method) -> _Method:
     name = method.__name__
 
     @functools.wraps(method)
-    def call(self: MultiringGroup, *arguments: Any, **keywords: Any) -> Any:
+    def call(self: _Group, *arguments: Any, **keywords: Any) -> Any:
         if _is_first_on_cuda(arguments):
             return getattr(self.on_cuda, name)(*arguments, **keywords)
         return method(self, *arguments, **keywords)
@@ -202,7 +215,7 @@ class CardWork(dist.Work):
 class CudaCollectives:
     """The methods of `MultiringGroup` for tensors on CUDA devices, by the same names."""
 
-    def __init__(self, group: MultiringGroup) -> None:
+    def __init__(self, group: _Group) -> None:
         self._group = group
 
     # --- over plans: queued on the card ---
@@ -339,7 +352,7 @@ def _replaced(value: Any, copies: dict[int, Tensor]) -> Any:
 class _Call:
     """One call of torch: one collective or several, and what is to be done on the card after them."""
 
-    def __init__(self, group: MultiringGroup, opts: Any, result: Any) -> None:
+    def __init__(self, group: _Group, opts: Any, result: Any) -> None:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "multiring's collectives cannot be captured in a CUDA graph, whose replay the host would know nothing "

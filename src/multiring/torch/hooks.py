@@ -5,7 +5,6 @@
 import torch
 from torch._C._distributed_c10d import GradBucket
 
-import multiring
 from multiring import api
 from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import reducible
@@ -51,6 +50,6 @@ def comm_hook(state: Communicator | Weighted | None, bucket: GradBucket) -> torc
     if buffer.is_cuda:
         future = all_reduce_on_card(api.joined(group), buffer, op, _watcher).get_future()
     else:
-        part = multiring.all_reduce(reducible(buffer), op, group=group, async_op=True)
+        part = api.all_reduce(reducible(buffer), op, group=group, async_op=True)
         future = Work([part], [buffer], watcher=_watcher).get_future()
     return future.then(lambda done: done.value()[0])

@@ -9,7 +9,8 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-import multiring
+from multiring import api
+from multiring.errors import RendezvousError
 from multiring.job.membership import Agreement
 from multiring.net import interfaces
 from multiring.runtime.comm import Communicator
@@ -28,7 +29,7 @@ def init(**settings: Any) -> None:
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         dist.init_process_group("multiring", pg_options=Options(**settings))
         return
-    _over(multiring.init(**settings))
+    _over(api.init(**settings))
 
 
 def shrink(timeout: float | None = None) -> Agreement:
@@ -36,9 +37,9 @@ def shrink(timeout: float | None = None) -> Agreement:
 
     Groups of some ranks, DistributedDataParallel, FSDP and samplers refer to the old one, and are to be made again.
     """
-    agreement = multiring.shrink(timeout)
+    agreement = api.shrink(timeout)
     dist.destroy_process_group()
-    _over(multiring.init())
+    _over(api.init())
     return agreement
 
 
@@ -47,10 +48,10 @@ def grow(timeout: float | None = None) -> Agreement | None:
 
     A newcomer calls `init`. What is to be made again is as for `shrink`; then `sync_state`, by all.
     """
-    agreement = multiring.grow(timeout)
+    agreement = api.grow(timeout)
     if agreement is not None:
         dist.destroy_process_group()
-        _over(multiring.init())
+        _over(api.init())
     return agreement
 
 
@@ -78,7 +79,7 @@ def _store(communicator: Communicator) -> Store:
             return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
         except RuntimeError:
             continue
-    raise multiring.RendezvousError(
+    raise RendezvousError(
         f"rank {communicator.rank} cannot reach torch's store on rank 0, port {port} of {' or '.join(addresses)}: "
         "choose a network by MULTIRING_INTERFACE, or open the port"
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
 
-from multiring.planning.cost import Speeds
+from multiring.planning.speeds import Speeds
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 from ..models import MODELS, Model

@@ -1,4 +1,4 @@
-"""``multiring run -n N -m multiring.bench``: measure one launch of multiring, or of a peer."""
+"""``multiring run -n N -m multiring.cli.bench_rank``: measure one launch of multiring, or of a peer."""
 
 from __future__ import annotations
 
@@ -70,4 +70,5 @@ def _api(api: Api, device: Device) -> Api:
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 app.command()(main)
-app()
+if __name__ == "__main__":
+    app()

@@ -1,20 +1,96 @@
-"""A choice of the planner in words: tables of its phases, of the links they load, and of what was rejected."""
+"""A choice of the planner: the plan, the candidates beside it, and both in words, tables and data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
 
 from multiring.units import count, precise_duration, rate, size
 
-if TYPE_CHECKING:
-    from .cost import LinkLoad, PhaseTime
-    from .plan import Phase
-    from .planner import Candidate, Choice, Tuned
+from .compose import Stage
+from .cost import LinkLoad, PhaseTime, Prediction
+from .plan import Phase, Plan
+from .speeds import NATIVE, Speeds
+from .topology import Topology
+
+TIE = 1.02
+"""Predictions within this factor of the cheapest are ties: the model is not finer, and noise must not choose."""
 
 SHOWN = 8
 """Rejected candidates that are listed; the others are counted."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that was considered: the stages that it is composed of, its prediction, and what makes the plan."""
+
+    stages: tuple[Stage, ...]
+    prediction: Prediction
+    make: Callable[[], Plan] = field(compare=False, repr=False)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan itself, made when it is first asked for: most candidates are only predicted."""
+        return self.make()
+
+    @property
+    def name(self) -> str:
+        """Its phases in words, with the number of members of their rings."""
+        phases = self.prediction.phases
+        return ", ".join(f"{p.kind} {p.level} {p.members} {p.method}" for p in phases) or "nothing to do"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the calls of a plan took on this rank, from start to end, waiting for other ranks included.
+
+    ``nbytes`` and ``seconds`` are sums over ``calls``.
+    """
+
+    calls: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The plan that was the fastest of those tried, with the seconds of each by id; ``day`` is when, as 2026-11-21."""
+
+    plan: str
+    seconds: Mapping[str, float]
+    day: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan chosen; the candidates that were not, cheapest first; the bound that no plan can beat, in seconds.
+
+    ``measured`` is what it took so far, where it has been used; ``tuned`` what those plans took that a job tried, where
+    it was chosen by that; ``speeds`` are what predictions assume. Printed, it explains itself.
+    """
+
+    plan: Plan
+    chosen: Candidate
+    rejected: tuple[Candidate, ...]
+    bound: float
+    nbytes: int
+    topology: Topology
+    measured: Measured | None = None
+    tuned: Tuned | None = None
+    speeds: Speeds = NATIVE
+
+    def is_tie(self, candidate: Candidate) -> bool:
+        """Whether a candidate is predicted to take as long as the one chosen, as far as the model can tell."""
+        here, there = self.chosen.prediction.seconds, candidate.prediction.seconds
+        return max(here, there) <= TIE * min(here, there)
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def __repr__(self) -> str:
+        return f"<{summary(self).splitlines()[0]}; print it to see why>"
 
 
 @dataclass(frozen=True)
@@ -126,7 +202,7 @@ def record(choice: Choice) -> dict[str, Any]:
         ],
         "rejected": [
             {
-                "plan": choice.plan_of(candidate).id,
+                "plan": candidate.plan.id,
                 "stages": _stages(candidate),
                 "predicted_seconds": candidate.prediction.seconds,
             }
@@ -156,7 +232,7 @@ def _rejected_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
         longer = round(seconds / best - 1, 3) if best else 0.0
         is_riskier = longer < 0 and choice.is_tie(candidate)
         yield (
-            choice.plan_of(candidate).id,
+            candidate.plan.id,
             _stages(candidate),
             precise_duration(seconds),
             "a tie, riskier" if is_riskier else f"{longer + 0.0:.1%}",
@@ -166,7 +242,7 @@ def _rejected_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
 
 
 def _tried_rows(choice: Choice, tuned: Tuned) -> Iterator[tuple[str, ...]]:
-    candidates = {choice.plan_of(candidate).id: candidate for candidate in (choice.chosen, *choice.rejected)}
+    candidates = {candidate.plan.id: candidate for candidate in (choice.chosen, *choice.rejected)}
     for plan in sorted(tuned.seconds.keys() & candidates.keys(), key=tuned.seconds.__getitem__):
         found = candidates[plan]
         yield plan, _stages(found), precise_duration(found.prediction.seconds), precise_duration(tuned.seconds[plan])

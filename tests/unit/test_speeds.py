@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multiring.planning.cost import INTERNAL_WIRE_OVERHEAD, NATIVE
-from multiring.planning.seats import Seat, ranks_per_core, speeds
+from multiring.planning.speeds import INTERNAL_WIRE_OVERHEAD, NATIVE, Seat, ranks_per_core, speeds
 
 
 def seats(where: str, cpus: list[set[int]], quotas: list[float | None]) -> list[Seat]:

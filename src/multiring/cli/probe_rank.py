@@ -1,4 +1,4 @@
-"""``python -m multiring.probe`` on every rank, as ``multiring probe`` runs it: measure, and show it on rank 0."""
+"""What ``multiring probe`` runs on every rank: measure the links, and show them on rank 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import multiring
+from multiring import api
 from multiring.planning import topology_file
 
 
@@ -25,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
 def main(words: Sequence[str]) -> int:
     """Measure whatever is known already; the exit code."""
     output = _output(words)
-    world = multiring.init(probe="refresh", topology="").world
+    world = api.init(probe="refresh", topology="").world
     alone, failed = len(set(world.topology.hosts)) == 1, False
     if world.rank == 0:
         if alone:
@@ -34,14 +34,14 @@ def main(words: Sequence[str]) -> int:
             print("\n".join(topology_file.outline(world.topology)))
             if output:
                 failed = _write(output, topology_file.text(world.topology))
-    multiring.shutdown()
+    api.shutdown()
     return int(failed or (not alone and not world.known))
 
 
 def _output(words: Sequence[str]) -> Path | None:
     """The file to write, on rank 0's host; SystemExit for words that are no options."""
     about = "Measure the links between the hosts of this job, and show them as a tree."
-    parser = _Parser("multiring run -m multiring.probe", description=about, allow_abbrev=False)
+    parser = _Parser("multiring run -m multiring.cli.probe_rank", description=about, allow_abbrev=False)
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the topology file there")
     found: Path | None = parser.parse_args(words).output
     return found

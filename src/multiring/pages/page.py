@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from html import escape
 from math import log2
 
-from multiring.planning import explain, topology_file
+from multiring.planning import topology_file
+from multiring.planning.choice import Choice, Table, summary, tables
 from multiring.planning.cost import LinkLoad, Prediction
-from multiring.planning.explain import Table
-from multiring.planning.planner import Choice
 from multiring.planning.topology import Place, Topology
 from multiring.units import count, duration
 
@@ -122,9 +121,9 @@ def paragraph(text: str) -> str:
 
 def plan(choice: Choice) -> str:
     """A plan phase by phase: predicted and measured time, the bound, the links it loads, what was rejected."""
-    shown = "".join(table(each) for each in explain.tables(choice))
+    shown = "".join(table(each) for each in tables(choice))
     heading = f"Plan {choice.plan.id}: {choice.plan.collective}"
-    return f"<h2>{escape(heading)}</h2><pre>{escape(explain.summary(choice))}</pre>{shown}"
+    return f"<h2>{escape(heading)}</h2><pre>{escape(summary(choice))}</pre>{shown}"
 
 
 def table(content: Table) -> str:
