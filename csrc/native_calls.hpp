@@ -2,7 +2,7 @@
 // handlers, which name one by the number under which Python has published it.
 //
 // Python chooses the plans: each is asked for once, when its size is first met, and found here afterwards without the
-// GIL; where plans are tried, with all calls of a heat at once.
+// GIL; where plans are tried, with all calls of a rung at once.
 #pragma once
 
 #include <cstddef>

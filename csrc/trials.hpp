@@ -1,5 +1,5 @@
-// The calls of a heat, each of which tries a plan: the schedule that it runs, and when its caller entered it and left
-// it. Python makes the heat and reads the times (tuner.py). Callers take the numbers, Python or native code.
+// The calls of a rung, each of which tries a plan: the schedule that it runs, and when its caller entered it and left
+// it. Python makes the rung and reads the times (tuner.py). Callers take the numbers, Python or native code.
 #pragma once
 
 #include <atomic>

@@ -14,7 +14,7 @@ from multiring import api
 from multiring.runtime.buffers import OPS_OF
 from multiring.runtime.comm import Communicator
 from multiring.training import weights
-from multiring.training.buckets import BUCKET_BYTES, Bucket, Gradient, arrange, fill
+from multiring.training.buckets import BUCKET_BYTES, Bucket, GradientSpec, arrange, fill
 from multiring.training.labels import part
 
 
@@ -46,7 +46,7 @@ def average(
             raise ValueError(f"avg is not defined for {tensor.dtype.name}: make it float by tf.cast")
     if communicator.size > 1:
         gradients = [
-            Gradient(tensor.shape.num_elements(), tensor.dtype.name, part(names[i], tensor.shape.as_list()))
+            GradientSpec(tensor.shape.num_elements(), tensor.dtype.name, part(names[i], tensor.shape.as_list()))
             for i, tensor in zip(places, dense, strict=True)
         ]
         for place, tensor in zip(places, _reduced(dense, gradients, weight, bucket_bytes, communicator), strict=True):
@@ -55,7 +55,11 @@ def average(
 
 
 def _reduced(
-    tensors: Sequence[Any], gradients: Sequence[Gradient], weight: Any, bucket_bytes: int, communicator: Communicator
+    tensors: Sequence[Any],
+    gradients: Sequence[GradientSpec],
+    weight: Any,
+    bucket_bytes: int,
+    communicator: Communicator,
 ) -> list[Any]:
     members = arrange(gradients, reversed(range(len(tensors))), bucket_bytes)
     exchange = _Exchange(communicator, "avg" if weight is None else "sum")
@@ -86,7 +90,7 @@ class _Exchange:
     def share(self, weight: Any) -> np.float64:
         return np.float64(weights.share(self._communicator, float(weight)))
 
-    def start(self, gradients: Sequence[Gradient], factor: Any, *views: Any) -> np.int64:
+    def start(self, gradients: Sequence[GradientSpec], factor: Any, *views: Any) -> np.int64:
         bucket = Bucket(self._communicator, gradients)
         for slot, view in zip(bucket.slots, views, strict=True):
             fill(slot, view, factor)

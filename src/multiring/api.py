@@ -49,9 +49,9 @@ def init(**options: Any) -> Communicator:
     with _lock:
         if _default is None:
             _refuse_to_impersonate()
-            place = bootstrap.place()
-            join = growth.enter if place.replacement else rendezvous.join
-            adopt(Communicator(join(place, settings)))
+            identity = bootstrap.rank_identity()
+            join = growth.enter if identity.replacement else rendezvous.join
+            adopt(Communicator(join(identity, settings)))
         elif options and settings != _default.world.settings:
             raise ValueError(f"multiring is initialised with other settings than {options}: call shutdown() first")
         return _communicator(None)
@@ -462,7 +462,7 @@ def report(path: str | os.PathLike[str], title: str = "", *, group: Communicator
     counted = members.stats()
     mine = members.rank, members.hosts[members.rank], counted["seconds_in_calls"], counted["seconds_waiting"]
     used = members.plans_used()
-    ranks = [page.Rank(*each) for each in members.all_gather_object(mine)]
+    ranks = [page.RankTimes(*each) for each in members.all_gather_object(mine)]
     if members.rank == 0:
         topology = members.world.topology.restrict(members.members)
         Path(path).write_text(page.of_job(title or f"A job of {members.size} ranks", topology, used, ranks))

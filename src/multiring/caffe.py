@@ -16,7 +16,7 @@ import numpy as np
 
 from multiring import api
 from multiring.runtime.comm import Communicator
-from multiring.training.buckets import BUCKET_BYTES, Buckets, Gradient, fill
+from multiring.training.buckets import BUCKET_BYTES, Buckets, GradientSpec, fill
 from multiring.training.labels import label, part
 
 __all__ = ["Distribution", "distribute"]
@@ -74,7 +74,7 @@ class Distribution:
         # A view is asked for whenever it is needed: Caffe moves a blob's memory when the blob is reshaped.
         self._averaged = [(blob, "diff") for _, blob in named] + [(blob, "data") for _, blob in scalars]
         gradients = [
-            Gradient(view.size, view.dtype.name, part(name, view.shape))
+            GradientSpec(view.size, view.dtype.name, part(name, view.shape))
             for name, view in zip(names, self._views(), strict=True)
         ]
         self._buckets = Buckets(communicator, gradients, reversed(range(len(gradients))), bucket_bytes=bucket_bytes)

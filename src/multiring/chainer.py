@@ -14,7 +14,7 @@ from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from multiring import api
 from multiring.runtime.comm import Communicator
-from multiring.training.buckets import BUCKET_BYTES, Buckets, Gradient, fill
+from multiring.training.buckets import BUCKET_BYTES, Buckets, GradientSpec, fill
 from multiring.training.labels import part
 from multiring.training.weights import average
 
@@ -96,12 +96,12 @@ class _Ranks:
     def __init__(self, communicator: Communicator, bucket_bytes: int) -> None:
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
-        self._layout: list[tuple[str, Gradient]] = []
+        self._layout: list[tuple[str, GradientSpec]] = []
         self._buckets: Buckets
 
     def settle(self, optimizer: Any) -> bool:
         """Where there are new parameters, take over those of rank 0; returns whether there were."""
-        layout = [(name, Gradient(p.size, p.dtype.name, part(name, p.shape))) for name, p in _parameters(optimizer)]
+        layout = [(name, GradientSpec(p.size, p.dtype.name, part(name, p.shape))) for name, p in _parameters(optimizer)]
         if layout == self._layout:
             return False
         self._layout = layout

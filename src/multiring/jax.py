@@ -24,7 +24,7 @@ from jax.interpreters import ad, batching
 from multiring import _native, api
 from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.runtime.comm import Communicator
-from multiring.training.buckets import BUCKET_BYTES, Gradient, arrange, bucket_label
+from multiring.training.buckets import BUCKET_BYTES, GradientSpec, arrange, bucket_label
 from multiring.training.labels import label as label_of
 from multiring.training.labels import part
 from multiring.training.weights import valid
@@ -166,7 +166,7 @@ def _fused(
     """
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     sizes = [
-        Gradient(array.size, _movable(array).dtype.name, part(name, array.shape))
+        GradientSpec(array.size, _movable(array).dtype.name, part(name, array.shape))
         for array, name in zip(arrays, names, strict=True)
     ]
     results: list[Any] = [None] * len(arrays)

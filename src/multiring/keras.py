@@ -18,7 +18,7 @@ import numpy as np
 from multiring import api
 from multiring.errors import MultiringError
 from multiring.runtime.comm import Communicator
-from multiring.training.buckets import BUCKET_BYTES, Gradient, averages
+from multiring.training.buckets import BUCKET_BYTES, GradientSpec, averages
 from multiring.training.labels import label, part, variable_names
 from multiring.training.weights import average, valid
 
@@ -185,7 +185,7 @@ def _average_torch(
     slots = averages(
         api.joined(group),
         [
-            Gradient(one.numel(), str(one.dtype).removeprefix("torch."), part(name, whole.shape))
+            GradientSpec(one.numel(), str(one.dtype).removeprefix("torch."), part(name, whole.shape))
             for one, name, whole in zip(flat, names, gradients, strict=True)
         ],
         put,

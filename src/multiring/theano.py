@@ -16,7 +16,7 @@ import numpy as np
 
 from multiring import api
 from multiring.runtime.comm import Communicator
-from multiring.training.buckets import BUCKET_BYTES, Gradient, averages, fill
+from multiring.training.buckets import BUCKET_BYTES, GradientSpec, averages, fill
 from multiring.training.labels import label, part
 
 __all__ = ["average", "broadcast_variables"]
@@ -114,7 +114,7 @@ def _average_op(library: str) -> Any:
 def _means(op: Any, arrays: Sequence[Any], weight: float | None) -> list[Any]:
     slots = averages(
         _communicators[op.communicator],
-        [Gradient(array.size, array.dtype.name, part(str(i), array.shape)) for i, array in enumerate(arrays)],
+        [GradientSpec(array.size, array.dtype.name, part(str(i), array.shape)) for i, array in enumerate(arrays)],
         lambda slot, i, factor: fill(slot, arrays[i], factor),
         weight=weight,
         bucket_bytes=op.bucket_bytes,

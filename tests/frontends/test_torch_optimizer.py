@@ -26,7 +26,7 @@ from multiring.torch import (
     broadcast_parameters,
     comm_hook,
 )
-from multiring.training.buckets import Buckets, Gradient
+from multiring.training.buckets import Buckets, GradientSpec
 from multiring.training.weights import share
 
 SMALL = 2000  # bytes in a bucket: several of them even here
@@ -54,7 +54,12 @@ def uneven(step: int, rank: int, size: int, idle: bool = True) -> tuple[Tensor, 
 def buckets() -> None:
     with group() as (rank, size):
         for dtype, weighted in (("float64", False), ("float32", True)):
-            gradients = [Gradient(5, dtype), Gradient(700, dtype), Gradient(0, dtype), Gradient(9, dtype)]
+            gradients = [
+                GradientSpec(5, dtype),
+                GradientSpec(700, dtype),
+                GradientSpec(0, dtype),
+                GradientSpec(9, dtype),
+            ]
             fused = Buckets(mr.init(), gradients, [3, 2, 1, 0], bucket_bytes=1000)
             for step in range(3):
                 factor = fused.begin(rank + 1.0 if weighted else None)

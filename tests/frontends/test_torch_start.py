@@ -117,7 +117,7 @@ def test_restarts_are_counted_alike_by_both_ways_into_the_job(
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    joined: list[bootstrap.Place] = []
+    joined: list[bootstrap.RankIdentity] = []
     monkeypatch.setattr(create.rendezvous, "join", lambda place, settings: joined.append(place))
     create._join(SimpleNamespace(store=None, group_rank=rank, group_size=3, group_id="g"), None)
     for place in (*joined, bootstrap.place()):

@@ -16,7 +16,7 @@ from torch_helpers import caught, everyone, group, own, same, tell, wait_for
 from torch_ranks import run, values
 
 import multiring
-from multiring.torch.work import OrderedWatcher, Watcher, Work
+from multiring.torch.work import OrderedWatcher, TorchWork, Watcher
 
 
 def futures_of_works_that_were_waited_for() -> None:
@@ -228,7 +228,7 @@ class Late:
 
 
 def test_a_time_limit_that_is_up_as_the_call_ends_is_no_error_of_the_call() -> None:
-    work = Work([Late(TimeoutError("up"), None)], ["result"], watcher=Watcher())
+    work = TorchWork([Late(TimeoutError("up"), None)], ["result"], watcher=Watcher())
     assert work.wait(timedelta(seconds=1))
     assert work.is_success()
     assert work.get_future().value() == ["result"]
@@ -241,7 +241,7 @@ def test_what_fails_in_the_end_is_the_work_s_error_and_is_tried_once() -> None:
         tries.append(1)
         raise ValueError("no room")
 
-    work = Work([], ["result"], [finish], watcher=OrderedWatcher())
+    work = TorchWork([], ["result"], [finish], watcher=OrderedWatcher())
     future = work.get_future()
     for _ in range(2):
         with pytest.raises(ValueError, match="no room"):

@@ -25,14 +25,14 @@ def members(agreement: Any = None) -> dict[str, Any]:
     handed = np.full(3, mr.rank(), float)
     mr.broadcast(handed, mr.oldest())
     assert (handed == mr.oldest()).all()
-    gate = mr.init().world.gate
-    assert gate is not None
+    acceptor = mr.init().world.acceptor
+    assert acceptor is not None
     return {
         "rank": mr.rank(),
         "size": mr.world_size(),
         "local": mr.local_world_size(),
-        "at_start": gate.membership.members,
-        "generation": gate.membership.generation,
+        "at_start": acceptor.membership.members,
+        "generation": acceptor.membership.generation,
         "oldest": mr.oldest(),
         "plan": mr.plan(1 << 20).plan.id,
         "members": agreement and agreement.members,

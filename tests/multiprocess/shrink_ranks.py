@@ -15,7 +15,7 @@ import numpy as np
 
 import multiring as mr
 from multiring.job import rendezvous
-from multiring.net.gate import Channel, Message
+from multiring.net.acceptor import Message, RankConnection
 
 STEPS, LOST_AT = 12, 5
 
@@ -120,7 +120,7 @@ def lose_while_shrinking(first: int, second: int, when: str) -> dict[str, Any]:
 
 
 def _die_at(when: str) -> None:
-    send, seen = Channel.send, 0
+    send, seen = RankConnection.send, 0
     make: Callable[..., Any] = rendezvous._engine
 
     def see(which: int) -> None:
@@ -129,7 +129,7 @@ def _die_at(when: str) -> None:
         if seen == which:
             die()
 
-    async def send_or_die(self: Channel, message: Message) -> None:
+    async def send_or_die(self: RankConnection, message: Message) -> None:
         if message.get("kind", "join") == when:
             see(2 if when in ("accept", "decided") else 1)
         await send(self, message)
@@ -141,7 +141,7 @@ def _die_at(when: str) -> None:
     if when == "meeting":
         rendezvous._engine = make_or_die
     else:
-        Channel.send = send_or_die  # type: ignore[method-assign]
+        RankConnection.send = send_or_die  # type: ignore[method-assign]
 
 
 def stop_and_wake(end: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from multiring.job.cores import cgroup_quota
 from multiring.planning import planner
-from multiring.planning.speeds import Seat, Speeds, speeds
+from multiring.planning.speeds import RankPlacement, Speeds, speeds
 from multiring.planning.strategies import STRATEGIES, strategy
 from multiring.planning.topology import Topology
 
@@ -36,7 +36,7 @@ def run(program: Any, size: int, hosts: str | None, *arguments: Any, **options: 
 def speeds_of(hosts: str) -> Speeds:
     """What the ranks of a job need whose hosts are all this machine."""
     cpus, quota = frozenset(os.sched_getaffinity(0)), cgroup_quota()
-    return speeds([Seat(host, "here", cpus, quota) for host in hosts])
+    return speeds([RankPlacement(host, "here", cpus, quota) for host in hosts])
 
 
 @pytest.mark.parametrize(("size", "hosts"), WORLDS)

@@ -55,9 +55,9 @@ def test_so_many_ranks_that_end_at_once_say_nothing(launch: Launch) -> None:
 def test_ranks_meet_at_the_launchers_store(launch: Launch) -> None:
     script = launch.script("""
         from multiring import env
-        from multiring.job.bootstrap import place
+        from multiring.job.bootstrap import rank_identity
 
-        own = place()
+        own = rank_identity()
         with own.meet(env.read(env.Settings)) as meeting:
             meeting.store.set(f"square of {own.rank}", b"%d" % own.rank**2)
             print(sum(int(meeting.store.get(f"square of {rank}", 30.0)) for rank in range(own.world_size)))

@@ -17,7 +17,7 @@ from launching import COMMAND, REGROW, Launch, wait_until
 from test_run_terminal import at_terminal, exit_code
 
 from multiring.launch import LaunchError
-from multiring.launch.ssh import SshAgent, Target
+from multiring.launch.ssh import SshAgent, SshTarget
 
 SSH = """#!/bin/sh
 # What ssh does: it drops its own options, and hands the words after the host to a shell in another directory.
@@ -109,9 +109,9 @@ def test_a_machine_of_several_names_is_one_host(hosts: Launch, listed: str, note
 def test_ranks_of_all_hosts_meet(hosts: Launch) -> None:
     script = hosts.script("""
         from multiring import env
-        from multiring.job.bootstrap import place
+        from multiring.job.bootstrap import rank_identity
 
-        own = place()
+        own = rank_identity()
         with own.meet(env.read(env.Settings)) as meeting:
             meeting.store.set(f"square of {own.rank}", b"%d" % own.rank**2)
             print(sum(int(meeting.store.get(f"square of {rank}", 30.0)) for rank in range(own.world_size)))
@@ -346,7 +346,7 @@ def test_what_a_login_printed_is_shown_where_it_starts_no_agent(hosts: Launch) -
 
 
 async def answered(menu: str) -> None:
-    agent = await SshAgent.connect(Target("a", ["sh", "-c", menu], "python"))
+    agent = await SshAgent.connect(SshTarget("a", ["sh", "-c", menu], "python"))
     try:
         await agent.expect("hello", 1.0)
     finally:

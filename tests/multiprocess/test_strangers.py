@@ -88,4 +88,4 @@ def test_another_user_cannot_hold_up_those_who_meet(tmp_path: Path) -> None:
     assert [outcome.code for outcome in outcomes] == [0] * size, outcomes
     assert [outcome.value for outcome in outcomes] == [[sum(range(1, size + 1))] * 3] * size
     refused = [outcome.error.count(f"it runs as user {nobody}, this process as user 0") for outcome in outcomes]
-    assert max(refused) <= 2, outcomes  # once while they attach, once at the gate
+    assert max(refused) <= 2, outcomes  # once while they attach, once at the acceptor

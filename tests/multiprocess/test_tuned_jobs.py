@@ -11,7 +11,7 @@ import pytest
 import tuning_ranks
 from tuning_ranks import CALLS
 
-from multiring.runtime.tuning import FIELD
+from multiring.runtime.tuning import MAX_CANDIDATES
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_ranks_agree_and_the_next_job_knows(environment: dict[str, str], tmp_pat
         )
         assert found["plan"] in found["tried"]
         assert found["operations"] == CALLS + 11  # and none for the tuner
-        assert len(found["tried"]) == min(found["candidates"], FIELD)
+        assert len(found["tried"]) == min(found["candidates"], MAX_CANDIDATES)
         assert set(found["tried"]) <= set(found["used"])
         assert max(found["used"], key=found["used"].get) == found["plan"]
     assert 0 < first[0]["tuned_at"] < CALLS - 50

@@ -38,7 +38,7 @@ def reduce_until_tuned(calls: int = CALLS) -> dict[str, Any]:
         assert (x == np.arange(COUNT) % 101 * (size * (size + 1) // 2) + call * size).all()
         if tuned_at is None and settled(0, 4 * COUNT):
             tuned_at = call
-    x = np.full(COUNT, rank, np.float32)  # in flight over the end of a heat, several at once
+    x = np.full(COUNT, rank, np.float32)  # in flight over the end of a rung, several at once
     works = [mr.broadcast(x[part::10].copy(), root=1, async_op=True) for part in range(10)]
     for work in works:
         work.wait(20)
@@ -74,16 +74,18 @@ def many_at_once(calls: int) -> list[float]:
 
 
 def miss_the_end_of_a_heat(async_op: bool) -> Any:
-    """Rank 1 does not come to the end of the first heat; with ``async_op`` nor to its last call, which others start."""
+    """Rank 1 does not come to the end of the first rung; with ``async_op`` nor to its last call, which others start."""
     communicator = mr.init()
     for call in range(CALLS):
-        course = communicator._tuner._courses.get((0, (4 * COUNT).bit_length(), 0)) if communicator._tuner else None
-        if mr.rank() == 1 and course and call == course.heat.calls - async_op:
+        trial_run = (
+            communicator._tuner._trial_runs.get((0, (4 * COUNT).bit_length(), 0)) if communicator._tuner else None
+        )
+        if mr.rank() == 1 and trial_run and call == trial_run.rung.calls - async_op:
             time.sleep(60)
         x = np.ones(COUNT, np.float32)
         began = time.monotonic()
         try:
-            if async_op and course and call < course.heat.calls:
+            if async_op and trial_run and call < trial_run.rung.calls:
                 mr.all_reduce(x, async_op=True)
             else:
                 mr.all_reduce(x, timeout=2.0)

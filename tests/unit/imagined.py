@@ -7,8 +7,8 @@ from itertools import combinations
 
 from multiring.planning.balance import shortest_time
 from multiring.planning.topology import Link, Place, Topology
-from multiring.probe.found import Host
-from multiring.probe.rounds import Burst, Findings, Flow, Rates, Round, survey
+from multiring.probe.found import ProbedHost
+from multiring.probe.rounds import Burst, Findings, Flow, ProbeRound, Rates, survey
 from multiring.simulate.flows import Use, fair_rates
 
 
@@ -22,7 +22,7 @@ class Network:
         self._capacity: list[float] = []
         self._paths: list[list[tuple[int, Link]]] = []
         self._held_up = held_up
-        self.hosts: list[Host] = []
+        self.hosts: list[ProbedHost] = []
         self.rounds = 0
         self._place(topology.places, len(topology.levels) - 1, [])
 
@@ -33,7 +33,7 @@ class Network:
             if height > 1:
                 self._place(place.places, height - 1, path)
             else:
-                self.hosts.append(Host(place.name, tuple(place.ranks()), place.cards))
+                self.hosts.append(ProbedHost(place.name, tuple(place.ranks()), place.cards))
                 self._paths.append(path)
 
     def _passed(self, sender: int, receiver: int) -> tuple[list[tuple[int, Link]], list[tuple[int, Link]]]:
@@ -60,7 +60,7 @@ class Network:
                 findings: Findings = finished.value
                 return findings
 
-    def _carries(self, asked: Round) -> Rates:
+    def _carries(self, asked: ProbeRound) -> Rates:
         self.rounds += 1
         fair = fair_rates([self._use(flow) for flow in asked.flows], self._capacity)
         return {f: rate * self._held_up(self.rounds, f) for f, rate in zip(asked.flows, fair, strict=True)}

@@ -66,7 +66,7 @@ class Recorded:
 
 def multiring(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "multiring", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, timeout=220)
 
 
 def refusal(*words: str) -> str:

@@ -66,7 +66,7 @@ PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
     ],
 )
 def test_place(environ: dict[str, str], launcher: str, rank: int, size: int) -> None:
-    place = bootstrap.place(environ)
+    place = bootstrap.rank_identity(environ)
     assert (place.launcher, place.rank, place.world_size) == (launcher, rank, size)
 
 
@@ -87,10 +87,10 @@ def test_place(environ: dict[str, str], launcher: str, rank: int, size: int) -> 
 def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "_importable", lambda package: True)
     counted = {"TORCHELASTIC_RESTART_COUNT": "3"}
-    assert bootstrap.place(environ).restart == 0
-    assert bootstrap.place(environ | counted).restart == 3
-    assert bootstrap.place(environ | {"MULTIRING_RESTART": "2"}).restart == 2
-    assert bootstrap.place(environ | counted | {"MULTIRING_RESTART": "0"}).restart == 0
+    assert bootstrap.rank_identity(environ).restart == 0
+    assert bootstrap.rank_identity(environ | counted).restart == 3
+    assert bootstrap.rank_identity(environ | {"MULTIRING_RESTART": "2"}).restart == 2
+    assert bootstrap.rank_identity(environ | counted | {"MULTIRING_RESTART": "0"}).restart == 0
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], mon
 )
 def test_contradictions_name_the_values(environ: dict[str, str], message: str) -> None:
     with pytest.raises((ValueError, RendezvousError), match=message):
-        bootstrap.place(environ)
+        bootstrap.rank_identity(environ)
 
 
 def test_mpirun_without_a_meeting_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,13 +127,13 @@ def test_mpirun_without_a_meeting_place(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(
         RendezvousError, match=r"rank 1 of 2, but nothing says where .* install mpi4py, or pass on MASTER"
     ):
-        bootstrap.place({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
+        bootstrap.rank_identity({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
     with pytest.raises(RendezvousError, match="PMIX_RANK=1 but nothing says how many"):
-        bootstrap.place({"PMIX_RANK": "1"})
+        bootstrap.rank_identity({"PMIX_RANK": "1"})
 
 
 def test_torchrun_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = bootstrap.place(by_hand(0, 2, TORCHELASTIC_USE_AGENT_STORE="True"))
+    place = bootstrap.rank_identity(by_hand(0, 2, TORCHELASTIC_USE_AGENT_STORE="True"))
     monkeypatch.setattr(bootstrap, "_importable", lambda package: False)
     with pytest.raises(RendezvousError, match="install torch, or start by"), place.meet(env.Settings()):
         pass
@@ -189,7 +189,9 @@ def open_descriptors() -> set[str]:
 
 @pytest.mark.parametrize("address", ["a", "node-1.example", "10.0.0.1", "fd00::1", "[fd00::1]", "fe80::1%eth0"])
 def test_where_rank_0_may_be(address: str) -> None:
-    assert bootstrap.place(by_hand(0, 2, MASTER_ADDR=address)).job == env.join_address(address.strip("[]"), 29511)
+    assert bootstrap.rank_identity(by_hand(0, 2, MASTER_ADDR=address)).job == env.join_address(
+        address.strip("[]"), 29511
+    )
 
 
 def test_each_job_that_a_process_joins_has_the_secret_of_its_own_descriptor() -> None:
@@ -223,7 +225,7 @@ def test_short_and_missing_secret(tmp_path: Path) -> None:
         bootstrap.given_secret(env.Launch(secret_file=str(file)))
     with pytest.raises(RendezvousError, match="nothing: No such file"):
         bootstrap.given_secret(env.Launch(secret_file=str(tmp_path / "nothing")))
-    place = bootstrap.place(run(0, 2) | {"MULTIRING_STORE": "localhost:1"})
+    place = bootstrap.rank_identity(run(0, 2) | {"MULTIRING_STORE": "localhost:1"})
     with (
         pytest.raises(RendezvousError, match="rank 0 of 2: MULTIRING_SECRET_FILE is not set"),
         place.meet(env.Settings()),
@@ -238,7 +240,7 @@ def test_ranks_meet_at_a_store_that_rank_zero_serves() -> None:
     said: dict[int, bytes] = {}
 
     def rank(index: int) -> None:
-        place = bootstrap.place(by_hand(index, 3) | {"MASTER_PORT": str(port)})
+        place = bootstrap.rank_identity(by_hand(index, 3) | {"MASTER_PORT": str(port)})
         with place.meet(env.Settings(init_timeout=10)) as meeting:
             meeting.store.set(str(index), b"from %d" % index)
             said[index] = meeting.store.get(str((index + 1) % 3), 10)
@@ -257,7 +259,7 @@ def test_ranks_of_a_slurm_step_meet_beside_another_job_on_the_port_of_their_firs
     said: dict[int, bytes] = {}
 
     def rank(index: int) -> None:
-        place = bootstrap.place(SLURM | {"SLURM_PROCID": str(index), "SLURM_STEP_NODELIST": "localhost"})
+        place = bootstrap.rank_identity(SLURM | {"SLURM_PROCID": str(index), "SLURM_STEP_NODELIST": "localhost"})
         with place.meet(settings) as meeting:
             meeting.store.set(str(index), b"from %d" % index)
             said[index] = meeting.store.get(str(1 - index), 10)
@@ -301,7 +303,7 @@ def test_ports_of_a_slurm_step(ports: range, number: int, chosen: list[int]) -> 
 def test_an_occupied_meeting_port(environ: Callable[[int], dict[str, str]], message: str) -> None:
     taken = listen.bind("", None)
     port = taken.getsockname()[1]
-    place = bootstrap.place(environ(port))
+    place = bootstrap.rank_identity(environ(port))
     settings = env.Settings(ports=range(port, port + 1))
     with taken, pytest.raises(ResourceError, match=f"^{message.format(port=port)}"), place.meet(settings):
         pass

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiring.training.buckets import Gradient, arrange
+from multiring.training.buckets import GradientSpec, arrange
 
 GRADIENTS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from(["float32", "float16"])), max_size=30)
 
 
-def padded(gradient: Gradient) -> int:
+def padded(gradient: GradientSpec) -> int:
     return -(-gradient.elements * {"float32": 4, "float16": 2}[gradient.dtype] // 64) * 64
 
 
 @given(GRADIENTS, st.randoms(use_true_random=False), st.integers(1, 2000))
 def test_every_gradient_has_one_place(described: list[tuple[int, str]], random: object, limit: int) -> None:
-    gradients = [Gradient(*one) for one in described]
+    gradients = [GradientSpec(*one) for one in described]
     order = list(range(len(gradients)))
     random.shuffle(order)  # type: ignore[attr-defined]
     buckets = arrange(gradients, order, limit)
@@ -39,5 +39,10 @@ def test_every_gradient_has_one_place(described: list[tuple[int, str]], random: 
     ],
 )
 def test_types_keep_apart_and_the_last_gradient_decides_the_order(limit: int, expected: list[list[int]]) -> None:
-    gradients = [Gradient(16, "float32"), Gradient(20, "float16"), Gradient(3, "float32"), Gradient(64, "float16")]
+    gradients = [
+        GradientSpec(16, "float32"),
+        GradientSpec(20, "float16"),
+        GradientSpec(3, "float32"),
+        GradientSpec(64, "float16"),
+    ]
     assert arrange(gradients, [3, 2, 1, 0], limit) == expected

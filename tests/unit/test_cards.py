@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from multiring.net import auth
-from multiring.net.cards import Way, ways_between
-from multiring.net.gate import Gate
+from multiring.net.acceptor import Acceptor
+from multiring.net.cards import Route, ways_between
 from multiring.net.links import Links
 from multiring.net.listen import bind
 from multiring.planning.compose import SPLIT, Stage, compose
@@ -35,8 +35,8 @@ def test_messages_take_turns_over_all_cards_alike() -> None:
 def test_both_hosts_number_their_ways_alike() -> None:
     here = [[("10.0.0.1", 5)], [("10.0.1.1", 5)]]
     there = [[("fd00::2", 7), ("10.0.0.2", 7)], [("10.0.1.2", 7)]]
-    assert ways_between(here, there) == [Way("10.0.0.1", ("10.0.0.2", 7)), Way("10.0.1.1", ("10.0.1.2", 7))]
-    assert ways_between(there, here) == [Way("10.0.0.2", ("10.0.0.1", 5)), Way("10.0.1.2", ("10.0.1.1", 5))]
+    assert ways_between(here, there) == [Route("10.0.0.1", ("10.0.0.2", 7)), Route("10.0.1.1", ("10.0.1.2", 7))]
+    assert ways_between(there, here) == [Route("10.0.0.2", ("10.0.0.1", 5)), Route("10.0.1.2", ("10.0.1.1", 5))]
 
 
 def test_no_ways_where_one_card_is_all_or_two_cannot_talk() -> None:
@@ -66,9 +66,9 @@ class Pair:
 
         addresses = {1 - rank: [card[0] for card in self.cards[1 - rank]]}
         hello = auth.Hello(auth.DATA, rank, job="cards")
-        gate = Gate(self.sockets[rank], SECRET, hello, rank, addresses, [], 30.0)
-        stack.callback(gate.close)
-        links = Links(gate, hello, addresses, 1, attach, lambda rank: f"rank {rank}")
+        acceptor = Acceptor(self.sockets[rank], SECRET, hello, rank, addresses, [], 30.0)
+        stack.callback(acceptor.close)
+        links = Links(acceptor, hello, addresses, 1, attach, lambda rank: f"rank {rank}")
         stack.callback(links.close)
         return links
 
@@ -97,7 +97,7 @@ def test_a_link_has_a_stream_for_each_pair_of_cards(pair: Pair, dialling: int) -
 def test_where_a_card_leads_nowhere_the_others_are_used(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.1.2", 0))
-        ways = [Way("127.0.0.1", pair.cards[1][0][0]), Way("127.0.1.1", closed.getsockname())]
+        ways = [Route("127.0.0.1", pair.cards[1][0][0]), Route("127.0.1.1", closed.getsockname())]
         pair.links[0].spread({1: ways})
         with caplog.at_level(logging.WARNING, logger="multiring"):
             pair.links[0].ensure(auth.DATA, [1], 20, lambda: None)

@@ -28,7 +28,7 @@ def launches(*seconds: float, buffer: str = "private") -> list[list[Figure]]:
 
 def bench(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "multiring", "bench", *options]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=220)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

@@ -53,7 +53,7 @@ torch.empty, torch.zeros = empty, zeros
 
 def started(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "multiring", "bench", *options]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=220)
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ def test_ranks_that_are_hosts_of_their_own_use_the_network(tmp_path: Path) -> No
         "mr.shutdown()\n"
     )
     command = [sys.executable, "-m", "multiring", "run", "-n", "2", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr
 
 

@@ -11,7 +11,7 @@ from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring.planning.choice import Candidate
 from multiring.planning.compose import LEAD, compose, phase_kinds
-from multiring.planning.cost import HEADERS, MOST_SEGMENTS, OUT_OF_CACHE_BYTES
+from multiring.planning.cost import HEADER_FACTOR, MOST_SEGMENTS, OUT_OF_CACHE_BYTES
 from multiring.planning.layout import Layout, arranged, canonical
 from multiring.planning.loads import LinkMap
 from multiring.planning.plan import BLOCKED, Plan
@@ -119,7 +119,7 @@ def test_whether_a_core_adds_or_keeps_what_it_takes_from_another_rank_it_takes_a
     best = choose(Topology.flat([2], CORE), collective, nbytes).chosen
     assert [phase.kind for phase in best.prediction.phases] == [collective]
     received = 1.0 if collective == "all_reduce" else 0.5
-    expected = received * nbytes * (1 / CORE.down + NATIVE.passing)
+    expected = received * nbytes * (1 / CORE.down + NATIVE.copy_seconds_per_byte)
     assert best.prediction.seconds == pytest.approx(expected, rel=0.01, abs=3e-6)
     assert best.prediction.segments == max(1, nbytes // NATIVE.segments[-1])
 
@@ -166,7 +166,7 @@ def test_a_burst_shortens_small_calls_to_their_latencies_but_not_below_the_busie
             assert saved == replace(without, links=saved.links)
     choice = choose(bucket, "all_reduce", 4 << 10).chosen.prediction
     latencies = sum(phase.seconds for phase in choice.phases)
-    assert choice.seconds == pytest.approx(max(latencies, HEADERS * max(link.seconds for link in choice.links)))
+    assert choice.seconds == pytest.approx(max(latencies, HEADER_FACTOR * max(link.seconds for link in choice.links)))
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "all_gather"])
@@ -229,8 +229,10 @@ def test_ranks_of_one_machine_send_few_messages():
 
 def test_who_shares_a_core_takes_a_turn_of_those_that_take_part():
     crowded = replace(NATIVE, ranks_per_core=4.0)
-    assert [NATIVE.turn(1.0), NATIVE.turn(0.5)] == [0.0, 0.0]
-    assert [crowded.turn(part) / SWITCH_SECONDS for part in (1.0, 0.5, 0.125)] == pytest.approx([4.0, 2.0, 1.0])
+    assert [NATIVE.scheduling_delay(1.0), NATIVE.scheduling_delay(0.5)] == [0.0, 0.0]
+    assert [crowded.scheduling_delay(part) / SWITCH_SECONDS for part in (1.0, 0.5, 0.125)] == pytest.approx(
+        [4.0, 2.0, 1.0]
+    )
 
 
 def handled_by_busiest(topology: Topology, plan: Plan) -> tuple[int, int]:

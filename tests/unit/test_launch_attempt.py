@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from multiring.launch.attempt import Attempt, Failure, Replacements, culprit
+from multiring.launch.attempt import Attempt, JobFailure, Replacements, culprit
 from multiring.launch.hosts import Placement
 from multiring.launch.output import Output
 
 
-def failed(rank: int | None, blames: int | None = None) -> Failure:
-    return Failure(f"rank {rank}", 1, rank, blames)
+def failed(rank: int | None, blames: int | None = None) -> JobFailure:
+    return JobFailure(f"rank {rank}", 1, rank, blames)
 
 
 def test_nothing_failed() -> None:

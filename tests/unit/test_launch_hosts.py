@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from multiring.launch import LaunchError
-from multiring.launch.hosts import Host, Placement, is_here, parse_hosts, place, read_hostfile, spread, together
+from multiring.launch.hosts import HostEntry, Placement, is_here, parse_hosts, place, read_hostfile, spread, together
 
 
 def test_hosts_of_the_command_line() -> None:
     assert parse_hosts("a:2, user@b.example:3,c,[fe80::1%eth0]:4,[::2]") == [
-        Host("a", 2),
-        Host("user@b.example", 3),
-        Host("c", 1),
-        Host("fe80::1%eth0", 4),
-        Host("::2", 1),
+        HostEntry("a", 2),
+        HostEntry("user@b.example", 3),
+        HostEntry("c", 1),
+        HostEntry("fe80::1%eth0", 4),
+        HostEntry("::2", 1),
     ]
 
 
@@ -67,7 +67,7 @@ def test_what_is_no_host_is_refused(text: str) -> None:
 def test_hosts_of_a_file(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("# a comment\na slots=2\n\n  b:3  # another\nc\na\nd slots = 4\n")
-    assert read_hostfile(hostfile) == [Host("a", 3), Host("b", 3), Host("c", 1), Host("d", 4)]
+    assert read_hostfile(hostfile) == [HostEntry("a", 3), HostEntry("b", 3), HostEntry("c", 1), HostEntry("d", 4)]
 
 
 def test_a_file_of_open_mpi_from_another_system(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_a_file_of_open_mpi_from_another_system(tmp_path: Path) -> None:
         "\ufeffa slots=2 max_slots=4\r\nb max-slots = 3 slots = 3,\r\nn[08-10] slots=1\r\nfd00::a\tslots=2\r\n".encode()
     )
     assert read_hostfile(hostfile) == [
-        Host("a", 2),
-        Host("b", 3),
-        *(Host(f"n{number}", 1) for number in ("08", "09", "10")),
-        Host("fd00::a", 2),
+        HostEntry("a", 2),
+        HostEntry("b", 3),
+        *(HostEntry(f"n{number}", 1) for number in ("08", "09", "10")),
+        HostEntry("fd00::a", 2),
     ]
     hostfile.write_text("a slots=3 max_slots=2")
     with pytest.raises(LaunchError, match=r"'a slots=3 max_slots=2' gives the host more slots than it may have"):
@@ -106,7 +106,7 @@ def test_a_file_without_hosts_is_refused(tmp_path: Path) -> None:
 
 
 def test_ranks_fill_the_hosts() -> None:
-    hosts = [Host("a", 3), Host("b", 1), Host("c", 2)]
+    hosts = [HostEntry("a", 3), HostEntry("b", 1), HostEntry("c", 2)]
     assert place(hosts, None) == [Placement("a", 0, 3), Placement("b", 3, 1), Placement("c", 4, 2)]
     assert place(hosts, 4) == [Placement("a", 0, 3), Placement("b", 3, 1)]
     with pytest.raises(LaunchError, match=r"-n 7 is more than the 6 slots of the hosts \(a 3, b 1, c 2\)"):

@@ -6,7 +6,7 @@ import pytest
 
 from multiring.job import pet
 from multiring.launch import LaunchError, pods
-from multiring.launch.pods import Typed, completed
+from multiring.launch.pods import PodOptions, completed
 
 POD = {
     "PET_NNODES": "3",
@@ -21,26 +21,28 @@ ADDRESS = "job-node-0-0.job:29500"
 @pytest.mark.parametrize(
     ("environ", "typed", "expected"),
     [
-        ({}, Typed(4), Typed(4)),
-        ({}, Typed(), Typed()),
-        (POD, Typed(), Typed(6, 3, 1, ADDRESS)),
-        (POD, Typed(9), Typed(9, 3, 1, ADDRESS)),
-        (POD, Typed(None, 2, 0, "a:1"), Typed(4, 2, 0, "a:1")),
-        ({}, Typed(None, 2, 0, "a:1", 3), Typed(6, 2, 0, "a:1", 3)),
-        ({}, Typed(ranks_per_host=3), Typed(3, ranks_per_host=3)),
-        (POD, Typed(ranks_per_host=4), Typed(12, 3, 1, ADDRESS, 4)),
-        (POD | {"PET_MASTER_ADDR": "fd00::1"}, Typed(), Typed(6, 3, 1, "[fd00::1]:29500")),
-        (POD | {"PET_NNODES": "1"}, Typed(), Typed(2)),
-        (POD | {"PET_NNODES": "1:1"}, Typed(), Typed(2)),
-        ({"PET_NPROC_PER_NODE": "3"}, Typed(), Typed(3)),
-        ({"PET_NPROC_PER_NODE": "3"}, Typed(2), Typed(2)),
-        (POD | {"PET_NPROC_PER_NODE": "auto"}, Typed(), Typed(15, 3, 1, ADDRESS)),
-        (POD | {"PET_NPROC_PER_NODE": "cpu"}, Typed(), Typed(15, 3, 1, ADDRESS)),
-        (POD | {"PET_NPROC_PER_NODE": "gpu"}, Typed(6), Typed(6, 3, 1, ADDRESS)),
-        ({}, Typed(4, 2), Typed(4, 2)),  # the command says what is missing
+        ({}, PodOptions(4), PodOptions(4)),
+        ({}, PodOptions(), PodOptions()),
+        (POD, PodOptions(), PodOptions(6, 3, 1, ADDRESS)),
+        (POD, PodOptions(9), PodOptions(9, 3, 1, ADDRESS)),
+        (POD, PodOptions(None, 2, 0, "a:1"), PodOptions(4, 2, 0, "a:1")),
+        ({}, PodOptions(None, 2, 0, "a:1", 3), PodOptions(6, 2, 0, "a:1", 3)),
+        ({}, PodOptions(ranks_per_host=3), PodOptions(3, ranks_per_host=3)),
+        (POD, PodOptions(ranks_per_host=4), PodOptions(12, 3, 1, ADDRESS, 4)),
+        (POD | {"PET_MASTER_ADDR": "fd00::1"}, PodOptions(), PodOptions(6, 3, 1, "[fd00::1]:29500")),
+        (POD | {"PET_NNODES": "1"}, PodOptions(), PodOptions(2)),
+        (POD | {"PET_NNODES": "1:1"}, PodOptions(), PodOptions(2)),
+        ({"PET_NPROC_PER_NODE": "3"}, PodOptions(), PodOptions(3)),
+        ({"PET_NPROC_PER_NODE": "3"}, PodOptions(2), PodOptions(2)),
+        (POD | {"PET_NPROC_PER_NODE": "auto"}, PodOptions(), PodOptions(15, 3, 1, ADDRESS)),
+        (POD | {"PET_NPROC_PER_NODE": "cpu"}, PodOptions(), PodOptions(15, 3, 1, ADDRESS)),
+        (POD | {"PET_NPROC_PER_NODE": "gpu"}, PodOptions(6), PodOptions(6, 3, 1, ADDRESS)),
+        ({}, PodOptions(4, 2), PodOptions(4, 2)),  # the command says what is missing
     ],
 )
-def test_options(environ: dict[str, str], typed: Typed, expected: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options(
+    environ: dict[str, str], typed: PodOptions, expected: PodOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pods, "_processors", lambda: 5)
     assert completed(typed, pet.read(environ)) == expected
 
@@ -57,4 +59,4 @@ def test_options(environ: dict[str, str], typed: Typed, expected: Typed, monkeyp
 )
 def test_what_cannot_be_taken_is_named(environ: dict[str, str], message: str) -> None:
     with pytest.raises((LaunchError, ValueError), match=message):
-        completed(Typed(), pet.read(environ))
+        completed(PodOptions(), pet.read(environ))

@@ -8,7 +8,7 @@ import pytest
 
 from multiring.simulate.machines import MACHINES, machine
 from multiring.simulate.models import MODELS, model
-from multiring.simulate.recording import Bucket, Gradient, Recording, buckets, load, save
+from multiring.simulate.recording import Gradient, RecordedBucket, Recording, buckets, load, save
 
 PARAMETERS = {
     "resnet50": 25_557_032,
@@ -63,13 +63,13 @@ def test_backward_begins_with_the_last_layer():
 def test_buckets_close_before_they_outgrow_their_limit():
     recording = Recording("r", 1.0, tuple(Gradient(nbytes, 0.5) for nbytes in (4, 9, 1, 6, 30, 2)))
     assert buckets(recording, (5, 10)) == [
-        Bucket(4, 1.5),
-        Bucket(10, 2.5),
-        Bucket(6, 3.0),
-        Bucket(30, 3.5),
-        Bucket(2, 4.0),
+        RecordedBucket(4, 1.5),
+        RecordedBucket(10, 2.5),
+        RecordedBucket(6, 3.0),
+        RecordedBucket(30, 3.5),
+        RecordedBucket(2, 4.0),
     ]
-    assert buckets(recording, (1000,)) == [Bucket(52, 4.0)]
+    assert buckets(recording, (1000,)) == [RecordedBucket(52, 4.0)]
 
 
 def test_a_recording_survives_its_file(tmp_path):

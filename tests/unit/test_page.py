@@ -63,7 +63,7 @@ def multiring(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_job_has_its_tree_its_plans_and_its_slowest_rank() -> None:
     topology = two_racks()
     choice = replace(planner.choose(topology, "all_reduce", 8 * MB), measured=Measured(4, 32 * MB, 2.0))
-    ranks = [page.Rank(r, topology.hosts[r], 2.0, 1.5 if r != 3 else 0.1) for r in range(topology.world_size)]
+    ranks = [page.RankTimes(r, topology.hosts[r], 2.0, 1.5 if r != 3 else 0.1) for r in range(topology.world_size)]
     root = parsed(page.of_job("<eight> & more", topology, [choice], ranks))
     assert root.findtext("body/h1") == (
         f"The others wait for rank 3 on {topology.hosts[3]}: it waited 100 ms in calls, they 1.5 s in the mean"
@@ -96,7 +96,7 @@ def test_each_link_has_the_colour_and_the_number_of_its_load() -> None:
 
 
 def test_ranks_that_wait_alike_are_not_blamed() -> None:
-    ranks = [page.Rank(r, "a", 2.0, 1.0 + r / 100) for r in range(4)]
+    ranks = [page.RankTimes(r, "a", 2.0, 1.0 + r / 100) for r in range(4)]
     shown = words(parsed(page.of_job("a job", Topology.flat([4]), [], ranks)))
     assert "No rank holds up the others: each waited 1 s to 1.03 s in calls" in shown
 

@@ -107,7 +107,7 @@ def test_a_job(tmp_path: Path) -> None:
     racks = [Place(f"rack{r}", card(200), tuple(hosts[2 * r : 2 * r + 2])) for r in range(2)]
     topology = Topology(LEVELS[:3], tuple(racks))
     choice = replace(planner.choose(topology, "all_reduce", 8 * MB), measured=Measured(4, 32 * MB, 2.0))
-    ranks = [page.Rank(r, topology.hosts[r], 2.0, 0.1 if r == 3 else 1.5) for r in range(8)]
+    ranks = [page.RankTimes(r, topology.hosts[r], 2.0, 0.1 if r == 3 else 1.5) for r in range(8)]
     file = tmp_path / "job.html"
     file.write_text(page.of_job("8 < 9 & <b>more</b>", topology, [choice], ranks))
     seen = opened(file, tmp_path / "profile")

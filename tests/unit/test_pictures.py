@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiring.bench import curves
-from multiring.bench.report import Row
+from multiring.bench.report import SizeRow
 from multiring.pages.pictures import apart, best_and_worst, round_ticks
 
 values = st.integers(-(10**9), 10**9).map(lambda number: number / 1e6)
@@ -60,10 +60,10 @@ def test_an_answer() -> None:
     assert best_and_worst("at batch 8", {"halving": None}) == "No strategy has a result at batch 8"
 
 
-def row(nbytes: int, buffer: str, seconds: float, **peers: float) -> Row:
+def row(nbytes: int, buffer: str, seconds: float, **peers: float) -> SizeRow:
     theirs = {name: (1.5 * each, each) for name, each in peers.items()}
     fixed = (0.0, 1.0, 1.0, seconds / 2, 0.5, None, 0.0, (seconds,))
-    return Row(nbytes, buffer, "torch", seconds, *fixed, theirs, {}, {})
+    return SizeRow(nbytes, buffer, "torch", seconds, *fixed, theirs, {}, {})
 
 
 ROWS = [

@@ -28,8 +28,8 @@ from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_
 from multiring.planning.topology_file import outline
 from multiring.probe import classes, kept, measure
 from multiring.probe.found import topology
-from multiring.probe.measure import Leader, Member, Silent, follow
-from multiring.probe.rounds import ALL_ROUNDS, Burst, Flow, Rates, Round, Survey
+from multiring.probe.measure import Leader, Member, Unresponsive, follow
+from multiring.probe.rounds import ALL_ROUNDS, Burst, Flow, ProbeRound, Rates, Survey
 
 TOPOLOGIES = sorted((Path(__file__).parents[2] / "lab/topologies").glob("*.toml"))
 MBIT = 125_000.0
@@ -224,8 +224,8 @@ def members(hosts: int) -> Iterator[tuple[list[Member], dict[int, socket.socket]
         )
 
 
-def one_round(seconds: object) -> Iterator[Round]:
-    rates = yield Round(((0, 1), (1, 2), (2, 0)), 0.02, 0.05, 1 << 18)  # type: ignore[misc]
+def one_round(seconds: object) -> Iterator[ProbeRound]:
+    rates = yield ProbeRound(((0, 1), (1, 2), (2, 0)), 0.02, 0.05, 1 << 18)  # type: ignore[misc]
     return rates  # type: ignore[return-value]
 
 
@@ -283,7 +283,7 @@ def test_a_host_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
         thread = threading.Thread(target=follow, args=(hosts[1], theirs[0], time.monotonic() + 30))
         thread.start()
         leader = Leader(hosts[0], controls)
-        with pytest.raises(Silent) as caught:
+        with pytest.raises(Unresponsive) as caught:
             leader.measure(one_round)  # type: ignore[arg-type]
         assert caught.value.hosts == (2,)
         leader.end()
@@ -313,7 +313,7 @@ def test_hosts_that_cannot_reach_each_other_are_named() -> None:
         for thread in threads:
             thread.start()
         leader = Leader(hosts[0], controls)
-        with pytest.raises(Silent) as caught:
+        with pytest.raises(Unresponsive) as caught:
             leader.agree()
         assert (caught.value.hosts, caught.value.step) == ((1, 2), "connecting to each other")
         leader.end()

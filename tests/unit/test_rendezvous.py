@@ -20,7 +20,7 @@ import pytest
 from multiring import env, errors
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost, RendezvousError, ResourceError
 from multiring.job import rendezvous
-from multiring.job.bootstrap import Meeting, Place
+from multiring.job.bootstrap import JobMeeting, RankIdentity
 from multiring.job.exchange import Exchange, spans
 from multiring.job.store import Client, Server
 from multiring.net import auth, interfaces, local, unix
@@ -87,21 +87,21 @@ class Job:
         self.joins = 0
 
     @contextmanager
-    def meet(self, secret: bytes | None) -> Iterator[Meeting]:
+    def meet(self, secret: bytes | None) -> Iterator[JobMeeting]:
         client = Client([("127.0.0.1", self.server.port)], SECRET)
         try:
-            yield Meeting(client, secret)
+            yield JobMeeting(client, secret)
         finally:
             client.close()
 
-    def place(self, rank: int, size: int, secret: bytes | None = SECRET) -> Place:
-        return Place(rank, size, "test", lambda settings: self.meet(secret), restart=self.joins)
+    def place(self, rank: int, size: int, secret: bytes | None = SECRET) -> RankIdentity:
+        return RankIdentity(rank, size, "test", lambda settings: self.meet(secret), restart=self.joins)
 
     def join(self, size: int, settings: Callable[[int], env.Settings], secret: bytes | None = SECRET) -> None:
         self.joins += 1
         self.run([lambda r=rank: self._join(self.place(r, size, secret), settings(r)) for rank in range(size)])
 
-    def _join(self, place: Place, settings: env.Settings) -> None:
+    def _join(self, place: RankIdentity, settings: env.Settings) -> None:
         try:
             self.worlds[place.rank] = rendezvous.join(place, settings)
         except Exception as error:
@@ -256,7 +256,7 @@ def test_unreachable_names_both_and_the_addresses(job: Job, monkeypatch: pytest.
 def test_a_lost_peer_ends_the_wait_for_a_link(job: Job) -> None:
     job.join(2, settings("ab"))
     job.worlds[1].links.close()  # type: ignore[union-attr]
-    job.worlds[1].gate.close()  # type: ignore[union-attr]
+    job.worlds[1].acceptor.close()  # type: ignore[union-attr]
     lost = RendezvousError("rank 1 is gone", rank=1)
     threading.Timer(0.3, setattr, (job.engine(0), "failed", lost)).start()
     job.worlds[0].connect({1}, 10)  # the engine refuses the call that wanted it
@@ -471,13 +471,13 @@ def test_ports_are_kept_to(job: Job) -> None:
 @pytest.mark.parametrize("role", [auth.DATA, auth.CONTROL, auth.SURVIVOR])
 def test_what_is_left_of_an_earlier_start_is_refused(job: Job, role: int, caplog: pytest.LogCaptureFixture) -> None:
     job.join(2, settings("ab"))
-    gate = job.worlds[0].gate
-    assert gate is not None
-    assert gate.hello.restart == job.joins == 1
-    stale = replace(gate.hello, role=role, rank=1, restart=0)  # of the same generation, say after shrink
+    acceptor = job.worlds[0].acceptor
+    assert acceptor is not None
+    assert acceptor.hello.restart == job.joins == 1
+    stale = replace(acceptor.hello, role=role, rank=1, restart=0)  # of the same generation, say after shrink
     with (
         caplog.at_level(logging.WARNING, "multiring"),
-        socket.create_connection(gate.own[0]) as sock,
+        socket.create_connection(acceptor.own[0]) as sock,
         pytest.raises(auth.Refused, match="it belongs to restart 1 of this job, this process to restart 0"),
     ):
         auth.run(sock, auth.client(SECRET, stale))
@@ -604,7 +604,7 @@ def test_of_restarts_that_come_at_once_the_newest_goes_on(job: Job) -> None:
 def test_joining_twice_reads_nothing_old(job: Job) -> None:
     store = Client([("127.0.0.1", job.server.port)], SECRET)
     Exchange(store, "multiring//0/1", 1, 2, 5)._publish("arrive", 1, {"stale": True})
-    place = Place(0, 2, "test", lambda settings: nullcontext(Meeting(store, SECRET)))
+    place = RankIdentity(0, 2, "test", lambda settings: nullcontext(JobMeeting(store, SECRET)))
     with pytest.raises(RendezvousError, match="rank 1 did not arrive"):
         rendezvous.join(replace(place, restart=1), env.Settings(init_timeout=0.3))
     store.close()

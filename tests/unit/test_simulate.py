@@ -12,8 +12,8 @@ from multiring.planning.layout import Dimension, Edge, layout
 from multiring.planning.plan import Plan
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 from multiring.simulate import Call, Speeds, simulate, simulate_exactly, simulate_in_lockstep
-from multiring.simulate.flows import Connection, Simulation, Use, fair_rates
-from multiring.simulate.links import Links
+from multiring.simulate.flows import Flow, Simulation, Use, fair_rates
+from multiring.simulate.links import SimulatedLinks
 
 S = 8 << 20
 ALPHA, BETA, GAMMA = 20e-6, 1e-9, 1 / 4e9
@@ -54,7 +54,7 @@ def by_level(topology: Topology, mode: str, method: str, segment_bytes: int) -> 
 def test_places_are_numbered_outwards_whatever_the_order_of_the_ranks() -> None:
     left = (Place("h", CARD, ranks_in_host([3, 0], RANK)), Place("g", CARD, ranks_in_host([2], RANK)))
     right = (Place("k", WIRE, ranks_in_host([1], RANK)),)
-    links = Links(Topology(LEVELS[:3], (Place("x", UPLINK, left), Place("y", UPLINK, right))))
+    links = SimulatedLinks(Topology(LEVELS[:3], (Place("x", UPLINK, left), Place("y", UPLINK, right))))
     assert [numbers.tolist() for numbers in links.place_of] == [[0, 1, 2, 3], [4, 6, 5, 4], [7, 8, 7, 7]]
     assert [links.name(link) for link in links.path(0, 1)] == [
         *("rank 0 up", "rank 1 down", "host h up", "host k down", "rack x up", "rack y down")
@@ -289,7 +289,7 @@ def test_rates_are_max_min_fair():
 def test_a_connection_carries_one_message_after_the_other():
     simulation = Simulation([10.0])
     use = Use(((0, 1.0),))
-    both, other = Connection(), Connection()
+    both, other = Flow(), Flow()
     arrivals = []
     for connection, name, nbytes in ((both, "first", 10.0), (both, "second", 20.0), (other, "third", 30.0)):
         simulation.send(connection, use, nbytes, 0.5, lambda name=name: arrivals.append((name, simulation.now)))

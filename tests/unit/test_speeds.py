@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from multiring.planning.speeds import INTERNAL_WIRE_OVERHEAD, NATIVE, Seat, ranks_per_core, speeds
+from multiring.planning.speeds import INTERNAL_WIRE_OVERHEAD, NATIVE, RankPlacement, ranks_per_core, speeds
 
 
-def seats(where: str, cpus: list[set[int]], quotas: list[float | None]) -> list[Seat]:
+def placements(where: str, cpus: list[set[int]], quotas: list[float | None]) -> list[RankPlacement]:
     """Rank r is on the host named by the r-th word: the machine's letter, and a letter of its container's, if any."""
     return [
-        Seat(host, host[0], frozenset(allowed), quota)
+        RankPlacement(host, host[0], frozenset(allowed), quota)
         for host, allowed, quota in zip(where.split(), cpus, quotas, strict=True)
     ]
 
@@ -32,8 +32,8 @@ def seats(where: str, cpus: list[set[int]], quotas: list[float | None]) -> list[
     ],
 )
 def test_ranks_that_share_a_core(where: str, cpus: list[set[int]], quotas: list[float | None], expected: float) -> None:
-    assert ranks_per_core(seats(where, cpus, quotas)) == expected
-    assert speeds(seats(where, cpus, quotas)).ranks_per_core == expected
+    assert ranks_per_core(placements(where, cpus, quotas)) == expected
+    assert speeds(placements(where, cpus, quotas)).ranks_per_core == expected
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_ranks_that_share_a_core(where: str, cpus: list[set[int]], quotas: list[
 )
 def test_messages_between_containers_of_one_machine(where: str, expected: float) -> None:
     ranks = len(where.split())
-    assert speeds(seats(where, [{0, 1}] * ranks, [None] * ranks)).wire_overhead == expected
+    assert speeds(placements(where, [{0, 1}] * ranks, [None] * ranks)).wire_overhead == expected

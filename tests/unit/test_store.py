@@ -79,8 +79,8 @@ def test_torchs_store_swaps_alike() -> None:
 def test_the_end_of_a_connection_settles_what_it_bequeathed(server: Server) -> None:
     one, two = connect(server), connect(server)
     one.settle("settled", b"before")
-    one.bequeath("settled", b"too late")
-    one.bequeath("open", b"one is gone")
+    one.set_at_end("settled", b"too late")
+    one.set_at_end("open", b"one is gone")
     with pytest.raises(TimeoutError):
         two.get("open", 0)
     one.close()

@@ -18,7 +18,7 @@ from multiring.planning.speeds import NATIVE
 from multiring.planning.strategies import ASYNCHRONOUS, STRATEGIES, strategy
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 from multiring.simulate import Call, Speeds, forced, simulate, simulate_exactly, simulate_in_lockstep
-from multiring.simulate.links import Links
+from multiring.simulate.links import SimulatedLinks
 from multiring.simulate.lockstep import with_fastest_segments
 from multiring.simulate.machines import machine
 from multiring.simulate.prediction import predict
@@ -257,7 +257,7 @@ def busiest(prediction):
 @pytest.mark.parametrize("topology", [cluster(1, 4), cluster(8, 3), RACKS])
 def test_rounds_are_counted_as_they_are_made(name, topology):
     plan = strategy(name).plan(topology, S)
-    assert how_many(plan) == len(list(rounds(plan, Links(topology), NATIVE)))
+    assert how_many(plan) == len(list(rounds(plan, SimulatedLinks(topology), NATIVE)))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -274,7 +274,7 @@ def test_all_ranks_together_take_as_long_as_one_by_one(name, calls):
 def test_rounds_of_uneven_rings_are_counted(name):
     topology = Topology.flat([3, 1, 2, 2], FREE, CARD)
     plan = strategy(name).plan(topology, S)
-    assert how_many(plan) == len(list(rounds(plan, Links(topology), NATIVE)))
+    assert how_many(plan) == len(list(rounds(plan, SimulatedLinks(topology), NATIVE)))
 
 
 def test_a_forced_strategy_stands_beside_what_it_displaces():
@@ -335,7 +335,7 @@ def test_who_adds_slowly_is_given_a_plan_that_adds_less():
     """Direct all_reduces of everything have every rank add all that the others have."""
     topology = Topology.flat([8], Link(1e15, 1e15, 10e-6))
     assert [phase.kind for phase in planner.plan(topology, "all_reduce", 4 << 10).phases] == ["all_reduce"]
-    slow = replace(NATIVE, gamma=1e-6, passing=0.0)
+    slow = replace(NATIVE, gamma=1e-6, copy_seconds_per_byte=0.0)
     choice = planner.choose(topology, "all_reduce", 4 << 10, speeds=slow)
     assert [phase.kind for phase in choice.plan.phases] == ["reduce_scatter", "all_gather"]
     assert choice.chosen.prediction.seconds == pytest.approx(7 / 8 * (4 << 10) * 1e-6, rel=0.01, abs=30e-6)

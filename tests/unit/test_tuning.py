@@ -16,7 +16,7 @@ from multiring import _native
 from multiring.planning.choice import Candidate, Tuned
 from multiring.planning.planner import choose
 from multiring.runtime import tuner, tuning
-from multiring.runtime.tuning import FIELD, HEATS, Heat
+from multiring.runtime.tuning import MAX_CANDIDATES, RUNGS, Rung
 
 RACKS = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
 
@@ -25,22 +25,22 @@ def steps(candidate: Candidate) -> int:
     return sum(phase.steps for phase in candidate.prediction.phases)
 
 
-def times(heat: Heat, usual: dict[str, float]) -> list[float]:
-    """Seconds of each call: in the first heat a slow first round, then each plan's usual time, once disturbed."""
-    found = [usual[heat.plan(call)] for call in range(heat.calls)]
-    if heat.number == 0:
-        found[: len(heat.plans) * heat.run] = [9.0] * len(heat.plans) * heat.run
+def times(rung: Rung, usual: dict[str, float]) -> list[float]:
+    """Seconds of each call: in the first rung a slow first round, then each plan's usual time, once disturbed."""
+    found = [usual[rung.plan(call)] for call in range(rung.calls)]
+    if rung.number == 0:
+        found[: len(rung.plans) * rung.run] = [9.0] * len(rung.plans) * rung.run
     found[-1] = 5.0
     return found
 
 
-def last(plans: str, *, run: int = 1) -> Heat:
-    return Heat(tuple(plans), 8, run, len(HEATS) - 1, dict.fromkeys(plans, 1.0))
+def last(plans: str, *, run: int = 1) -> Rung:
+    return Rung(tuple(plans), 8, run, len(RUNGS) - 1, dict.fromkeys(plans, 1.0))
 
 
 def test_every_plan_is_tried_in_every_round_in_another_place() -> None:
-    heat = Heat(("a", "b", "c", "d"), 4)
-    order = [heat.plan(call) for call in range(heat.calls)]
+    rung = Rung(("a", "b", "c", "d"), 4)
+    order = [rung.plan(call) for call in range(rung.calls)]
     assert Counter(order) == dict.fromkeys("abcd", 4)
     assert [sorted(order[i : i + 4]) for i in range(0, 16, 4)] == [list("abcd")] * 4
     assert {order[i : i + 4].index("a") for i in range(0, 16, 4)} == {0, 1, 2, 3}
@@ -48,66 +48,66 @@ def test_every_plan_is_tried_in_every_round_in_another_place() -> None:
 
 def test_the_round_that_warms_up_does_not_count() -> None:
     usual = {"a": 0.3, "b": 0.2, "c": 0.4}
-    heat = Heat(tuple(usual), 2)
-    seconds = [9.0, 0.1, 0.1] + [usual[heat.plan(call)] for call in range(3, 6)]
-    assert heat.times(seconds) == pytest.approx(usual)
-    later = replace(heat, number=1)
+    rung = Rung(tuple(usual), 2)
+    seconds = [9.0, 0.1, 0.1] + [usual[rung.plan(call)] for call in range(3, 6)]
+    assert rung.times(seconds) == pytest.approx(usual)
+    later = replace(rung, number=1)
     assert later.times(seconds)["b"] < usual["b"]
 
 
 def test_one_disturbed_call_does_not_count() -> None:
     usual = {"a": 0.3, "b": 0.2, "c": 0.4}
-    heat = last("abc")
-    assert heat.times(times(heat, usual)) == pytest.approx(usual)
+    rung = last("abc")
+    assert rung.times(times(rung, usual)) == pytest.approx(usual)
 
 
 def test_what_slows_rounds_down_is_no_plans_fault() -> None:
     """Three times as long from some call on, in the middle of a round, and back."""
     usual = {"a": 1.0, "b": 0.9, "c": 1.1, "d": 1.05}
-    heat = last("abcd", run=4)
-    slow = range(heat.calls * 3 // 10, heat.calls * 8 // 10)
-    found = heat.times([usual[heat.plan(call)] * (3 if call in slow else 1) for call in range(heat.calls)])
+    rung = last("abcd", run=4)
+    slow = range(rung.calls * 3 // 10, rung.calls * 8 // 10)
+    found = rung.times([usual[rung.plan(call)] * (3 if call in slow else 1) for call in range(rung.calls)])
     assert sorted(found, key=found.__getitem__) == list("badc")
     assert found["b"] / found["a"] == pytest.approx(0.9, rel=0.05)
 
 
 def test_short_calls_are_tried_more_often_but_not_without_end() -> None:
-    calls = [tuning.opening("ab", predicted).calls for predicted in (1.0, 0.004, 0.001, 0.0)]
+    calls = [tuning.first_rung("ab", predicted).calls for predicted in (1.0, 0.004, 0.001, 0.0)]
     assert calls == [6, 12, 60, 96]
 
 
 def test_short_calls_try_a_plan_several_times_in_a_row_and_the_second_half_counts() -> None:
-    heat = tuning.opening("abc", 1e-4)
-    run = HEATS[0].longest_run
-    order = "".join(heat.plan(call) for call in range(heat.calls))
+    rung = tuning.first_rung("abc", 1e-4)
+    run = RUNGS[0].longest_run
+    order = "".join(rung.plan(call) for call in range(rung.calls))
     assert order.startswith("a" * run + "b" * run + "c" * run + "b" * run)
-    seconds = [1.0 if call % run < run // 2 or call < 3 * run else 1e-4 for call in range(heat.calls)]
-    assert heat.times(seconds) == pytest.approx(dict.fromkeys("abc", 1e-4))
-    second = tuning.after(heat, seconds, "2026-11-23")
-    assert isinstance(second, Heat)
-    assert (second.rounds, second.run) == (HEATS[1].rounds, HEATS[1].longest_run)
+    seconds = [1.0 if call % run < run // 2 or call < 3 * run else 1e-4 for call in range(rung.calls)]
+    assert rung.times(seconds) == pytest.approx(dict.fromkeys("abc", 1e-4))
+    second = tuning.after(rung, seconds, "2026-11-23")
+    assert isinstance(second, Rung)
+    assert (second.rounds, second.run) == (RUNGS[1].rounds, RUNGS[1].longest_run)
 
 
 def test_a_run_has_the_mean_of_its_calls_but_for_the_slowest_quarter() -> None:
-    heat = tuning.opening("abc", 1e-4)
+    rung = tuning.first_rung("abc", 1e-4)
     slow = {"a": 16, "b": 8, "c": 2}  # a call in so many
-    found = heat.times([0.5 if call % slow[heat.plan(call)] == 1 else 0.1 for call in range(heat.calls)])
+    found = rung.times([0.5 if call % slow[rung.plan(call)] == 1 else 0.1 for call in range(rung.calls)])
     assert found["a"] == found["b"] == pytest.approx(0.1)
     assert 0.2 < found["c"] < 0.3
 
 
 def test_the_fastest_and_the_planners_choice_meet_again() -> None:
     usual = {name: 0.1 + 0.01 * place for place, name in enumerate("ponmlkjihgfedcba")}  # the planner's is the slowest
-    heat = tuning.opening(sorted(usual), predicted=0.3)
-    second = tuning.after(heat, times(heat, usual), "2026-11-21")
-    assert isinstance(second, Heat)
+    rung = tuning.first_rung(sorted(usual), predicted=0.3)
+    second = tuning.after(rung, times(rung, usual), "2026-11-21")
+    assert isinstance(second, Rung)
     assert second.plans == tuple("aponmlkjih")
-    assert len(second.plans) == HEATS[1].plans
+    assert len(second.plans) == RUNGS[1].plans
     third = tuning.after(second, times(second, usual), "2026-11-21")
-    assert isinstance(third, Heat)
+    assert isinstance(third, Rung)
     assert third.plans == tuple("apon")
     assert third.rounds > second.rounds
-    usual["o"] = 0.05  # what counts is the last heat
+    usual["o"] = 0.05  # what counts is the last rung
     won = tuning.after(third, times(third, usual), "2026-11-21")
     assert isinstance(won, Tuned)
     assert (won.plan, won.day) == ("o", "2026-11-21")
@@ -116,17 +116,17 @@ def test_the_fastest_and_the_planners_choice_meet_again() -> None:
 
 @pytest.mark.parametrize(("other", "winner"), [(0.99, "a"), (0.97, "b")])
 def test_the_planners_choice_stays_unless_another_is_clearly_faster(other: float, winner: str) -> None:
-    heat = last("ab")
-    won = tuning.after(heat, times(heat, {"a": 1.0, "b": other}), "2026-11-21")
+    rung = last("ab")
+    won = tuning.after(rung, times(rung, {"a": 1.0, "b": other}), "2026-11-21")
     assert isinstance(won, Tuned)
     assert won.plan == winner
 
 
 @pytest.mark.parametrize("plans", ["ab", "abcd"])
 def test_calls_that_did_not_end_lose(plans: str) -> None:
-    heat = last(plans)
-    seconds = [2.0 if heat.plan(call) == "b" else np.inf for call in range(heat.calls)]
-    won = tuning.after(heat, seconds, "2026-11-21")
+    rung = last(plans)
+    seconds = [2.0 if rung.plan(call) == "b" else np.inf for call in range(rung.calls)]
+    won = tuning.after(rung, seconds, "2026-11-21")
     assert isinstance(won, Tuned)
     assert won.plan == "b"
 
@@ -135,16 +135,16 @@ def test_calls_that_did_not_end_lose(plans: str) -> None:
 def test_few_plans_are_tried_and_they_differ(nbytes: int) -> None:
     choice = choose(RACKS, "all_reduce", nbytes)
     ranked = [choice.chosen, *choice.rejected]
-    tried = tuning.contestants(choice)
-    assert tried[: tuning.NEAREST] == tuple(ranked[: tuning.NEAREST])
-    assert len({each.plan.id for each in tried}) == len(tried) == FIELD < len(ranked)
+    tried = tuning.candidates_to_try(choice)
+    assert tried[: tuning.TOP_PREDICTED] == tuple(ranked[: tuning.TOP_PREDICTED])
+    assert len({each.plan.id for each in tried}) == len(tried) == MAX_CANDIDATES < len(ranked)
     assert any(len(each.stages) == 1 for each in tried)  # never slower than the best flat one
     assert min(map(steps, tried)) == min(map(steps, ranked))
 
 
 def test_a_choice_without_alternatives() -> None:
     choice = choose(nested([1], [card(400), CORE]), "all_reduce", 1 << 20)
-    assert len(tuning.contestants(choice)) == 1 + len(choice.rejected)
+    assert len(tuning.candidates_to_try(choice)) == 1 + len(choice.rejected)
 
 
 @pytest.mark.parametrize("ahead", [-1234.5, 0.25, 1e6])

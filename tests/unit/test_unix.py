@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from multiring.net import auth, dial, unix
-from multiring.net.gate import Gate
+from multiring.net.acceptor import Acceptor
 
 SECRET = b"0123456789abcdef"
 
@@ -111,7 +111,7 @@ def test_a_gate_says_nothing_to_another_user(another_user: int, caplog: pytest.L
     listening, name = unix.listen()
     listening.setblocking(False)
     mine = auth.Hello(auth.LOCAL, 0, job="test")
-    gate = Gate([listening], SECRET, mine, 0, {1: []}, [], patience=5)
+    acceptor = Acceptor([listening], SECRET, mine, 0, {1: []}, [], patience=5)
     try:
         for role in (auth.SURVIVOR, auth.DATA, auth.CONTROL, auth.LOCAL) * 20:
             with socket.socket(socket.AF_UNIX) as stranger:
@@ -121,7 +121,7 @@ def test_a_gate_says_nothing_to_another_user(another_user: int, caplog: pytest.L
                     stranger.sendall(auth.Hello(role, 1, job="test").pack(bytes(32)))
                     assert stranger.recv(1) == b""
     finally:
-        gate.close()
+        acceptor.close()
     users = f"it runs as user {another_user}, this process as user {another_user + 1}"
     assert [record.getMessage() for record in caplog.records] == [
         f"rank 0 refused a connection from this host: {users}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from multiring.bench.report import Row
+from multiring.bench.report import SizeRow
 from multiring.pages.pictures import apart
 from multiring.units import duration, size
 
@@ -29,7 +29,7 @@ def check(file: Path) -> None:
         raise ValueError(f"--plot {file}: the suffix says the format; known are {', '.join(known)}")
 
 
-def plot(file: Path, rows: Sequence[Row], title: str) -> None:
+def plot(file: Path, rows: Sequence[SizeRow], title: str) -> None:
     """Draw median times on logarithmic axes, the bound dotted; the suffix of the file says its format."""
     import matplotlib
 
@@ -58,7 +58,7 @@ def plot(file: Path, rows: Sequence[Row], title: str) -> None:
     pyplot.close(figure)
 
 
-def answer(rows: Sequence[Row]) -> str:
+def answer(rows: Sequence[SizeRow]) -> str:
     """What the figures come to, in a sentence: how many times as fast as the fastest peer, at the ends of the sizes."""
     sizes = sorted({row.nbytes for row in rows})
     ends = [_fastest([row for row in rows if row.nbytes == nbytes]) for nbytes in dict.fromkeys((sizes[0], sizes[-1]))]
@@ -73,17 +73,17 @@ def answer(rows: Sequence[Row]) -> str:
     return f"multiring is {', '.join(said)}"
 
 
-def _fastest(rows: Sequence[Row]) -> Row:
+def _fastest(rows: Sequence[SizeRow]) -> SizeRow:
     """The fastest call on private buffers, which the peers have too, where these were measured."""
     private = [row for row in rows if row.buffer == "private"] or rows
     return min(private, key=lambda row: (not row.peers, row.seconds))
 
 
-def _peers(row: Row) -> list[tuple[str, float]]:
+def _peers(row: SizeRow) -> list[tuple[str, float]]:
     return [(name, min(launches)) for name, launches in row.peers.items()]
 
 
-def _systems(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
+def _systems(rows: Sequence[SizeRow]) -> dict[str, list[tuple[int, float]]]:
     """Size and seconds of each point, by the name of the line."""
     systems: dict[str, list[tuple[int, float]]] = {}
     for row in rows:

@@ -32,7 +32,7 @@ FEWEST_STEPS = 5
 
 
 @dataclass
-class _Step:
+class _StepTimes:
     """When forward and backward of a step began, when each gradient was complete, by its place in the model."""
 
     forward: float
@@ -46,7 +46,7 @@ class Recorder:
 
     def __init__(self, net: nn.Module, name: str) -> None:
         self._name = name
-        self._steps: list[_Step] = []
+        self._steps: list[_StepTimes] = []
         self._optimizing = 0.0
         self._sizes = [p.numel() * p.element_size() for p in net.parameters()]
         net.register_forward_pre_hook(self._begin)
@@ -78,7 +78,7 @@ class Recorder:
 
     def _begin(self, net: nn.Module, inputs: object) -> None:
         if torch.is_grad_enabled():
-            self._steps.append(_Step(time.perf_counter()))
+            self._steps.append(_StepTimes(time.perf_counter()))
 
     def _watch_outputs(self, net: nn.Module, inputs: object, outputs: object) -> None:
         if torch.is_grad_enabled():

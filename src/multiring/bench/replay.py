@@ -47,7 +47,7 @@ def _sleep_until(clock: float) -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class ReplayRow:
     """A system's median step, in seconds; ``efficiency`` is the part of it in which a rank computes."""
 
     system: str
@@ -58,7 +58,9 @@ class Row:
     steps: tuple[float, ...]
 
 
-def rows(recording: Recording, launches: Mapping[str, Sequence[Sequence[float]]], predicted: float | None) -> list[Row]:
+def rows(
+    recording: Recording, launches: Mapping[str, Sequence[Sequence[float]]], predicted: float | None
+) -> list[ReplayRow]:
     """A row a system, of the steps of all its launches; ``predicted`` are the seconds of ours."""
     found = []
     for system, each in launches.items():
@@ -66,11 +68,11 @@ def rows(recording: Recording, launches: Mapping[str, Sequence[Sequence[float]]]
         seconds = float(np.median(steps))
         ours = predicted if system.startswith("multiring") else None
         exposed = seconds - recording.seconds
-        found.append(Row(system, seconds, exposed, recording.seconds / seconds, ours, steps))
+        found.append(ReplayRow(system, seconds, exposed, recording.seconds / seconds, ours, steps))
     return found
 
 
-def table(found: Sequence[Row]) -> Table:
+def table(found: Sequence[ReplayRow]) -> Table:
     """The rows as people read them."""
     result = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     result.add_column("system")

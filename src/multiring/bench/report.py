@@ -27,7 +27,7 @@ GB = 1e9
 
 
 @dataclass(frozen=True)
-class Row:
+class SizeRow:
     """One size and kind of buffer: our median launch, and the launches of each peer (on private buffers).
 
     ``peers`` are those that are called through the same ``api``, NumPy arrays or torch; ratios are the best launch of
@@ -70,7 +70,7 @@ def summarise(
     collective: str,
     world_size: int,
     bounds: Mapping[int, float] | None = None,
-) -> list[Row]:
+) -> list[SizeRow]:
     """A row for each figure of a launch and each API that ours was called through; bandwidths in bytes a second.
 
     ``bounds`` are the least seconds by size; None on one host.
@@ -99,14 +99,14 @@ def _row(
     collective: str,
     world_size: int,
     bounds: Mapping[int, float] | None,
-) -> Row:
+) -> SizeRow:
     nbytes = first.nbytes
     figures = _those_of(launches, nbytes, first.buffer)
     on_card = first.buffer == Device.cuda.value
     theirs = {name: _those_of(each, nbytes, first.buffer if on_card else "private") for name, each in peers.items()}
     seconds = statistics.median(figure.seconds for figure in figures)
     bound = bounds[nbytes] if bounds else statistics.median(figure.pass_seconds for figure in figures)
-    return Row(
+    return SizeRow(
         nbytes=nbytes,
         buffer=first.buffer,
         api=api,
@@ -139,7 +139,7 @@ def _cpu_per_gb(figures: Sequence[Figure]) -> float:
     return statistics.median(figure.cpu_seconds / figure.nbytes * GB for figure in figures)
 
 
-def show(rows: Sequence[Row], title: str) -> None:
+def show(rows: Sequence[SizeRow], title: str) -> None:
     """Print the rows as people read them: ours, and beside the peers."""
     # What is piped or kept in a file is as wide as it has to be.
     console = Console() if Console().is_terminal else Console(width=160)
@@ -150,7 +150,7 @@ def show(rows: Sequence[Row], title: str) -> None:
         console.print(beside)
 
 
-def _ours(rows: Sequence[Row]) -> Table:
+def _ours(rows: Sequence[SizeRow]) -> Table:
     on_card = any(row.enqueue_seconds is not None for row in rows)
     least = "bare copies" if on_card else "bound"
     headings = ["size", "buffer", "median", "p95", "algbw", "busbw", least, "of it", "CPU s/GB"]
@@ -170,7 +170,7 @@ def _ours(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _beside(rows: Sequence[Row]) -> Iterator[Table]:
+def _beside(rows: Sequence[SizeRow]) -> Iterator[Table]:
     """A table of times and ratios for each API with peers."""
     for api in dict.fromkeys(row.api for row in rows if row.peers):
         some = [row for row in rows if row.api == api]
@@ -197,7 +197,7 @@ def _table(headings: Sequence[str]) -> Table:
     return table
 
 
-def _what(row: Row) -> tuple[str, ...]:
+def _what(row: SizeRow) -> tuple[str, ...]:
     return size(row.nbytes), f"{row.api} {row.buffer}", duration(row.seconds)
 
 

@@ -21,10 +21,10 @@ from multiring.errors import MultiringError
 from multiring.job import pet
 from multiring.job.cores import BINDINGS
 from multiring.launch import LaunchError, mpi
-from multiring.launch.hosts import NAME, Host, Placement, is_here, parse_hosts, place, read_hostfile
-from multiring.launch.join import Meeting
+from multiring.launch.hosts import NAME, HostEntry, Placement, is_here, parse_hosts, place, read_hostfile
+from multiring.launch.join import HostMeeting
 from multiring.launch.launcher import Job
-from multiring.launch.pods import Typed, completed
+from multiring.launch.pods import PodOptions, completed
 from multiring.launch.program import resolve
 from multiring.launch.ssh import SSH
 from multiring.launch.start import run_as_typed, run_over_ssh
@@ -135,10 +135,10 @@ def run(
     try:
         hosts, host_count = _hosts(hosts, count_or_list)
         listed = {"-H": hosts, "--hostfile": hostfile}
-        given = Typed(ranks, host_count, host_index, rendezvous, ranks_per_host)
+        given = PodOptions(ranks, host_count, host_index, rendezvous, ranks_per_host)
         is_free = launcher is None and hosts is None and hostfile is None
         ranks, host_count, host_index, rendezvous, ranks_per_host = astuple(
-            completed(given, pet.read() if is_free else pet.Options())
+            completed(given, pet.read() if is_free else pet.TorchrunOptions())
         )
         typed = {"--hosts": host_count, "--host-index": host_index, "--rendezvous": rendezvous}
         _check(context, program, bind, typed, listed)
@@ -264,7 +264,7 @@ def _check_min_ranks(min_ranks: int | None, world_size: int) -> None:
         raise LaunchError(f"--min-ranks {min_ranks} of {world_size} ranks: the job could not even begin")
 
 
-def _meeting(ranks: int | None, hosts: int, index: int, rendezvous: str) -> tuple[int, Meeting]:
+def _meeting(ranks: int | None, hosts: int, index: int, rendezvous: str) -> tuple[int, HostMeeting]:
     if ranks is None:
         raise LaunchError("how many ranks? Give -n N, the total, on all hosts")
     if ranks < hosts:
@@ -274,7 +274,7 @@ def _meeting(ranks: int | None, hosts: int, index: int, rendezvous: str) -> tupl
     match = re.fullmatch(NAME + r":(?P<port>\d{1,5})", rendezvous)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise LaunchError(f"--rendezvous {rendezvous}: expected host:port, an IPv6 address in brackets")
-    return ranks, Meeting(env.split_address(rendezvous), hosts, index, env.read(env.Settings).init_timeout)
+    return ranks, HostMeeting(env.split_address(rendezvous), hosts, index, env.read(env.Settings).init_timeout)
 
 
 def _placements(ranks: int | None, hosts: str | None, hostfile: Path | None) -> list[Placement]:
@@ -284,4 +284,4 @@ def _placements(ranks: int | None, hosts: str | None, hostfile: Path | None) -> 
         return place(read_hostfile(hostfile), ranks)
     if ranks is None:
         raise LaunchError("how many ranks? Give -n N, or hosts by -H or --hostfile")
-    return place([Host(socket.gethostname(), ranks)], ranks)
+    return place([HostEntry(socket.gethostname(), ranks)], ranks)

@@ -3,11 +3,11 @@
 The launcher serves it: it is the one address that a process has which was never in the job, and it outlives all ranks.
 
     newcomer                                 rank 0 of those who are there, in `grow`
-      takes a ticket, introduces itself ->     looks; invites those that fit, refuses the others
-      answers                           ->     writes the roster of those that have answered in time
+      takes a join id, introduces itself ->    looks; invites those that fit, refuses the others
+      answers                            ->    writes the list of members: those that have answered in time
 
-All on the roster meet by the rounds of rendezvous.py, in a new generation, beside the world that is there. Which of
-the two goes on is a value of the store that is settled once: ``grown`` by the first who has met all, or why not by the
+All on the list meet by the rounds of rendezvous.py, in a new generation, beside the world that is there. Which of the
+two goes on is a value of the store that is settled once: ``grown`` by the first who has met all, or why not by the
 first who could not, or by the server when a connection ends before. Who cannot learn the verdict goes on in neither.
 Ranks are here those that they had, or took the places of, at the job's start.
 """
@@ -36,31 +36,31 @@ Record = dict[str, Any]
 _GROWN = b"grown"
 
 
-class Kept(RendezvousError):
+class NotAdmitted(RendezvousError):
     """The larger world has not come about, and the old one goes on."""
 
 
-class Lobby:
+class JoinQueue:
     """Where newcomers wait, as they and as those who are there see it; for one thread at a time."""
 
     def __init__(self, store: Client, job: str, restart: int) -> None:
         self._store = store
         self._job = job
-        self._prefix = f"multiring/{job}/{restart}/lobby"
+        self._prefix = f"multiring/{job}/{restart}/queue"
 
     # ---- a newcomer ----
 
     def apply(self, introduction: Record) -> int:
-        """The ticket of a newcomer that says this of itself."""
-        ticket = self._store.add(f"{self._prefix}/tickets", 1)
-        self._store.bequeath(f"{self._prefix}/{ticket}/gone", b"")
-        self._put(f"{ticket}/introduction", introduction)
-        return ticket
+        """The join id of a newcomer that says this of itself."""
+        join_id = self._store.add(f"{self._prefix}/join_ids", 1)
+        self._store.set_at_end(f"{self._prefix}/{join_id}/gone", b"")
+        self._put(f"{join_id}/introduction", introduction)
+        return join_id
 
-    def invitation(self, ticket: int, number: int, until: float, who: str) -> Admission:
+    def invitation(self, join_id: int, number: int, until: float, who: str) -> Admission:
         """The ``number``-th admission to which this newcomer is invited; RendezvousError if it is refused,
         TimeoutError at ``until`` (monotonic seconds)."""
-        told: Record = json.loads(self._store.get(f"{self._prefix}/{ticket}/{number}", until - time.monotonic()))
+        told: Record = json.loads(self._store.get(f"{self._prefix}/{join_id}/{number}", until - time.monotonic()))
         if "refused" in told:
             raise RendezvousError(told["refused"])
         return Admission(self._store, told["admission"], who)
@@ -72,10 +72,10 @@ class Lobby:
     # ---- those who are there ----
 
     def waiting(self) -> dict[int, Record]:
-        """What those newcomers say of themselves that are still there, by ticket."""
-        tickets = range(1, int(self._find("tickets") or 0) + 1)
-        found = {t: self._find(f"{t}/introduction") for t in tickets if self._find(f"{t}/gone") is None}
-        return {ticket: json.loads(said) for ticket, said in found.items() if said is not None}
+        """What those newcomers say of themselves that are still there, by join id."""
+        join_ids = range(1, int(self._find("join_ids") or 0) + 1)
+        found = {t: self._find(f"{t}/introduction") for t in join_ids if self._find(f"{t}/gone") is None}
+        return {join_id: json.loads(said) for join_id, said in found.items() if said is not None}
 
     def admission(self, who: str) -> Admission:
         """A new one."""
@@ -86,26 +86,26 @@ class Lobby:
         """One that another rank has begun."""
         return Admission(self._store, key, who)
 
-    def invite(self, admission: Admission, ticket: int) -> bool:
+    def invite(self, admission: Admission, join_id: int) -> bool:
         """False if it was too often; it is refused then."""
-        number = self._next(ticket)
+        number = self._next(join_id)
         if number <= MOST_INVITATIONS:
-            self._put(f"{ticket}/{number}", {"admission": admission.key})
+            self._put(f"{join_id}/{number}", {"admission": admission.key})
             return True
         why = f"this rank was invited {MOST_INVITATIONS} times, and not all met: the others' log says who did not"
-        self._refuse(ticket, number, why)
+        self._refuse(join_id, number, why)
         return False
 
-    def refuse(self, ticket: int, why: str) -> None:
+    def refuse(self, join_id: int, why: str) -> None:
         """End a newcomer that cannot be admitted."""
-        self._refuse(ticket, self._next(ticket), why)
+        self._refuse(join_id, self._next(join_id), why)
 
-    def _next(self, ticket: int) -> int:
-        return self._store.add(f"{self._prefix}/{ticket}/invitations", 1)
+    def _next(self, join_id: int) -> int:
+        return self._store.add(f"{self._prefix}/{join_id}/invitations", 1)
 
-    def _refuse(self, ticket: int, number: int, why: str) -> None:
-        self._put(f"{ticket}/{number}", {"refused": why})
-        self._store.settle(f"{self._prefix}/{ticket}/gone", b"")
+    def _refuse(self, join_id: int, number: int, why: str) -> None:
+        self._put(f"{join_id}/{number}", {"refused": why})
+        self._store.settle(f"{self._prefix}/{join_id}/gone", b"")
 
     def _find(self, key: str) -> bytes | None:
         return _find(self._store, f"{self._prefix}/{key}")
@@ -123,29 +123,29 @@ class Admission:
         self.failure: Callable[[], BaseException | None] = lambda: None
         """What ends it for this rank, but for the verdict."""
         self._verdict = f"{key}/verdict"
-        store.bequeath(self._verdict, f"{who} was lost".encode())
+        store.set_at_end(self._verdict, f"{who} was lost".encode())
 
-    def answer(self, ticket: int, until: float) -> Record | None:
+    def answer(self, join_id: int, until: float) -> Record | None:
         """What a newcomer that was invited learns; None if it was too late."""
-        self.set(f"answer/{ticket}", b"")
-        roster: Record = json.loads(self.get("roster", until - time.monotonic()))
-        return roster if ticket in roster["tickets"] else None
+        self.set(f"answer/{join_id}", b"")
+        member_list: Record = json.loads(self.get("member_list", until - time.monotonic()))
+        return member_list if join_id in member_list["join_ids"] else None
 
-    def answered(self, tickets: Mapping[int, int]) -> dict[int, int]:
-        """Those of the ``tickets``, by rank, that have answered in time."""
+    def answered(self, join_ids: Mapping[int, int]) -> dict[int, int]:
+        """Those of the ``join_ids``, by rank, that have answered in time."""
         until = time.monotonic() + ANSWER_SECONDS
         found = {}
-        for rank, ticket in tickets.items():
+        for rank, join_id in join_ids.items():
             try:
-                self.get(f"answer/{ticket}", until - time.monotonic())
-                found[rank] = ticket
+                self.get(f"answer/{join_id}", until - time.monotonic())
+                found[rank] = join_id
             except TimeoutError:
                 continue
         return found
 
-    def call(self, roster: Record) -> None:
+    def call(self, member_list: Record) -> None:
         """Tell the newcomers who is to meet."""
-        self.set("roster", json.dumps(roster).encode())
+        self.set("member_list", json.dumps(member_list).encode())
 
     def set(self, key: str, value: bytes) -> None:
         """Set ``key`` to ``value``."""
@@ -154,7 +154,7 @@ class Admission:
     def get(self, key: str, timeout: float) -> bytes:
         """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that.
 
-        Kept, or what ``failure`` tells, if that comes first.
+        NotAdmitted, or what ``failure`` tells, if that comes first.
         """
         until = time.monotonic() + timeout
         while True:
@@ -172,7 +172,7 @@ class Admission:
         """Why there is nothing more to be waited for."""
         verdict = _find(self._store, self._verdict)
         if verdict is not None and verdict != _GROWN:
-            return Kept(verdict.decode())
+            return NotAdmitted(verdict.decode())
         return self.failure()
 
     def conclude(self, reason: str = "") -> str:

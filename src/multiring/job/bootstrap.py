@@ -54,7 +54,7 @@ _taken: _Taken | None = None
 
 
 @dataclass(frozen=True)
-class Meeting:
+class JobMeeting:
     """A store that the whole job shares, and the job's secret (None: rank 0 draws one and shares it in the store)."""
 
     store: JobStore
@@ -62,13 +62,13 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankIdentity:
     """Rank, size and identity of a job, as its launcher tells them; ``meet`` opens the meeting."""
 
     rank: int
     world_size: int
     launcher: str
-    meet: Callable[[env.Settings], AbstractContextManager[Meeting]]
+    meet: Callable[[env.Settings], AbstractContextManager[JobMeeting]]
     job: str = ""
     restart: int = 0
     """How often all ranks were started before: what is left over from an earlier start is refused."""
@@ -89,8 +89,8 @@ class Place:
             )
 
 
-def place(environ: Mapping[str, str] | None = None) -> Place:
-    """This process's place, by the first launcher that left its mark; a world of one if none did."""
+def rank_identity(environ: Mapping[str, str] | None = None) -> RankIdentity:
+    """What this process is in its job, by the first launcher that left its mark; a world of one if none did."""
     environ = os.environ if environ is None else environ
     launch = env.read(env.Launch, environ)
     for launcher in (_multiring_run, _torchrun, _mpi, _slurm):
@@ -98,7 +98,7 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
         if found:
             return replace(found, restart=restarts(environ, launch))
     _refuse_half(environ)
-    return Place(0, 1, "no launcher", no_meeting)
+    return RankIdentity(0, 1, "no launcher", no_meeting)
 
 
 def _refuse_half(environ: Mapping[str, str]) -> None:
@@ -118,7 +118,7 @@ def _refuse_half(environ: Mapping[str, str]) -> None:
         )
 
 
-def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
     if launch.rank is None and launch.world_size is None:
         return None
     if launch.rank is None or launch.world_size is None:
@@ -137,18 +137,18 @@ def restarts(environ: Mapping[str, str], launch: env.Launch) -> int:
     return _number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0
 
 
-def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
     if not {"RANK", "WORLD_SIZE"} <= environ.keys():
         return None
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         address = _master(environ, "torchrun")
-        return Place(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run)
+        return RankIdentity(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run)
     return _at_rank_zero("RANK and WORLD_SIZE", rank, size, environ, launch)
 
 
-def _mpi(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+def _mpi(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
     for name, size_name in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
         if name in environ and not (name == "PMI_RANK" and _pmi_is_sruns(environ)):
             rank, size = _number(environ, name), _number(environ, size_name)
@@ -172,7 +172,7 @@ def _mpi(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
             f"mpirun started rank {rank} of {size}, but nothing says where the ranks meet: install mpi4py, or pass "
             "on MASTER_ADDR (the host of rank 0) and MASTER_PORT (a free port there) to all ranks"
         )
-    return Place(rank, size, "mpirun", lambda settings: _at_mpi(rank, size, launch, settings), launch.job)
+    return RankIdentity(rank, size, "mpirun", lambda settings: _at_mpi(rank, size, launch, settings), launch.job)
 
 
 def _pmi_is_sruns(environ: Mapping[str, str]) -> bool:
@@ -181,7 +181,7 @@ def _pmi_is_sruns(environ: Mapping[str, str]) -> bool:
     return (environ["PMI_RANK"], environ.get("PMI_SIZE")) == step and "MPI_LOCALRANKID" not in environ
 
 
-def _slurm(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
+def _slurm(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
     # A batch script has SLURM_PROCID too, but no step: it is one process.
     if not {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= environ.keys():
         return None
@@ -196,14 +196,14 @@ def _slurm(environ: Mapping[str, str], launch: env.Launch) -> Place | None:
     anywhere = environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") or "SLURM_HET_SIZE" in environ
     hosts = hosts if anywhere else hosts[:1]  # those of which one has rank 0
 
-    def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
+    def meet(settings: env.Settings) -> AbstractContextManager[JobMeeting]:
         ports = slurm_ports(settings.ports or SLURM_PORTS, 16 * job + step)
         named = ", ".join(map(str, ports))
         origin = f"each of the ports {named}, which the number of the Slurm step chose from MULTIRING_PORTS,"
         remedy = "set other MULTIRING_PORTS for all ranks"
         return _served_by_rank_zero(rank, hosts, ports, f"slurm {job}.{step}", launch, settings, origin, remedy)
 
-    return Place(rank, size, "srun", meet, f"slurm {job}.{step}")
+    return RankIdentity(rank, size, "srun", meet, f"slurm {job}.{step}")
 
 
 def slurm_ports(ports: range, number: int) -> range:
@@ -220,34 +220,34 @@ def step_hosts(listed: str) -> list[str]:
         raise ValueError(f"SLURM_STEP_NODELIST={listed!r}: {error}") from None
 
 
-def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch) -> Place:
-    def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
+def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch) -> RankIdentity:
+    def meet(settings: env.Settings) -> AbstractContextManager[JobMeeting]:
         secret = given_secret(launch)
         if not launch.store or secret is None:
             missing = "MULTIRING_STORE" if not launch.store else "MULTIRING_SECRET_FILE"
             raise RendezvousError(f"rank {rank} of {size}: {missing} is not set; start by `multiring run`, which does")
         return _client(list(map(env.split_address, launch.store)), secret, launch.job, settings)
 
-    return Place(rank, size, launcher, meet, launch.job, replacement=launch.replacement)
+    return RankIdentity(rank, size, launcher, meet, launch.job, replacement=launch.replacement)
 
 
-def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> Place:
+def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> RankIdentity:
     if size == 1:
-        return Place(rank, size, launcher, no_meeting)
+        return RankIdentity(rank, size, launcher, no_meeting)
     address = _master(environ, launcher)
     job = env.join_address(*address)
 
-    def meet(settings: env.Settings) -> AbstractContextManager[Meeting]:
+    def meet(settings: env.Settings) -> AbstractContextManager[JobMeeting]:
         remedy = "choose another for all ranks (or two processes have rank 0)"
         host, port = address
         ports = range(port, port + 1)
         return _served_by_rank_zero(rank, [host], ports, job, launch, settings, f"MASTER_PORT={port}", remedy)
 
-    return Place(rank, size, launcher, meet, job)
+    return RankIdentity(rank, size, launcher, meet, job)
 
 
 @contextlib.contextmanager
-def no_meeting(settings: env.Settings) -> Iterator[Meeting]:
+def no_meeting(settings: env.Settings) -> Iterator[JobMeeting]:
     """For a world of one, and for ranks that have met before."""
     raise RendezvousError("there is no store in which to meet")
     yield
@@ -262,10 +262,10 @@ def _client(
     *,
     sought: bool = False,
     served_by: int = -1,
-) -> Iterator[Meeting]:
+) -> Iterator[JobMeeting]:
     client = Client(addresses, secret, job=job, timeout=settings.init_timeout, sought=sought, served_by=served_by)
     try:
-        yield Meeting(client, secret)
+        yield JobMeeting(client, secret)
     finally:
         client.close()
 
@@ -288,7 +288,7 @@ def _served_by_rank_zero(
     settings: env.Settings,
     origin: str,
     remedy: str,
-) -> Iterator[Meeting]:
+) -> Iterator[JobMeeting]:
     """Without a given secret one is derived from the job's name: that keeps out strays and scanners only.
 
     Rank 0 is on one of ``hosts`` and takes the first of ``ports`` that is free. ``origin`` and ``remedy`` say where the
@@ -311,7 +311,7 @@ def _served_by_rank_zero(
 
 
 @contextlib.contextmanager
-def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.Settings) -> Iterator[Meeting]:
+def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.Settings) -> Iterator[JobMeeting]:
     if not _importable("torch"):
         raise RendezvousError(
             f"torchrun keeps its store at {env.join_address(*address)}, and torch, which speaks to it, cannot be "
@@ -319,11 +319,11 @@ def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.
         )
     distributed = importlib.import_module("torch.distributed")
     store = distributed.TCPStore(*address, is_master=False, timeout=timedelta(seconds=settings.init_timeout))
-    yield Meeting(TorchStore(store, patience=settings.init_timeout), given_secret(launch))
+    yield JobMeeting(TorchStore(store, patience=settings.init_timeout), given_secret(launch))
 
 
 @contextlib.contextmanager
-def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) -> Iterator[Meeting]:
+def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) -> Iterator[JobMeeting]:
     world = mpi_world("mpirun", rank, size)
     with contextlib.ExitStack() as stack:
         told: tuple[tuple[str, ...], bytes] | None = None
@@ -362,17 +362,17 @@ def mpi_world(launcher: str, rank: int, size: int) -> Any:
 _MPI_RANKS = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
 
 
-def mpi_that_moves_data(place: Place) -> Any:
+def mpi_that_moves_data(identity: RankIdentity) -> Any:
     """The same for MULTIRING_ENGINE=mpi, where MPI itself has to be able to."""
     if not _importable("mpi4py"):
         raise RendezvousError("MULTIRING_ENGINE=mpi needs mpi4py: pip install 'multiring[mpi]'")
-    if place.launcher not in ("mpirun", "srun") and not _MPI_RANKS & os.environ.keys():
+    if identity.launcher not in ("mpirun", "srun") and not _MPI_RANKS & os.environ.keys():
         # MPI would start for this process alone, and leave shared memory behind where the launcher ends it.
         raise RendezvousError(
-            f"{place.launcher} started rank {place.rank} of {place.world_size} without MPI, which MULTIRING_ENGINE=mpi "
-            "needs: start the ranks by mpirun, or by multiring run --launcher mpirun"
+            f"{identity.launcher} started rank {identity.rank} of {identity.world_size} without MPI, which "
+            "MULTIRING_ENGINE=mpi needs: start the ranks by mpirun, or by multiring run --launcher mpirun"
         )
-    world = mpi_world(place.launcher, place.rank, place.world_size)
+    world = mpi_world(identity.launcher, identity.rank, identity.world_size)
     mpi = importlib.import_module("mpi4py.MPI")
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise RendezvousError(

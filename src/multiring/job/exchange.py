@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from multiring.errors import MultiringError, RendezvousError
-from multiring.job.store import Client, JobStore, Store
+from multiring.job.store import Client, JobStore, KeyValueStore
 from multiring.net import local
 
 Record = dict[str, Any]
@@ -41,7 +41,7 @@ class Exchange:
     """
 
     def __init__(
-        self, store: Store, prefix: str, rank: int, world_size: int, timeout: float, *, served_by: int = -1
+        self, store: KeyValueStore, prefix: str, rank: int, world_size: int, timeout: float, *, served_by: int = -1
     ) -> None:
         """``served_by`` is the rank that serves the store, if one does."""
         self._served_by = served_by
@@ -81,7 +81,7 @@ class Exchange:
         key = f"{self._prefix}/claim/{self._rank}"
         mine = {"host": host, "pid": os.getpid(), "space": _process_space(), "token": secrets.token_hex(8)}
         if isinstance(store, Client):
-            store.bequeath(self._left(mine), b"left")
+            store.set_at_end(self._left(mine), b"left")
         found = b""
         while (now := store.swap(key, found, json.dumps(mine).encode())) != json.dumps(mine).encode():
             other = json.loads(now)

@@ -20,8 +20,8 @@ import numpy as np
 from multiring import env
 from multiring.errors import MultiringError, RendezvousError
 from multiring.job import bootstrap, rendezvous
-from multiring.job.admission import ANSWER_SECONDS, Admission, Kept, Lobby, Record
-from multiring.job.bootstrap import Place, no_meeting
+from multiring.job.admission import ANSWER_SECONDS, Admission, JoinQueue, NotAdmitted, Record
+from multiring.job.bootstrap import RankIdentity, no_meeting
 from multiring.job.exchange import Exchange
 from multiring.job.membership import Agreement
 from multiring.job.store import Client
@@ -44,25 +44,27 @@ def grow(communicator: Communicator, timeout: float | None) -> tuple[World, Agre
     completed = world.engine.completed(0) - 1
     seconds = _patience(world.settings) if timeout is None else timeout
     with contextlib.ExitStack() as stack:
-        place, label = bootstrap.place(), world.members[world.rank]
+        identity, label = bootstrap.rank_identity(), world.members[world.rank]
         admission: Admission | None = None
-        roster: Record | None = None
-        if communicator.rank == 0 and world.gate is not None and env.read(env.Launch).store:
+        member_list: Record | None = None
+        if communicator.rank == 0 and world.acceptor is not None and env.read(env.Launch).store:
             try:
-                admission, roster = _look(stack.enter_context(_lobby(place, world.settings)), world, seconds)
+                admission, member_list = _look(
+                    stack.enter_context(_join_queue(identity, world.settings)), world, seconds
+                )
             except RendezvousError as error:
-                roster = {"error": f"rank 0 cannot look who is to be admitted: {error}"}
-        roster = _told(communicator, roster)
-        if roster is None:
+                member_list = {"error": f"rank 0 cannot look who is to be admitted: {error}"}
+        member_list = _told(communicator, member_list)
+        if member_list is None:
             return None
-        if "error" in roster:
-            raise RendezvousError(roster["error"])
+        if "error" in member_list:
+            raise RendezvousError(member_list["error"])
         if admission is None:
-            lobby = stack.enter_context(_lobby(place, world.settings))
-            admission = lobby.join(roster["admission"], f"rank {label}")
+            queue = stack.enter_context(_join_queue(identity, world.settings))
+            admission = queue.join(member_list["admission"], f"rank {label}")
         try:
-            joined = _meet(admission, roster, label, place, world.settings_again, world.engine.failure)
-        except Kept as kept:
+            joined = _meet(admission, member_list, label, identity, world.settings_again, world.engine.failure)
+        except NotAdmitted as kept:
             # Raises if it was one of those who are there.
             communicator.aside.barrier(timeout=communicator.timeout + seconds)
             if communicator.rank == 0:
@@ -70,36 +72,36 @@ def grow(communicator: Communicator, timeout: float | None) -> tuple[World, Agre
             return None
     before = {label: rank for rank, label in enumerate(world.members)}
     members = tuple(before.get(label, -1) for label in joined.members)
-    return replace(joined, settings=world.settings), Agreement(roster["generation"], members, completed)
+    return replace(joined, settings=world.settings), Agreement(member_list["generation"], members, completed)
 
 
-def enter(place: Place, settings: env.Settings) -> World:
+def enter(identity: RankIdentity, settings: env.Settings) -> World:
     """Wait to be admitted by the ranks that are there; the world that they and this one make then.
 
     RendezvousError if that does not happen in time, or this one does not fit.
     """
     rendezvous.check_settings(settings)
     until = time.monotonic() + settings.init_timeout
-    with _lobby(place, settings) as lobby:
+    with _join_queue(identity, settings) as queue:
         host = settings.host or socket.gethostname()
-        ticket = lobby.apply({"rank": place.rank, "host": host, "agreed": env.agreed(settings)})
+        join_id = queue.apply({"rank": identity.rank, "host": host, "agreed": env.agreed(settings)})
         for number in itertools.count(1):
             try:
-                admission = lobby.invitation(ticket, number, until, f"the newcomer of rank {place.rank}")
-                roster = admission.answer(ticket, until)
-            except Kept:
+                admission = queue.invitation(join_id, number, until, f"the newcomer of rank {identity.rank}")
+                member_list = admission.answer(join_id, until)
+            except NotAdmitted:
                 continue
             except TimeoutError:
                 raise RendezvousError(
-                    f"rank {place.rank}, which takes the place of one that was lost, was not admitted within "
+                    f"rank {identity.rank}, which takes the place of one that was lost, was not admitted within "
                     f"{settings.init_timeout:g} s (MULTIRING_INIT_TIMEOUT): the others do that when they call grow()"
                 ) from None
-            if roster is not None:
-                lobby.enter(place.replacement, admission)
+            if member_list is not None:
+                queue.enter(identity.replacement, admission)
                 try:
-                    return _meet(admission, roster, place.rank, place, settings, lambda: None)
-                except Kept as kept:
-                    _raise_own(kept.__cause__, roster["members"].index(place.rank))
+                    return _meet(admission, member_list, identity.rank, identity, settings, lambda: None)
+                except NotAdmitted as kept:
+                    _raise_own(kept.__cause__, member_list["members"].index(identity.rank))
     raise AssertionError("not reached")
 
 
@@ -116,76 +118,79 @@ def _patience(settings: env.Settings) -> float:
 
 
 @contextlib.contextmanager
-def _lobby(place: Place, settings: env.Settings) -> Iterator[Lobby]:
-    with place.meet(settings) as meeting:
-        yield Lobby(cast(Client, meeting.store), place.job, place.restart)
+def _join_queue(identity: RankIdentity, settings: env.Settings) -> Iterator[JoinQueue]:
+    with identity.meet(settings) as meeting:
+        yield JoinQueue(cast(Client, meeting.store), identity.job, identity.restart)
 
 
-def _look(lobby: Lobby, world: World, seconds: float) -> tuple[Admission | None, Record | None]:
-    """The roster with those who may come and have answered, if there are any."""
+def _look(queue: JoinQueue, world: World, seconds: float) -> tuple[Admission | None, Record | None]:
+    """The list of members with those who may come and have answered, if there are any."""
     fitting: dict[int, int] = {}
     mine = {"host": world.topology.hosts[world.rank], "agreed": env.agreed(world.settings)}
-    for ticket, newcomer in lobby.waiting().items():
+    for join_id, newcomer in queue.waiting().items():
         rank = newcomer["rank"]
         if rank in world.members:
             continue
         different = rendezvous.difference(f"rank {rank}", newcomer, f"rank {world.members[world.rank]}", mine)
         if different:
             _log.warning("a newcomer was refused: %s", different)
-            lobby.refuse(ticket, different)
+            queue.refuse(join_id, different)
         else:
-            fitting[rank] = ticket
+            fitting[rank] = join_id
     if not fitting:
         return None, None
-    assert world.gate is not None
-    admission = lobby.admission(f"rank {world.members[world.rank]}")
-    invited = {rank: ticket for rank, ticket in fitting.items() if lobby.invite(admission, ticket)}
+    assert world.acceptor is not None
+    admission = queue.admission(f"rank {world.members[world.rank]}")
+    invited = {rank: join_id for rank, join_id in fitting.items() if queue.invite(admission, join_id)}
     try:
         came = admission.answered(invited)
-    except Kept as kept:  # the others that wait are invited by the next call
+    except NotAdmitted as kept:  # the others that wait are invited by the next call
         _log.warning("nobody was admitted: %s", kept)
         return None, None
     for rank in invited.keys() - came.keys():
-        lobby.refuse(invited[rank], f"this rank did not answer within {ANSWER_SECONDS:g} s when it was invited")
+        queue.refuse(invited[rank], f"this rank did not answer within {ANSWER_SECONDS:g} s when it was invited")
         _log.warning("rank %d waited to be admitted, and did not answer within %g s", rank, ANSWER_SECONDS)
     if not came:
         return None, None
-    generation = world.gate.membership.generation + 1
+    generation = world.acceptor.membership.generation + 1
     entered = {**dict(zip(world.members, world.entered, strict=True)), **dict.fromkeys(came, generation)}
     members = sorted(entered)
-    roster = {
+    member_list = {
         "admission": admission.key,
-        "tickets": sorted(came.values()),
+        "join_ids": sorted(came.values()),
         "generation": generation,
         "members": members,
         "entered": [entered[rank] for rank in members],
         "topology": world.measured,
         "seconds": seconds,
     }
-    admission.call(roster)
-    return admission, roster
+    admission.call(member_list)
+    return admission, member_list
 
 
-def _told(communicator: Communicator, roster: Record | None) -> Record | None:
+def _told(communicator: Communicator, member_list: Record | None) -> Record | None:
     """What rank 0 has found, on all ranks. Whatever comes of it, `grow` is one call of the communicator."""
-    someone = np.array([roster is not None], np.uint8)
+    someone = np.array([member_list is not None], np.uint8)
     communicator.broadcast(someone, timeout=communicator.timeout + 2 * ANSWER_SECONDS)
-    return communicator.aside.broadcast_object(roster) if someone[0] else None
+    return communicator.aside.broadcast_object(member_list) if someone[0] else None
 
 
 def _meet(
     admission: Admission,
-    roster: Record,
+    member_list: Record,
     rank_at_start: int,
-    at_start: Place,
+    at_start: RankIdentity,
     settings: env.Settings,
     failure: Callable[[], BaseException | None],
 ) -> World:
-    """The world of all on the roster; Kept if it has not come about, Excluded if it may have without this rank."""
-    members, generation = tuple(roster["members"]), roster["generation"]
+    """The world of all on the list of members.
+
+    NotAdmitted if it has not come about, Excluded if it may have without this rank.
+    """
+    members, generation = tuple(member_list["members"]), member_list["generation"]
     rank = members.index(rank_at_start)
-    entered = tuple(roster["entered"])
-    place = Place(
+    entered = tuple(member_list["entered"])
+    identity = RankIdentity(
         rank,
         len(members),
         "grow",
@@ -198,10 +203,12 @@ def _meet(
     )
     secret = bootstrap.given_secret(env.read(env.Launch))
     admission.failure = failure
-    exchange = Exchange(admission, "meet", rank, len(members), roster["seconds"])
+    exchange = Exchange(admission, "meet", rank, len(members), member_list["seconds"])
     with contextlib.ExitStack() as undo:
         try:
-            joined = rendezvous.join_beside(place, settings, exchange, secret, roster["topology"], admission.ended)
+            joined = rendezvous.join_beside(
+                identity, settings, exchange, secret, member_list["topology"], admission.ended
+            )
             undo.callback(joined.close)
             error, reason = None, _concluded(admission)
         except Excluded:
@@ -209,7 +216,7 @@ def _meet(
         except Exception as failed:
             error, reason = failed, _concluded(admission, str(failed) or type(failed).__name__)
         if reason:
-            raise Kept(reason) from error
+            raise NotAdmitted(reason) from error
         if error is not None:
             raise Excluded(f"the job went on as generation {generation} without this rank: {error}") from error
         undo.pop_all()

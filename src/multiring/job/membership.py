@@ -1,6 +1,6 @@
 """The survivors of a loss agree on who goes on, and become the next generation of the job, without a restart.
 
-The lowest rank that is found leads. The others come to its gate, and it asks them twice:
+The lowest rank that is found leads. The others come to its acceptor, and it asks them twice:
 
     survivor                                   leader
       join: what I know and have accepted --->   waits for all who live
@@ -12,7 +12,7 @@ The lowest rank that is found leads. The others come to its gate, and it asks th
 
 These are the ballots of Paxos (Lamport, The Part-Time Parliament, 1998), whose value is the next membership and whose
 quorum is more than half of the ranks of the last one, or half of them with its rank 0. Two sides of a cut can therefore
-never both go on, whoever dies while they agree. A rank that was decided against learns so from any gate. After the
+never both go on, whoever dies while they agree. A rank that was decided against learns so from any acceptor. After the
 decision the same connections serve as the store in which the members meet (rendezvous.py); if one is lost before they
 have, all begin again, from the membership that was decided.
 
@@ -33,7 +33,7 @@ from multiring.errors import PeerLost, RendezvousError
 from multiring.job import rendezvous
 from multiring.job.exchange import spans
 from multiring.net import auth, dial
-from multiring.net.gate import Channel, Gate, Membership, Message
+from multiring.net.acceptor import Acceptor, Membership, Message, RankConnection
 from multiring.net.loop import within
 from multiring.runtime.world import World
 
@@ -78,24 +78,24 @@ def shrink(world: World, completed: int, timeout: float) -> tuple[World, Agreeme
     ``completed`` collectives of the default communicator were completed here. Ranks that live and have not called this
     are waited for ``timeout`` seconds. RendezvousError where this rank has no part in the next generation.
     """
-    gate = world.gate
-    if gate is None:
+    acceptor = world.acceptor
+    if acceptor is None:
         raise RendezvousError("this rank is alone in its job: there is nobody to go on with")
     failure = world.engine.failure()
     silent, apart = set(), set()
     if isinstance(failure, PeerLost) and failure.seconds >= world.settings.heartbeat_timeout:
         apart = _given_up(failure, world)
-        silent = {gate.membership.members[failure.rank], *apart}
-    before = gate.membership
+        silent = {acceptor.membership.members[failure.rank], *apart}
+    before = acceptor.membership
     world.leave()
-    survivor, reason = Survivor(gate, completed, timeout, silent, world.settings.late_warning, apart), ""
+    survivor, reason = Survivor(acceptor, completed, timeout, silent, world.settings.late_warning, apart), ""
     try:
-        if gate.rank in apart:
+        if acceptor.rank in apart:
             raise RendezvousError(_no_member(str(failure)))
         while True:
             star = survivor.agree()
             try:
-                joined = rendezvous.rejoin(world, gate, gate.membership, star, star.failure)
+                joined = rendezvous.rejoin(world, acceptor, acceptor.membership, star, star.failure)
             except RendezvousError as error:
                 if str(error) != reason:
                     reason = str(error)
@@ -104,10 +104,10 @@ def shrink(world: World, completed: int, timeout: float) -> tuple[World, Agreeme
                 continue
             finally:
                 star.close()
-            members = tuple(map(before.members.index, gate.membership.members))
-            return joined, Agreement(gate.membership.generation, members, star.completed - 1)
+            members = tuple(map(before.members.index, acceptor.membership.members))
+            return joined, Agreement(acceptor.membership.generation, members, star.completed - 1)
     except BaseException:
-        gate.close()
+        acceptor.close()
         raise
 
 
@@ -128,7 +128,7 @@ class Survivor:
 
     def __init__(
         self,
-        gate: Gate,
+        acceptor: Acceptor,
         completed: int,
         timeout: float,
         silent: Collection[int],
@@ -137,9 +137,9 @@ class Survivor:
     ) -> None:
         """``silent`` ranks are known to have been so for long enough; after ``late_seconds`` it is logged who is late:
         it lives, and has not called `shrink`. Those ``apart`` live, and cannot reach some of the others."""
-        self._gate = gate
-        self._rank = gate.rank
-        self._lived = gate.membership.generation
+        self._acceptor = acceptor
+        self._rank = acceptor.rank
+        self._lived = acceptor.membership.generation
         self._completed = completed
         self._silent = set(silent)
         self._apart = set(apart)
@@ -151,25 +151,25 @@ class Survivor:
         self._promised: Ballot = (0, 0)
         self._accepted: tuple[Ballot, tuple[int, ...]] | None = None
 
-    def agree(self) -> Star:
-        """The store of the next generation, whose membership the gate knows then.
+    def agree(self) -> LeaderStore:
+        """The store of the next generation, whose membership the acceptor knows then.
 
         RendezvousError where this rank is not in it.
         """
         while True:
             try:
-                return self._gate.loop.run(self._attempt())
+                return self._acceptor.loop.run(self._attempt())
             except _Again as again:
                 self.count_failure(RendezvousError(str(again)))
 
     def count_failure(self, reason: RendezvousError) -> None:
         """Time for another attempt, unless too much of it is over."""
-        most = self._timeout + rendezvous.REJOIN_HEARTBEATS * self._gate.patience
+        most = self._timeout + rendezvous.REJOIN_HEARTBEATS * self._acceptor.patience
         if time.monotonic() - self._began > most:
             raise RendezvousError(f"the survivors did not agree within {most:g} s: {reason}") from reason
         time.sleep(RETRY_SECONDS)
 
-    async def _attempt(self) -> Star:
+    async def _attempt(self) -> LeaderStore:
         found = await self._find_leader()
         if found is None:
             return await self._lead()
@@ -190,36 +190,36 @@ class Survivor:
 
     # ---- finding each other ----
 
-    async def _find_leader(self) -> tuple[int, Channel] | None:
+    async def _find_leader(self) -> tuple[int, RankConnection] | None:
         """The lowest living rank below this one."""
-        lower = [rank for rank in self._gate.membership.members if rank < self._rank]
-        asked: dict[int, asyncio.Task[Channel | None]] = {}
+        lower = [rank for rank in self._acceptor.membership.members if rank < self._rank]
+        asked: dict[int, asyncio.Task[RankConnection | None]] = {}
         try:
             for position, rank in enumerate(lower):
                 for each in lower[position : position + ASKED_AT_ONCE]:
                     if each not in asked:
                         asked[each] = asyncio.create_task(self._reach(each))
-                channel = await asked.pop(rank)
-                if channel is not None:
-                    return rank, channel
+                connection = await asked.pop(rank)
+                if connection is not None:
+                    return rank, connection
             return None
         finally:
             for task in asked.values():
                 task.cancel()
             for found in await asyncio.gather(*asked.values(), return_exceptions=True):
-                if isinstance(found, Channel):
+                if isinstance(found, RankConnection):
                     found.close()
 
-    async def _reach(self, rank: int) -> Channel | None:
-        """A connection to the gate of a rank; None if it is dead, or silent for longer than it may be."""
-        until = max(self._began + self._gate.patience, time.monotonic() + 1)
+    async def _reach(self, rank: int) -> RankConnection | None:
+        """A connection to the acceptor of a rank; None if it is dead, or silent for longer than it may be."""
+        until = max(self._began + self._acceptor.patience, time.monotonic() + 1)
         while rank not in self._silent:
             remaining = until - time.monotonic()
             if remaining <= 0:
                 return None
-            attempt = dial.race(self._gate.addresses[rank], lambda at: self._knock(rank, at), _discard)
+            attempt = dial.race(self._acceptor.addresses[rank], lambda at: self._knock(rank, at), _discard)
             try:
-                channel, news = await within(remaining, attempt, _discard)
+                connection, news = await within(remaining, attempt, _discard)
             except dial.Unreachable as unreachable:
                 if all(isinstance(e, (ConnectionRefusedError, auth.Refused)) for e in unreachable.failures.values()):
                     return None
@@ -230,42 +230,42 @@ class Survivor:
             try:
                 await self._learn(news)
             except BaseException:
-                channel.close()
+                connection.close()
                 raise
-            return channel
+            return connection
         return None
 
-    async def _knock(self, rank: int, address: dial.Address) -> tuple[Channel, Message]:
+    async def _knock(self, rank: int, address: dial.Address) -> tuple[RankConnection, Message]:
         """A connection to one address, with what the rank there says first."""
-        hello = replace(self._gate.hello, role=auth.SURVIVOR, rank=self._rank)
-        sock, _ = await dial.connect(address, auth.client(self._gate.secret, hello))
-        channel = await Channel.over(sock, self._gate.patience)
+        hello = replace(self._acceptor.hello, role=auth.SURVIVOR, rank=self._rank)
+        sock, _ = await dial.connect(address, auth.client(self._acceptor.secret, hello))
+        connection = await RankConnection.over(sock, self._acceptor.patience)
         try:
-            news = await channel.receive()
+            news = await connection.receive()
             if news["rank"] != rank:
                 raise auth.Refused(f"it leads to rank {news['rank']}")
         except BaseException:
-            channel.close()
+            connection.close()
             raise
-        return channel, news
+        return connection, news
 
     async def _learn(self, told: Message) -> None:
         """Go on from a later generation, if this rank is in it."""
-        if told["generation"] > self._gate.membership.generation:
+        if told["generation"] > self._acceptor.membership.generation:
             await self._decide(told)
             raise _Again(f"generation {told['generation']} was decided on")
 
     async def _decide(self, told: Message) -> None:
         members = tuple(told["members"])
         if self._rank not in members:
-            before = self._gate.membership.members
+            before = self._acceptor.membership.members
             raise RendezvousError(
                 f"the job went on as generation {told['generation']} without this rank, which was rank "
                 f"{before.index(self._rank)}: it did not answer the others, or did not call shrink(), in time, and can "
                 "only end"
             )
         self._accepted = None
-        await self._gate.announce(Membership(told["generation"], members))
+        await self._acceptor.announce(Membership(told["generation"], members))
 
     # ---- who is late ----
 
@@ -287,7 +287,7 @@ class Survivor:
 
     def _in_words(self, late: Collection[int]) -> str:
         """What is said of ranks that are late, if there are any."""
-        members = self._gate.membership.members
+        members = self._acceptor.membership.members
         now = [members.index(rank) for rank in sorted(late) if rank in members]
         if not now:
             return ""
@@ -297,7 +297,7 @@ class Survivor:
     # ---- one that follows ----
 
     def _join(self) -> Message:
-        known = self._gate.membership
+        known = self._acceptor.membership
         return {
             "rank": self._rank,
             "generation": known.generation,
@@ -308,12 +308,12 @@ class Survivor:
             "completed": self._completed,
         }
 
-    async def _follow(self, rank: int, leader: Channel) -> Star:
+    async def _follow(self, rank: int, leader: RankConnection) -> LeaderStore:
         await leader.send(self._join())
-        patience = self._began + self._timeout + self._gate.patience - time.monotonic()
+        patience = self._began + self._timeout + self._acceptor.patience - time.monotonic()
         telling = asyncio.create_task(self._tell_of(lambda: {rank}))
         try:
-            told = await within(max(patience, self._gate.patience), leader.receive())
+            told = await within(max(patience, self._acceptor.patience), leader.receive())
         finally:
             telling.cancel()
         while True:
@@ -334,12 +334,12 @@ class Survivor:
                 await self._decide(told)
                 if not told["complete"]:
                     raise _Again("a membership of before was decided on")
-                return Star(self._gate, {self._gate.membership.members[0]: leader}, told["completed"])
+                return LeaderStore(self._acceptor, {self._acceptor.membership.members[0]: leader}, told["completed"])
             told = await leader.receive()
 
     # ---- the one that leads ----
 
-    async def _lead(self) -> Star:
+    async def _lead(self) -> LeaderStore:
         joined = await self._gather()
         try:
             star = await self._ballot(joined)
@@ -351,15 +351,15 @@ class Survivor:
             raise
         return star
 
-    async def _gather(self) -> dict[int, tuple[Channel, Message]]:
+    async def _gather(self) -> dict[int, tuple[RankConnection, Message]]:
         """Those who came, when all others are dead, silent, or have been waited for long enough."""
-        until = max(self._began + self._timeout, time.monotonic() + self._gate.patience)
-        joined: dict[int, tuple[Channel, Message]] = {}
-        higher = [rank for rank in self._gate.membership.members if rank > self._rank]
+        until = max(self._began + self._timeout, time.monotonic() + self._acceptor.patience)
+        joined: dict[int, tuple[RankConnection, Message]] = {}
+        higher = [rank for rank in self._acceptor.membership.members if rank > self._rank]
         alive: set[int] = set()
         watches = {rank: asyncio.create_task(self._watch(rank, alive)) for rank in higher}
         telling = asyncio.create_task(self._tell_of(lambda: alive - joined.keys()))
-        arrival = asyncio.ensure_future(self._gate.arrived.get())
+        arrival = asyncio.ensure_future(self._acceptor.arrived.get())
         try:
             while missing := [rank for rank in higher if rank not in joined and not watches[rank].done()]:
                 remaining = until - time.monotonic()
@@ -375,9 +375,9 @@ class Survivor:
                     if watch.done():
                         watch.result()  # raises what it learnt
                 if arrival.done():
-                    channel, join = arrival.result()
-                    arrival = asyncio.ensure_future(self._gate.arrived.get())
-                    await self._admit(joined, channel, join)
+                    connection, join = arrival.result()
+                    arrival = asyncio.ensure_future(self._acceptor.arrived.get())
+                    await self._admit(joined, connection, join)
         except BaseException:
             _close(joined)
             raise
@@ -386,57 +386,59 @@ class Survivor:
                 task.cancel()
             arrived, *_ = await asyncio.gather(arrival, telling, *watches.values(), return_exceptions=True)
             if isinstance(arrived, tuple):
-                self._gate.arrived.put_nowait(arrived)
+                self._acceptor.arrived.put_nowait(arrived)
         return joined
 
-    async def _admit(self, joined: dict[int, tuple[Channel, Message]], channel: Channel, join: Message) -> None:
-        self._gate.take(channel)
-        known = self._gate.membership
+    async def _admit(
+        self, joined: dict[int, tuple[RankConnection, Message]], connection: RankConnection, join: Message
+    ) -> None:
+        self._acceptor.take(connection)
+        known = self._acceptor.membership
         if join["generation"] != known.generation or join["rank"] not in known.members:
-            channel.close()  # it has been told what this rank knows
+            connection.close()  # it has been told what this rank knows
             await self._learn(join)
             return
         if join["rank"] in self._apart:
             text = _no_member("its host cannot reach that of another rank")
             with contextlib.suppress(ConnectionError):
-                await channel.send({"kind": "minority", "text": text})
-            channel.close()
+                await connection.send({"kind": "minority", "text": text})
+            connection.close()
             return
         if join["rank"] in joined:
             joined[join["rank"]][0].close()
-        joined[join["rank"]] = channel, join
+        joined[join["rank"]] = connection, join
         with contextlib.suppress(ConnectionError):  # whoever is lost now is missed later
-            await channel.send({"kind": "admitted"})
+            await connection.send({"kind": "admitted"})
 
     async def _watch(self, rank: int, alive: set[int]) -> None:
         """Returns when a rank is dead or silent; until then it is among those ``alive`` while it answers."""
         await asyncio.sleep(WATCH_AFTER_SECONDS)
-        while (channel := await self._reach(rank)) is not None:
+        while (connection := await self._reach(rank)) is not None:
             alive.add(rank)
             try:
                 with contextlib.suppress(ConnectionError):
                     while True:
-                        await self._learn(await channel.receive())
+                        await self._learn(await connection.receive())
             finally:
                 alive.discard(rank)
-                channel.close()
+                connection.close()
 
-    async def _ballot(self, joined: dict[int, tuple[Channel, Message]]) -> Star:
-        known = self._gate.membership
+    async def _ballot(self, joined: dict[int, tuple[RankConnection, Message]]) -> LeaderStore:
+        known = self._acceptor.membership
         present = sorted([self._rank, *joined])
-        channels = {rank: channel for rank, (channel, _) in joined.items()}
+        connections = {rank: connection for rank, (connection, _) in joined.items()}
         if not is_quorum(present, known.members):
             text = self._minority(present)
-            await self._send(channels, {"kind": "minority", "text": text})
+            await self._send(connections, {"kind": "minority", "text": text})
             raise RendezvousError(text)
         joins = [self._join(), *(join for _, join in joined.values())]
         highest = max(int(join["promised"][0]) for join in joins)
         ballot = self._promised = highest + 1, self._rank
-        await self._ask(channels, {"kind": "prepare", "ballot": ballot}, "promise")
+        await self._ask(connections, {"kind": "prepare", "ballot": ballot}, "promise")
         accepted = [(tuple(a), tuple(members)) for a, members in (j["accepted"] for j in joins if j["accepted"])]
         members = max(accepted)[1] if accepted else tuple(present)
         self._accepted = ballot, members
-        await self._ask(channels, {"kind": "accept", "ballot": ballot, "members": members}, "accepted")
+        await self._ask(connections, {"kind": "accept", "ballot": ballot, "members": members}, "accepted")
         latest = max(join["lived"] for join in joins)
         completed = min(join["completed"] if join["lived"] == latest else 0 for join in joins)
         complete = members == tuple(present)
@@ -447,14 +449,14 @@ class Survivor:
             "complete": complete,
             "completed": completed,
         }
-        await self._send(channels, decided)
+        await self._send(connections, decided)
         await self._decide(decided)
         if not complete:
             raise _Again("a membership of before was decided on")
-        return Star(self._gate, channels, completed)
+        return LeaderStore(self._acceptor, connections, completed)
 
     def _minority(self, present: Sequence[int]) -> str:
-        members = self._gate.membership.members
+        members = self._acceptor.membership.members
         now = [members.index(rank) for rank in present]
         seconds = time.monotonic() - self._began
         late = self._in_words(self._left_out - set(present))
@@ -465,37 +467,40 @@ class Survivor:
         )
 
     @staticmethod
-    async def _send(channels: dict[int, Channel], message: Message) -> None:
-        await asyncio.gather(*(channel.send(message) for channel in channels.values()))
+    async def _send(connections: dict[int, RankConnection], message: Message) -> None:
+        await asyncio.gather(*(connection.send(message) for connection in connections.values()))
 
-    async def _ask(self, channels: dict[int, Channel], message: Message, answer: str) -> None:
-        await self._send(channels, message)
-        for told in await asyncio.gather(*(channel.receive() for channel in channels.values())):
+    async def _ask(self, connections: dict[int, RankConnection], message: Message, answer: str) -> None:
+        await self._send(connections, message)
+        for told in await asyncio.gather(*(connection.receive() for connection in connections.values())):
             if told["kind"] != answer:
                 raise ConnectionError(f"it answers {told['kind']}")
 
 
-class Star:
-    """A `Store` over the connections of the agreement: what the leader sets reaches all, what others set reaches it."""
+class LeaderStore:
+    """A `KeyValueStore` over the connections of the agreement.
 
-    def __init__(self, gate: Gate, channels: dict[int, Channel], completed: int) -> None:
+    What the leader sets reaches all; what others set reaches the leader.
+    """
+
+    def __init__(self, acceptor: Acceptor, connections: dict[int, RankConnection], completed: int) -> None:
         self.completed = completed
         """How many collectives all have completed."""
-        self._gate = gate
-        self._channels = channels
+        self._acceptor = acceptor
+        self._connections = connections
         self._values: dict[str, bytes] = {}
         self._lost: RendezvousError | None = None
         self._changed = asyncio.Event()
-        self._pumps = [asyncio.create_task(self._pump(rank, channel)) for rank, channel in channels.items()]
+        self._pumps = [asyncio.create_task(self._pump(rank, connection)) for rank, connection in connections.items()]
 
-    async def _pump(self, rank: int, channel: Channel) -> None:
+    async def _pump(self, rank: int, connection: RankConnection) -> None:
         try:
             while True:
-                told = await channel.receive()
+                told = await connection.receive()
                 self._values[told["key"]] = base64.b64decode(told["value"])
                 self._changed.set()
         except (ConnectionError, KeyError) as error:
-            before = self._gate.membership.members
+            before = self._acceptor.membership.members
             self._lost = RendezvousError(f"rank {before.index(rank)} of the survivors was lost: {error}")
             self._changed.set()
 
@@ -505,17 +510,17 @@ class Star:
 
     def set(self, key: str, value: bytes) -> None:
         """Set ``key`` to ``value``."""
-        self._gate.loop.run(self._set(key, value))
+        self._acceptor.loop.run(self._set(key, value))
 
     async def _set(self, key: str, value: bytes) -> None:
         self._values[key] = value
         message = {"key": key, "value": base64.b64encode(value).decode()}
         with contextlib.suppress(ConnectionError):  # its pump tells
-            await asyncio.gather(*(channel.send(message) for channel in self._channels.values()))
+            await asyncio.gather(*(connection.send(message) for connection in self._connections.values()))
 
     def get(self, key: str, timeout: float) -> bytes:
         """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
-        return self._gate.loop.run(self._get(key, timeout))
+        return self._acceptor.loop.run(self._get(key, timeout))
 
     async def _get(self, key: str, timeout: float) -> bytes:
         until = time.monotonic() + timeout
@@ -531,20 +536,20 @@ class Star:
 
     def close(self) -> None:
         """Part from the others."""
-        self._gate.loop.run(self._end())
+        self._acceptor.loop.run(self._end())
 
     async def _end(self) -> None:
         for pump in self._pumps:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
-        for channel in self._channels.values():
-            channel.close()
+        for connection in self._connections.values():
+            connection.close()
 
 
-def _discard(found: tuple[Channel, Message]) -> None:
+def _discard(found: tuple[RankConnection, Message]) -> None:
     found[0].close()
 
 
-def _close(joined: dict[int, tuple[Channel, Message]]) -> None:
-    for channel, _ in joined.values():
-        channel.close()
+def _close(joined: dict[int, tuple[RankConnection, Message]]) -> None:
+    for connection, _ in joined.values():
+        connection.close()

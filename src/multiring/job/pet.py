@@ -11,7 +11,7 @@ WORDS = ("auto", "cpu", "gpu", "xpu")
 
 
 @dataclass(frozen=True)
-class Options:
+class TorchrunOptions:
     """What the variables say; None where they say nothing."""
 
     hosts: int | None = None
@@ -31,13 +31,13 @@ class Options:
         return ""
 
 
-def read(environ: Mapping[str, str] | None = None) -> Options:
+def read(environ: Mapping[str, str] | None = None) -> TorchrunOptions:
     """The options in ``environ`` (the process's if None); ValueError names a variable, its value and what was expected.
 
     An elastic range of hosts, such as 1:4, is none: a job has a number of ranks.
     """
     environ = os.environ if environ is None else environ
-    return Options(
+    return TorchrunOptions(
         _hosts(environ.get("PET_NNODES", "")),
         _ranks_per_host(environ.get("PET_NPROC_PER_NODE", "")),
         _number("PET_NODE_RANK", environ.get("PET_NODE_RANK", "")),

@@ -28,19 +28,19 @@ from typing import TYPE_CHECKING, cast
 from multiring import _native, env, probe
 from multiring.errors import RendezvousError
 from multiring.job import bootstrap, descriptors
-from multiring.job.bootstrap import Place, no_meeting
+from multiring.job.bootstrap import RankIdentity, no_meeting
 from multiring.job.cores import cgroup_quota, format_list, parse_list
 from multiring.job.exchange import Exchange, Record, spans
-from multiring.job.store import Store
+from multiring.job.store import KeyValueStore
 from multiring.net import auth, interfaces, listen, local, unix
-from multiring.net.cards import Way, ways_between
+from multiring.net.acceptor import Acceptor, Membership
+from multiring.net.cards import Route, ways_between
 from multiring.net.dial import Address
-from multiring.net.gate import Gate, Membership
 from multiring.net.links import Links
 from multiring.planning import topology_file
 from multiring.planning.plan import is_id
 from multiring.planning.planner import check_wire
-from multiring.planning.speeds import Seat, speeds
+from multiring.planning.speeds import RankPlacement, speeds
 from multiring.planning.strategies import Strategy
 from multiring.planning.topology import Topology
 from multiring.runtime import trace
@@ -49,7 +49,7 @@ from multiring.simulate import forced
 from multiring.version import __version__
 
 if TYPE_CHECKING:
-    from multiring.runtime.mpi.engine import Engine as MpiEngine
+    from multiring.runtime.mpi.engine import MpiEngine
 
 CONTROL_FANOUT = 4
 """Children of a host in the control tree: depth 5 at 1,024 hosts."""
@@ -61,7 +61,7 @@ _log = logging.getLogger("multiring")
 _joins: Counter[str] = Counter()  # init after shutdown must not read what the last one wrote
 
 
-def join(place: Place, settings: env.Settings) -> World:
+def join(identity: RankIdentity, settings: env.Settings) -> World:
     """Meet the other ranks; RendezvousError names who did not come, cannot be reached, or does not fit.
 
     ValueError for a strategy to force that is none.
@@ -69,38 +69,38 @@ def join(place: Place, settings: env.Settings) -> World:
     descriptors.fill_standard()
     check_settings(settings)
     strategy = forced.wanted(settings.plan, settings.wire)
-    if place.world_size == 1:
-        return _alone(place, settings, _topology_text(settings))
-    job = f"multiring/{place.job}"
-    prefix = f"{job}/{place.restart}"
+    if identity.world_size == 1:
+        return _alone(identity, settings, _topology_text(settings))
+    job = f"multiring/{identity.job}"
+    prefix = f"{job}/{identity.restart}"
     _joins[prefix] += 1
-    with _blaming(place.rank), place.meet(settings) as meeting:
+    with _blaming(identity.rank), identity.meet(settings) as meeting:
         key = f"{prefix}/{_joins[prefix]}"
-        size, served_by = place.world_size, meeting.store.served_by
-        exchange = Exchange(meeting.store, key, place.rank, size, settings.init_timeout, served_by=served_by)
+        size, served_by = identity.world_size, meeting.store.served_by
+        exchange = Exchange(meeting.store, key, identity.rank, size, settings.init_timeout, served_by=served_by)
         with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
-            exchange.outdate(meeting.store, f"{job}/newest", place.restart)
+            exchange.outdate(meeting.store, f"{job}/newest", identity.restart)
             exchange.claim(meeting.store, settings.host or socket.gethostname())
-            world = _join(place, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
+            world = _join(identity, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
             _check_strategy(strategy, world.topology)
             undo.pop_all()
             return world
 
 
 def join_beside(
-    place: Place,
+    identity: RankIdentity,
     settings: env.Settings,
     exchange: Exchange,
     secret: bytes | None,
     topology_text: str,
     failure: Callable[[], BaseException | None],
 ) -> World:
-    """A world beside the one that this rank may be in, which is left alone, with a gate of its own.
+    """A world beside the one that this rank may be in, which is left alone, with an acceptor of its own.
 
     ``failure`` tells why it cannot come about any more. RendezvousError for all that `join` raises it for.
     """
     with contextlib.ExitStack() as undo:
-        world = _join(place, settings, exchange, secret, lambda: topology_text, undo, failure=failure)
+        world = _join(identity, settings, exchange, secret, lambda: topology_text, undo, failure=failure)
         undo.pop_all()
         return world
 
@@ -117,79 +117,85 @@ def _blaming(rank: int) -> Iterator[None]:
 
 
 def rejoin(
-    world: World, gate: Gate, membership: Membership, store: Store, failure: Callable[[], BaseException | None]
+    world: World,
+    acceptor: Acceptor,
+    membership: Membership,
+    store: KeyValueStore,
+    failure: Callable[[], BaseException | None],
 ) -> World:
     """The world of those who have agreed to go on, at whose rank 0 is ``store``; ``world`` has been left.
 
     ``failure`` tells of another loss in the meantime. RendezvousError for all that `join` raises it for.
     """
-    rank, size = membership.members.index(gate.rank), len(membership.members)
+    rank, size = membership.members.index(acceptor.rank), len(membership.members)
     entered = tuple(world.entered[world.members.index(member)] for member in membership.members)
-    place = Place(
+    identity = RankIdentity(
         rank,
         size,
         "shrink",
         no_meeting,
-        gate.hello.job,
-        gate.hello.restart,
+        acceptor.hello.job,
+        acceptor.hello.restart,
         membership.generation,
         members=membership.members,
         entered=entered,
     )
     settings = world.settings_again
     if size == 1:
-        return replace(_alone(place, settings, world.measured, gate), settings=world.settings)
+        return replace(_alone(identity, settings, world.measured, acceptor), settings=world.settings)
     patience = min(settings.init_timeout, REJOIN_HEARTBEATS * settings.heartbeat_timeout)
     exchange = Exchange(store, "shrink", rank, size, patience)
     with contextlib.ExitStack() as undo:
-        joined = _join(place, settings, exchange, gate.secret, lambda: world.measured, undo, gate, failure)
+        joined = _join(identity, settings, exchange, acceptor.secret, lambda: world.measured, undo, acceptor, failure)
         undo.pop_all()
         return replace(joined, settings=world.settings)
 
 
-def _alone(place: Place, settings: env.Settings, text: str, gate: Gate | None = None) -> World:
+def _alone(identity: RankIdentity, settings: env.Settings, text: str, acceptor: Acceptor | None = None) -> World:
     hosts = [settings.host or socket.gethostname()]
-    topology, timeline = _topology(text, hosts), _timeline(place, settings)
-    engine = _engine(place, hosts, settings)
-    return World(0, topology, engine, None, settings, gate, text, *_origins(place), timeline=timeline)
+    topology, timeline = _topology(text, hosts), _timeline(identity, settings)
+    engine = _engine(identity, hosts, settings)
+    return World(0, topology, engine, None, settings, acceptor, text, *_origins(identity), timeline=timeline)
 
 
-def _origins(place: Place) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _origins(identity: RankIdentity) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Which ranks they were when the job started, and in which generation each came."""
-    size = place.world_size
-    return place.members or tuple(range(size)), place.entered or (place.generation,) * size
+    size = identity.world_size
+    return identity.members or tuple(range(size)), identity.entered or (identity.generation,) * size
 
 
 def _join(
-    place: Place,
+    identity: RankIdentity,
     settings: env.Settings,
     exchange: Exchange,
     secret: bytes | None,
     topology_text: Callable[[], str],
     undo: contextlib.ExitStack,
-    gate: Gate | None = None,
+    acceptor: Acceptor | None = None,
     failure: Callable[[], BaseException | None] = lambda: None,
 ) -> World:
-    """``gate`` is the one that this rank has from an earlier generation; ``topology_text`` is asked for on rank 0."""
-    hello = auth.Hello(auth.LOCAL, place.rank, restart=place.restart, generation=place.generation, job=place.job)
+    """``acceptor`` is this rank's from an earlier generation; ``topology_text`` is asked for on rank 0."""
+    hello = auth.Hello(
+        auth.LOCAL, identity.rank, restart=identity.restart, generation=identity.generation, job=identity.job
+    )
     listening: list[socket.socket] = []
     with exchange.reporting("arrive"):
         here, unix_name = unix.listen()
         undo.enter_context(here)
-        if gate is None:
+        if acceptor is None:
             listening, own = _listen(settings) if settings.engine == "native" else ([], [])
             for sock in listening:
                 undo.enter_context(sock)
         else:
-            own = list(gate.own)
-            gate.hello = hello
-        text = topology_text() if place.rank == 0 else ""
-        timeline = _timeline(place, settings)
+            own = list(acceptor.own)
+            acceptor.hello = hello
+        text = topology_text() if identity.rank == 0 else ""
+        timeline = _timeline(identity, settings)
     ports = dict(own)
     cards = [card for card in interfaces.admitted(settings.interface, loopback=True) if str(card[1]) in ports]
     introduction = {
         "version": __version__,
-        "agreed": {"the number of ranks": str(place.world_size), **env.agreed(settings)},
+        "agreed": {"the number of ranks": str(identity.world_size), **env.agreed(settings)},
         "host": settings.host or socket.gethostname(),
         "machine": local.machine(),
         "kernel": local.kernel(),
@@ -206,9 +212,9 @@ def _join(
     secret = secret or bytes.fromhex(shared["secret"])
 
     with exchange.reporting("prove"):
-        engine = _engine(place, [record["host"] for record in records], settings)
+        engine = _engine(identity, [record["host"] for record in records], settings)
         undo.callback(engine.shutdown)
-        claimed = _claimed(records, place.rank)
+        claimed = _claimed(records, identity.rank)
         attached = local.attach(engine, here, claimed, secret, hello, exchange.deadline, failure)
     judge = partial(_prove, introductions=records, text=shared["topology"], settings=settings)
     _, proof = exchange.round("prove", {"attached": attached}, judge)
@@ -221,50 +227,50 @@ def _join(
         if settings.engine == "mpi":
             here.close()
             cast("MpiEngine", engine).connect()
-        elif gate is None:
-            gate = _gate(hello, _origins(place)[0], secret, listening, here, records, hosts, settings)
-            undo.callback(gate.close)
+        elif acceptor is None:
+            acceptor = _acceptor(hello, _origins(identity)[0], secret, listening, here, records, hosts, settings)
+            undo.callback(acceptor.close)
         else:
             here.close()
-        if gate is not None and len(set(hosts)) > 1:
-            links = _links(gate, hello, records, hosts, cast("_native.Engine", engine), settings)
+        if acceptor is not None and len(set(hosts)) > 1:
+            links = _links(acceptor, hello, records, hosts, cast("_native.Engine", engine), settings)
             undo.callback(links.close)
             remaining = max(exchange.deadline - time.monotonic(), 0.0)
             either = partial(_first, failure, engine.failure)
-            links.ensure(auth.CONTROL, control_edges(hosts, place.rank), remaining, either)
-            if proof["measure"] and place.rank in _leaders(hosts):
-                text = probe.measured(links, _party(records, hosts, place.rank), exchange.deadline)
+            links.ensure(auth.CONTROL, control_edges(hosts, identity.rank), remaining, either)
+            if proof["measure"] and identity.rank in _leaders(hosts):
+                text = probe.measured(links, _party(records, hosts, identity.rank), exchange.deadline)
     _, told = exchange.round("connect", {}, lambda _: {"topology": text})
     text = told["topology"]
     topology = _topology(text, hosts)
     _check_wire(settings, topology)
     if links:
-        links.spread(_over_cards(records, topology, place.rank))
-        if place.rank == 0:
+        links.spread(_over_cards(records, topology, identity.rank))
+        if identity.rank == 0:
             _warn_of_missing_cards(records, topology)
     if timeline is not None:
-        timeline.host = hosts[place.rank]
+        timeline.host = hosts[identity.rank]
     return World(
-        place.rank,
+        identity.rank,
         topology,
         engine,
         links,
         settings,
-        gate,
+        acceptor,
         text,
-        *_origins(place),
+        *_origins(identity),
         timeline=timeline,
         speeds=speeds([_seat(record, host) for record, host in zip(records, hosts, strict=True)]),
     )
 
 
-def _timeline(place: Place, settings: env.Settings) -> trace.Timeline | None:
+def _timeline(identity: RankIdentity, settings: env.Settings) -> trace.Timeline | None:
     if not settings.trace:
         return None
     host = settings.host or socket.gethostname()
-    if place.members:  # of a job that goes on
-        return trace.resume(settings.trace, place.rank, host, place.restart, place.generation)
-    return trace.prepare(settings.trace, place.rank, host, place.restart)
+    if identity.members:  # of a job that goes on
+        return trace.resume(settings.trace, identity.rank, host, identity.restart, identity.generation)
+    return trace.prepare(settings.trace, identity.rank, host, identity.restart)
 
 
 def _first(*failures: Callable[[], BaseException | None]) -> BaseException | None:
@@ -320,16 +326,16 @@ def _check_strategy(strategy: Strategy | None, topology: Topology) -> None:
         raise RendezvousError(f"MULTIRING_PLAN={strategy.name}: {error}") from None
 
 
-def _engine(place: Place, hosts: list[str], settings: env.Settings) -> _native.Engine | MpiEngine:
-    if settings.engine == "mpi" and place.world_size > 1:
-        world = bootstrap.mpi_that_moves_data(place)
-        from multiring.runtime.mpi.engine import Engine as MpiEngine
+def _engine(identity: RankIdentity, hosts: list[str], settings: env.Settings) -> _native.Engine | MpiEngine:
+    if settings.engine == "mpi" and identity.world_size > 1:
+        world = bootstrap.mpi_that_moves_data(identity)
+        from multiring.runtime.mpi.engine import MpiEngine
 
         return MpiEngine(world, hosts, settings)
     return _native.Engine(
-        place.rank,
-        place.world_size,
-        generation=place.generation,
+        identity.rank,
+        identity.world_size,
+        generation=identity.generation,
         hosts=hosts,
         arena_bytes=settings.arena_bytes,
         spin_seconds=settings.spin_seconds,
@@ -337,7 +343,7 @@ def _engine(place: Place, hosts: list[str], settings: env.Settings) -> _native.E
         late_seconds=settings.late_warning,
         trace=bool(settings.trace),
         helpers=settings.card_threads,
-        inproc=place.world_size == 1,  # private memory: there is nobody to share it with
+        inproc=identity.world_size == 1,  # private memory: there is nobody to share it with
     )
 
 
@@ -389,8 +395,10 @@ def _claimed(records: list[Record], rank: int) -> dict[int, str]:
     }
 
 
-def _seat(introduction: Record, host: str) -> Seat:
-    return Seat(host, introduction["kernel"], frozenset(parse_list(introduction["cpus"])), introduction["quota"])
+def _seat(introduction: Record, host: str) -> RankPlacement:
+    return RankPlacement(
+        host, introduction["kernel"], frozenset(parse_list(introduction["cpus"])), introduction["quota"]
+    )
 
 
 def _prove(records: list[Record], introductions: list[Record], text: str, settings: env.Settings) -> Record:
@@ -444,14 +452,15 @@ def _identity(records: Sequence[Record], hosts: Sequence[str]) -> list[list[str]
     ]
 
 
-def _party(records: list[Record], hosts: Sequence[str], rank: int) -> probe.Party:
+def _party(records: list[Record], hosts: Sequence[str], rank: int) -> probe.ProbeGroup:
     """Those who measure, as this rank sees them."""
     leaders = _leaders(hosts)
     found = tuple(
-        probe.Host(hosts[each], tuple(r for r, host in enumerate(hosts) if host == hosts[each])) for each in leaders
+        probe.ProbedHost(hosts[each], tuple(r for r, host in enumerate(hosts) if host == hosts[each]))
+        for each in leaders
     )
     ways = tuple(_ways(records[each], records[rank], each == rank) for each in leaders)
-    return probe.Party(found, leaders.index(rank), ways, _identity(records, hosts))
+    return probe.ProbeGroup(found, leaders.index(rank), ways, _identity(records, hosts))
 
 
 def _ways(record: Record, mine: Record, own: bool) -> list[list[tuple[str, int]]]:
@@ -465,7 +474,7 @@ def _ways(record: Record, mine: Record, own: bool) -> list[list[tuple[str, int]]
     return list(cards.values())
 
 
-def _over_cards(records: list[Record], topology: Topology, rank: int) -> dict[int, list[Way]]:
+def _over_cards(records: list[Record], topology: Topology, rank: int) -> dict[int, list[Route]]:
     """The ways to the ranks of other hosts, over the cards that the topology gives each host."""
 
     def cards(peer: int) -> list[list[tuple[str, int]]]:
@@ -502,7 +511,7 @@ def control_edges(hosts: Sequence[str], rank: int) -> list[int]:
     return [leaders[(position - 1) // CONTROL_FANOUT], *edges] if position else edges
 
 
-def _gate(
+def _acceptor(
     hello: auth.Hello,
     members: Sequence[int],
     secret: bytes,
@@ -511,7 +520,7 @@ def _gate(
     records: list[Record],
     hosts: Sequence[str],
     settings: env.Settings,
-) -> Gate:
+) -> Acceptor:
     """Where all ranks share a host, nobody else can reach it: it is the unix socket, over which they have attached."""
     own: Sequence[Address] = records[hello.rank]["addresses"]
     if len(set(hosts)) > 1:
@@ -524,11 +533,11 @@ def _gate(
         listening = [here]
         addresses = [[("\0" + record["unix"], 0)] for record in records]
     others = {members[rank]: found for rank, found in enumerate(addresses) if rank != hello.rank}
-    return Gate(listening, secret, hello, members[hello.rank], others, own, settings.heartbeat_timeout)
+    return Acceptor(listening, secret, hello, members[hello.rank], others, own, settings.heartbeat_timeout)
 
 
 def _links(
-    gate: Gate,
+    acceptor: Acceptor,
     hello: auth.Hello,
     records: list[Record],
     hosts: Sequence[str],
@@ -542,7 +551,7 @@ def _links(
             engine.attach_tcp(peer, descriptors)
 
     return Links(
-        gate,
+        acceptor,
         hello,
         {peer: _reachable(record, records[hello.rank]) for peer, record in enumerate(records)},
         settings.streams,

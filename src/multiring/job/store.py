@@ -40,11 +40,11 @@ _T = TypeVar("_T")
 _REQUEST = struct.Struct("!BIId")
 _REPLY = struct.Struct("!BI")
 _EXPECTED = struct.Struct("!I")
-_SET, _GET, _ADD, _SWAP, _BEQUEATH = range(5)
+_SET, _GET, _ADD, _SWAP, _SET_AT_END = range(5)
 _DONE, _TIMED_OUT, _INVALID = range(3)
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """What rounds of all ranks need of a store."""
 
     def set(self, key: str, value: bytes) -> None: ...
@@ -53,7 +53,7 @@ class Store(Protocol):
         """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
 
 
-class JobStore(Store, Protocol):
+class JobStore(KeyValueStore, Protocol):
     """What ranks of several restarts need of the one that they share."""
 
     served_by: int
@@ -123,7 +123,7 @@ class Server:
             except UnicodeDecodeError:
                 return
             value = await auth.receive_async(sock, value_size)
-            if operation == _BEQUEATH:
+            if operation == _SET_AT_END:
                 bequests[key] = value
                 status, result = _DONE, b""
             else:
@@ -229,9 +229,9 @@ class Client:
         """Set ``key`` if it has the value ``expected`` (b"": if it is unset); the value that it has then."""
         return self._call(_SWAP, key, _EXPECTED.pack(len(expected)) + expected + value, 0.0)
 
-    def bequeath(self, key: str, value: bytes) -> None:
+    def set_at_end(self, key: str, value: bytes) -> None:
         """Let the server settle ``key`` when this connection ends, however that comes about."""
-        self._call(_BEQUEATH, key, value, 0.0)
+        self._call(_SET_AT_END, key, value, 0.0)
 
     def close(self) -> None:
         """Close the connection. May be called twice."""
@@ -296,7 +296,7 @@ _ANOTHER_GROUPS = (
 
 
 class TorchStore:
-    """A torch.distributed Store as a `Store`.
+    """A torch.distributed Store as a `KeyValueStore`.
 
     Some of torch's calls wait without end for a server that is stopped: ours end after ``patience`` seconds.
     """

@@ -13,14 +13,14 @@
 from __future__ import annotations
 
 from multiring.lab.build import obstacle, up
-from multiring.lab.cluster import NONE_UP, Cluster, Host, LabError, clusters, find, remove
+from multiring.lab.cluster import NONE_UP, Cluster, LabError, LabHost, clusters, find, remove
 from multiring.lab.faults import cut, deafen, part, restore, throttle
 
 __all__ = [
     "NONE_UP",
     "Cluster",
-    "Host",
     "LabError",
+    "LabHost",
     "clusters",
     "cut",
     "deafen",

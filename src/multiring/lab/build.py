@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from multiring.lab.cluster import KEEPER, NEEDS_ROOT, STATE, TOPOLOGY, Cluster, Host, LabError
+from multiring.lab.cluster import KEEPER, NEEDS_ROOT, STATE, TOPOLOGY, Cluster, LabError, LabHost
 from multiring.lab.directory import HOSTS, LABS, LOG, await_lock, clear
 from multiring.lab.network import FABRIC, FORWARDER_SECONDS, Network, design, tap_names, wiring
 from multiring.planning import topology_file
@@ -71,7 +71,7 @@ def up(
         namespaces = _ask(keeper, name, network, topology_file.text(topology))
         _wire(network, keeper.pid, namespaces, congestion)
         hosts = (
-            Host(host.name, host.addresses, host.ranks, cores, namespaces[host.name])
+            LabHost(host.name, host.addresses, host.ranks, cores, namespaces[host.name])
             for host, cores in zip(network.hosts, cores_of, strict=True)
         )
         cluster = Cluster(name, tuple(hosts), congestion, keeper.pid, keeper)

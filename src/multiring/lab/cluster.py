@@ -34,7 +34,7 @@ class LabError(Exception):
 
 
 @dataclass(frozen=True)
-class Host:
+class LabHost:
     """An emulated host: its name, the addresses of its cards, its ranks, its cores (none: all), and how to enter it."""
 
     name: str
@@ -54,7 +54,7 @@ class Cluster:
     """A lab that is up. A context manager that removes it."""
 
     name: str
-    hosts: tuple[Host, ...]
+    hosts: tuple[LabHost, ...]
     congestion: str
     keeper: int
     _process: subprocess.Popen[str] | None = field(default=None, compare=False, repr=False)
@@ -73,7 +73,7 @@ class Cluster:
         """A script to use as ssh: called as ``script HOST COMMAND...``, it executes the command on that host."""
         return self.directory / "ssh"
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str) -> LabHost:
         """The host of that name; LabError if there is none."""
         for host in self.hosts:
             if host.name == name:
@@ -181,7 +181,7 @@ def _read(directory: Path) -> Cluster:
     file = directory / STATE
     try:
         state: dict[str, Any] = json.loads(file.read_text())
-        hosts = tuple(Host(**host) for host in state["hosts"])
+        hosts = tuple(LabHost(**host) for host in state["hosts"])
         return Cluster(directory.name, hosts, state["congestion"], state["keeper"])
     except FileNotFoundError:
         raise LabError(f"lab {directory.name} is just being made or removed; else {_clear_away(directory)}") from None

@@ -37,7 +37,7 @@ def open_tap(name: str) -> int:
     return tap
 
 
-class _Way:
+class _DelayLine:
     """One direction: frames and when they are due, in order. The token bucket before it bounds their number."""
 
     def __init__(self, source: int, sink: int, delay: float) -> None:
@@ -75,7 +75,7 @@ def forward(inner: int, outer: int, delay: float, until: int) -> None:
     """Pass frames between two TAP devices, ``delay`` seconds later, until the pipe ``until`` is closed at its end."""
     os.setpriority(os.PRIO_PROCESS, 0, -20)  # a wire does not wait for a busy core
     Path("/proc/self/timerslack_ns").write_text("1")
-    ways = {inner: _Way(inner, outer, delay), outer: _Way(outer, inner, delay)}
+    ways = {inner: _DelayLine(inner, outer, delay), outer: _DelayLine(outer, inner, delay)}
     while True:
         due = min(way.next_due for way in ways.values())
         timeout = max(0.0, due - time.monotonic()) if due < float("inf") else None

@@ -28,7 +28,7 @@ from multiring.launch.hosts import Placement, identity
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
 from multiring.launch.processes import Recipe
 from multiring.launch.program import resolve
-from multiring.launch.rank import Rank
+from multiring.launch.rank import RankProcess
 from multiring.launch.signals import on_signal
 from multiring.launch.terminal import Terminal
 from multiring.net import interfaces, listen
@@ -57,7 +57,7 @@ OF_THE_START = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
-class Typed:
+class TypedCommand:
     """What was typed on this host; ``secret`` is None if none was given."""
 
     program: Sequence[str]
@@ -76,7 +76,7 @@ class Agent:
     on this host, which then is what runs here, whatever the launcher says.
     """
 
-    def __init__(self, input: int, output: int, *, forked: bool = False, typed: Typed | None = None) -> None:
+    def __init__(self, input: int, output: int, *, forked: bool = False, typed: TypedCommand | None = None) -> None:
         self._input = input
         self._output = output
         self._forked = forked
@@ -84,8 +84,8 @@ class Agent:
         self._code: int | None = None
         self._refusal = ""
         self._launcher_group = os.getpgid(os.getppid())
-        self._ranks: dict[int, Rank] = {}
-        self._former: list[Rank] = []
+        self._ranks: dict[int, RankProcess] = {}
+        self._former: list[RankProcess] = []
         """Those in whose place others were started."""
         self._recipes: dict[int, Recipe] = {}
         self._secret = b""
@@ -242,7 +242,7 @@ class Agent:
         else:
             stdin, feed = os.pipe()
         try:
-            rank = Rank(recipe, self._secret, stdin, terminal, partial(self._pass_on, number))
+            rank = RankProcess(recipe, self._secret, stdin, terminal, partial(self._pass_on, number))
         finally:
             os.close(stdin)
         self._ranks[number] = rank

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from multiring.launch.connection import Connection
+from multiring.launch.connection import AgentConnection
 from multiring.launch.hosts import Placement
 from multiring.launch.messages import Message, to_bytes
 from multiring.launch.output import Output
@@ -27,11 +27,11 @@ GRACE_SECONDS = 5.0
 MOST_LISTED = 16
 """Ranks in a line."""
 
-Agents = Sequence[tuple[Placement, Connection]]
+Agents = Sequence[tuple[Placement, AgentConnection]]
 
 
 @dataclass(frozen=True)
-class Failure:
+class JobFailure:
     """What may have ended a job; ``rank`` is None if it was a host, ``blames`` the rank because of which it failed."""
 
     what: str
@@ -40,7 +40,7 @@ class Failure:
     blames: int | None = None
 
 
-def culprit(failures: Sequence[Failure]) -> Failure | None:
+def culprit(failures: Sequence[JobFailure]) -> JobFailure | None:
     """The one of which the others are consequences: it blames nobody, most others blame it, and it came first."""
     blamed = Counter(failure.blames for failure in failures)
     # Of equal ones, max takes the first.
@@ -93,7 +93,7 @@ class Attempt:
         self._replaced: dict[int, int] = {}
         """The number of the replacement of each rank that was started again."""
         self._has_failed = False
-        self._failures: list[Failure] = []
+        self._failures: list[JobFailure] = []
         self._judged = False
         """Whether ranks that end now do so because they were told to."""
         self.agent_lost = False
@@ -101,7 +101,7 @@ class Attempt:
         """By rank, what it says that it did."""
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> JobFailure | None:
         """What ended the job."""
         found = culprit(self._failures) if self._has_failed else None
         if found is None or found.blames is None or found.blames not in self._host:
@@ -167,14 +167,14 @@ class Attempt:
             return False
         return True
 
-    async def _follow(self, placement: Placement, agent: Connection) -> None:
+    async def _follow(self, placement: Placement, agent: AgentConnection) -> None:
         try:
             await self._hear(placement, agent)
         except Exception:  # an error of this program, after which the job would never end
             self._lose(placement, "it is not listened to any more")
             raise
 
-    async def _hear(self, placement: Placement, agent: Connection) -> None:
+    async def _hear(self, placement: Placement, agent: AgentConnection) -> None:
         while (message := await agent.receive()) is not None:
             if message["kind"] == "finished":
                 return
@@ -203,7 +203,7 @@ class Attempt:
             if code != 0:
                 seconds = time.monotonic() - self._begin
                 what = f"rank {rank} on host {self._host[rank]} failed: {describe_exit(code)}, after {seconds:.1f} s"
-                self._fail(Failure(what, shell_code(code), rank, message["blames"]), [rank])
+                self._fail(JobFailure(what, shell_code(code), rank, message["blames"]), [rank])
             else:
                 self._left.add(rank)
             self._end({rank})
@@ -212,9 +212,9 @@ class Attempt:
         else:
             raise ValueError(f"an agent sent {message}")
 
-    def _lose(self, placement: Placement, reason: str) -> Failure:
+    def _lose(self, placement: Placement, reason: str) -> JobFailure:
         self.agent_lost = True
-        failure = Failure(f"host {placement.host}: {reason}", 1)
+        failure = JobFailure(f"host {placement.host}: {reason}", 1)
         self._fail(failure, placement.ranks)
         self._end(placement.ranks)
         return failure
@@ -236,7 +236,7 @@ class Attempt:
         """Whether it was started again and is no member yet."""
         return rank in self._replaced and not self._replacements.is_member(self._replaced[rank])
 
-    def _fail(self, failure: Failure, ranks: Collection[int]) -> None:
+    def _fail(self, failure: JobFailure, ranks: Collection[int]) -> None:
         if failure.rank is not None and self._waits(failure.rank):
             if not self._judged and not self._interrupted:
                 self._output.note(f"{failure.what}; the others had not admitted it")

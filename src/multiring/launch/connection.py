@@ -28,7 +28,7 @@ HEARD_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Streams:
+class AgentStreams:
     """Both directions of a connection."""
 
     reader: asyncio.StreamReader
@@ -36,7 +36,7 @@ class Streams:
     inward: asyncio.BaseTransport
 
     @classmethod
-    async def of_pipes(cls, inward: IO[bytes], outward: IO[bytes]) -> Streams:
+    async def of_pipes(cls, inward: IO[bytes], outward: IO[bytes]) -> AgentStreams:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(LIMIT)
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -45,15 +45,15 @@ class Streams:
         return cls(reader, asyncio.StreamWriter(to_agent, protocol, reader, loop), from_agent)
 
     @classmethod
-    async def of_socket(cls, sock: socket.socket) -> Streams:
+    async def of_socket(cls, sock: socket.socket) -> AgentStreams:
         reader, writer = await asyncio.open_connection(sock=sock, limit=LIMIT)
         return cls(reader, writer, writer.transport)
 
 
-class Connection(ABC):
+class AgentConnection(ABC):
     """An agent as the launcher sees it."""
 
-    def __init__(self, host: str, streams: Streams) -> None:
+    def __init__(self, host: str, streams: AgentStreams) -> None:
         self.host = host
         self.machine = ""
         """What tells its machine from others; known once it was greeted."""

@@ -9,14 +9,14 @@ import sys
 from multiring.errors import system_message
 from multiring.launch import LaunchError
 from multiring.launch.agent import Agent
-from multiring.launch.connection import END_SECONDS, KILL_SECONDS, Connection, Streams, wait_until
+from multiring.launch.connection import END_SECONDS, KILL_SECONDS, AgentConnection, AgentStreams, wait_until
 from multiring.launch.processes import describe_exit
 
 
-class ForkedAgent(Connection):
+class ForkedAgent(AgentConnection):
     """An agent on this host."""
 
-    def __init__(self, host: str, streams: Streams, process: int) -> None:
+    def __init__(self, host: str, streams: AgentStreams, process: int) -> None:
         super().__init__(host, streams)
         self._process = process
         self._code: int | None = None
@@ -24,7 +24,7 @@ class ForkedAgent(Connection):
     @classmethod
     async def connect(cls, host: str, process: int, from_agent: int, to_agent: int) -> ForkedAgent:
         """The connection to what `fork_agent` returned."""
-        return cls(host, await Streams.of_pipes(open(from_agent, "rb", 0), open(to_agent, "wb", 0)), process)
+        return cls(host, await AgentStreams.of_pipes(open(from_agent, "rb", 0), open(to_agent, "wb", 0)), process)
 
     async def why(self) -> str:
         await self.end(END_SECONDS)

@@ -23,7 +23,7 @@ _RANGES = re.compile(r"(?P<name>([^\s:,=\[\]]|\[[\d,-]+\])+)(:(?P<slots>\d+))?")
 
 
 @dataclass(frozen=True)
-class Host:
+class HostEntry:
     """A machine and how many ranks may run on it."""
 
     name: str
@@ -43,20 +43,20 @@ class Placement:
         return range(self.first, self.first + self.count)
 
 
-def parse_hosts(text: str) -> list[Host]:
+def parse_hosts(text: str) -> list[HostEntry]:
     """The hosts of ``a:2,b:2`` or ``n[01-04]:2``; a host without a number has one slot."""
     listed = re.sub(r"\s*,\s*|\s+", ",", text.strip()).removesuffix(",")
     entries = re.split(r",(?![\d,-]*\])", listed)  # at no comma within brackets
     return _merge(host for entry in entries for host in _hosts(entry, f"-H {text}", "host:ranks,host:ranks"))
 
 
-def read_hostfile(path: Path) -> list[Host]:
+def read_hostfile(path: Path) -> list[HostEntry]:
     """The hosts of a file: a line ``a slots=2``, ``a:2`` or ``a`` for each, ``#`` begins a comment."""
     try:
         lines = path.read_text("utf-8-sig").splitlines()  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"cannot read the hostfile {path}: {getattr(error, 'strerror', None) or error}") from None
-    found: list[Host] = []
+    found: list[HostEntry] = []
     for number, line in enumerate(lines, 1):
         entry = line.partition("#")[0].strip().removesuffix(",").rstrip()
         if entry:
@@ -66,7 +66,7 @@ def read_hostfile(path: Path) -> list[Host]:
     return _merge(found)
 
 
-def _hosts(entry: str, where: str, expected: str) -> list[Host]:
+def _hosts(entry: str, where: str, expected: str) -> list[HostEntry]:
     """The hosts of an entry: one, or as many as the numbers in its brackets."""
     word, *options = re.sub(r"\s*=\s*", "=", entry).split() or [""]
     given = dict(re.findall(r"^(slots|max[-_]?slots)=(\d+)$", "\n".join(options), re.MULTILINE))
@@ -82,7 +82,7 @@ def _hosts(entry: str, where: str, expected: str) -> list[Host]:
         raise LaunchError(f"{where}: {entry!r} gives the host no slot")
     if slots > most:  # Open MPI's bound of what may be asked for
         raise LaunchError(f"{where}: {entry!r} gives the host more slots than it may have")
-    return [Host(each, slots) for each in _names(name, where)]
+    return [HostEntry(each, slots) for each in _names(name, where)]
 
 
 def _names(name: str, where: str) -> list[str]:
@@ -104,15 +104,15 @@ def _is_bare_ipv6(word: str, where: str) -> bool:
     return True
 
 
-def _merge(hosts: Iterable[Host]) -> list[Host]:
+def _merge(hosts: Iterable[HostEntry]) -> list[HostEntry]:
     """Add up the slots of a host that is named several times, as batch systems do in their files."""
     slots: dict[str, int] = {}
     for host in hosts:
         slots[host.name] = slots.get(host.name, 0) + host.slots
-    return [Host(name, count) for name, count in slots.items()]
+    return [HostEntry(name, count) for name, count in slots.items()]
 
 
-def place(hosts: list[Host], world_size: int | None) -> list[Placement]:
+def place(hosts: list[HostEntry], world_size: int | None) -> list[Placement]:
     """Fill the hosts in their order with ``world_size`` ranks (None: as many as there are slots)."""
     available = sum(host.slots for host in hosts)
     if world_size is None:
@@ -135,10 +135,10 @@ def spread(names: list[str], world_size: int) -> list[Placement]:
         raise LaunchError(f"-n {world_size} ranks cannot be spread over {len(names)} hosts: give at least one for each")
     share, rest = divmod(world_size, len(names))
     # Two hosts may bear the same name here: each typed its own command, and only the index tells them apart.
-    return _in_order([Host(name, share + (index < rest)) for index, name in enumerate(names)])
+    return _in_order([HostEntry(name, share + (index < rest)) for index, name in enumerate(names)])
 
 
-def _in_order(hosts: Iterable[Host]) -> list[Placement]:
+def _in_order(hosts: Iterable[HostEntry]) -> list[Placement]:
     """All slots of the hosts filled."""
     placements, first = [], 0
     for host in hosts:
@@ -154,7 +154,7 @@ def together(placements: Sequence[Placement], machines: Sequence[str]) -> list[P
     for placement, machine in zip(placements, machines, strict=True):
         counts[machine] = counts.get(machine, 0) + placement.count
         names.setdefault(machine, placement.host)
-    return _in_order([Host(names[machine], count) for machine, count in counts.items()])
+    return _in_order([HostEntry(names[machine], count) for machine, count in counts.items()])
 
 
 def identity() -> str:

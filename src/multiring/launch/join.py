@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from multiring.env import join_address
 from multiring.errors import ResourceError
 from multiring.launch import LaunchError
-from multiring.launch.agent import Typed
-from multiring.launch.connection import Connection, Streams
+from multiring.launch.agent import TypedCommand
+from multiring.launch.connection import AgentConnection, AgentStreams
 from multiring.net import auth, dial, listen
 from multiring.net.loop import LoopThread, within
 
@@ -30,7 +30,7 @@ _KEEPALIVE = (
 
 
 @dataclass(frozen=True)
-class Meeting:
+class HostMeeting:
     """Where the hosts meet, how many they are, and which one this is; host 0 listens."""
 
     address: tuple[str, int]
@@ -42,7 +42,7 @@ class Meeting:
         return join_address(*self.address)
 
 
-def _listen(meeting: Meeting) -> socket.socket:
+def _listen(meeting: HostMeeting) -> socket.socket:
     port = meeting.address[1]
     try:
         return listen.bind("", range(port, port + 1))
@@ -53,7 +53,7 @@ def _listen(meeting: Meeting) -> socket.socket:
         ) from None
 
 
-async def accept(meeting: Meeting, typed: Typed, note: Callable[[str], None]) -> list[Connection]:
+async def accept(meeting: HostMeeting, typed: TypedCommand, note: Callable[[str], None]) -> list[AgentConnection]:
     """Connections to the agents of hosts 1, 2, ...; LaunchError if they have not all come in time."""
     loop = asyncio.get_running_loop()
     arrivals: asyncio.Queue[tuple[socket.socket, int]] = asyncio.Queue()
@@ -68,7 +68,7 @@ async def accept(meeting: Meeting, typed: Typed, note: Callable[[str], None]) ->
         thread, [listening], lambda: auth.server(_key(typed), hello), hand_on, f"the rendezvous at {meeting}"
     )
     deadline = time.monotonic() + meeting.seconds
-    found: dict[int, Connection] = {}
+    found: dict[int, AgentConnection] = {}
     try:
         while missing := sorted(set(range(1, meeting.hosts)) - found.keys()):
             note(f"waiting at {meeting} for host {', '.join(map(str, missing))} of {meeting.hosts}")
@@ -96,7 +96,7 @@ async def accept(meeting: Meeting, typed: Typed, note: Callable[[str], None]) ->
     return [found[index] for index in sorted(found)]
 
 
-class JoinedAgent(Connection):
+class JoinedAgent(AgentConnection):
     """An agent on a host where the command was typed, at the other end of a socket."""
 
     @classmethod
@@ -105,7 +105,7 @@ class JoinedAgent(Connection):
         for option in _KEEPALIVE:
             sock.setsockopt(*option)
         host: str = sock.getpeername()[0]
-        return cls(host, await Streams.of_socket(sock))
+        return cls(host, await AgentStreams.of_socket(sock))
 
     async def why(self) -> str:
         return "the connection to its agent is lost"
@@ -117,7 +117,9 @@ class JoinedAgent(Connection):
             self.streams.writer.transport.abort()
 
 
-async def _examine(agent: Connection, index: int, meeting: Meeting, typed: Typed, found: dict[int, Connection]) -> str:
+async def _examine(
+    agent: AgentConnection, index: int, meeting: HostMeeting, typed: TypedCommand, found: dict[int, AgentConnection]
+) -> str:
     """Why a newcomer cannot be part of the job, if so."""
     try:
         hello = await agent.greet()
@@ -137,7 +139,7 @@ async def _examine(agent: Connection, index: int, meeting: Meeting, typed: Typed
     return ""
 
 
-def reach(meeting: Meeting, typed: Typed) -> socket.socket:
+def reach(meeting: HostMeeting, typed: TypedCommand) -> socket.socket:
     """A connection to host 0, from another one; LaunchError if it does not answer in time, or refuses."""
     hello = auth.Hello(auth.LAUNCH, rank=meeting.index, peer=0)
 
@@ -167,6 +169,6 @@ def reach(meeting: Meeting, typed: Typed) -> socket.socket:
     return sock
 
 
-def _key(typed: Typed) -> bytes:
+def _key(typed: TypedCommand) -> bytes:
     """What connections are proved with; without a given secret that keeps out strays and scanners only."""
     return typed.secret or hashlib.sha256(b"multiring run").digest()

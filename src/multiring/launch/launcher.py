@@ -13,7 +13,7 @@ from typing import Any
 from multiring import env
 from multiring.job import admission
 from multiring.job.store import Server
-from multiring.launch.attempt import Agents, Attempt, Failure, Replacements
+from multiring.launch.attempt import Agents, Attempt, JobFailure, Replacements
 from multiring.launch.connection import gather
 from multiring.launch.forked import ForkedAgent
 from multiring.launch.join import JoinedAgent
@@ -113,7 +113,7 @@ class Launcher:
                 for rank, share in zip(placement.ranks, answer["shares"], strict=True):
                     self._output.note(f"rank {rank} on host {placement.host}: {share}")
 
-    async def _run_with_restarts(self) -> Failure | None:
+    async def _run_with_restarts(self) -> JobFailure | None:
         settings = env.read(env.Settings)
         secret = self._given_secret or secrets.token_hex(32).encode()
         job = secrets.token_hex(8)
@@ -182,7 +182,7 @@ class Launcher:
         self._attempt = None
         return attempt
 
-    def _report(self, failure: Failure) -> None:
+    def _report(self, failure: JobFailure) -> None:
         lines = [] if failure.rank is None else self._output.take_tail(failure.rank)
         text = failure.what
         if lines:

@@ -10,7 +10,7 @@ from multiring.launch import LaunchError
 
 
 @dataclass(frozen=True)
-class Typed:
+class PodOptions:
     """The number of ranks in total, and what is typed on each of several hosts; None: not given."""
 
     ranks: int | None = None
@@ -20,7 +20,7 @@ class Typed:
     ranks_per_host: int | None = None
 
 
-def completed(typed: Typed, found: pet.Options) -> Typed:
+def completed(typed: PodOptions, found: pet.TorchrunOptions) -> PodOptions:
     """``typed``, with what is missing from ``found``; ValueError for what cannot be taken from there."""
     if typed.ranks is not None and typed.ranks_per_host is not None:
         raise LaunchError(
@@ -29,8 +29,8 @@ def completed(typed: Typed, found: pet.Options) -> Typed:
         )
     hosts = typed.hosts if typed.hosts is not None else found.hosts
     ranks = typed.ranks if typed.ranks is not None else _ranks(hosts or 1, typed.ranks_per_host or found.ranks_per_host)
-    if typed == Typed(typed.ranks, ranks_per_host=typed.ranks_per_host) and hosts in (None, 1):
-        return Typed(ranks, ranks_per_host=typed.ranks_per_host)
+    if typed == PodOptions(typed.ranks, ranks_per_host=typed.ranks_per_host) and hosts in (None, 1):
+        return PodOptions(ranks, ranks_per_host=typed.ranks_per_host)
     index = typed.host_index if typed.host_index is not None else found.host_index
     rendezvous = typed.rendezvous
     if rendezvous is None and found.address is not None and found.port is not None:
@@ -48,7 +48,7 @@ def completed(typed: Typed, found: pet.Options) -> Typed:
             f"PET_NNODES={found.hosts} asks for several hosts: set {' and '.join(missing)}, or give -H localhost:N for "
             "a job on this host alone"
         )
-    return Typed(ranks, hosts, index, rendezvous, typed.ranks_per_host)
+    return PodOptions(ranks, hosts, index, rendezvous, typed.ranks_per_host)
 
 
 def _ranks(hosts: int, each: int | str | None) -> int | None:

@@ -19,7 +19,7 @@ from multiring.launch.terminal import Terminal, open_pty, set_window_size
 CHUNK = 1 << 16
 
 
-class Rank:
+class RankProcess:
     """A running rank; ``on_output(stream, data)`` gets what it writes."""
 
     def __init__(

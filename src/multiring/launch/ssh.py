@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from multiring.launch import LaunchError
-from multiring.launch.connection import END_SECONDS, Connection, Streams, wait_until
+from multiring.launch.connection import END_SECONDS, AgentConnection, AgentStreams, wait_until
 from multiring.launch.processes import describe_exit
 from multiring.version import __version__
 
@@ -24,7 +24,7 @@ STDERR_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Target:
+class SshTarget:
     """A host, the command that reaches it, and the Python to use there."""
 
     host: str
@@ -32,10 +32,12 @@ class Target:
     python: str
 
 
-class SshAgent(Connection):
+class SshAgent(AgentConnection):
     """An agent on another host, at the other end of ssh."""
 
-    def __init__(self, target: Target, streams: Streams, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    def __init__(
+        self, target: SshTarget, streams: AgentStreams, process: subprocess.Popen[bytes], errors: IO[bytes]
+    ) -> None:
         super().__init__(target.host, streams)
         self._target = target
         self._process = process
@@ -44,7 +46,7 @@ class SshAgent(Connection):
         asyncio.get_running_loop().add_reader(errors, self._listen)
 
     @classmethod
-    async def connect(cls, target: Target) -> SshAgent:
+    async def connect(cls, target: SshTarget) -> SshAgent:
         """Start an agent by ``ssh host python -m multiring.launch.agent``."""
         try:
             process = subprocess.Popen(
@@ -60,7 +62,7 @@ class SshAgent(Connection):
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        return cls(target, await Streams.of_pipes(process.stdout, process.stdin), process, process.stderr)
+        return cls(target, await AgentStreams.of_pipes(process.stdout, process.stdin), process, process.stderr)
 
     def _listen(self) -> None:
         data = os.read(self._errors.fileno(), STDERR_BYTES)

@@ -12,13 +12,13 @@ from typing import Any
 from multiring import env
 from multiring.job import bootstrap
 from multiring.launch import LaunchError, processes
-from multiring.launch.agent import Agent, Typed
-from multiring.launch.connection import Connection, gather
+from multiring.launch.agent import Agent, TypedCommand
+from multiring.launch.connection import AgentConnection, gather
 from multiring.launch.forked import ForkedAgent, fork_agent
 from multiring.launch.hosts import Placement, is_here, spread, together
-from multiring.launch.join import Meeting, accept, reach
+from multiring.launch.join import HostMeeting, accept, reach
 from multiring.launch.launcher import Job, Launcher
-from multiring.launch.ssh import SshAgent, Target
+from multiring.launch.ssh import SshAgent, SshTarget
 from multiring.net.loop import check_room
 
 
@@ -31,13 +31,13 @@ def run_over_ssh(
     forked = {placement.host: fork_agent() for placement in placements if is_here(placement.host)}
 
     async def main() -> int:
-        agents: dict[int, Connection] = {}
+        agents: dict[int, AgentConnection] = {}
 
         async def connect(index: int, host: str) -> None:
             agents[index] = await (
                 ForkedAgent.connect(host, *forked[host])
                 if host in forked
-                else SshAgent.connect(Target(host, ssh, python))
+                else SshAgent.connect(SshTarget(host, ssh, python))
             )
             await agents[index].greet()
 
@@ -52,10 +52,10 @@ def run_over_ssh(
 
 
 async def _one_each_machine(
-    placed: Sequence[tuple[Placement, Connection]], note: Callable[[str], None]
-) -> list[tuple[Placement, Connection]]:
+    placed: Sequence[tuple[Placement, AgentConnection]], note: Callable[[str], None]
+) -> list[tuple[Placement, AgentConnection]]:
     """One agent for each machine, of those that several names have led to: each would give its ranks all cores."""
-    chosen: dict[str, tuple[str, Connection]] = {}
+    chosen: dict[str, tuple[str, AgentConnection]] = {}
     for placement, agent in placed:
         first, other = chosen.setdefault(agent.machine, (placement.host, agent))
         if other is agent:
@@ -69,9 +69,9 @@ async def _one_each_machine(
     return [(placement, agent) for placement, (_, agent) in zip(placements, chosen.values(), strict=True)]
 
 
-def run_as_typed(job: Job, ranks: int, meeting: Meeting, note: Callable[[str], None]) -> int:
+def run_as_typed(job: Job, ranks: int, meeting: HostMeeting, note: Callable[[str], None]) -> int:
     """This host's part of a job that was typed on each of its hosts; the exit code of the job."""
-    typed = Typed(job.program, ranks, meeting.hosts, given_secret())
+    typed = TypedCommand(job.program, ranks, meeting.hosts, given_secret())
     if meeting.index == 0:
         return _lead(job, typed, meeting, note)
     sock = reach(meeting, typed)
@@ -83,11 +83,11 @@ def run_as_typed(job: Job, ranks: int, meeting: Meeting, note: Callable[[str], N
     return code
 
 
-def _lead(job: Job, typed: Typed, meeting: Meeting, note: Callable[[str], None]) -> int:
+def _lead(job: Job, typed: TypedCommand, meeting: HostMeeting, note: Callable[[str], None]) -> int:
     forked = fork_agent()
 
     async def main() -> int:
-        agents: list[Connection] = [await ForkedAgent.connect(socket.gethostname(), *forked)]
+        agents: list[AgentConnection] = [await ForkedAgent.connect(socket.gethostname(), *forked)]
         try:
             await agents[0].greet()
             agents += await accept(meeting, typed, note)

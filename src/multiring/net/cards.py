@@ -12,14 +12,14 @@ from multiring.planning.topology import card_pairs
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """A connection's ends: the address of the card that it leaves by, and the one that it goes to."""
 
     source: str
     address: Address
 
 
-def ways_between(mine: Sequence[Sequence[Address]], theirs: Sequence[Sequence[Address]]) -> list[Way]:
+def ways_between(mine: Sequence[Sequence[Address]], theirs: Sequence[Sequence[Address]]) -> list[Route]:
     """The ways that messages between two hosts take in turn, by the addresses of each card.
 
     None where neither host has several cards, or two of them have no family of addresses in common.
@@ -30,8 +30,8 @@ def ways_between(mine: Sequence[Sequence[Address]], theirs: Sequence[Sequence[Ad
     return [way for way in found if way] if len(found) > 1 and all(found) else []
 
 
-def _between(mine: Sequence[Address], theirs: Sequence[Address]) -> Way | None:
+def _between(mine: Sequence[Address], theirs: Sequence[Address]) -> Route | None:
     for (source, _), address in product(mine, theirs):
         if ip_address(source).version == ip_address(address[0]).version:
-            return Way(source, address)
+            return Route(source, address)
     return None

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field, replace
 
 from multiring.errors import MultiringError, RendezvousError, ResourceError, system_message
 from multiring.net import auth, dial
-from multiring.net.cards import Way
-from multiring.net.gate import Gate
+from multiring.net.acceptor import Acceptor
+from multiring.net.cards import Route
 from multiring.net.loop import within
 
 CHOSEN = b"\1"
@@ -63,7 +63,7 @@ class Links:
 
     def __init__(
         self,
-        gate: Gate,
+        acceptor: Acceptor,
         mine: auth.Hello,
         addresses: Mapping[int, Sequence[dial.Address]],
         streams: int,
@@ -71,19 +71,19 @@ class Links:
         describe: Callable[[int], str],
     ) -> None:
         """``addresses[r]`` are those of rank r; ``describe(r)`` names it for messages."""
-        self._gate = gate
+        self._acceptor = acceptor
         self._mine = mine
         self._addresses = addresses
         self._streams = streams
         self._attach = attach
         self._describe = describe
-        self._ways: dict[int, Sequence[Way]] = {}
+        self._ways: dict[int, Sequence[Route]] = {}
         self._links: dict[tuple[int, int, int], _Link] = {}
-        self._loop = gate.loop
+        self._loop = acceptor.loop
         self._closed = False
-        gate.open(self._accept)
+        acceptor.open(self._accept)
 
-    def spread(self, ways: Mapping[int, Sequence[Way]]) -> None:
+    def spread(self, ways: Mapping[int, Sequence[Route]]) -> None:
         """Let the streams of data links to these ranks take turns over the ways to each."""
         self._ways = {peer: over for peer, over in ways.items() if over}
 
@@ -152,7 +152,7 @@ class Links:
             del self._attach  # an event loop leaves cycles behind, and none shall hold the engine
 
     async def _end(self) -> None:
-        await self._gate.shut()
+        await self._acceptor.shut()
         await self._stop(list(self._links.values()))
         for link in self._links.values():
             for session in list(link.sessions):
@@ -193,7 +193,7 @@ class Links:
                 if link.role == auth.DATA and link.peer in self._ways:
                     await self._dial_by_cards(link)
                 else:
-                    await dial.race(link.addresses, lambda address: self._attempt(link, [Way("", address)]))
+                    await dial.race(link.addresses, lambda address: self._attempt(link, [Route("", address)]))
             except dial.Unreachable as error:
                 link.unreachable = error
                 if shortage := self._shortage(link, error):
@@ -245,7 +245,7 @@ class Links:
         )
         del self._ways[link.peer]
 
-    async def _attempt(self, link: _Link, ways: Sequence[Way]) -> None:
+    async def _attempt(self, link: _Link, ways: Sequence[Route]) -> None:
         """Open all streams of a link, in turn over the ways, and attach them if they are chosen."""
         count = self._streams * len(ways) if link.role == auth.DATA else 1
         session = secrets.randbits(64)
@@ -261,7 +261,7 @@ class Links:
                     session=session,
                 )
                 way = ways[index % len(ways)]
-                sock, _ = await dial.connect(way.address, auth.client(self._gate.secret, hello), way.source)
+                sock, _ = await dial.connect(way.address, auth.client(self._acceptor.secret, hello), way.source)
                 streams.append(sock)
             await self._choose(link, streams)
         except BaseException:

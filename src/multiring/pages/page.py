@@ -63,7 +63,7 @@ text { font: 12px system-ui, sans-serif } .small { font-size: 11px; fill: #555 }
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankTimes:
     """What a rank of a job says of itself: seconds that it was in calls, and of these with nothing to do but wait."""
 
     rank: int
@@ -90,7 +90,7 @@ def document(title: str, answer: str, *sections: str) -> str:
     return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{first}\n{body}\n</body></html>\n"
 
 
-def of_job(title: str, topology: Topology, used: Sequence[Choice], ranks: Sequence[Rank]) -> str:
+def of_job(title: str, topology: Topology, used: Sequence[Choice], ranks: Sequence[RankTimes]) -> str:
     """The page of a job: who was late, its topology, and each plan that its calls used."""
     busiest = max(used, key=lambda choice: choice.measured.seconds if choice.measured else 0.0, default=None)
     hosts = len(set(topology.hosts))
@@ -140,7 +140,7 @@ def _cell(text: str) -> str:
     return f"<td{kind}>{escape(text)}</td>"
 
 
-def _verdict(ranks: Sequence[Rank]) -> str:
+def _verdict(ranks: Sequence[RankTimes]) -> str:
     """Who waits least is the one that the others wait for."""
     if len(ranks) < 2:
         return "One rank, which waits for nobody"
@@ -157,7 +157,7 @@ def _verdict(ranks: Sequence[Rank]) -> str:
     )
 
 
-def _late(ranks: Sequence[Rank]) -> str:
+def _late(ranks: Sequence[RankTimes]) -> str:
     """Who was in calls how long."""
     if len(ranks) < 2:
         return ""

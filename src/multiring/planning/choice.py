@@ -115,8 +115,8 @@ def summary(choice: Choice) -> str:
         lines.append(
             f"turns      {choice.speeds.ranks_per_core:.3g} ranks share a core, and wait for one another on it"
         )
-    if prediction.saved:
-        saved = precise_duration(prediction.saved)
+    if prediction.burst_seconds:
+        saved = precise_duration(prediction.burst_seconds)
         lines.append(f"bursts     in every phase links pass at once what they have saved, {saved} of their rate")
     if choice.bound:
         reached = choice.bound / prediction.seconds

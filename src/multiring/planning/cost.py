@@ -52,7 +52,7 @@ queue behind the later ones: at 200 Mbit/s 8 MB took 382 ms with 4 MB (160 ms) i
 FEWEST_SEGMENTS, MOST_SEGMENTS = 2, 32
 """In flight of one call, however large or small they are."""
 
-HEADERS = 1.1
+HEADER_FACTOR = 1.1
 """What small messages take of a link, in parts of their bytes: calls of 4 KB took 362 to 367 us back to back where the
 bytes alone take the busiest link 328."""
 
@@ -95,8 +95,10 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long a call takes, in how many segments, ``window`` of them in flight, and why; ``saved`` are the seconds of
-    its rate that each link between hosts passes at once in every phase."""
+    """How long a call takes, in how many segments, ``window`` of them in flight, and why.
+
+    In every phase each link between hosts passes ``burst_seconds`` of its rate at once.
+    """
 
     seconds: float
     segment_bytes: int
@@ -104,7 +106,7 @@ class Prediction:
     window: int
     phases: tuple[PhaseTime, ...]
     links: tuple[LinkLoad, ...]
-    saved: float = 0.0
+    burst_seconds: float = 0.0
 
     @property
     def unpipelined(self) -> float:
@@ -128,10 +130,10 @@ class _Phase:
     loads: Loads
     work: dict[Key, float]
 
-    def seconds(self, nbytes: float, saved: float) -> float:
+    def seconds(self, nbytes: float, burst_seconds: float) -> float:
         """Of so many bytes, over links that have saved some seconds."""
-        saved = 0.0 if self.is_local else saved
-        travelling = sum(max(per_byte * nbytes - saved, 0.0) for per_byte in self.hops)
+        burst_seconds = 0.0 if self.is_local else burst_seconds
+        travelling = sum(max(per_byte * nbytes - burst_seconds, 0.0) for per_byte in self.hops)
         return self.latency + travelling + max(self.work.values(), default=0.0) * nbytes
 
     @property
@@ -140,19 +142,19 @@ class _Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pace:
+class _Pipeline:
     """How segments follow one another: the phases that one takes, over links that have saved some seconds, and the
     seconds and seconds a byte that it keeps the busiest link and the busiest rank."""
 
     phases: Sequence[_Phase]
-    saved: float
+    burst_seconds: float
     link_per_byte: float
     core: float
     core_per_byte: float
     window_bytes: int
 
-    def first(self, size: float, saved: float) -> float:
-        return sum(phase.seconds(size, saved) for phase in self.phases)
+    def first(self, size: float, burst_seconds: float) -> float:
+        return sum(phase.seconds(size, burst_seconds) for phase in self.phases)
 
     def busy(self, size: float) -> float:
         return max(self.link_per_byte * size, self.core + self.core_per_byte * size)
@@ -160,7 +162,7 @@ class _Pace:
     def window(self, size: float) -> int:
         """How many segments of a size should be in flight: enough to fill the phases twice and to keep the busiest link
         busy while a host is late, within reason."""
-        first, busy = self.first(size, self.saved), self.busy(size)
+        first, busy = self.first(size, self.burst_seconds), self.busy(size)
         if not busy:
             return FEWEST_SEGMENTS
         most = max(self.window_bytes / size, first / busy)
@@ -170,13 +172,13 @@ class _Pace:
         """Of a call in so many segments; bursts make none slower."""
         size = nbytes / segments
 
-        def over_links(saved: float) -> float:
-            first = self.first(size, saved)
+        def over_links(burst_seconds: float) -> float:
+            first = self.first(size, burst_seconds)
             return max(first + (segments - 1) * max(self.busy(size), first / self.window(size)), segments * self.core)
 
-        if not self.saved:
+        if not self.burst_seconds:
             return over_links(0.0)
-        return min(over_links(0.0), max(over_links(self.saved), HEADERS * self.link_per_byte * nbytes))
+        return min(over_links(0.0), max(over_links(self.burst_seconds), HEADER_FACTOR * self.link_per_byte * nbytes))
 
 
 class CostModel:
@@ -202,11 +204,11 @@ class CostModel:
             handling.update(phase.handling)
         working = max(work.values(), default=0.0)
         copying, wires = self._busiest(loads, is_local=True), self._busiest(loads, is_local=False)
-        cores_copy = self._speeds.passing > 0
+        cores_copy = self._speeds.copy_seconds_per_byte > 0
         if cores_copy and nbytes >= OUT_OF_CACHE_BYTES:
             exchanges = (phase for phase in phases if phase.is_local and phase.kind == "all_reduce")
             working += sum(max(phase.work.values(), default=0.0) for phase in exchanges)
-        pace = _Pace(
+        pipeline = _Pipeline(
             phases,
             self._saved(loads, nbytes),
             wires if cores_copy else max(copying, wires),
@@ -216,16 +218,16 @@ class CostModel:
         )
         slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in self._speeds.segments]
         counts = [max(1, -(-nbytes // (self._blocks * size))) for size in slices]
-        limit = SEGMENT_TIE * min(pace.seconds(nbytes, count) for count in counts)
-        best = max(i for i, count in enumerate(counts) if pace.seconds(nbytes, count) <= limit)
+        limit = SEGMENT_TIE * min(pipeline.seconds(nbytes, count) for count in counts)
+        best = max(i for i, count in enumerate(counts) if pipeline.seconds(nbytes, count) <= limit)
         return Prediction(
-            pace.seconds(nbytes, counts[best]),
+            pipeline.seconds(nbytes, counts[best]),
             slices[best],
             counts[best],
-            pace.window(slices[best] * self._blocks),
-            tuple(_phase_time(phase, nbytes, pace.saved) for phase in phases),
+            pipeline.window(slices[best] * self._blocks),
+            tuple(_phase_time(phase, nbytes, pipeline.burst_seconds) for phase in phases),
             tuple(self._link_load(key, load, nbytes) for key, load in loads.items()),
-            pace.saved,
+            pipeline.burst_seconds,
         )
 
     def _phase(self, depth: int, kind: str, stages: Sequence[Stage]) -> _Phase | None:
@@ -244,16 +246,16 @@ class CostModel:
         turns = self._speeds.ranks_per_core if is_local else 1.0
         whole = self._map.loads(depth, kind, stages)
         loads = {key: (part * out, part * in_) for key, (out, in_) in whole.items()}
-        if is_local and self._speeds.passing:
-            work = self._work(loads, self._speeds.passing)
+        if is_local and self._speeds.copy_seconds_per_byte:
+            work = self._work(loads, self._speeds.copy_seconds_per_byte)
         else:
             work = self._work(whole, self._speeds.gamma) if kind in REDUCING else {}  # as wide as it is summed
         steps, latency = 0, 0.0
         handled = self._map.handled(depth, kind, stages)
-        handling = {key: self._speeds.handling(*counts) for key, counts in handled.items()}
+        handling = {key: self._speeds.message_seconds(*counts) for key, counts in handled.items()}
         hops: list[float] = [max(self._link_seconds(key, load) for key, load in loads.items())]
         involved = self._map.part_in_rings(depth, stages)
-        turn = self._speeds.turn(involved)
+        turn = self._speeds.scheduling_delay(involved)
         for shape in self._map.shapes(depth):
             ring = (kind, stage.method, len(shape.children), self._blocks > 1)
             counts = messages(*ring)
@@ -320,8 +322,13 @@ def _sum(each: Iterable[Loads]) -> Loads:
     return total
 
 
-def _phase_time(phase: _Phase, nbytes: int, saved: float) -> PhaseTime:
+def _phase_time(phase: _Phase, nbytes: int, burst_seconds: float) -> PhaseTime:
     stage = phase.stage
     return PhaseTime(
-        phase.kind, stage.dimension.level, stage.method, phase.members, phase.steps, phase.seconds(nbytes, saved)
+        phase.kind,
+        stage.dimension.level,
+        stage.method,
+        phase.members,
+        phase.steps,
+        phase.seconds(nbytes, burst_seconds),
     )

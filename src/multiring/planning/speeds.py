@@ -18,10 +18,11 @@ middle, with 20 us 17 %, with 40 16 %."""
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a rank needs: seconds a byte reduced, seconds a further message in a step within a host and between hosts;
-    the segments that it can be given, and the calls that it has in flight at most. Planner and simulator take the same,
-    but for ``ranks_per_core`` and ``passing``, which the simulator does not know. Unless given, they are those of the
-    native engine.
+    """Seconds that a rank needs to reduce a byte and to handle a further message, and the limits of its engine.
+
+    ``segments`` are the sizes that it can be given, ``lanes`` the calls that it has in flight at most. Planner and
+    simulator take the same values, but the simulator ignores ``ranks_per_core`` and ``copy_seconds_per_byte``. The
+    defaults are those of the native engine.
 
     A rank's thread does one thing at a time. Half of a message's overhead is the sender's, half the receiver's; the
     latency of a link holds the overhead of one message.
@@ -46,7 +47,7 @@ class Speeds:
     """The most that share one, on any machine; at least 1. They take turns: whoever waits for another does so for a
     turn of each that takes part, and the messages of all, and what they copy and reduce, are one core's work."""
 
-    passing: float = 1 / 16e9
+    copy_seconds_per_byte: float = 1 / 16e9
     """A byte of another rank of the host, added or kept alike, beyond the time that it takes to come: its core passes
     over it. 0 where something else moves the bytes within a host, while cores add."""
 
@@ -54,11 +55,11 @@ class Speeds:
         """Seconds a further message in a step between ranks of one host, or of several."""
         return self.local_overhead if is_local else self.wire_overhead
 
-    def handling(self, between: float, within: float) -> float:
+    def message_seconds(self, between: float, within: float) -> float:
         """Seconds until a rank has sent or received so many messages between hosts, and within its own."""
         return self.ranks_per_core * (between * self.wire_overhead + within * self.local_overhead) / 2
 
-    def turn(self, part: float) -> float:
+    def scheduling_delay(self, part: float) -> float:
         """Seconds until a rank has its core back, beyond the latency of what it waits for, where a part of the ranks
         takes part."""
         return SWITCH_SECONDS * max(1.0, part * self.ranks_per_core) if self.ranks_per_core > 1 else 0.0
@@ -68,7 +69,7 @@ NATIVE = Speeds()
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankPlacement:
     """Where a rank runs: its host; the kernel, whose containers may be several hosts; the CPUs that it may use there;
     and the CPU time that a cgroup grants the host, in CPUs."""
 
@@ -78,20 +79,24 @@ class Seat:
     quota: float | None = None
 
 
-def ranks_per_core(seats: Sequence[Seat]) -> float:
+def ranks_per_core(placements: Sequence[RankPlacement]) -> float:
     """The most ranks that share a CPU of any machine, or the CPU time of any host; at least 1.0."""
     sharing: dict[tuple[str, int], float] = {}
     granted: dict[str, float] = {}
-    for seat in seats:
-        for cpu in seat.cpus:
-            sharing[seat.kernel, cpu] = sharing.get((seat.kernel, cpu), 0.0) + 1 / len(seat.cpus)
-        granted[seat.host] = min(granted.get(seat.host, math.inf), math.inf if seat.quota is None else seat.quota)
-    ranks = Counter(seat.host for seat in seats)
+    for placement in placements:
+        for cpu in placement.cpus:
+            sharing[placement.kernel, cpu] = sharing.get((placement.kernel, cpu), 0.0) + 1 / len(placement.cpus)
+        granted[placement.host] = min(
+            granted.get(placement.host, math.inf), math.inf if placement.quota is None else placement.quota
+        )
+    ranks = Counter(placement.host for placement in placements)
     return max(1.0, *sharing.values(), *(count / granted[host] for host, count in ranks.items()))
 
 
-def speeds(seats: Sequence[Seat]) -> Speeds:
-    """What the ranks of a job need that have these seats."""
-    is_internal = len({(seat.kernel, seat.host) for seat in seats}) > len({seat.kernel for seat in seats})
+def speeds(placements: Sequence[RankPlacement]) -> Speeds:
+    """What the ranks of a job need that have these placements."""
+    is_internal = len({(placement.kernel, placement.host) for placement in placements}) > len(
+        {placement.kernel for placement in placements}
+    )
     wire = INTERNAL_WIRE_OVERHEAD if is_internal else NATIVE.wire_overhead
-    return replace(NATIVE, ranks_per_core=ranks_per_core(seats), wire_overhead=wire)
+    return replace(NATIVE, ranks_per_core=ranks_per_core(placements), wire_overhead=wire)

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from multiring.probe.found import Host
-from multiring.probe.meeting import MOST_HOSTS, Party, kept, measured
+from multiring.probe.found import ProbedHost
+from multiring.probe.meeting import MOST_HOSTS, ProbeGroup, kept, measured
 
-__all__ = ["MOST_HOSTS", "Host", "Party", "kept", "measured"]
+__all__ = ["MOST_HOSTS", "ProbeGroup", "ProbedHost", "kept", "measured"]

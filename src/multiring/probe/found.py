@@ -12,7 +12,7 @@ from multiring.probe.tree import Capacity, Group, Node, needed, tree
 
 
 @dataclass(frozen=True)
-class Host:
+class ProbedHost:
     """A host of the job: its name, its ranks, and how many cards it was reached by."""
 
     name: str
@@ -20,7 +20,7 @@ class Host:
     cards: int = 1
 
 
-def topology(findings: Findings, hosts: Sequence[Host]) -> Topology:
+def topology(findings: Findings, hosts: Sequence[ProbedHost]) -> Topology:
     """The topology of some hosts, its numbers rounded to classes. Racks and sites are numbered, since nobody says what
     they are called."""
     bursts = dict(zip(findings.bursts, classes.rates(list(findings.bursts.values())), strict=True))
@@ -41,7 +41,7 @@ def _rounded_groups(findings: Findings) -> dict[Group, Capacity]:
 
 
 class _Builder:
-    def __init__(self, findings: Findings, hosts: Sequence[Host], root: Node):
+    def __init__(self, findings: Findings, hosts: Sequence[ProbedHost], root: Node):
         self._findings = findings
         self._hosts = hosts
         self._root = root

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from multiring.net import auth
-from multiring.probe.rounds import Burst, Rates, Round, Survey
+from multiring.probe.rounds import Burst, ProbeRound, Rates, Survey
 from multiring.probe.tree import Seconds
 
 _T = TypeVar("_T")
@@ -60,7 +60,7 @@ _STEPS = {
 """What an order is for, in the words of messages."""
 
 
-class Silent(Exception):
+class Unresponsive(Exception):
     """Some hosts, by their numbers, did not do their part of a step in time."""
 
     def __init__(self, hosts: Collection[int], step: str = ""):
@@ -84,7 +84,7 @@ class Member:
         """Execute one order: what was measured, or who did not do their part."""
         try:
             return self._execute(order)
-        except Silent as error:
+        except Unresponsive as error:
             return {"silent": error.hosts}
 
     def _execute(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Member:
             for stream in streams:
                 auth.receive(stream, 1)
         except OSError:
-            raise Silent([peer]) from None
+            raise Unresponsive([peer]) from None
         return {str(peer): time.monotonic() - started}
 
     def _use(self, peer: int, numbers: Sequence[int]) -> None:
@@ -141,7 +141,7 @@ class Member:
             try:
                 times = [_round_trip(stream, first=self.index < peer) for _ in range(PINGS)]
             except OSError:
-                raise Silent([peer]) from None
+                raise Unresponsive([peer]) from None
             found[str(peer)] = min(times[1:])
         return found
 
@@ -182,7 +182,7 @@ class _Carrier:
         self._turn(time.monotonic() + DRAIN_SECONDS, over=True)
         silent = {*self._receiving.values(), *self._sending.values()}
         if silent:
-            raise Silent(silent)
+            raise Unresponsive(silent)
         rates: dict[str, float] = {}
         for stream, peer in peers.items():
             (t0, bytes0), (t1, bytes1) = before[stream], after[stream]
@@ -206,7 +206,7 @@ class _Carrier:
                     continue
                 except OSError:
                     peer = self._receiving.get(stream, self._sending.get(stream, -1))
-                    raise Silent([peer]) from None
+                    raise Unresponsive([peer]) from None
 
     def _read(self, stream: socket.socket) -> None:
         count = stream.recv_into(self._scratch)
@@ -293,7 +293,7 @@ class Leader:
         for host, here in enumerate(common):
             for peer, numbers in here.items():
                 if not numbers:
-                    raise Silent([host, peer], _STEPS["tell"])
+                    raise Unresponsive([host, peer], _STEPS["tell"])
         orders = [{"do": "use", "streams": {peer: sorted(n) for peer, n in here.items()}} for here in common]
         self._perform(orders, PATIENCE_SECONDS)
         return common
@@ -311,7 +311,7 @@ class Leader:
                 return finished.value  # type: ignore[no-any-return]
             answer = self._burst(asked) if isinstance(asked, Burst) else self._carry(asked)
 
-    def _carry(self, asked: Round) -> Rates:
+    def _carry(self, asked: ProbeRound) -> Rates:
         patience = asked.warm + asked.window + DRAIN_SECONDS + PATIENCE_SECONDS
         orders = [_order(asked, host) for host in range(self._member.hosts)]
         return _by_flow(self._perform(orders, patience), "rates")
@@ -336,14 +336,14 @@ class Leader:
             try:
                 _send(control, orders[host])
             except OSError:
-                raise Silent([host], step) from None
+                raise Unresponsive([host], step) from None
         reports = {self._member.index: self._member.report(orders[self._member.index])}
         for host, control in self._controls.items():
             with contextlib.suppress(OSError):
                 reports[host] = _receive(control, deadline)
         culprits = _culprits(reports, self._member.hosts)
         if culprits:
-            raise Silent(culprits, step)
+            raise Unresponsive(culprits, step)
         return [reports[host] for host in range(self._member.hosts)]
 
 
@@ -356,7 +356,7 @@ def _culprits(reports: Mapping[int, dict[str, Any]], hosts: int) -> set[int]:
     return absent or blamed - complaining or blamed
 
 
-def _order(asked: Round, host: int) -> dict[str, Any]:
+def _order(asked: ProbeRound, host: int) -> dict[str, Any]:
     return {
         "do": "carry",
         "send": [to for sender, to in asked.flows if sender == host],

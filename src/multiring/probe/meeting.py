@@ -15,8 +15,8 @@ from multiring.net.dial import Address
 from multiring.net.links import Links
 from multiring.planning import topology_file
 from multiring.planning.topology import Topology
-from multiring.probe.found import Host, topology
-from multiring.probe.measure import Leader, Member, Silent, follow
+from multiring.probe.found import ProbedHost, topology
+from multiring.probe.measure import Leader, Member, Unresponsive, follow
 from multiring.probe.rounds import survey
 
 CONNECT_SECONDS = 3.0
@@ -34,14 +34,14 @@ _log = logging.getLogger("multiring")
 
 
 @dataclass(frozen=True)
-class Party:
+class ProbeGroup:
     """Those who measure: the hosts in order, the rank of each that takes part, and the cards by which it is reached.
 
     ``ways[h]`` lists the addresses of each card of host h as this rank sees them; ``identity`` tells these hosts from
     others. The first host leads.
     """
 
-    hosts: tuple[Host, ...]
+    hosts: tuple[ProbedHost, ...]
     mine: int
     ways: tuple[Sequence[Sequence[Address]], ...]
     identity: Sequence[Sequence[str]]
@@ -55,7 +55,7 @@ class Party:
         return max(sum(number <= len(self.ways[host]) for number in numbers) for numbers in streams.values())
 
 
-def measured(links: Links, party: Party, deadline: float) -> str:
+def measured(links: Links, party: ProbeGroup, deadline: float) -> str:
     """Measure, and keep and log what was found: as the text of a topology file on the host that leads, "" on others.
 
     Also "" if it fails, for a job can do without.
@@ -67,9 +67,9 @@ def measured(links: Links, party: Party, deadline: float) -> str:
             return ""
         text = topology_file.text(found)
         topology_file.parse(text)  # a host may have a name that no file can hold
-    except (Silent, ValueError) as error:
+    except (Unresponsive, ValueError) as error:
         about: object = error
-        if isinstance(error, Silent):
+        if isinstance(error, Unresponsive):
             about = (
                 f"{error.step}: {' and '.join(f'host {party.hosts[each].name}' for each in error.hosts)} did not answer"
             )
@@ -113,7 +113,7 @@ def summary(topology: Topology) -> str:
     return ", ".join(words)
 
 
-def probe(links: Links, party: Party, deadline: float) -> Topology | None:
+def probe(links: Links, party: ProbeGroup, deadline: float) -> Topology | None:
     """Take part in measuring; the topology on the host that leads, None on others.
 
     Silent on the host that leads if a host does not do its part; the others learn nothing of it.
@@ -129,7 +129,7 @@ def probe(links: Links, party: Party, deadline: float) -> Topology | None:
             return None
         missing = [host for host in range(1, len(party.hosts)) if host not in controls]
         if missing:
-            raise Silent(missing, "connecting to the first host")
+            raise Unresponsive(missing, "connecting to the first host")
         leader = Leader(member, controls)
         try:
             streams_of = leader.agree()
@@ -140,7 +140,7 @@ def probe(links: Links, party: Party, deadline: float) -> Topology | None:
         return topology(findings, tuple(hosts))
 
 
-def _connect(links: Links, party: Party) -> tuple[dict[int, socket.socket], dict[int, dict[int, socket.socket]]]:
+def _connect(links: Links, party: ProbeGroup) -> tuple[dict[int, socket.socket], dict[int, dict[int, socket.socket]]]:
     """The control connections, and the streams to each host, numbered from 1 as its cards or ours."""
     others = [host for host in range(len(party.hosts)) if host != party.mine]
     host_of = {party.rank(host): host for host in others}

@@ -74,7 +74,7 @@ class Burst:
 
 
 @dataclass(frozen=True)
-class Round:
+class ProbeRound:
     """Flows at the same time, measured for ``window`` seconds after ``warm`` ones; a stream has ``in_flight`` bytes."""
 
     flows: tuple[Flow, ...]
@@ -94,20 +94,20 @@ class Findings:
     bursts: Mapping[Group, float] = field(default_factory=dict)
 
 
-Survey = Generator[Round | Burst, Mapping[Flow, float], _Found]
+Survey = Generator[ProbeRound | Burst, Mapping[Flow, float], _Found]
 """Yields what is to be measured and is sent the answer: the rates of a round's flows, the seconds of a burst's."""
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Direction:
     """Out of a group of hosts into all others, or the other way."""
 
     group: Group
     outwards: bool
 
     @property
-    def other(self) -> _Way:
-        return _Way(self.group, not self.outwards)
+    def other(self) -> _Direction:
+        return _Direction(self.group, not self.outwards)
 
     def flows(self, hosts: int) -> list[Flow]:
         out = [(inside, beyond) for inside in sorted(self.group) for beyond in range(hosts) if beyond not in self.group]
@@ -124,14 +124,17 @@ def survey(hosts: int, seconds: Seconds) -> Survey[Findings]:
         mean.update({flow: rate / ALL_ROUNDS for flow, rate in rates.items()})
 
     alone = [frozenset([host]) for host in range(hosts)]
-    pairs = [[_Way(each, True), _Way(after, False)] for each, after in zip(alone, alone[1:] + alone[:1], strict=True)]
+    pairs = [
+        [_Direction(each, True), _Direction(after, False)]
+        for each, after in zip(alone, alone[1:] + alone[:1], strict=True)
+    ]
     values = yield from _measured(pairs, hosts, seconds)
     values = yield from _settled(values, hosts, seconds)
     of_hosts = [_capacity(values, each) for each in alone]
 
     suspected = suspects(mean, seconds, of_hosts)
     values = yield from _measured(
-        [[_Way(group, outwards)] for group in suspected for outwards in (True, False)], hosts, seconds
+        [[_Direction(group, outwards)] for group in suspected for outwards in (True, False)], hosts, seconds
     )
     links = needed(of_hosts, {group: _capacity(values, group) for group in suspected}, seconds)
     of_links = {way: value for way, value in values.items() if way.group in links}
@@ -173,15 +176,15 @@ def _rate(found: Findings, flow: Flow) -> float:
     return min(found.hosts[sender].out, found.hosts[receiver].into, *left, *entered)
 
 
-def _capacity(values: Mapping[_Way, float], group: Group) -> Capacity:
-    return Capacity(values[_Way(group, True)], values[_Way(group, False)])
+def _capacity(values: Mapping[_Direction, float], group: Group) -> Capacity:
+    return Capacity(values[_Direction(group, True)], values[_Direction(group, False)])
 
 
 def _measured(
-    rounds: Iterable[Sequence[_Way]], hosts: int, seconds: Seconds, window: float = WINDOW_SECONDS
-) -> Survey[dict[_Way, float]]:
+    rounds: Iterable[Sequence[_Direction]], hosts: int, seconds: Seconds, window: float = WINDOW_SECONDS
+) -> Survey[dict[_Direction, float]]:
     """What passes each way, those of a round at the same time."""
-    values: dict[_Way, float] = {}
+    values: dict[_Direction, float] = {}
     for ways in rounds:
         flows = dict.fromkeys(flow for way in ways for flow in way.flows(hosts))
         rates = yield _round(list(flows), len(ways), seconds, window)
@@ -189,13 +192,13 @@ def _measured(
     return values
 
 
-def _settled(values: dict[_Way, float], hosts: int, seconds: Seconds) -> Survey[dict[_Way, float]]:
+def _settled(values: dict[_Direction, float], hosts: int, seconds: Seconds) -> Survey[dict[_Direction, float]]:
     """The values, and of those in doubt what passes that way alone and for longer, unless it was held up."""
     again = yield from _measured([[way] for way in _doubtful(values)], hosts, seconds, LONG_WINDOW_SECONDS)
     return values | {way: longer for way, longer in again.items() if longer > MUCH_LOWER * values[way]}
 
 
-def _doubtful(values: Mapping[_Way, float]) -> list[_Way]:
+def _doubtful(values: Mapping[_Direction, float]) -> list[_Direction]:
     """The ways whose values no others confirm, and those that carry less than the same hosts' other way, where that is
     so with no others: what is measured together may lack what it takes from each other."""
     rates = dict(zip(values, classes.rates(list(values.values())), strict=True))
@@ -213,9 +216,9 @@ def _sum(rates: Rates, flows: Iterable[Flow]) -> float:
     return max(sum(rates[flow] for flow in flows), 1.0)
 
 
-def _round(flows: Sequence[Flow], links: int, seconds: Seconds, window: float = WINDOW_SECONDS) -> Round:
+def _round(flows: Sequence[Flow], links: int, seconds: Seconds, window: float = WINDOW_SECONDS) -> ProbeRound:
     """A round that is to fill so many links."""
     longest = max(seconds[flow] for flow in flows)
     total = links * max(IN_FLIGHT, FASTEST * longest)
     in_flight = max(round(total / len(flows)), LEAST_IN_FLIGHT)
-    return Round(tuple(flows), WARM_SECONDS + WARM_TRIPS * longest, window, in_flight)
+    return ProbeRound(tuple(flows), WARM_SECONDS + WARM_TRIPS * longest, window, in_flight)

@@ -1,10 +1,10 @@
 """Tries plans on the calls that a job makes anyway, and keeps the fastest (``tuning`` decides which).
 
-The ranks agree without talking on what each call tries. After a heat the next call waits for those of the heat to
+The ranks agree without talking on what each call tries. After a rung the next call waits for those of the rung to
 complete on all ranks; then their times, from the last entry to the last exit, go to rank 0, which tells everybody how
 to go on. What won is kept in the user's cache, by topology and settings.
 
-A heat is handed to native code as a whole: where ranks share cores, steps of Python around each call would change which
+A rung is handed to native code as a whole: where ranks share cores, steps of Python around each call would change which
 plan is the fastest.
 """
 
@@ -31,7 +31,7 @@ from multiring.runtime import clocks, tuning
 from multiring.runtime.clocks import Group
 from multiring.runtime.engine import Part
 from multiring.runtime.plans import Key, Plans
-from multiring.runtime.tuning import Heat
+from multiring.runtime.tuning import Rung
 from multiring.runtime.work import seconds_until
 from multiring.runtime.world import World
 from multiring.units import duration, size
@@ -44,34 +44,34 @@ _log = logging.getLogger("multiring")
 
 @dataclass
 class Trial:
-    """A call that Python makes to try a plan, one of a heat."""
+    """A call that Python makes to try a plan, one of a rung."""
 
-    course: Course
+    trial_run: TrialRun
     number: int
 
     @property
     def handle(self) -> int:
         """The schedule to run."""
-        return self.course.trials.handle(self.number)
+        return self.trial_run.trials.handle(self.number)
 
     def __enter__(self) -> None:
-        self.course.trials.enter(self.number)
+        self.trial_run.trials.enter(self.number)
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
-            self.course.trials.leave(self.number)
+            self.trial_run.trials.leave(self.number)
 
     def started(self, work: Part) -> Part:
         """The call goes on without the caller."""
-        self.course.started.append((self.number, work))
+        self.trial_run.started.append((self.number, work))
         return work
 
 
 @dataclass
-class Course:
-    """A heat that is being run, the plans of the field by id, and the calls; those that go on without the caller."""
+class TrialRun:
+    """A rung that is being run, the plans of the field by id, and the calls; those that go on without the caller."""
 
-    heat: Heat
+    rung: Rung
     plans: dict[str, Plan]
     trials: _native.Trials
     started: list[tuple[int, Part]] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Tuner:
         """``group`` is for the tuner's own calls, beside those of the communicator that has the ``plans``."""
         self._world, self._group = world, group
         self._plans = plans
-        self._courses: dict[Key, Course] = {}
+        self._trial_runs: dict[Key, TrialRun] = {}
         self._settled: set[Key] = set()
         self._file = _file(plans, world, group)
         kept = group.broadcast_object(read(self._file) if group.rank == 0 else None)
@@ -99,64 +99,64 @@ class Tuner:
 
     def trial(self, collective: int, nbytes: int, root: int, timeout: float) -> Trial | None:
         """What the next call for a buffer of ``nbytes`` tries; None if it is to use the plan that is settled."""
-        while course := self._course(collective, nbytes, root, timeout):
-            number = course.trials.take()
+        while trial_run := self._trial_run(collective, nbytes, root, timeout):
+            number = trial_run.trials.take()
             if number is not None:
-                return Trial(course, number)
+                return Trial(trial_run, number)
         return None
 
     def trials(self, collective: int, nbytes: int, root: int, timeout: float) -> _native.Trials | None:
         """The same for this call and the next ones, which native code makes."""
-        course = self._course(collective, nbytes, root, timeout)
-        return course.trials if course else None
+        trial_run = self._trial_run(collective, nbytes, root, timeout)
+        return trial_run.trials if trial_run else None
 
     def is_settled(self, collective: int, nbytes: int, root: int = 0) -> bool:
         """Whether all has been tried for a buffer of ``nbytes``."""
         return nbytes == 0 or (collective, nbytes.bit_length(), root) in self._settled
 
-    def _course(self, collective: int, nbytes: int, root: int, timeout: float) -> Course | None:
-        """The heat of the next call, not all of whose calls are taken."""
+    def _trial_run(self, collective: int, nbytes: int, root: int, timeout: float) -> TrialRun | None:
+        """The rung of the next call, not all of whose calls are taken."""
         key = collective, nbytes.bit_length(), root
         if self.is_settled(collective, nbytes, root):
             return None
-        course = self._courses.get(key) or self._begin(key, nbytes, timeout)
-        if course and course.trials.over:
-            course = self._conclude(key, course, timeout)
-        if course is None:
+        trial_run = self._trial_runs.get(key) or self._begin(key, nbytes, timeout)
+        if trial_run and trial_run.trials.over:
+            trial_run = self._conclude(key, trial_run, timeout)
+        if trial_run is None:
             self._settled.add(key)
-            self._courses.pop(key, None)
-        return course
+            self._trial_runs.pop(key, None)
+        return trial_run
 
-    def _begin(self, key: Key, nbytes: int, timeout: float) -> Course | None:
+    def _begin(self, key: Key, nbytes: int, timeout: float) -> TrialRun | None:
         collective, _, root = key
         choice = self._plans.choose(_native.COLLECTIVES[collective], nbytes, root)
         if choice.plan.collective not in tuning.TRIED or choice.tuned:
             return None
-        found = [candidate.plan for candidate in tuning.contestants(choice)]
+        found = [candidate.plan for candidate in tuning.candidates_to_try(choice)]
         plans = {plan.id: plan for plan in found}
         if len(plans) == 1:
             return None
-        return self._run(key, tuning.opening(list(plans), choice.chosen.prediction.seconds), plans, timeout)
+        return self._run(key, tuning.first_rung(list(plans), choice.chosen.prediction.seconds), plans, timeout)
 
-    def _run(self, key: Key, heat: Heat, plans: dict[str, Plan], timeout: float) -> Course:
-        """Make the calls that come next this heat's; the first of them has ``timeout`` seconds."""
-        handles = {plan: self._plans.install(plans[plan], timeout) for plan in heat.plans}
-        trials = _native.Trials([handles[heat.plan(call)] for call in range(heat.calls)])
-        self._courses[key] = Course(heat, plans, trials)
-        return self._courses[key]
+    def _run(self, key: Key, rung: Rung, plans: dict[str, Plan], timeout: float) -> TrialRun:
+        """Make the calls that come next this rung's; the first of them has ``timeout`` seconds."""
+        handles = {plan: self._plans.install(plans[plan], timeout) for plan in rung.plans}
+        trials = _native.Trials([handles[rung.plan(call)] for call in range(rung.calls)])
+        self._trial_runs[key] = TrialRun(rung, plans, trials)
+        return self._trial_runs[key]
 
-    def _conclude(self, key: Key, course: Course, timeout: float) -> Course | None:
-        """The course of the next heat, or None when the plan is settled."""
+    def _conclude(self, key: Key, trial_run: TrialRun, timeout: float) -> TrialRun | None:
+        """The trial_run of the next rung, or None when the plan is settled."""
         try:
-            verdict = self._verdict(course, time.monotonic() + timeout)
+            verdict = self._verdict(trial_run, time.monotonic() + timeout)
         except MultiringError as error:
             self._explain(error, _native.COLLECTIVES[key[0]])
             raise
-        if isinstance(verdict, Heat):
-            return self._run(key, verdict, course.plans, timeout)
+        if isinstance(verdict, Rung):
+            return self._run(key, verdict, trial_run.plans, timeout)
         self._plans.settle(key, verdict)
         if self._group.rank == 0:
-            self._keep(key, course.heat.plans[0], verdict)
+            self._keep(key, trial_run.rung.plans[0], verdict)
         return None
 
     def _explain(self, error: MultiringError, collective: str) -> None:
@@ -168,13 +168,13 @@ class Tuner:
             rank = error.rank if error.rank >= 0 else self._world.rank
             self._world.engine.fail("CollectiveTimeout", rank, str(error))
 
-    def _verdict(self, course: Course, until: float) -> Heat | Tuned:
-        """What a heat leads to, as rank 0 says, once all ranks have completed its calls."""
-        course.complete(until)
-        seconds = self._seconds(np.array(course.trials.stamps), until)
+    def _verdict(self, trial_run: TrialRun, until: float) -> Rung | Tuned:
+        """What a rung leads to, as rank 0 says, once all ranks have completed its calls."""
+        trial_run.complete(until)
+        seconds = self._seconds(np.array(trial_run.trials.stamps), until)
         first = self._group.rank == 0
-        mine = tuning.after(course.heat, seconds, str(date.today())) if first else None
-        verdict: Heat | Tuned = self._group.broadcast_object(mine, timeout=seconds_until(until))
+        mine = tuning.after(trial_run.rung, seconds, str(date.today())) if first else None
+        verdict: Rung | Tuned = self._group.broadcast_object(mine, timeout=seconds_until(until))
         return verdict
 
     def _seconds(self, stamps: np.ndarray, until: float) -> list[float]:

@@ -1,6 +1,6 @@
 """Which plans a job tries on its own calls, in what order, and which of them wins.
 
-The calls of one collective, size class and root go through heats: in the first a field of plans takes turns, in each
+The calls of one collective, size class and root go through rungs: in the first a field of plans takes turns, in each
 further one the fastest of those before, more often (Jamieson, Talwalkar 2016: successive halving). Which plan a call
 tries follows from its number alone. Pure: ``tuner`` brings the times.
 """
@@ -18,18 +18,18 @@ from multiring.planning.choice import Candidate, Choice, Tuned
 TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """The others have one plan, or nothing to send."""
 
-FIELD = 32
+MAX_CANDIDATES = 32
 """So many plans are tried, at most. Of 4 MB on unequal hosts twenty plans are predicted within 2 %, and the fastest
 were the 16th to 20th of them; of 256 KB and less the fastest was predicted to take up to 1.6 times as long as the
 first."""
 
-NEAREST = 4
+TOP_PREDICTED = 4
 """Of them so many for their prediction alone."""
 
 
 @dataclass(frozen=True)
-class Length:
-    """How many plans a heat has, its rounds, and the calls in a row that try a plan in each: as many as take so many
+class RungSpec:
+    """How many plans a rung has, its rounds, and the calls in a row that try a plan in each: as many as take so many
     seconds, at least one, and so many at most."""
 
     plans: int
@@ -42,7 +42,7 @@ class Length:
         return min(max(int(self.run_seconds / seconds), 1), self.longest_run) if seconds else self.longest_run
 
 
-HEATS = (Length(FIELD, 3, 10e-3, 16), Length(10, 3, 40e-3, 64), Length(4, 8, 40e-3, 64))
+RUNGS = (RungSpec(MAX_CANDIDATES, 3, 10e-3, 16), RungSpec(10, 3, 40e-3, 64), RungSpec(4, 8, 40e-3, 64))
 """Of a run the second half counts: in the next call ranks are still at the messages of the one before, and links pass
 the bytes of some calls at once that they do not pass call after call. Many rounds of short runs tell plans apart where
 few of long ones do not: what else the machines do changes within seconds."""
@@ -50,18 +50,18 @@ few of long ones do not: what else the machines do changes within seconds."""
 COUNTED = 3 / 4
 """The time of a run is the mean of so many of its calls, the fastest. While the others ran something else did."""
 
-BELIEVED = 1e-9, 1e6
+SANE_SECONDS = 1e-9, 1e6
 """Seconds of a call, at least and at most: one that raised has taken an infinity, and ratios are made of these."""
 
-WORTH_LEAVING = 1.02
+MIN_IMPROVEMENT = 1.02
 """The planner's choice stays unless another is faster by more than this factor: what is less is noise."""
 
 
 @dataclass(frozen=True)
-class Heat:
+class Rung:
     """Plans, by id, that take turns of ``run`` calls in so many rounds.
 
-    The planner's choice stands first. ``earlier`` are the times that the heats before have found; in the very first the
+    The planner's choice stands first. ``earlier`` are the times that the rungs before have found; in the very first the
     first round warms up and does not count.
     """
 
@@ -73,7 +73,7 @@ class Heat:
 
     @property
     def calls(self) -> int:
-        """How many calls the heat takes."""
+        """How many calls the rung takes."""
         return len(self.plans) * self.rounds * self.run
 
     def plan(self, call: int) -> str:
@@ -84,7 +84,7 @@ class Heat:
     def times(self, seconds: Sequence[float]) -> dict[str, float]:
         """The time of each plan, from those of all calls: the median of its runs, each beside the others of its round.
         What slows a whole round down is no plan's fault."""
-        sane = np.clip(seconds, *BELIEVED).tolist()
+        sane = np.clip(seconds, *SANE_SECONDS).tolist()
         rounds = [self._round(sane, number) for number in range(0 if self.number else 1, self.rounds)]
         usual = [median_low(runs.values()) for runs in rounds]
         level = median_low(usual)
@@ -103,13 +103,13 @@ class Heat:
         return runs
 
 
-def opening(plans: Sequence[str], predicted: float) -> Heat:
-    """The first heat of `contestants`, by id; ``predicted`` is what its first is to take, in seconds."""
-    length = HEATS[0]
-    return Heat(tuple(plans), length.rounds, length.run(predicted))
+def first_rung(plans: Sequence[str], predicted: float) -> Rung:
+    """The first rung of `candidates_to_try`, by id; ``predicted`` is what its first is to take, in seconds."""
+    length = RUNGS[0]
+    return Rung(tuple(plans), length.rounds, length.run(predicted))
 
 
-def contestants(choice: Choice) -> tuple[Candidate, ...]:
+def candidates_to_try(choice: Choice) -> tuple[Candidate, ...]:
     """The candidates to try: those of the shortest predictions, the best flat one, and those of fewer steps than all
     that are predicted to be faster. Where cores are busy each step waits for them, which no prediction knows."""
     ranked = (choice.chosen, *choice.rejected)
@@ -120,23 +120,23 @@ def contestants(choice: Choice) -> tuple[Candidate, ...]:
             fewest.append(_steps(candidate))
             front.append(candidate)
     flat = [candidate for candidate in ranked if len(candidate.stages) == 1]
-    wanted = [*ranked[:NEAREST], *flat[:1], *reversed(front), *ranked[NEAREST:]]
-    return tuple(dict.fromkeys(wanted))[:FIELD]
+    wanted = [*ranked[:TOP_PREDICTED], *flat[:1], *reversed(front), *ranked[TOP_PREDICTED:]]
+    return tuple(dict.fromkeys(wanted))[:MAX_CANDIDATES]
 
 
-def after(heat: Heat, seconds: Sequence[float], day: str) -> Heat | Tuned:
-    """What a heat leads to: the next, or the winner."""
-    times = heat.times(seconds)
-    found = {**heat.earlier, **times}
-    chosen, *others = heat.plans
+def after(rung: Rung, seconds: Sequence[float], day: str) -> Rung | Tuned:
+    """What a rung leads to: the next, or the winner."""
+    times = rung.times(seconds)
+    found = {**rung.earlier, **times}
+    chosen, *others = rung.plans
     ranked = sorted(others, key=times.__getitem__)
-    if heat.number + 1 < len(HEATS):
-        number = heat.number + 1
-        length = HEATS[number]
+    if rung.number + 1 < len(RUNGS):
+        number = rung.number + 1
+        length = RUNGS[number]
         best = min(times.values())
-        return Heat((chosen, *ranked[: length.plans - 1]), length.rounds, length.run(best), number, found)
-    best_plan = min(heat.plans, key=times.__getitem__)
-    stays = times[chosen] <= WORTH_LEAVING * times[best_plan]
+        return Rung((chosen, *ranked[: length.plans - 1]), length.rounds, length.run(best), number, found)
+    best_plan = min(rung.plans, key=times.__getitem__)
+    stays = times[chosen] <= MIN_IMPROVEMENT * times[best_plan]
     return Tuned(chosen if stays else best_plan, found, day)
 
 

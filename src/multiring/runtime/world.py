@@ -17,7 +17,7 @@ from multiring.runtime import trace
 from multiring.runtime.engine import Engine
 
 if TYPE_CHECKING:  # asyncio, which a world of one does without
-    from multiring.net.gate import Gate
+    from multiring.net.acceptor import Acceptor
     from multiring.net.links import Links
 
 LINK_SHARE = 0.9
@@ -39,7 +39,7 @@ class World:
     engine: Engine
     links: Links | None
     settings: env.Settings
-    gate: Gate | None = None
+    acceptor: Acceptor | None = None
     """None where this rank has always been alone."""
     measured: str = ""
     """What a file or a measurement says of the links between the hosts; "": in the topology they are as usual."""
@@ -103,11 +103,11 @@ class World:
         try:
             self.leave()
         finally:
-            if self.gate:
-                self.gate.close()
+            if self.acceptor:
+                self.acceptor.close()
 
     def leave(self) -> None:
-        """Say farewell and release everything but the gate, for another generation to come. May be called twice."""
+        """Say farewell and release everything but the acceptor, for another generation to come. May be called twice."""
         if self.links:
             self.links.close()
         try:

@@ -20,7 +20,7 @@ from math import inf
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Link, Place, Topology
 
-from .flows import Connection, Simulation, Use
+from .flows import Flow, Simulation, Use
 
 MOST_WORKERS = 128
 """More than these are simulated by so many."""
@@ -30,7 +30,7 @@ CYCLES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WorkerCycle:
     """Mean seconds of a worker's cycle, those in which it computes, and the mean number of updates that it misses."""
 
     seconds: float
@@ -43,7 +43,7 @@ class Pace:
         return self.compute / self.seconds
 
 
-def simulate_servers(topology: Topology, compute: Sequence[float], nbytes: int, speeds: Speeds = NATIVE) -> Pace:
+def simulate_servers(topology: Topology, compute: Sequence[float], nbytes: int, speeds: Speeds = NATIVE) -> WorkerCycle:
     """Workers that compute for ``compute`` seconds each, from host to host.
 
     ValueError unless all hosts are alike and nothing but their own cards lies between them.
@@ -65,11 +65,11 @@ class _Servers:
         network = _Network(host, hosts, hosts / self._represents, speeds)
         self._pushes, self._fetches = zip(*(network.uses(worker // on_host) for worker in range(shown)), strict=True)
         self._simulation = Simulation(network.capacity)
-        self._connections = [Connection() for _ in range(shown)]
+        self._connections = [Flow() for _ in range(shown)]
         self._fetched: list[list[float]] = [[] for _ in range(shown)]
         self._pushed: list[list[float]] = [[] for _ in range(shown)]
 
-    def run(self) -> Pace:
+    def run(self) -> WorkerCycle:
         for worker, seconds in enumerate(self._compute):
             begin = seconds * worker / len(self._compute)
             self._simulation.at(begin, partial(self._begin, worker))
@@ -77,7 +77,7 @@ class _Servers:
         half = CYCLES // 2
         cycles = [(times[-1] - times[half]) / (len(times) - 1 - half) for times in self._fetched]
         mean = sum(cycles) / len(cycles)
-        return Pace(mean, sum(self._compute) / len(self._compute), self._staleness(half))
+        return WorkerCycle(mean, sum(self._compute) / len(self._compute), self._staleness(half))
 
     def _staleness(self, half: int) -> float:
         """Updates of others between a fetch and the next push, while all workers are at it."""

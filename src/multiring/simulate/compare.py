@@ -15,7 +15,7 @@ from .asynchronous import check_hosts, simulate_servers
 from .calls import Load
 from .recording import Recording
 from .spread import slowest, slowness
-from .training import Step, simulate_step
+from .training import TrainingStep, simulate_step
 
 NAMES = (*STRATEGIES, *ASYNCHRONOUS)
 
@@ -82,7 +82,7 @@ class _Plans:
         return self._known[size_class]
 
 
-def _step(training: Training, plans: Callable[[int], Plan]) -> Step:
+def _step(training: Training, plans: Callable[[int], Plan]) -> TrainingStep:
     stretch = slowest(training.topology.world_size, training.spread)
     return simulate_step(
         training.topology, training.recording, plans, training.speeds, overlap=training.overlap, stretch=stretch

@@ -14,15 +14,15 @@ from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
 from .calls import Call, Load, Outcome, check_world
-from .flows import Connection, Simulation, Use
-from .links import Links
+from .flows import Flow, Simulation, Use
+from .links import SimulatedLinks
 
 
 def simulate_exactly(topology: Topology, calls: Sequence[Call], speeds: Speeds = NATIVE) -> Outcome:
     """Run the calls on every rank; they start in their order, at most ``speeds.lanes`` at a time."""
     check_world(calls, topology.world_size)
-    links = Links(topology)
-    cluster = _Cluster(links, calls, speeds)
+    links = SimulatedLinks(topology)
+    cluster = _ExactCluster(links, calls, speeds)
     cluster.run()
     simulation = cluster.simulation
     loads = [
@@ -54,7 +54,7 @@ class _Wait:
 _Program = list[_Send | _Wait]
 
 
-class _Row:
+class _RankSegment:
     """A segment in flight on a rank."""
 
     __slots__ = ("arrived", "call", "number", "program", "segment", "waits")
@@ -68,10 +68,10 @@ class _Row:
         self.waits = False
 
 
-class _Cluster:
+class _ExactCluster:
     """All ranks, and the network between them."""
 
-    def __init__(self, links: Links, calls: Sequence[Call], speeds: Speeds):
+    def __init__(self, links: SimulatedLinks, calls: Sequence[Call], speeds: Speeds):
         self.links = links
         self.calls = calls
         self.speeds = speeds
@@ -89,13 +89,13 @@ class _Cluster:
                 rank.begin_when_ready(number)
         self.simulation.run()
 
-    def connection_of(self, source: int, target: int, number: int) -> tuple[Connection, Use, float]:
+    def connection_of(self, source: int, target: int, number: int) -> tuple[Flow, Use, float]:
         """What message ``number`` to a rank is sent over, with its links and its latency."""
         return self._connections(source, target, number % self._turns(source, target))
 
-    def _connection(self, source: int, target: int, turn: int) -> tuple[Connection, Use, float]:
+    def _connection(self, source: int, target: int, turn: int) -> tuple[Flow, Use, float]:
         use = Use(tuple((link, 1.0) for link in self.links.path_of(source, target, turn)))
-        return Connection(), use, max(0.0, self.links.delay(source, target) - self.overhead(source, target))
+        return Flow(), use, max(0.0, self.links.delay(source, target) - self.overhead(source, target))
 
     def overhead(self, source: int, target: int) -> float:
         """Of a message, both sides together."""
@@ -112,11 +112,11 @@ class _Cluster:
 class _Rank:
     """A rank: one thread, and the segments in flight of each call."""
 
-    def __init__(self, cluster: _Cluster, rank: int):
+    def __init__(self, cluster: _ExactCluster, rank: int):
         self._cluster = cluster
         self._rank = rank
         self._free_at = 0.0
-        self._rows: dict[tuple[int, int], _Row] = {}
+        self._rows: dict[tuple[int, int], _RankSegment] = {}
         self._begun: Counter[int] = Counter()
         self._left = [call.segments for call in cluster.calls]
         self._first = [0] * len(cluster.calls)
@@ -144,10 +144,10 @@ class _Rank:
             row.program = self._program(number, call.bytes_of(segment))
             self._advance(row)
 
-    def _row(self, call: int, segment: int) -> _Row:
-        return self._rows.setdefault((call, segment), _Row(call, segment))
+    def _row(self, call: int, segment: int) -> _RankSegment:
+        return self._rows.setdefault((call, segment), _RankSegment(call, segment))
 
-    def _advance(self, row: _Row) -> None:
+    def _advance(self, row: _RankSegment) -> None:
         """Go on with a segment until it waits for a message, or for the thread's work."""
         now = self._cluster.simulation.now
         while row.number < len(row.program):
@@ -163,11 +163,11 @@ class _Rank:
             self._send(row, step)
         self._finish(row)
 
-    def _go_on(self, row: _Row, step: _Send | _Wait) -> None:
+    def _go_on(self, row: _RankSegment, step: _Send | _Wait) -> None:
         self._send(row, step)
         self._advance(row)
 
-    def _send(self, row: _Row, step: _Send | _Wait) -> None:
+    def _send(self, row: _RankSegment, step: _Send | _Wait) -> None:
         if isinstance(step, _Send):
             for peer, number in step.messages:
                 connection, use, latency = self._cluster.connection_of(self._rank, peer, row.segment + number)
@@ -186,7 +186,7 @@ class _Rank:
 
         return arrived
 
-    def _finish(self, row: _Row) -> None:
+    def _finish(self, row: _RankSegment) -> None:
         number = row.call
         done = self._done[number]
         done.add(row.segment)

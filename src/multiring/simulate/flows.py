@@ -30,20 +30,20 @@ class Use:
 
 
 @dataclass(slots=True)
-class _Message:
+class _QueuedMessage:
     use: Use
     nbytes: float
     latency: float
     arrived: Action
 
 
-class Connection:
+class Flow:
     """Messages from one side to the other, one after the other."""
 
     __slots__ = ("left", "queue")
 
     def __init__(self) -> None:
-        self.queue: deque[_Message] = deque()
+        self.queue: deque[_QueuedMessage] = deque()
         self.left = 0.0
 
 
@@ -80,7 +80,7 @@ class Simulation:
         self._capacity = capacity
         self._actions: list[tuple[float, int, Action]] = []
         self._numbers = count()
-        self._busy: dict[Connection, None] = {}
+        self._busy: dict[Flow, None] = {}
         self._rates: dict[Use, float] = {}
         self._known_rates: dict[frozenset[Use], dict[Use, float]] = {}
 
@@ -88,11 +88,11 @@ class Simulation:
         """Do something at a time, which is not in the past."""
         heapq.heappush(self._actions, (time, next(self._numbers), action))
 
-    def send(self, connection: Connection, use: Use, nbytes: float, latency: float, arrived: Action) -> None:
+    def send(self, connection: Flow, use: Use, nbytes: float, latency: float, arrived: Action) -> None:
         """Queue a message; ``arrived`` is called ``latency`` after its last byte has left."""
         for link, times in use.links:
             self.carried[link] += times * nbytes
-        connection.queue.append(_Message(use, nbytes, latency, arrived))
+        connection.queue.append(_QueuedMessage(use, nbytes, latency, arrived))
         if len(connection.queue) == 1:
             connection.left = nbytes
             self._busy[connection] = None
@@ -126,7 +126,7 @@ class Simulation:
             if connection.left <= rate * INSTANT:
                 self._next_message(connection)
 
-    def _next_message(self, connection: Connection) -> None:
+    def _next_message(self, connection: Flow) -> None:
         gone = connection.queue.popleft()
         self.at(self.now + gone.latency, gone.arrived)
         if not connection.queue:

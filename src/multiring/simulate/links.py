@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from multiring.planning.topology import Place, Topology, card_pairs
 
 
-class Links:
+class SimulatedLinks:
     """Every place of a topology has two links: 2p leads out of place p, 2p + 1 into it.
 
     Places are numbered level by level from the ranks outwards, so that place r is rank r. ``place_of[level][r]`` is

@@ -21,8 +21,8 @@ from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
 from .calls import Call, Load, Outcome, check_world
-from .flows import Connection, Simulation, Use
-from .links import Links
+from .flows import Flow, Simulation, Use
+from .links import SimulatedLinks
 from .rounds import Round, how_many, rounds
 from .symmetry import Classes
 
@@ -47,7 +47,7 @@ _RANK_BYTES = 24
 """What a step says of each link and of each rank."""
 
 
-def check_patience(call: Call, links: Links) -> None:
+def check_patience(call: Call, links: SimulatedLinks) -> None:
     """ValueError for a call with more messages than can be simulated in ``MOST_SECONDS`` and ``MOST_BYTES``, about."""
     several = how_many(call.plan)
     seconds = call.segments * several * (_STRIDE_SECONDS + several * _SHARE_SECONDS)
@@ -88,7 +88,7 @@ class _Cluster:
 
     def __init__(self, topology: Topology, calls: Sequence[Call], speeds: Speeds):
         check_world(calls, topology.world_size)
-        self.links = Links(topology)
+        self.links = SimulatedLinks(topology)
         self.speeds = speeds
         self.rounds: dict[int, list[Round]] = {}
         for call in calls:
@@ -116,7 +116,7 @@ class _Stride:
     """A step of a segment, or several at a time; ``message`` is a part of its bytes."""
 
     steps: float
-    connection: Connection
+    connection: Flow
     use: Use
     message: float
     latency: float
@@ -141,7 +141,7 @@ class _Lockstep:
         self._speeds = cluster.speeds
         steps = {key: sum(each.times for each in several) for key, several in cluster.rounds.items()}
         self._at_once = max(1.0, sum(call.segments * steps[id(call.plan.phases)] for call in calls) / most_steps)
-        self._connections: defaultdict[Hashable, Connection] = defaultdict(Connection)
+        self._connections: defaultdict[Hashable, Flow] = defaultdict(Flow)
         self._strides = {
             key: [stride for each in several for stride in self._cut(each)] for key, several in cluster.rounds.items()
         }

@@ -15,7 +15,7 @@ from multiring.planning.topology import Topology
 
 from . import simulate
 from .calls import Call
-from .links import Links
+from .links import SimulatedLinks
 from .lockstep import simulate_in_lockstep
 from .rounds import rounds
 from .symmetry import Classes
@@ -48,7 +48,7 @@ def _alone(topology: Topology, plan: Plan, phase: Phase, nbytes: int, speeds: Sp
 
 def _link_loads(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds) -> Iterator[LinkLoad]:
     """Of each class of places that send and receive alike, one."""
-    links = Links(topology)
+    links = SimulatedLinks(topology)
     parts = np.zeros(len(links.capacity))
     for each in rounds(plan, links, speeds):
         parts += each.times * each.message * each.flows

@@ -51,26 +51,26 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class RecordedBucket:
     """Gradients fused into one buffer, complete ``ready`` seconds after the step began."""
 
     nbytes: int
     ready: float
 
 
-def buckets(recording: Recording, limits: Sequence[int]) -> list[Bucket]:
+def buckets(recording: Recording, limits: Sequence[int]) -> list[RecordedBucket]:
     """Fuse gradients in their order: a bucket is closed when it would outgrow its limit; the last limit repeats."""
-    found: list[Bucket] = []
+    found: list[RecordedBucket] = []
     filled, clock = 0, recording.forward
     for gradient in recording.gradients:
         limit = limits[min(len(found), len(limits) - 1)]
         if filled and filled + gradient.nbytes > limit:
-            found.append(Bucket(filled, clock))
+            found.append(RecordedBucket(filled, clock))
             filled = 0
         filled += gradient.nbytes
         clock += gradient.seconds
     if filled:
-        found.append(Bucket(filled, clock))
+        found.append(RecordedBucket(filled, clock))
     return found
 
 

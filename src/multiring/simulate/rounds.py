@@ -18,7 +18,7 @@ from multiring.planning.methods import Reduce, steps
 from multiring.planning.plan import Phase, Plan
 from multiring.planning.speeds import Speeds
 
-from .links import Links
+from .links import SimulatedLinks
 
 Floats = NDArray[np.float64]
 Ranks = NDArray[np.int64]
@@ -56,7 +56,7 @@ class Round:
     reduced: Floats
 
 
-def rounds(plan: Plan, links: Links, speeds: Speeds) -> Iterator[Round]:
+def rounds(plan: Plan, links: SimulatedLinks, speeds: Speeds) -> Iterator[Round]:
     """The rounds of a plan, in order."""
     for phase in plan.phases:
         rings = [_Rings(phase, *like, members) for like, members in _placed(phase, plan.world_size)]
@@ -124,7 +124,7 @@ class _Everyone:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _RingStep:
     """One step of a ring: its messages, and the part of the spans that each member reduces."""
 
     messages: _Pairs | _Everyone
@@ -140,28 +140,28 @@ class _Rings:
         self._steps = _steps(phase.kind, phase.method, shares)
         self.ends = _ends(phase.kind, phase.method, len(shares))
 
-    def at(self, number: int) -> _Step:
+    def at(self, number: int) -> _RingStep:
         return next(step for step, end in zip(self._steps, self.ends, strict=True) if number < end)
 
 
 @lru_cache(maxsize=256)
-def _steps(kind: str, method: str, weights: tuple[int, ...]) -> tuple[_Step, ...]:
+def _steps(kind: str, method: str, weights: tuple[int, ...]) -> tuple[_RingStep, ...]:
     size = len(weights)
     shares = np.array(weights) / sum(weights)
     ones = np.ones(size)
     if _is_circular(kind, method):
         around = np.arange(size)
         pairs = _Pairs(around, (around + 1) % size, shares, circular=True)
-        return (_Step(pairs, shares if kind == "reduce_scatter" else 0 * shares),)
+        return (_RingStep(pairs, shares if kind == "reduce_scatter" else 0 * shares),)
     if method == "direct" and kind in _ALL_PAIRS and size > 2:
         sent = shares if kind == "all_gather" else ones
         taken = {"reduce_scatter": shares, "all_to_all": shares}.get(kind, ones)
         reduced = {"reduce_scatter": shares, "all_reduce": ones}.get(kind, 0 * ones)
-        return (_Step(_Everyone(sent, taken), (size - 1) * reduced),)
+        return (_RingStep(_Everyone(sent, taken), (size - 1) * reduced),)
     return _listed(kind, method, size, shares)
 
 
-def _listed(kind: str, method: str, size: int, shares: Floats) -> tuple[_Step, ...]:
+def _listed(kind: str, method: str, size: int, shares: Floats) -> tuple[_RingStep, ...]:
     """Any method, message by message."""
     programs = [steps(kind, method, size, position) for position in range(size)]
     ends = np.concatenate(([0.0], np.cumsum(shares)))
@@ -180,14 +180,14 @@ def _listed(kind: str, method: str, size: int, shares: Floats) -> tuple[_Step, .
                     part = ends[wait.shares.stop] - ends[wait.shares.start]
                     reduced[position] += part * (len(wait.peers) - 1)
         sources, targets, parts = (np.array(column) for column in zip(*messages, strict=True))
-        result.append(_Step(_Pairs(sources, targets, parts), reduced))
+        result.append(_RingStep(_Pairs(sources, targets, parts), reduced))
     return tuple(result)
 
 
 class _Sum:
     """The sum over the rings that run side by side."""
 
-    def __init__(self, links: Links, speeds: Speeds, running: Sequence[tuple[_Rings, _Step]]):
+    def __init__(self, links: SimulatedLinks, speeds: Speeds, running: Sequence[tuple[_Rings, _RingStep]]):
         self._links = links
         self._speeds = speeds
         self._bytes = np.zeros(len(links.capacity))

@@ -18,7 +18,7 @@ BUCKET_BYTES = (1 << 20, 25 << 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """Seconds of a step, of its computation on the mean rank and on the slowest, and the calls in it."""
 
     seconds: float
@@ -51,7 +51,7 @@ def simulate_step(
     overlap: bool = True,
     bucket_bytes: Sequence[int] = BUCKET_BYTES,
     stretch: float = 1.0,
-) -> Step:
+) -> TrainingStep:
     """One step, in which all ranks compute as in ``recording``, ``stretch`` times as long.
 
     ``plan`` makes the plan for a number of bytes. Without ``overlap`` the sums begin when backward has ended.
@@ -62,4 +62,4 @@ def simulate_step(
         for bucket in buckets(recording, bucket_bytes)
     ]
     outcome = simulate(topology, calls, speeds)
-    return Step(max(compute, outcome.seconds), recording.seconds, compute, outcome)
+    return TrainingStep(max(compute, outcome.seconds), recording.seconds, compute, outcome)

@@ -72,8 +72,8 @@ def _join(settings: Any, options: Options | None) -> World:
     launch = env.read(env.Launch)
     own = env.read(env.Settings, **(options.settings if options else {}))
     store = TorchStore(settings.store, served_by=_server(settings.store), patience=own.init_timeout)
-    meeting = bootstrap.Meeting(store, bootstrap.given_secret(launch))
-    place = bootstrap.Place(
+    meeting = bootstrap.JobMeeting(store, bootstrap.given_secret(launch))
+    identity = bootstrap.RankIdentity(
         settings.group_rank,
         settings.group_size,
         "torch.distributed",
@@ -81,7 +81,7 @@ def _join(settings: Any, options: Options | None) -> World:
         f"torch group {settings.group_id}",
         bootstrap.restarts(os.environ, launch),
     )
-    return rendezvous.join(place, own)
+    return rendezvous.join(identity, own)
 
 
 def _server(store: Store) -> int:

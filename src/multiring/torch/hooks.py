@@ -9,7 +9,7 @@ from multiring import api
 from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import reducible
 from multiring.torch.cuda import all_reduce_on_card
-from multiring.torch.work import OrderedWatcher, Work
+from multiring.torch.work import OrderedWatcher, TorchWork
 from multiring.training.weights import share
 
 _watcher = OrderedWatcher()
@@ -51,5 +51,5 @@ def comm_hook(state: Communicator | Weighted | None, bucket: GradBucket) -> torc
         future = all_reduce_on_card(api.joined(group), buffer, op, _watcher).get_future()
     else:
         part = api.all_reduce(reducible(buffer), op, group=group, async_op=True)
-        future = Work([part], [buffer], watcher=_watcher).get_future()
+        future = TorchWork([part], [buffer], watcher=_watcher).get_future()
     return future.then(lambda done: done.value()[0])

@@ -22,7 +22,7 @@ def source(tensor: Tensor) -> Tensor:
 
 
 @dataclass(slots=True)
-class Target:
+class TensorTarget:
     """Where a collective writes the elements of a tensor: in order, flat.
 
     ``finish``, if there is one, is called when the collective has succeeded: it copies them into the tensor.
@@ -32,17 +32,17 @@ class Target:
     finish: Finish | None = None
 
 
-def target(tensor: Tensor, *, read: bool = False, write: bool = True) -> Target:
+def target(tensor: Tensor, *, read: bool = False, write: bool = True) -> TensorTarget:
     """Describe a tensor that is written, and with ``read`` read before; ValueError if its elements share memory.
 
     Without ``write`` this rank does not want the result, such as that of a reduction for another one.
     """
     plain = _strided(tensor)
     if _lies_in_order(plain):
-        return Target(_flat(plain))
+        return TensorTarget(_flat(plain))
     fill_it = filling(plain) if write else None
     elements = _flat(_ordered(plain)) if read else torch.empty(plain.numel(), dtype=plain.dtype)
-    return Target(elements, None if fill_it is None else lambda: fill_it(elements))
+    return TensorTarget(elements, None if fill_it is None else lambda: fill_it(elements))
 
 
 def filling(tensor: Tensor) -> Callable[[Tensor], None]:

@@ -37,13 +37,13 @@ from multiring.torch.cuda import CudaCollectives, also_on_cuda
 from multiring.torch.layouts import Finish, apart, fill, filling, refuse_shared, source, target
 from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
-from multiring.torch.work import OrderedWatcher, Part, Watcher, Work
+from multiring.torch.work import AsyncCall, OrderedWatcher, TorchWork, Watcher
 
 
-class Step(NamedTuple):
+class StepInFlight(NamedTuple):
     """Calls of the communicator in flight, and what remains to be done when they are complete."""
 
-    parts: Sequence[Part]
+    parts: Sequence[AsyncCall]
     finish: Finish | None = None
 
 
@@ -103,7 +103,7 @@ class MultiringGroup(dist.ProcessGroup):
 
     # --- collectives ---
 
-    def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work | None:
+    def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> TorchWork | None:
         # The usual call in as few steps as can be: where ranks outnumber cores, neither code nor objects of Python are
         # in the caches after the previous one. What it does not take, `_allreduce_any` does.
         if (
@@ -123,7 +123,7 @@ class MultiringGroup(dist.ProcessGroup):
 
     @recorded("all_reduce")
     @also_on_cuda
-    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> Work | None:
+    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> TorchWork | None:
         """An all-reduce of what may have been ``refused`` by the native call already."""
         if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
             opts = with_options(AllreduceOptions(), reduceOp=opts)
@@ -138,13 +138,13 @@ class MultiringGroup(dist.ProcessGroup):
 
     @recorded("all_reduce")
     @also_on_cuda
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or AllreduceCoalescedOptions()
         return self._work(opts, [self._all_reduce(tensor, opts) for tensor in tensors], tensors)
 
     @recorded("broadcast")
     @also_on_cuda
-    def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> Work | None:
+    def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> TorchWork | None:
         if isinstance(opts, int):
             opts = with_options(BroadcastOptions(), rootRank=opts)
         opts = opts or BroadcastOptions()
@@ -155,7 +155,7 @@ class MultiringGroup(dist.ProcessGroup):
 
     @recorded("reduce")
     @also_on_cuda
-    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Work | None:
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or ReduceOptions()
         x, op = target(only(tensors), read=True, write=self.rank() == opts.rootRank), op_name(opts.reduceOp)
         step = self._step(opts, self.communicator.reduce, reducible(x.elements), op, opts.rootRank, finish=x.finish)
@@ -163,13 +163,15 @@ class MultiringGroup(dist.ProcessGroup):
 
     @recorded("all_gather", argument=1)
     @also_on_cuda
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or AllgatherOptions()
         return self._work(opts, [self._all_gather_list(only(outputs), only(inputs), opts)], outputs)
 
     @recorded("all_gather", argument=1)
     @also_on_cuda
-    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> TorchWork | None:
         opts = opts or AllgatherOptions()
         of_input = [list(blocks) for blocks in zip(*outputs, strict=True)]
         pairs = zip(of_input, inputs, strict=True)
@@ -177,20 +179,22 @@ class MultiringGroup(dist.ProcessGroup):
 
     @recorded("all_gather", argument=1)
     @also_on_cuda
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork | None:
         opts = opts or AllgatherOptions()
         return self._work(opts, [self._all_gather(output, input, opts)], [output])
 
     @recorded("all_gather", argument=1)
     @also_on_cuda
-    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work | None:
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> TorchWork | None:
         opts = opts or AllgatherOptions()
         pairs = zip(outputs, inputs, strict=True)
         return self._work(opts, [self._all_gather(output, tensor, opts) for output, tensor in pairs], outputs)
 
     @recorded("reduce_scatter", argument=1)
     @also_on_cuda
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> TorchWork | None:
         opts = opts or ReduceScatterOptions()
         output, blocks = only(outputs), only(inputs)
         self._check_inputs(output, blocks)
@@ -199,7 +203,7 @@ class MultiringGroup(dist.ProcessGroup):
 
     @recorded("reduce_scatter", argument=1)
     @also_on_cuda
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork | None:
         opts = opts or ReduceScatterOptions()
         return self._work(opts, [self._reduce_scatter(output, input, opts)], [output])
 
@@ -207,7 +211,7 @@ class MultiringGroup(dist.ProcessGroup):
     @also_on_cuda
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
-    ) -> Work | None:
+    ) -> TorchWork | None:
         opts = opts or ReduceScatterOptions()
         pairs = zip(outputs, inputs, strict=True)
         return self._work(opts, [self._reduce_scatter(output, tensor, opts) for output, tensor in pairs], outputs)
@@ -216,7 +220,7 @@ class MultiringGroup(dist.ProcessGroup):
     @also_on_cuda
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
-    ) -> Work | None:
+    ) -> TorchWork | None:
         opts = opts or AllToAllOptions()
         if not output_splits and not input_splits:
             return self._work(opts, [self._all_to_all(output, input, opts)], [output])
@@ -224,46 +228,48 @@ class MultiringGroup(dist.ProcessGroup):
         outputs = _rows(received.elements.view(output.shape), output_splits or _equal(output, self.size()))
         inputs = _rows(sent.view(input.shape), input_splits or _equal(input, self.size()))
         step = self._exchange(outputs, inputs, opts)
-        return self._work(opts, [step, Step([], received.finish)], [output])
+        return self._work(opts, [step, StepInFlight([], received.finish)], [output])
 
     @recorded("all_to_all", argument=1)
     @also_on_cuda
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work | None:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or AllToAllOptions()
         return self._work(opts, [self._exchange(outputs, inputs, opts)], outputs)
 
     @recorded("gather", argument=1)
     @also_on_cuda
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work | None:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or GatherOptions()
         tensor = only(inputs)
         if self.rank() != opts.rootRank:
-            return self._work(opts, [Step([self._part_to("gather", source(tensor), opts.rootRank, opts)])], [])
+            return self._work(opts, [StepInFlight([self._part_to("gather", source(tensor), opts.rootRank, opts)])], [])
         blocks = only(outputs)
         self._check_blocks("gather", blocks, tensor)
         refuse_shared(blocks)
         targets = [target(block) for block in blocks]
         fill(targets[self.rank()].elements, source(tensor))
-        steps = [Step([self._part_from("gather", targets[peer].elements, peer, opts)]) for peer in self._others()]
-        return self._work(opts, [*steps, *(Step([], block.finish) for block in targets)], outputs)
+        steps = [
+            StepInFlight([self._part_from("gather", targets[peer].elements, peer, opts)]) for peer in self._others()
+        ]
+        return self._work(opts, [*steps, *(StepInFlight([], block.finish) for block in targets)], outputs)
 
     @recorded("scatter")
     @also_on_cuda
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work | None:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> TorchWork | None:
         opts = opts or ScatterOptions()
         tensor = only(outputs)
         x = target(tensor)
         if self.rank() != opts.rootRank:
             part = self._part_from("scatter", x.elements, opts.rootRank, opts)
-            return self._work(opts, [Step([part], x.finish)], outputs)
+            return self._work(opts, [StepInFlight([part], x.finish)], outputs)
         self._check_blocks("scatter", only(inputs), tensor)
         blocks = apart([source(block) for block in only(inputs)], [x.elements])
         fill(x.elements, blocks[self.rank()])
         parts = [self._part_to("scatter", blocks[peer], peer, opts) for peer in self._others()]
-        return self._work(opts, [Step(parts, x.finish)], outputs)
+        return self._work(opts, [StepInFlight(parts, x.finish)], outputs)
 
     @recorded("barrier", argument=-1)
-    def barrier(self, opts: Any = None) -> Work | None:
+    def barrier(self, opts: Any = None) -> TorchWork | None:
         opts = opts or BarrierOptions()
         if not opts.asyncOp:
             self.communicator.barrier(timeout=self._seconds(opts))
@@ -274,19 +280,19 @@ class MultiringGroup(dist.ProcessGroup):
 
     @recorded("send")
     @also_on_cuda
-    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> TorchWork:
         x = raw(source(only(tensors)))
         part = self.communicator.send(x, dstRank, tag, async_op=True, timeout=self._timeout)
-        return Work([part], tensors, watcher=self._messages)
+        return TorchWork([part], tensors, watcher=self._messages)
 
     @recorded("recv")
     @also_on_cuda
-    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> TorchWork:
         return self._recv(tensors, srcRank, tag)
 
     @recorded("recv")
     @also_on_cuda
-    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> TorchWork:
         return self._recv(tensors, None, tag)
 
     # --- names that torch used before 2.13 ---
@@ -306,12 +312,12 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _step(
         self, opts: Any, call: Callable[..., Any], *arguments: Any, finish: Finish | None = None, **keywords: Any
-    ) -> Step:
+    ) -> StepInFlight:
         """Call a method of the communicator; a call that torch will wait for at once is made in this thread."""
         part = call(*arguments, async_op=opts.asyncOp, timeout=self._seconds(opts), **keywords)
-        return Step([part] if opts.asyncOp else [], finish)
+        return StepInFlight([part] if opts.asyncOp else [], finish)
 
-    def _work(self, opts: Any, steps: list[Step], result: list[Any]) -> Work | None:
+    def _work(self, opts: Any, steps: list[StepInFlight], result: list[Any]) -> TorchWork | None:
         """What torch gets; nothing if all is done and it does not ask for a work: one takes as long as a small call."""
         parts = [part for step in steps for part in step.parts]
         finish = [step.finish for step in steps if step.finish is not None]
@@ -319,20 +325,20 @@ class MultiringGroup(dist.ProcessGroup):
             for complete in finish:
                 complete()
             return None
-        work = Work(parts, result, finish, watcher=self._collectives)
+        work = TorchWork(parts, result, finish, watcher=self._collectives)
         if not parts:
             work.wait()
         return work
 
-    def _recv(self, tensors: list[Tensor], peer: int | None, tag: int) -> Work:
+    def _recv(self, tensors: list[Tensor], peer: int | None, tag: int) -> TorchWork:
         x = target(only(tensors))
         part = self.communicator.recv(raw(x.elements), peer, tag, async_op=True, timeout=self._timeout)
-        return Work([part], tensors, [] if x.finish is None else [x.finish], watcher=self._messages)
+        return TorchWork([part], tensors, [] if x.finish is None else [x.finish], watcher=self._messages)
 
-    def _part_to(self, collective: str, elements: Tensor, peer: int, opts: Any) -> Part:
+    def _part_to(self, collective: str, elements: Tensor, peer: int, opts: Any) -> AsyncCall:
         return self.communicator.send_part(collective, raw(elements), peer, self._seconds(opts))
 
-    def _part_from(self, collective: str, elements: Tensor, peer: int, opts: Any) -> Part:
+    def _part_from(self, collective: str, elements: Tensor, peer: int, opts: Any) -> AsyncCall:
         return self.communicator.recv_part(collective, raw(elements), peer, self._seconds(opts))
 
     def _check(self, name: str, whole: Tensor, count: int, other: Tensor) -> None:
@@ -363,7 +369,7 @@ class MultiringGroup(dist.ProcessGroup):
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size()) if rank != self.rank()]
 
-    def _all_reduce(self, tensor: Tensor, opts: Any) -> Step:
+    def _all_reduce(self, tensor: Tensor, opts: Any) -> StepInFlight:
         op = op_name(opts.reduceOp)
         x = target(tensor, read=True)
         if op != "avg" or tensor.is_floating_point() or tensor.is_complex():
@@ -376,13 +382,13 @@ class MultiringGroup(dist.ProcessGroup):
 
         return self._step(opts, self.communicator.all_reduce, reducible(x.elements), "sum", finish=divide)
 
-    def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> Step:
+    def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
         self._check("all_gather", output, self.size() * input.numel(), input)
         x = target(output)
         call = self.communicator.all_gather
         return self._step(opts, call, raw(source(input)), out=raw(x.elements), finish=x.finish)
 
-    def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> Step:
+    def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> StepInFlight:
         self._check_blocks("all_gather", outputs, input)
         refuse_shared(outputs)
         staging = torch.empty(self.size() * input.numel(), dtype=input.dtype)
@@ -393,15 +399,15 @@ class MultiringGroup(dist.ProcessGroup):
             for fill_output, block in zip(put, staging.chunk(len(outputs)), strict=True):
                 fill_output(block)
 
-        return Step(step.parts, finish)
+        return StepInFlight(step.parts, finish)
 
-    def _reduce_scatter(self, output: Tensor, input: Tensor, opts: Any) -> Step:
+    def _reduce_scatter(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
         self._check("reduce_scatter", input, self.size() * output.numel(), output)
         x, op, mine = reducible(source(input)), op_name(opts.reduceOp), target(output)
         call = self.communicator.reduce_scatter
         return self._step(opts, call, x, op, out=reducible(mine.elements), finish=mine.finish)
 
-    def _all_to_all(self, output: Tensor, input: Tensor, opts: Any) -> Step:
+    def _all_to_all(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
         self._check("all_to_all", output, input.numel(), input)
         for tensor in (output, input):
             _equal(tensor, self.size())
@@ -409,7 +415,7 @@ class MultiringGroup(dist.ProcessGroup):
         call = self.communicator.all_to_all
         return self._step(opts, call, raw(source(input)), out=raw(x.elements), finish=x.finish)
 
-    def _exchange(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> Step:
+    def _exchange(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> StepInFlight:
         """An all-to-all of any sizes: a message to and from every other rank."""
         here = self.rank()
         self._check("all_to_all", outputs[here], inputs[here].numel(), inputs[here])
@@ -425,7 +431,7 @@ class MultiringGroup(dist.ProcessGroup):
                 if x.finish is not None:
                     x.finish()
 
-        return Step(parts, finish)
+        return StepInFlight(parts, finish)
 
 
 def _rows(tensor: Tensor, counts: list[int]) -> tuple[Tensor, ...]:

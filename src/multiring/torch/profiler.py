@@ -10,9 +10,9 @@ from torch import Tensor
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
-from multiring.torch.work import Work
+from multiring.torch.work import TorchWork
 
-_Method = TypeVar("_Method", bound="Callable[..., Work | None]")
+_Method = TypeVar("_Method", bound="Callable[..., TorchWork | None]")
 
 
 def recorded(name: str, argument: int = 0) -> Callable[[_Method], _Method]:
@@ -25,7 +25,7 @@ def recorded(name: str, argument: int = 0) -> Callable[[_Method], _Method]:
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
-        def call(self: Any, *arguments: Any, **keywords: Any) -> Work | None:
+        def call(self: Any, *arguments: Any, **keywords: Any) -> TorchWork | None:
             if not profiler._is_profiler_enabled:
                 return method(self, *arguments, **keywords)
             given = (*arguments, *keywords.values())

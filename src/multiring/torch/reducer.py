@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import dense, form
 from multiring.torch.sparse import all_reduce_sparse
-from multiring.training.buckets import Buckets, Gradient, agreed_order
+from multiring.training.buckets import Buckets, GradientSpec, agreed_order
 from multiring.training.labels import part
 
 _reducers = WeakTensorKeyDictionary()
@@ -223,7 +223,7 @@ class Reducer:
         order = agreed_order(self._communicator, list(self._seen), len(self._parameters))
         fused = [index for index in order if index in self._trained and index not in anywhere]
         gradients = [
-            Gradient(p.numel(), str(p.dtype).removeprefix("torch."), part(name, p.shape))
+            GradientSpec(p.numel(), str(p.dtype).removeprefix("torch."), part(name, p.shape))
             for name, p in zip(self._names, self._parameters, strict=True)
         ]
         buckets = Buckets(self._communicator, gradients, fused, bucket_bytes=self._bucket_bytes, view=_tensor)

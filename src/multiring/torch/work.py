@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 
-class Part(Protocol):
+class AsyncCall(Protocol):
     """What the communicator returns for an asynchronous call."""
 
     def done(self) -> bool: ...
@@ -32,7 +32,7 @@ class Watched(Protocol):
         """Complete the future."""
 
 
-class Work(dist.Work):
+class TorchWork(dist.Work):
     """One or more works of the communicator and what remains to be done after them.
 
     ``finish`` moves what arrived from staging into the caller's tensors. It is called once, in the thread that first
@@ -42,7 +42,7 @@ class Work(dist.Work):
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[AsyncCall],
         result: list[Any],
         finish: Sequence[Callable[[], None]] = (),
         *,
@@ -166,10 +166,10 @@ class Work(dist.Work):
 
     _source_rank = source_rank
 
-    def followed_by(self, step: Callable[[], None], result: list[Any], device: torch.device) -> Work:
+    def followed_by(self, step: Callable[[], None], result: list[Any], device: torch.device) -> TorchWork:
         """This work and a step after it, which writes ``result`` on a device; it takes this one's place."""
         steps = [*self._finish, step]
-        return Work(self._parts, result, steps, watcher=self._watcher, devices=[device])
+        return TorchWork(self._parts, result, steps, watcher=self._watcher, devices=[device])
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the written tensors, which raises the error of a failed work; the same one each time.
@@ -197,7 +197,7 @@ class Work(dist.Work):
         return self._result
 
 
-def _error_of(part: Part) -> Exception | None:
+def _error_of(part: AsyncCall) -> Exception | None:
     try:
         part.wait()
     except Exception as error:

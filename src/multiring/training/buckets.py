@@ -33,7 +33,7 @@ ALIGNMENT = 64
 _log = logging.getLogger("multiring")
 
 
-class Gradient(NamedTuple):
+class GradientSpec(NamedTuple):
     """What a bucket has to know of a gradient: number and type of its elements, and what tells it from others.
 
     ``name`` is compared between the ranks: `labels.part` makes one of a name and a shape.
@@ -53,7 +53,9 @@ def numpy_view(memory: np.ndarray[Any, Any], dtype: str) -> Any:
     return memory.view(dtype)
 
 
-def arrange(gradients: Sequence[Gradient], order: Iterable[int], bucket_bytes: int = BUCKET_BYTES) -> list[list[int]]:
+def arrange(
+    gradients: Sequence[GradientSpec], order: Iterable[int], bucket_bytes: int = BUCKET_BYTES
+) -> list[list[int]]:
     """The indices of the gradients of each bucket, when they become ready in ``order``; pure.
 
     A bucket holds one type. The buckets are in the order in which their last gradients become ready.
@@ -86,7 +88,7 @@ def agreed_order(communicator: Communicator, seen: Sequence[int], count: int) ->
 class Bucket:
     """A buffer in the arena: ``slots[i]`` is that of the i-th gradient, one-dimensional and aligned to 64 bytes."""
 
-    def __init__(self, communicator: Communicator, gradients: Sequence[Gradient], view: View = numpy_view) -> None:
+    def __init__(self, communicator: Communicator, gradients: Sequence[GradientSpec], view: View = numpy_view) -> None:
         (dtype,) = {gradient.dtype for gradient in gradients}
         itemsize = ITEMSIZES[dtype]
         starts = np.cumsum([0, *map(_slot_bytes, gradients)]) // itemsize
@@ -118,7 +120,7 @@ class Buckets:
     def __init__(
         self,
         communicator: Communicator,
-        gradients: Sequence[Gradient],
+        gradients: Sequence[GradientSpec],
         order: Iterable[int],
         *,
         bucket_bytes: int = BUCKET_BYTES,
@@ -201,7 +203,7 @@ class Buckets:
         return present
 
 
-def bucket_label(gradients: Sequence[Gradient], what: str = "gradients") -> int:
+def bucket_label(gradients: Sequence[GradientSpec], what: str = "gradients") -> int:
     """The label of a bucket's collective: ranks that have put other gradients into it get a Mismatch."""
     return label(what, [gradient.name for gradient in gradients])
 
@@ -216,7 +218,7 @@ def fill(slot: np.ndarray[Any, Any], values: np.ndarray[Any, Any], factor: float
 
 def averages(
     communicator: Communicator,
-    gradients: Sequence[Gradient],
+    gradients: Sequence[GradientSpec],
     put: Callable[[Any, int, float], object],
     *,
     weight: float | None = None,
@@ -243,7 +245,7 @@ def averages(
     return slots
 
 
-def _slot_bytes(gradient: Gradient) -> int:
+def _slot_bytes(gradient: GradientSpec) -> int:
     return -(-gradient.elements * ITEMSIZES[gradient.dtype] // ALIGNMENT) * ALIGNMENT
 
 

@@ -19,9 +19,9 @@ from multiring import env, errors
 from multiring._native import ANY_SOURCE, ASIDE, COLLECTIVES, OPS
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
 from multiring.runtime.mpi.channel import Channel, largest_tag
-from multiring.runtime.mpi.messages import Inbox, Receive, Send
+from multiring.runtime.mpi.messages import Inbox, ReceiveMessage, SendMessage
 from multiring.runtime.mpi.neighbours import Neighbours
-from multiring.runtime.mpi.notices import Failure, Notices
+from multiring.runtime.mpi.notices import FailureNotice, Notices
 from multiring.runtime.mpi.operation import Operation
 from multiring.runtime.mpi.program import CACHE_LINE, Program
 from multiring.runtime.mpi.segments import Collective
@@ -44,10 +44,10 @@ _SUM = OPS.index("sum")
 _log = logging.getLogger("multiring")
 
 
-class Work:
+class MpiWork:
     """A started operation."""
 
-    def __init__(self, engine: Engine, operation: Operation) -> None:
+    def __init__(self, engine: MpiEngine, operation: Operation) -> None:
         self._engine = engine
         self._operation = operation
 
@@ -66,7 +66,7 @@ class Work:
         self._engine.wait(self._operation, timeout)
 
 
-class Engine:
+class MpiEngine:
     """As `multiring.runtime.engine.Engine` says, for the ranks of ``world``, whose hosts are called ``hosts``."""
 
     def __init__(self, world: MPI.Intracomm, hosts: list[str], settings: env.Settings) -> None:
@@ -83,7 +83,7 @@ class Engine:
         self._programs: list[Program] = []
         self._active: list[Operation] = []
         self._abandoned: list[Operation] = []
-        self._failure: Failure | None = None
+        self._failure: FailureNotice | None = None
         self._drivers = 0
         self._is_connected = self._closing = False
         self._busy = threading.Event()
@@ -191,7 +191,7 @@ class Engine:
         timeout: float,
         label: int = 0,
         owner: object = None,
-    ) -> Work:
+    ) -> MpiWork:
         operation = self._start(schedule, collective, pointer, count, dtype, op, root, timeout, label, owner)
         return self._in_background(operation)
 
@@ -211,14 +211,14 @@ class Engine:
         timeout: float,
         owner: object = None,
         part_of: int = _SEND,
-    ) -> Work:
+    ) -> MpiWork:
         with self._calling(communicator):
             channel = self._channels[communicator]
             member = channel.members.index(dst)
             number = channel.numbers_sent[member]
             channel.numbers_sent[member] += 1
             signature = Signature(_SEND, number, count, dtype, _SUM, 0, tag, part_of)
-            operation = Send(channel, signature, pointer, member, timeout, owner)
+            operation = SendMessage(channel, signature, pointer, member, timeout, owner)
             self._active.append(operation)
         return self._in_background(operation)
 
@@ -233,14 +233,14 @@ class Engine:
         timeout: float,
         owner: object = None,
         part_of: int = _SEND,
-    ) -> Work:
+    ) -> MpiWork:
         with self._calling(communicator):
             channel = self._channels[communicator]
             if src == ANY_SOURCE and len(channel.members) == 1:
                 raise ValueError(f"rank {self._rank} is alone in communicator {communicator}: nobody can send to it")
             member = src if src == ANY_SOURCE else channel.members.index(src)
             signature = Signature(_SEND, 0, count, dtype, _SUM, 0, tag, part_of)
-            operation = Receive(channel, signature, pointer, member, timeout, owner)
+            operation = ReceiveMessage(channel, signature, pointer, member, timeout, owner)
             self._inboxes[communicator].want(operation)
             self._active.append(operation)
         return self._in_background(operation)
@@ -276,14 +276,14 @@ class Engine:
             self._operations += communicator < ASIDE
             yield
 
-    def _in_background(self, operation: Operation) -> Work:
+    def _in_background(self, operation: Operation) -> MpiWork:
         self._look()
         if not operation.has_ended:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._drive_alone, name="multiring-mpi", daemon=True)
                 self._thread.start()
             self._busy.set()
-        return Work(self, operation)
+        return MpiWork(self, operation)
 
     # --- driving ---
 
@@ -418,14 +418,14 @@ class Engine:
         with self._lock:
             if self._failure is None:
                 host = self._hosts[error.rank] if error.rank >= 0 else ""
-                failure = Failure(
+                failure = FailureNotice(
                     type(error).__name__, str(error), error.rank, host, error.collective, error.number, error.seconds
                 )
                 self._give_up(failure)
                 with contextlib.suppress(MPI.Exception):  # then it is MPI that has failed, and ends the job itself
                     self._notices.fail(failure)
 
-    def _give_up(self, failure: Failure) -> None:
+    def _give_up(self, failure: FailureNotice) -> None:
         self._failure = failure
         for operation in self._active:
             operation.error = failure.error()
@@ -456,12 +456,12 @@ class Engine:
         deadline = time.monotonic() + timeout
         while self._failure is None and time.monotonic() < deadline:
             self._look()
-            if self._notices.sent() and not any(isinstance(operation, Send) for operation in self._active):
+            if self._notices.sent() and not any(isinstance(operation, SendMessage) for operation in self._active):
                 break
             time.sleep(SHORTEST_SLEEP)
         with self._lock:
             if self._active:
-                self._give_up(Failure("MultiringError", f"{self._name(self._rank)} leaves the job"))
+                self._give_up(FailureNotice("MultiringError", f"{self._name(self._rank)} leaves the job"))
             self._closing = True
             self._neighbours.close()
             self._busy.set()

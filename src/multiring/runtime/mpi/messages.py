@@ -16,7 +16,7 @@ from multiring.runtime.mpi.operation import Operation
 from multiring.runtime.mpi.signature import NBYTES, Signature, unpacked
 
 
-class Send(Operation):
+class SendMessage(Operation):
     """Complete when the memory at ``pointer`` is the caller's again."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Send(Operation):
         return [self.other]
 
 
-class Receive(Operation):
+class ReceiveMessage(Operation):
     """Of ``member``, or with ANY_SOURCE of whoever's message arrives first; its number is the sender's."""
 
     def __init__(
@@ -89,10 +89,10 @@ class Inbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._wanted: list[Receive] = []
+        self._wanted: list[ReceiveMessage] = []
         self._untaken: list[tuple[int, Signature]] = []
 
-    def want(self, receive: Receive) -> None:
+    def want(self, receive: ReceiveMessage) -> None:
         """Take part in the matching."""
         self._wanted.append(receive)
 

@@ -15,7 +15,7 @@ from multiring.errors import MultiringError
 _FAILURE, _FAREWELL = 1, 2
 
 
-class Failure(NamedTuple):
+class FailureNotice(NamedTuple):
     """An error as it travels: the name of its class, the message, and what MultiringError keeps beside it."""
 
     kind: str
@@ -44,7 +44,7 @@ class Notices:
         self.left: dict[int, float] = {}
         """When each rank that has left was heard to."""
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: FailureNotice) -> None:
         """Tell all others."""
         self._tell(pickle.dumps(tuple(failure)), _FAILURE)
 
@@ -60,14 +60,14 @@ class Notices:
         """Whether all that was told is on its way."""
         return all([request.Test() for _, request in self._sent])
 
-    def heard(self) -> Failure | None:
+    def heard(self) -> FailureNotice | None:
         """A failure, if one has been told; farewells are noted."""
         while self._mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status):
             rank, tag = self._status.Get_source(), self._status.Get_tag()
             said = bytearray(self._status.Get_count(MPI.BYTE))
             self._mpi.Recv([said, MPI.BYTE], rank, tag)
             if tag == _FAILURE:
-                failure = Failure(*pickle.loads(said))
+                failure = FailureNotice(*pickle.loads(said))
                 if (failure.kind, failure.rank) == ("Mismatch", self._own):  # of two that disagree each names the other
                     return failure._replace(rank=rank, host=self._hosts[rank])
                 return failure

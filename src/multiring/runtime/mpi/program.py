@@ -21,7 +21,7 @@ CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
-class Step:
+class InstalledStep:
     """An instruction of `Engine.install`; ``peers`` holds this rank too where its own contribution is summed."""
 
     kind: int
@@ -45,7 +45,7 @@ class Extent(NamedTuple):
     staging: int
 
 
-class Layout(NamedTuple):
+class SliceLayout(NamedTuple):
     extents: list[Extent]
     staging_bytes: int
 
@@ -70,13 +70,13 @@ class Program:
         self.segment_bytes = min(segment_bytes, LARGEST_SEGMENT)
         self.window = window
         self.plan = plan
-        self.steps: list[Step] = []
+        self.steps: list[InstalledStep] = []
         members = peers.tolist()
         for kind, phase, first, count, block, *rest in instructions.tolist():
             lo, hi, final, wire, rounded = tuple(rest[:2]), tuple(rest[2:4]), bool(rest[4]), rest[5], rest[6]
             blockers = () if kind == SEND else tuple(self._sends_from(block, lo, hi))
             who = tuple(members[first : first + count])
-            self.steps.append(Step(kind, phase, who, block, lo, hi, final, wire, rounded, blockers))
+            self.steps.append(InstalledStep(kind, phase, who, block, lo, hi, final, wire, rounded, blockers))
         self.early = self._find_early()
         self.hears = sorted({peer for step in self.steps if step.kind != SEND for peer in step.peers} - {own})
         self.tells = sorted({peer for step in self.steps if step.kind == SEND for peer in step.peers})
@@ -108,7 +108,7 @@ class Program:
         line = max(1, CACHE_LINE // itemsize)
         return max(line, self.segment_bytes // itemsize // line * line)
 
-    def _layout(self, slice: int, itemsize: int, narrows: bool) -> Layout:
+    def _layout(self, slice: int, itemsize: int, narrows: bool) -> SliceLayout:
         extents: list[Extent] = []
         staging = 0
         for index, step in enumerate(self.steps):
@@ -118,7 +118,7 @@ class Program:
             if index in self.early or (narrows and step.wire):
                 copies = 1 if step.kind == SEND else len(step.peers)
                 staging += copies * staged_bytes(count * itemsize)
-        return Layout(extents, staging)
+        return SliceLayout(extents, staging)
 
 
 def staged_bytes(nbytes: int) -> int:

@@ -13,7 +13,7 @@ from multiring.errors import Mismatch
 from multiring.runtime.buffers import copy
 from multiring.runtime.mpi.channel import LANES, SLOTS, Channel, complete
 from multiring.runtime.mpi.operation import Operation
-from multiring.runtime.mpi.program import REDUCE, SEND, Extent, Program, Step, staged_bytes
+from multiring.runtime.mpi.program import REDUCE, SEND, Extent, InstalledStep, Program, staged_bytes
 from multiring.runtime.mpi.signature import NBYTES, Signature, unpacked
 
 _FLOAT32 = _native.DTYPES.index("float32")
@@ -180,7 +180,7 @@ class Segment:
             return [peer for peer, requests in zip(peers, arrivals, strict=False) if requests] or peers
         return [peer for index, sent in self._sends.items() if sent for peer in self._steps[index].peers]
 
-    def _do(self, step: Step, extent: Extent, may_receive: bool) -> bool:
+    def _do(self, step: InstalledStep, extent: Extent, may_receive: bool) -> bool:
         if step.kind == SEND:
             self._send(step, extent)
             return True
@@ -197,7 +197,7 @@ class Segment:
             self._unstage(step, extent)
         return True
 
-    def _send(self, step: Step, extent: Extent) -> None:
+    def _send(self, step: InstalledStep, extent: Extent) -> None:
         address, nbytes = self._address(step, extent), extent.elements * self._call.itemsize
         if self._is_narrow(step):
             staged = self._staging + extent.staging
@@ -217,7 +217,7 @@ class Segment:
             self._channel.receive(place, nbytes, peer, self._tag) for peer, place in zip(peers, places, strict=False)
         ]
 
-    def _reduce(self, step: Step, extent: Extent) -> None:
+    def _reduce(self, step: InstalledStep, extent: Extent) -> None:
         """Sum in the order of the peers, this rank at its place among them, so that the plan fixes the bits."""
         destination, places = self._address(step, extent), self._places(step, extent)
         sources = [destination if peer == self._channel.own else next(places) for peer in step.peers]
@@ -226,7 +226,7 @@ class Segment:
         wires = (step.wire, step.rounded) if self._call.narrows else (0, 0)
         _native.reduce(destination, sources, extent.elements, signature.dtype, signature.op, float(divisor), *wires)
 
-    def _unstage(self, step: Step, extent: Extent) -> None:
+    def _unstage(self, step: InstalledStep, extent: Extent) -> None:
         destination, staged = self._address(step, extent), self._staging + extent.staging
         if self._is_narrow(step):
             _native.widen(step.wire, destination, staged, extent.elements)
@@ -236,13 +236,13 @@ class Segment:
     def _is_staged(self, index: int) -> bool:
         return index in self._call.program.early or self._is_narrow(self._steps[index])
 
-    def _is_narrow(self, step: Step) -> bool:
+    def _is_narrow(self, step: InstalledStep) -> bool:
         return self._call.narrows and step.wire != 0
 
-    def _places(self, step: Step, extent: Extent) -> Iterator[int]:
+    def _places(self, step: InstalledStep, extent: Extent) -> Iterator[int]:
         size = staged_bytes(extent.elements * self._call.itemsize)
         return iter([self._staging + extent.staging + size * each for each in range(len(step.peers))])
 
-    def _address(self, step: Step, extent: Extent) -> int:
+    def _address(self, step: InstalledStep, extent: Extent) -> int:
         elements = step.block * self._call.signature.elements + self._first + extent.first
         return self._call.pointer + elements * self._call.itemsize

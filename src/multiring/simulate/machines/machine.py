@@ -16,7 +16,7 @@ SEGMENTS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class SourcedFigure:
     """A number, its source and year; what nobody published says "assumed", and why."""
 
     value: float
@@ -36,17 +36,17 @@ class Machine:
     name: str
     about: str
     ranks: int
-    rank_rate: Figure
-    rank_latency: Figure
-    host_rate: Figure
-    host_latency: Figure
-    reduce_rate: Figure
-    message_seconds: Figure
-    samples_a_second: Mapping[str, Figure]
-    spread: Figure
+    rank_rate: SourcedFigure
+    rank_latency: SourcedFigure
+    host_rate: SourcedFigure
+    host_latency: SourcedFigure
+    reduce_rate: SourcedFigure
+    message_seconds: SourcedFigure
+    samples_a_second: Mapping[str, SourcedFigure]
+    spread: SourcedFigure
     sites: int = 1
-    site_rate: Figure | None = None
-    site_latency: Figure | None = None
+    site_rate: SourcedFigure | None = None
+    site_latency: SourcedFigure | None = None
 
     def topology(self, hosts: int) -> Topology:
         """So many hosts, in equal parts at the sites."""
@@ -81,7 +81,7 @@ class Machine:
     def speeds(self) -> Speeds:
         """What the simulation takes a rank to need."""
         overhead = self.message_seconds.value
-        return Speeds(1 / self.reduce_rate.value, overhead, overhead, SEGMENTS, passing=0.0)
+        return Speeds(1 / self.reduce_rate.value, overhead, overhead, SEGMENTS, copy_seconds_per_byte=0.0)
 
     def speed(self, model: Model) -> float:
         """Samples a second that one rank trains on."""
@@ -90,7 +90,7 @@ class Machine:
         nearest = min(self.samples_a_second, key=lambda name: abs(log(MODELS[name].flops / model.flops)))
         return self.samples_a_second[nearest].value * MODELS[nearest].flops / model.flops
 
-    def figures(self) -> dict[str, Figure]:
+    def figures(self) -> dict[str, SourcedFigure]:
         """All numbers, by name."""
-        found = {name: value for name, value in vars(self).items() if isinstance(value, Figure)}
+        found = {name: value for name, value in vars(self).items() if isinstance(value, SourcedFigure)}
         return found | {f"{name} samples a second": figure for name, figure in self.samples_a_second.items()}

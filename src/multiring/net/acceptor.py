@@ -1,4 +1,4 @@
-"""The gate: where a rank is found for as long as it is in the job, whatever the generation.
+"""The acceptor: where a rank is found for as long as it is in the job, whatever the generation.
 
 It proves whoever connects. A connection of the present generation goes to the links; a rank that looks for survivors
 is told which generation this one knows, and, when it answers, waits here until this rank looks for survivors too.
@@ -36,10 +36,11 @@ class Membership:
     members: tuple[int, ...]
 
 
-class Channel:
+class RankConnection:
     """Messages between two ranks. Each sends signs of life, so that one that falls silent is known to be lost.
 
-    All of it runs in the gate's loop; ConnectionError says that the other side is gone, or silent for ``patience`` s.
+    All of it runs in the acceptor's loop; ConnectionError says that the other side is gone, or silent for ``patience``
+    seconds.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float) -> None:
@@ -49,7 +50,7 @@ class Channel:
         self._beats = asyncio.create_task(self._beat())
 
     @classmethod
-    async def over(cls, sock: socket.socket, patience: float) -> Channel:
+    async def over(cls, sock: socket.socket, patience: float) -> RankConnection:
         """Takes the proven socket over."""
         try:
             return cls(*await asyncio.open_connection(sock=sock), patience)
@@ -93,8 +94,8 @@ class Channel:
         self._writer.close()
 
 
-class Gate:
-    """The gate of this rank, and what it needs to find those of the others."""
+class Acceptor:
+    """Accepts connections to this rank, and knows how to find the acceptors of the others."""
 
     def __init__(
         self,
@@ -107,8 +108,8 @@ class Gate:
         patience: float,
     ) -> None:
         """``hello`` as this rank says it now; ``rank`` was its rank at the job's start, and ``addresses[r]`` are those
-        of the gate of the one that was rank r then; ``own`` are those that this rank told all of; after ``patience``
-        seconds of silence another rank counts as lost."""
+        of the acceptor of the one that was rank r then; ``own`` are those that this rank told all of. After
+        ``patience`` seconds of silence another rank counts as lost."""
         self.secret = secret
         self.rank = rank
         self.hello = hello
@@ -116,13 +117,13 @@ class Gate:
         self.own = own
         self.patience = patience
         self.membership = Membership(hello.generation, tuple(sorted({rank, *addresses})))
-        self.arrived: asyncio.Queue[tuple[Channel, Message]] = asyncio.Queue()
+        self.arrived: asyncio.Queue[tuple[RankConnection, Message]] = asyncio.Queue()
         """Ranks that look for survivors, each with its first message."""
-        self._waiting: set[Channel] = set()
+        self._waiting: set[RankConnection] = set()
         self._serve: Callable[[socket.socket, auth.Hello], Awaitable[None]] | None = None
         self._served = asyncio.Event()
         self._serving: set[asyncio.Task[Any]] = set()
-        self.loop = LoopThread("multiring-gate")
+        self.loop = LoopThread("multiring-acceptor")
         self._listener = Listener(
             self.loop,
             listening,
@@ -151,13 +152,13 @@ class Gate:
     async def announce(self, membership: Membership) -> None:
         """This rank knows of a later generation now, and tells those that wait here."""
         self.membership = membership
-        for channel in set(self._waiting):
+        for connection in set(self._waiting):
             with contextlib.suppress(ConnectionError):
-                await channel.send(self._news())
+                await connection.send(self._news())
 
-    def take(self, channel: Channel) -> None:
+    def take(self, connection: RankConnection) -> None:
         """A rank that has arrived is attended to now."""
-        self._waiting.discard(channel)
+        self._waiting.discard(connection)
 
     def close(self) -> None:
         """Nobody finds this rank any more. May be called twice."""
@@ -167,8 +168,8 @@ class Gate:
             self.loop.close()
 
     async def _end(self) -> None:
-        for channel in self._waiting:
-            channel.close()
+        for connection in self._waiting:
+            connection.close()
         await asyncio.sleep(0)  # for their transports
 
     async def _handle(self, sock: socket.socket, hello: auth.Hello) -> None:
@@ -192,14 +193,14 @@ class Gate:
             self._serving.discard(task)
 
     async def _greet(self, sock: socket.socket) -> None:
-        channel = await Channel.over(sock, self.patience)
-        self._waiting.add(channel)
+        connection = await RankConnection.over(sock, self.patience)
+        self._waiting.add(connection)
         try:
-            await channel.send(self._news())
-            self.arrived.put_nowait((channel, await channel.receive()))
+            await connection.send(self._news())
+            self.arrived.put_nowait((connection, await connection.receive()))
         except BaseException as error:
-            self._waiting.discard(channel)
-            channel.close()
+            self._waiting.discard(connection)
+            connection.close()
             if not isinstance(error, ConnectionError):
                 raise
 
