@@ -100,10 +100,15 @@ def _sections(command: click.Command, parent: click.Context | None, name: str, l
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
         yield f"{'#' * level} {context.command_path}\n\n{_prose(command.help or '')}\n\n```\n{usage}\n```\n\n"
         records = [record for each in command.get_params(context) if (record := each.get_help_record(context))]
-        yield "".join(f"- `{names}`: {_prose(help) or 'no more to say.'}\n" for names, help in records) + "\n"
+        yield "".join(f"- `{_typed(names)}`: {_prose(help)}\n" for names, help in records) + "\n"
         level += 1
     for each, inner in getattr(command, "commands", {}).items():
         yield from _sections(inner, context, each, level)
+
+
+def _typed(names: str) -> str:
+    """An option or argument without the brackets around its type."""
+    return re.sub(r" <list\[\w+\]>", "", re.sub(r"<([\w| ]+)>", lambda kind: kind[1].removesuffix(" range"), names))
 
 
 def _prose(text: str) -> str:

@@ -99,7 +99,7 @@ def run(command: str, directory: Path) -> str:
     job = subprocess.run(
         ["bash", "-c", f"{TORCHRUN}\n{command}"],
         cwd=directory,
-        env={**os.environ, "PATH": path, "COLUMNS": "120"},
+        env={**os.environ, "PATH": path, "COLUMNS": "120", "XDG_CACHE_HOME": str(directory / "cache")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

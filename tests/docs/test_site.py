@@ -124,8 +124,10 @@ def test_the_reference_has_every_public_name_with_types_and_nothing_else(pages: 
     assert errors <= pages[site / "reference" / "errors.html"].anchors
     names = {f"multiring.{name}" for name in multiring.__all__ if name != "__version__"}
     expected = names - {name.replace(".errors", "") for name in errors}
-    documented = {name for name in pages[reference].anchors if re.fullmatch(r"multiring\.\w+", name)}
-    assert documented == expected
+    anchors = {name.replace("multiring.api.", "multiring.") for name in pages[reference].anchors}
+    documented = {name for name in anchors if name.startswith("multiring.")}
+    assert {name for name in documented if name.count(".") == 1} == expected
+    assert {name.split(".")[1] for name in documented if name.count(".") > 1} == {"Communicator", "Work"}
     methods = {
         name.rpartition(".")[2] for name in pages[reference].anchors if name.startswith("multiring.Communicator.")
     }
