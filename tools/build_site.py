@@ -91,7 +91,8 @@ def command_line() -> str:
     root = typer.main.get_command(app)
     about = "Generated from the commands; `multiring COMMAND --help` shows the same in a terminal."
     sections = "".join(_sections(root, None, "multiring", 2))
-    return f"# The command line\n\n{about}\n\n{sections}"
+    overview = "".join(f"- `multiring {name}`: {about}\n" for name, about in COMMANDS.items())
+    return f"# The command line\n\n{about}\n\n{overview}\n{sections}"
 
 
 def _sections(command: click.Command, parent: click.Context | None, name: str, level: int) -> Iterator[str]:
