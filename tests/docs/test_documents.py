@@ -165,10 +165,8 @@ def test_two_machines_without_ssh(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    lines = [
-        line.partition(" #")[0].rstrip() for line in block.replace("alpha:29400", f"127.0.0.1:{port}").splitlines()
-    ]
-    make, copy, export, *starts = lines
+    lines = block.replace("alpha:29400", f"127.0.0.1:{port}").splitlines()
+    make, copy, export, *starts = (line for line in lines if not line.startswith("#"))
     assert copy.startswith("scp -p ~/.multiring-secret ")
     (tmp_path / "train.py").write_text(
         "import multiring as mr\nmr.init()\nprint('rank', mr.rank(), 'of', mr.world_size())\nmr.barrier()\n"

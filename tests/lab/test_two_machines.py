@@ -104,9 +104,10 @@ def test_over_ssh(machines: Cluster, directory: Path) -> None:
 
 def test_typed_on_each(machines: Cluster, directory: Path) -> None:
     _, typed = commands()
-    _, _, export, *lines = typed.splitlines()
-    on = {line.rpartition("# on ")[2]: f"{export}\n{line}" for line in lines}
-    assert list(on) == ["alpha", "beta"]
+    (export,) = re.findall(r"^# on both\n(.*)$", typed, flags=re.MULTILINE)
+    starts = dict(re.findall(r"^# on (alpha|beta)\n(multiring run .*)$", typed, flags=re.MULTILINE))
+    assert list(starts) == ["alpha", "beta"]
+    on = {host: f"{export}\n{command}" for host, command in starts.items()}
     (directory / ".multiring-secret").write_bytes(os.urandom(32).hex().encode())
     with start(machines, "beta", on["beta"]) as beta, start(machines, "alpha", on["alpha"]) as alpha:
         output, errors = alpha.communicate(timeout=60)
