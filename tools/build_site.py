@@ -134,7 +134,7 @@ def build(directory: Path) -> Path:
         if not (DOCS / page).exists():
             pages.add(ROOT / name, page)
     pages.write("reference/cli.md", command_line())
-    settings = (DOCS / "zensical.toml").read_text().replace("../../src", str(ROOT / "src"))
+    settings = (DOCS / "zensical.toml").read_text().replace('"../..', f'"{ROOT}')
     (stage / "zensical.toml").write_text(settings)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "-f", str(stage / "zensical.toml")]
     if (code := subprocess.run(command).returncode) != 0:

@@ -137,6 +137,15 @@ def test_the_reference_has_every_public_name_with_types_and_nothing_else(pages: 
     assert re.search(r"all_reduce\(\s*x: Any,\s*op: str = .sum.,.*?timeout: float \| None = None", text, re.S)
 
 
+def test_every_name_in_the_reference_says_what_it_is(site: Path) -> None:
+    without = []
+    for file in sorted((site / "reference").glob("*.html")):
+        heading = r'<h\d id="(multiring\.[\w.]+)"'
+        _, *parts = re.split(heading, file.read_text().partition("</article>")[0])
+        without += [name for name, text in zip(parts[::2], parts[1::2], strict=True) if "<p>" not in text]
+    assert without == []
+
+
 def test_the_reference_of_front_ends_and_commands(pages: dict[Path, Page], site: Path) -> None:
     for module in ("torch", "jax", "tensorflow", "keras", "chainer", "theano", "caffe"):
         (public,) = re.findall(r"^__all__ = \[(.*?)\]", _source(module).read_text(), re.M | re.S)
