@@ -18,7 +18,7 @@ SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' 
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
 .NOTPARALLEL:  # two pips in one environment do not get along
-.PHONY: help demo demo-cluster test test-legacy check chaos fuzz sanitize wheel native clean
+.PHONY: help demo demo-cluster docs test test-legacy check chaos fuzz sanitize wheel native clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -30,7 +30,10 @@ demo-cluster: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo  ## the same on two 
 	@mkdir -p build
 	$(BIN)/python examples/two_racks.py build/two-racks.png
 
-test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.mpich $(VENV)/.frameworks wheel  ## the whole suite
+docs: $(VENV)/.package $(VENV)/.docs  ## the documentation as a site: build/site/index.html
+	$(BIN)/python tools/build_site.py
+
+test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.mpich $(VENV)/.frameworks wheel  ## the whole suite
 ifeq ($(strip $(TESTS)),)
 	@mkdir -p build
 	$(BIN)/python -m pytest -p no:cacheprovider $(BESIDE) > build/beside.log 2>&1 & beside=$$!; \
@@ -43,7 +46,7 @@ endif
 test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment of their own with an old Python
 	$(VENV)/legacy/bin/python -m pytest tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs -k 'chainer or theano or legacy'
 
-check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite
+check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
@@ -97,7 +100,7 @@ $(VENV)/.torch: | $(VENV)/.python
 
 $(VENV)/.frameworks: | $(VENV)/.torch  # or they would bring a torch of their own
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.check $(VENV)/.frameworks $(VENV)/.wheel: $(VENV)/.%: pyproject.toml | $(VENV)/.python
+$(VENV)/.demo $(VENV)/.docs $(VENV)/.test $(VENV)/.check $(VENV)/.frameworks $(VENV)/.wheel: $(VENV)/.%: pyproject.toml | $(VENV)/.python
 	$(PIP) install -q --group $*
 	touch $@
 

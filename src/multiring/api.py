@@ -79,7 +79,7 @@ def before_leaving(wait: Callable[[], object]) -> None:
 def shutdown() -> None:
     """Leave the job: pending works fail, everything is released, and `init` may be called again.
 
-    Mismatch, when all is released, if a call that completed here turns out to be another one elsewhere.
+    Raises Mismatch, when all is released, if a call that completed here was another one elsewhere.
     Steps that JAX has dispatched are waited for, unless a rank was lost.
     """
     try:

@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
@@ -202,7 +203,7 @@ class Settings:
         _plan,
         "id or strategy",
         "the plan to use: by the id that `multiring plan` shows, for the calls of which it is a candidate; or for every"
-        " all_reduce that of a strategy, such as ring or multiring:4x8x8 ([algorithms.md](algorithms.md#strategies))",
+        " all_reduce that of a strategy, such as ring or multiring:4x8x8 ([strategies](algorithms.md#strategies))",
         agree=True,
     )
     tune: bool = _knob(
@@ -359,10 +360,14 @@ def _short(row: Field[Any]) -> str:
 
 
 def markdown(table: type) -> str:
-    """The table of ``docs/settings.md``."""
-    lines = ["| variable | value | default | meaning |", "|---|---|---|---|"]
+    """The list of settings in ``docs/settings.md``."""
+    items = []
     for name, row in _rows(table):
-        default = "" if row.default in (None, "", ()) else f"`{_short(row)}`"
+        default = "" if row.default in (None, "", ()) else f"; default `{_short(row)}`"
         about = row.metadata["about"] + ("; must agree on all ranks" if row.metadata["agree"] else "")
-        lines.append(f"| `{name}` | {row.metadata['form']} | {default} | {about} |")
-    return "\n".join(lines) + "\n"
+        items.append(f"- **`{name}`** ({row.metadata['form']}{default}): {about}.")
+    return "".join(f"{_wrapped(item)}\n" for item in items)
+
+
+def _wrapped(item: str) -> str:
+    return textwrap.fill(item, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -30,8 +30,11 @@ class MultiringError(RuntimeError):
 
 
 class PeerLost(MultiringError):
-    """A rank died, closed its connections, or went silent; or it lives, but its host and another one cannot reach each
-    other: then all raise this with the same ``rank``, and ``apart`` is a rank of the other host, else -1."""
+    """A rank died, closed its connections, or went silent.
+
+    Where it lives, but its host and another one cannot reach each other, all raise this with the same ``rank``, and
+    ``apart`` is a rank of the other host, else -1.
+    """
 
     apart: int = -1
 

@@ -1,10 +1,10 @@
 """The code of README.md and docs/ runs, and prints what the documents say it prints.
 
 A block whose first line is ``# name`` is a file of that name in the directory where the document's blocks are run,
-beside the clone's own ``examples`` and ``lab``. A ``python`` block is a program for two ranks, skipped where a
-framework that it imports is not installed; in docs/lab.md for one process, which needs root. A ``console`` block is a
-session: every ``$`` line is run, and the lines below it are what it prints, ``...`` standing for anything. ``sh``
-blocks need other machines: not run.
+beside the clone's own ``examples`` and ``lab``. A ``console`` block is a session: every ``$`` line is run, and the
+lines below it are what it prints, ``...`` standing for anything; one that brings up a lab needs root. A ``python``
+block that no session of its document names is a program for two ranks, skipped where a framework that it imports is not
+installed; in docs/lab.md for one process, which needs root. ``sh`` blocks need other machines: not run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,11 @@ import pytest
 from multiring import lab
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TUTORIAL = ROOT / "docs" / "tutorial"
+
+TORCHRUN = 'type torchrun > /dev/null 2>&1 || torchrun() { python -m torch.distributed.run "$@"; }'
+"""Where torch lies elsewhere than this Python's packages, its script may be missing."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,19 @@ class Block:
 
     @property
     def in_lab(self) -> bool:
-        return self.document.name == "lab.md"
+        return self.document.name == "lab.md" or self.lab != ""
+
+    @property
+    def lab(self) -> str:
+        """The lab that a session brings up."""
+        named = re.search(r"^\$ multiring lab up (?:\S*/)?(\w+)\.toml$", self.text, re.MULTILINE)
+        return named[1] if named and self.language == "console" else ""
+
+    @property
+    def in_a_session(self) -> bool:
+        """Whether a session of the document runs it."""
+        sessions = [block for block in BLOCKS if block.document == self.document and block.language == "console"]
+        return bool(self.name) and any(re.search(rf"^\$ .* {self.name}", each.text, re.M) for each in sessions)
 
     def __str__(self) -> str:
         return f"{self.document.name}:{self.line}"
@@ -66,11 +83,12 @@ BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
 
 @pytest.fixture
 def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A directory with all named blocks of the document that the test's block stands in."""
+    """A directory with all named blocks of the document that the test's block stands in; the tutorial is one."""
     for name in ("examples", "lab"):
         (tmp_path / name).symlink_to(ROOT / name)
+    here = request.node.callspec.params["block"].document
     for block in BLOCKS:
-        if block.document == request.node.callspec.params["block"].document and block.name:
+        if block.name and (block.document == here or block.document.parent == here.parent == TUTORIAL):
             (tmp_path / block.name).write_text(block.text)
     return tmp_path
 
@@ -79,9 +97,9 @@ def run(command: str, directory: Path) -> str:
     """What the command prints, both streams together; it must succeed."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     job = subprocess.run(
-        ["bash", "-c", command],
+        ["bash", "-c", f"{TORCHRUN}\n{command}"],
         cwd=directory,
-        env={**os.environ, "PATH": path, "COLUMNS": "120"},
+        env={**os.environ, "PATH": path, "COLUMNS": "120", "XDG_CACHE_HOME": str(directory / "cache")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -91,14 +109,15 @@ def run(command: str, directory: Path) -> str:
     return job.stdout
 
 
-def programs() -> list[Any]:
+def marked(blocks: list[Block]) -> list[Any]:
     reason = lab.obstacle()
     needs_lab = [pytest.mark.lab, pytest.mark.skipif(reason is not None, reason=str(reason))]
-    found = [block for block in BLOCKS if block.language == "python"]
-    return [pytest.param(block, id=str(block), marks=needs_lab if block.in_lab else []) for block in found]
+    return [pytest.param(block, id=str(block), marks=needs_lab if block.in_lab else []) for block in blocks]
 
 
-@pytest.mark.parametrize("block", programs())
+@pytest.mark.parametrize(
+    "block", marked([block for block in BLOCKS if block.language == "python" and not block.in_a_session])
+)
 def test_program_runs(block: Block, directory: Path) -> None:
     if block.missing:
         pytest.skip(f"not installed: {', '.join(block.missing)}")
@@ -106,11 +125,23 @@ def test_program_runs(block: Block, directory: Path) -> None:
     run("python block.py" if block.in_lab else "multiring run -n 2 block.py", directory)
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "console"], ids=str)
+@pytest.fixture
+def own_lab(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave no lab behind where a session fails that has brought one up."""
+    yield
+    name = request.node.callspec.params["block"].lab
+    if name:
+        subprocess.run([sys.executable, "-m", "multiring", "lab", "down", "--lab", name], capture_output=True)
+
+
+@pytest.mark.usefixtures("own_lab")
+@pytest.mark.parametrize("block", marked([block for block in BLOCKS if block.language == "console"]))
 def test_session_prints_what_is_shown(block: Block, directory: Path) -> None:
     _, *entries = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
     for entry in entries:
         command, _, shown = entry.partition("\n")
+        if block.lab:  # others may be up
+            command = re.sub(r"^multiring lab (run|down)\b", rf"\g<0> --lab {block.lab}", command)
         printed = run(command, directory)
         pattern = re.escape(shown.strip()).replace(r"\.\.\.", ".*")
         assert re.fullmatch(pattern, _plain(printed), re.DOTALL), (
@@ -129,15 +160,13 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def test_two_machines_without_ssh(tmp_path: Path) -> None:
-    """The commands of README.md that make the secret and use it, with this machine as both."""
-    (block,) = (block.text for block in BLOCKS if block.document.name == "README.md" and "--host-index 0" in block.text)
+    """The commands of the tutorial that make the secret and use it, with this machine as both."""
+    (block,) = (each.text for each in BLOCKS if str(each).startswith("two-machines.md") and "--host-index" in each.text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    lines = [
-        line.partition(" #")[0].rstrip() for line in block.replace("alpha:29400", f"127.0.0.1:{port}").splitlines()
-    ]
-    make, copy, export, *starts = lines
+    lines = block.replace("alpha:29400", f"127.0.0.1:{port}").splitlines()
+    make, copy, export, *starts = (line for line in lines if not line.startswith("#"))
     assert copy.startswith("scp -p ~/.multiring-secret ")
     (tmp_path / "train.py").write_text(
         "import multiring as mr\nmr.init()\nprint('rank', mr.rank(), 'of', mr.world_size())\nmr.barrier()\n"

@@ -1,7 +1,7 @@
-"""Scripts for Horovod, rewritten by the tables of docs/migrating.md, run on two ranks.
+"""Scripts for Horovod, rewritten by the tables and lists of docs/migrating.md, run on two ranks.
 
-A rule is what stands in code on the left of a row and on the right, in their order. `x` and the like stand for
-anything, `...` for any value of an argument. Rows whose right side does not begin with code are
+A rule is what stands in code on the left of a row, or of the arrow of an item, and on the right, in their order. `x`
+and the like stand for anything, `...` for any value of an argument. Rows whose right side does not begin with code are
 for people.
 """
 
@@ -12,6 +12,7 @@ import copy
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,23 @@ import pytest
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[1] / "docs" / "migrating.md").read_text()
 SECTION = PAGE.partition("## From Horovod")[2].partition("\n## ")[0]
-TABLES = [
-    [re.findall(r"(?<=\| ).*?(?= \|)", line) for line in table.splitlines() if line.startswith("| ")]
-    for table in SECTION.split("\n\n")
-    if table.startswith("| ")
-]
+
+
+def tables() -> Iterator[list[tuple[str, str]]]:
+    """The rows of each table, headings first, and the items of each list, after what stands above it."""
+    above = ""
+    for block in SECTION.strip().split("\n\n"):
+        lines = re.sub(r"\n  ", " ", block).splitlines()
+        if block.startswith("| "):
+            left_and_right = (re.findall(r"(?<=\| ).*?(?= \|)", line) for line in lines if line.startswith("| "))
+            yield [(left, right) for left, right in left_and_right]
+        elif block.startswith("- "):
+            heading = re.sub("^Arguments of (.*):$", r"argument of \1", above)
+            yield [(heading, ""), *((left, right) for left, _, right in (line[2:].partition(" → ") for line in lines))]
+        above = block
+
+
+TABLES = list(tables())
 STAND_IN = {"x", "y", "f", "k", "model", "optimizer"}
 
 CALLS = """

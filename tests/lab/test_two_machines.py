@@ -1,4 +1,4 @@
-"""README's section "Two machines" as it stands there, on two hosts of the lab."""
+"""The commands of docs/tutorial/two-machines.md as they stand there, on two hosts of the lab."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_
 reason = lab.obstacle()
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(reason is not None, reason=str(reason))]
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tutorial" / "two-machines.md"
 
 TRAIN = """
 import os
@@ -68,11 +68,12 @@ def directory(machines: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return tmp_path
 
 
-def commands() -> list[str]:
-    """The blocks of shell commands in the section."""
-    section = re.split(r"^## ", README.read_text(), flags=re.MULTILINE)
-    (text,) = (part for part in section if part.startswith("Two machines\n"))
-    return re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+def commands() -> tuple[str, str]:
+    """The blocks of shell commands that start the job over ssh and without."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    (over_ssh,) = (block for block in blocks if block.startswith("multiring run") and "-H alpha:2,beta:2" in block)
+    (typed,) = (block for block in blocks if "--host-index" in block)
+    return over_ssh, typed
 
 
 def start(machines: Cluster, host: str, command: str) -> subprocess.Popen[str]:
@@ -103,9 +104,10 @@ def test_over_ssh(machines: Cluster, directory: Path) -> None:
 
 def test_typed_on_each(machines: Cluster, directory: Path) -> None:
     _, typed = commands()
-    export, *lines = typed.splitlines()
-    on = {line.rpartition("# on ")[2]: f"{export}\n{line}" for line in lines}
-    assert list(on) == ["alpha", "beta"]
+    (export,) = re.findall(r"^# on both\n(.*)$", typed, flags=re.MULTILINE)
+    starts = dict(re.findall(r"^# on (alpha|beta)\n(multiring run .*)$", typed, flags=re.MULTILINE))
+    assert list(starts) == ["alpha", "beta"]
+    on = {host: f"{export}\n{command}" for host, command in starts.items()}
     (directory / ".multiring-secret").write_bytes(os.urandom(32).hex().encode())
     with start(machines, "beta", on["beta"]) as beta, start(machines, "alpha", on["alpha"]) as alpha:
         output, errors = alpha.communicate(timeout=60)

@@ -178,6 +178,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         self._optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, on all ranks between the same two steps."""
         self._optimizer.add_param_group(param_group)
         self._watch(len(self._optimizer.param_groups) - 1, self._optimizer.param_groups[-1])
 

@@ -1,0 +1,43 @@
+"""How documents are written: short lines, and links that say what they lead to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+LONGEST = 130
+
+
+def text_of(document: Path) -> str:
+    """A document without the rows of the map of the source, which have one line for each room."""
+    return re.sub(r"^\| room \|.*?\n\n", "\n", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_lines_are_short(document: Path) -> None:
+    assert [line for line in text_of(document).splitlines() if len(line) > LONGEST] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_links_say_what_they_lead_to(document: Path) -> None:
+    assert re.findall(r"\[[\w./-]+\.md\]\(", text_of(document)) == []
+
+
+def test_a_version_has_one_line_for_each_change() -> None:
+    """And an empty section above, for what comes next."""
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert "\n## Unreleased\n" in changes
+    _, *versions = re.split(r"^## ", changes, flags=re.MULTILINE)
+    lines = [line for version in versions for line in version.splitlines()[1:] if line]
+    assert [line for line in lines if line.startswith(" ")] == []
+
+
+def test_only_the_newest_result_of_each_kind_is_kept() -> None:
+    names = [file.name for file in (ROOT / "benchmarks" / "results").iterdir()]
+    pages = "".join(document.read_text() for document in DOCUMENTS)
+    kinds = [re.sub(r"^\d{4}-\d\d-\d\d-", "", name) for name in names if name not in pages]
+    assert sorted(kinds) == sorted(set(kinds))
