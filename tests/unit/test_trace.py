@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import queue
 import resource
-import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -209,45 +207,3 @@ def test_a_running_engine_does_not_hand_out_what_it_records() -> None:
         engine.traced()
     engine.shutdown()
     assert engine.traced() == []
-
-
-def test_the_shortest_round_trip_gives_the_offset() -> None:
-    assert trace.best_offset([(0, 1070, 100), (200, 1210, 220), (300, 1900, 900)]) == 1000
-
-
-class Pair:
-    """Two ranks that exchange arrays through queues."""
-
-    def __init__(self, rank: int, boxes: list[queue.Queue[Any]]) -> None:
-        self.rank = rank
-        self._boxes = boxes
-
-    def send(self, x: np.ndarray, dst: int) -> None:
-        self._boxes[dst].put(x.copy())
-
-    def recv(self, x: np.ndarray, src: int) -> None:
-        x[:] = self._boxes[self.rank].get(timeout=30)
-
-
-def test_hosts_ask_rank_0_for_the_time() -> None:
-    boxes: list[queue.Queue[Any]] = [queue.Queue(), queue.Queue()]
-    ticks = iter(range(10**9))
-    lock = threading.Lock()
-
-    def clock() -> int:  # one time for both, of which the second sees another
-        with lock:
-            return 1000 * next(ticks)
-
-    found: dict[int, int] = {}
-
-    def ask(rank: int) -> None:
-        skew = 0 if rank == 0 else 5 * 10**9
-        found[rank] = trace._measure(Pair(rank, boxes), ["a", "b"], 0, lambda: clock() + skew)  # type: ignore[arg-type]
-
-    threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found[0] == 0
-    assert abs(found[1] + 5 * 10**9) <= 2000

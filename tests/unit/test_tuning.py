@@ -147,21 +147,6 @@ def test_a_choice_without_alternatives() -> None:
     assert len(tuning.candidates_to_try(choice)) == 1 + len(choice.rejected)
 
 
-@pytest.mark.parametrize("ahead", [-1234.5, 0.25, 1e6])
-def test_the_offset_of_a_clock(ahead: float) -> None:
-    """Both leave 0.1 s after the later one has entered."""
-    entered = np.array([[10.0, 10.5], [11.0, 11.0], [12.2, 12.0]])  # the reference, this rank
-    left = entered.max(axis=1, keepdims=True) + 0.1
-    reference = np.hstack([entered[:, :1], left])
-    mine = np.hstack([entered[:, 1:], left]) + ahead
-    assert tuning.offset(mine, reference) == pytest.approx(-ahead, abs=0.1)
-
-
-def test_clocks_that_may_be_one_are() -> None:
-    reference = np.array([[10.0, 10.3], [11.0, 11.3]])
-    assert tuning.offset(reference + 0.2, reference) == 0.0
-
-
 def test_a_trial_is_taken_once_and_has_its_times() -> None:
     trials = _native.Trials([5, 7, 5])
     assert [trials.take() for _ in range(2)] == [0, 1]
