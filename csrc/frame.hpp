@@ -54,8 +54,9 @@ struct Signature {
     bool is_message() const { return collective == Collective::send; }
     std::uint64_t tag() const { return plan; }
     Collective part_of() const { return is_message() ? static_cast<Collective>(root) : collective; }
-    std::string describe(bool receives) const;  // in the user's words; `receives` says which end of a message
-    std::uint64_t fingerprint() const;          // of equal signatures equal, on all ranks
+    // In the user's words; `receives` says which end of a message. Beside another signature, only what differs.
+    std::string describe(bool receives, const Signature* other) const;
+    std::uint64_t fingerprint() const;  // of equal signatures equal, on all ranks
 };
 
 struct Frame {

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace multiring {
 namespace {
@@ -39,23 +40,35 @@ void check_limits(const Call& call) {
 
 }  // namespace
 
-std::string Signature::describe(bool receives) const {
+// Whoever reads it looks for the difference: what is the same on both sides is left out, but where the operations
+// differ it says which call of the program this is. A plan differs with a count, a root or a type: alone it is said.
+std::string Signature::describe(bool receives, const Signature* other) const {
     const Collective called = part_of();
     if (called == Collective::barrier) return "barrier()";
-    std::string text(name(called == Collective::send && receives ? Collective::recv : called));
-    text += "(count=" + std::to_string(count) + ", dtype=" + std::string(name(dtype));
-    if (reduces(called)) text += ", op=" + std::string(name(op));
-    if (has_root(called)) text += ", root=" + std::to_string(root);
-    if (called == Collective::send) text += ", tag=" + std::to_string(tag());
-    if (!is_message()) text += ", plan=" + plan_id(plan);
-    if (label != 0) text += ", label=" + describe_label(label);
-    return text + ")";
+    const bool is_alike = other != nullptr && other->part_of() == called;
+    const Signature& beside = is_alike ? *other : *this;
+    std::string arguments;
+    const auto add = [&](bool differs, const std::string& argument) {
+        if (is_alike && !differs) return;
+        arguments += (arguments.empty() ? "" : ", ") + argument;
+    };
+    add(dtype != beside.dtype, "dtype=" + std::string(name(dtype)));
+    add(count != beside.count, "count=" + std::to_string(count));
+    if (reduces(called)) add(op != beside.op, "op=" + std::string(name(op)));
+    if (has_root(called)) add(root != beside.root, "root=" + std::to_string(root));
+    if (called == Collective::send) add(tag() != beside.tag(), "tag=" + std::to_string(tag()));
+    if (label != 0) add(label != beside.label, "label=" + describe_label(label));
+    if (label == 0 && beside.label != 0) add(true, "no label");
+    if (is_alike && arguments.empty() && !is_message()) add(plan != beside.plan, "plan=" + plan_id(plan));
+    return std::string(name(called == Collective::send && receives ? Collective::recv : called)) + "(" + arguments +
+           ")";
 }
 
-// FNV-1a of the description.
+// FNV-1a of the description and the plan.
 std::uint64_t Signature::fingerprint() const {
     std::uint64_t hash = 0xcbf29ce484222325;
-    for (const char c : describe(false)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    for (const char c : describe(false, nullptr) + std::to_string(plan))
+        hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
     return hash;
 }
 
@@ -337,6 +350,7 @@ void Machine::deliver(Link& from, const Frame& frame, Payload payload) {
 }
 
 void Machine::abandon() {
+    arena->give_up();
     for (const auto& link : attached()) link->abandon();
 }
 
@@ -356,22 +370,27 @@ void Machine::mismatch(const Delivery& delivery, const Signature* ours) {
     const bool we_receive = frame.is_to_receiver();
     std::string what = "call number " + std::to_string(frame.number);
     if (theirs.is_message())
-        what = "message number " + std::to_string(frame.number) + " from rank " +
-               std::to_string(we_receive ? peer : rank) + " to rank " + std::to_string(we_receive ? rank : peer);
+        what = "message number " + std::to_string(frame.number) +
+               (theirs.part_of() == Collective::send ? " with tag " + std::to_string(theirs.tag()) : "") +
+               " from rank " + std::to_string(we_receive ? peer : rank) + " to rank " +
+               std::to_string(we_receive ? rank : peer);
     std::string generations;
     if (ours != nullptr && ours->generation != theirs.generation)
         generations =
             ", in generations " + std::to_string(ours->generation) + " and " + std::to_string(theirs.generation);
+    std::string sides[] = {
+        surroundings.rank_name(rank) + " called " +
+            (ours != nullptr ? ours->describe(we_receive, &theirs) : "something else, which has completed"),
+        surroundings.rank_name(peer) + " called " + theirs.describe(!we_receive, ours)};
+    if (peer < rank) std::swap(sides[0], sides[1]);
     surroundings.fail(
         {ErrorKind::mismatch,
          peer,
          surroundings.host(peer),
          ours != nullptr ? std::string(name(ours->part_of())) : "",
          static_cast<std::int64_t>(frame.number),
-         "ranks disagree on " + what + " of communicator " + std::to_string(frame.communicator) + ": " +
-             surroundings.rank_name(rank) + " called " +
-             (ours != nullptr ? ours->describe(we_receive) : "something else, which has completed") + ", " +
-             surroundings.rank_name(peer) + " called " + theirs.describe(!we_receive) + generations,
+         sides[0] + ", " + sides[1] + ": ranks disagree on " + what + " of communicator " +
+             std::to_string(frame.communicator) + generations,
          0,
          rank,
          {frame.communicator, frame.number, theirs.fingerprint(), ours != nullptr ? ours->fingerprint() : 0}});

@@ -77,8 +77,8 @@ def test_a_last_call_that_was_not_the_same_is_told_on_leaving() -> None:
     seen = values(broadcast_last_from_different_roots)
     assert any(seen)
     for message in filter(None, seen):
-        assert "broadcast(count=7, dtype=float32, root=0" in message
-        assert "broadcast(count=7, dtype=float32, root=1" in message
+        assert "broadcast(root=0)" in message
+        assert "broadcast(root=1)" in message
 
 
 def die_while_any_may_send() -> str:

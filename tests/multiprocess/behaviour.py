@@ -340,12 +340,37 @@ def _disagreeing(what: str) -> Any:
     """A call that on rank 1 is another than on the other ranks."""
     mr.init()
     odd = mr.rank() == 1
-    x = np.ones(7 if odd and what == "count" else 6, "int32" if odd and what == "dtype" else "float32")
+    count = 7 if odd and what in ("count", "both", "inputs") else 6
+    x = np.ones(count, "int32" if odd and what in ("dtype", "both") else "float32")
     if odd and what == "collective":
         return partial(mr.broadcast, x)
+    if odd and what == "barrier":
+        return mr.barrier
+    if what == "inputs":
+        return partial(mr.all_gather, x)
+    if what == "root":
+        return partial(_last_broadcast, x, int(odd))
+    if what in ("ahead", "behind"):
+        return partial(_one_more_call, odd == (what == "behind"), x, np.ones(8 if what == "ahead" else 6, "float32"))
+    if what == "unlabelled":
+        return partial(mr.init().all_reduce, x, label=0 if odd else label("gradients", ["kernel", "bias"]))
     if what == "label":
         return partial(mr.init().all_reduce, x, label=label("gradients", ["kernel", "bias"][:: -1 if odd else 1]))
     return partial(mr.all_reduce, x, "max" if odd and what == "op" else "sum")
+
+
+def _last_broadcast(x: Any, root: int) -> None:
+    """Each rank is its own root, which waits for nobody: the call after it does."""
+    mr.broadcast(x, root)
+    mr.barrier()
+
+
+def _one_more_call(one_more: bool, x: Any, then: Any) -> None:
+    """What both call, before which one has made a call that the other has left out."""
+    if one_more:
+        mr.all_reduce(x)
+    mr.all_reduce(then)
+    mr.barrier()
 
 
 def disagree(what: str) -> Any:

@@ -269,12 +269,7 @@ def test_a_last_call_that_was_not_the_same_is_found_when_leaving(sent, together,
     for side in sides:
         for rank in range(2):
             root = rank if sent == "broadcast" else 1 - rank
-            plan = rooted_plan(sent, 2, root, "direct").id
-            op = "op=sum, " if sent == "reduce" else ""
-            assert (
-                f"rank {rank} (host h{rank}) called {sent}(count=10, dtype=float64, {op}root={root}, plan={plan})"
-                in side
-            )
+            assert f"rank {rank} (host h{rank}) called {sent}(root={root})" in side
 
 
 @transports

@@ -151,9 +151,10 @@ def test_sizes_that_differ_are_a_mismatch(apart):
 
         for error in in_threads(ranks, program):
             assert isinstance(error, Mismatch)
-            assert "ranks disagree on message number 0 from rank 0 to rank 1 of communicator 0" in str(error)
-            assert "rank 0 (host h0) called send(count=10, dtype=float64, tag=0)" in str(error)
-            assert "rank 1 (host h1) called recv(count=11, dtype=float64, tag=0)" in str(error)
+            assert str(error).startswith(
+                "rank 0 (host h0) called send(count=10), rank 1 (host h1) called recv(count=11): ranks disagree on "
+                "message number 0 with tag 0 from rank 0 to rank 1 of communicator 0"
+            )
 
 
 @transports
@@ -168,9 +169,10 @@ def test_a_large_message_to_somebody_who_expects_a_small_one_is_a_mismatch(apart
             return caught.value
 
         for error in in_threads(ranks, program):
-            assert "called send(count=100000, dtype=float64, tag=3)" in str(error)
-            assert "called recv(count=5, dtype=int32, tag=3)" in str(error)
-            assert error.collective in ("send", "recv")
+            assert str(error).startswith(
+                "rank 0 (host h0) called send(dtype=float64, count=100000), rank 1 (host h1) called recv(dtype=int32, "
+                "count=5): ranks disagree on message number 0 with tag 3 from rank 0 to rank 1 of communicator 0"
+            )
 
 
 def test_a_receive_that_nobody_answers_names_the_sender():
@@ -255,8 +257,8 @@ def test_a_message_of_another_size_is_a_mismatch(sent, wanted, source, apart):
         out = send(ranks[1], 0, np.zeros(sent))
         with pytest.raises(Mismatch) as caught:
             recv(ranks[0], source, np.zeros(wanted)).wait(10)
-        assert f"send(count={sent}, dtype=float64" in str(caught.value)
-        assert f"recv(count={wanted}, dtype=float64" in str(caught.value)
+        assert f"send(count={sent})" in str(caught.value)
+        assert f"recv(count={wanted})" in str(caught.value)
         if sent > 10_000:  # a small one has left by now
             with pytest.raises(Mismatch):
                 out.wait(10)

@@ -13,7 +13,7 @@ from multiring._native import ANY_SOURCE, ITEMSIZES
 from multiring.errors import Mismatch
 from multiring.runtime.mpi.channel import MESSAGE_TAG, Channel, complete
 from multiring.runtime.mpi.operation import Operation
-from multiring.runtime.mpi.signature import NBYTES, Signature, unpacked
+from multiring.runtime.mpi.signature import NBYTES, Signature, both_sides, unpacked
 
 
 class SendMessage(Operation):
@@ -58,9 +58,13 @@ class ReceiveMessage(Operation):
         rank = self.channel.members[member]
         if header._replace(number=self.signature.number) != self.signature:
             own = self.channel.members[self.channel.own]
+            with_tag = f" with tag {header.plan}" if header.is_sent_by_user() else ""
             raise Mismatch(
-                f"message number {header.number} from rank {rank} to rank {own} is {header} on rank {rank}, but "
-                f"{self.described()} on rank {own}",
+                both_sides(
+                    (own, self.signature.described(header, receives=True)),
+                    (rank, header.described(self.signature)),
+                    f"message number {header.number}{with_tag} from rank {rank} to rank {own}",
+                ),
                 rank=rank,
                 collective="recv",
                 number=header.number,
@@ -77,7 +81,7 @@ class ReceiveMessage(Operation):
         return self.is_complete
 
     def described(self) -> str:
-        return str(self.signature).replace("send(", "recv(")
+        return self.signature.described(receives=True)
 
     def waits_for(self) -> list[int]:
         own = self.channel.members[self.channel.own]

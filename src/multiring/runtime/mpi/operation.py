@@ -36,7 +36,7 @@ class Operation(ABC):
 
     def described(self) -> str:
         """The call in the user's words."""
-        return str(self.signature)
+        return self.signature.described()
 
     def complete(self) -> None:
         """Note that all is done, and when."""

@@ -14,7 +14,7 @@ from multiring.runtime.buffers import copy
 from multiring.runtime.mpi.channel import LANES, SLOTS, Channel, complete
 from multiring.runtime.mpi.operation import Operation
 from multiring.runtime.mpi.program import REDUCE, SEND, Extent, InstalledStep, Program, staged_bytes
-from multiring.runtime.mpi.signature import NBYTES, Signature, unpacked
+from multiring.runtime.mpi.signature import NBYTES, Signature, both_sides, unpacked
 
 _FLOAT32 = _native.DTYPES.index("float32")
 _SUM, _AVG = _native.OPS.index("sum"), _native.OPS.index("avg")
@@ -100,8 +100,11 @@ class Collective(Operation):
                 rank, own = self.channel.members[member], self.channel.members[self.channel.own]
                 raise Mismatch(
                     _native.explain_labels(
-                        f"call number {self.signature.number} is {self.signature} on rank {own}, but {theirs} on rank "
-                        f"{rank}"
+                        both_sides(
+                            (own, self.signature.described(theirs)),
+                            (rank, theirs.described(self.signature)),
+                            f"call number {self.signature.number}",
+                        )
                     ),
                     rank=rank,
                     collective=_native.COLLECTIVES[self.signature.collective],

@@ -31,19 +31,50 @@ class Signature(NamedTuple):
         """As it travels, `NBYTES` of it."""
         return np.array(self, np.int64)
 
-    def __str__(self) -> str:
-        name = COLLECTIVES[self.part_of if self.collective == _SEND else self.collective]
-        if self.collective == _BARRIER:
+    def described(self, other: Signature | None = None, *, receives: bool = False) -> str:
+        """The call in the user's words. What another call of the same operation has as well is left out."""
+        called = self._called()
+        if called == "barrier":
             return "barrier()"
-        said = f"{name}(count={self.elements}, dtype={DTYPES[self.dtype]}"
+        is_alike = other is not None and other._called() == called
+        other = other or self
+        found: list[str] = []
+
+        def add(name: str, own: object, its: object) -> None:
+            if not is_alike or own != its:
+                found.append(f"{name}={own}")
+
+        add("dtype", DTYPES[self.dtype], DTYPES[other.dtype])
+        add("count", self.elements, other.elements)
         if self.collective in (_ALL_REDUCE, _REDUCE_SCATTER, _REDUCE):
-            said += f", op={OPS[self.op]}"
+            add("op", OPS[self.op], OPS[other.op])
         if self.collective in (_BROADCAST, _REDUCE):
-            said += f", root={self.root}"
-        if self.collective != _SEND:
-            said += f", plan={self.plan >> 15 & 0xFFFFFFFFFFFF:012x}"
-            return said + (f", label={self.label:06x})" if self.label else ")")
-        return said + (f", tag={self.plan})" if self.part_of == _SEND else ")")
+            add("root", self.root, other.root)
+        if called == "send":
+            add("tag", self.plan, other.plan)
+        if self.label:
+            add("label", f"{self.label:06x}", f"{other.label:06x}")
+        elif is_alike and other.label:
+            found.append("no label")
+        if is_alike and not found and self.collective != _SEND:
+            add("plan", self._plan_id(), other._plan_id())
+        return f"{'recv' if receives and called == 'send' else called}({', '.join(found)})"
+
+    def is_sent_by_user(self) -> bool:
+        """Whether this is a message that is no part of a collective."""
+        return self.collective == self.part_of == _SEND
+
+    def _called(self) -> str:
+        return COLLECTIVES[self.part_of if self.collective == _SEND else self.collective]
+
+    def _plan_id(self) -> str:
+        return f"{self.plan >> 15 & 0xFFFFFFFFFFFF:012x}"
+
+
+def both_sides(first: tuple[int, str], second: tuple[int, str], disagree_on: str) -> str:
+    """What two ranks called, the lower rank first, and in which call they disagree."""
+    sides = ", ".join(f"rank {rank} called {called}" for rank, called in sorted((first, second)))
+    return f"{sides}: ranks disagree on {disagree_on}"
 
 
 def unpacked(header: NDArray[np.int64]) -> Signature:
