@@ -132,7 +132,7 @@ def test_the_caller_that_drives_its_call_is_told_as_well():
         work = broadcast(ranks[0], array, 3)
         wait_until_sent(ranks[0], 1)
         give_up(ranks[0], work, array)
-        with pytest.raises(PeerLost, match="rank 0 .* has given up a call"):
+        with pytest.raises(PeerLost, match=r"rank 0 .* has given up a call"):
             ranks[1].run(rooted_plan("broadcast", 3, 0, "direct"), np.zeros(COUNT, np.float32), timeout=20.0)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from multiring.mpi.signature import Signature, both_sides
 
 from multiring._native import COLLECTIVES, DTYPES, OPS
+from multiring.runtime.mpi.signature import Signature, both_sides
 
 
 def called(name: str, count: int = 6, dtype: str = "float32", op: str = "sum", **other: int) -> Signature:
