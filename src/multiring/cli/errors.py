@@ -14,6 +14,8 @@ from typing import TextIO
 
 import typer
 
+from multiring.errors import MultiringError
+
 USAGE_ERROR = 2
 
 
@@ -71,7 +73,7 @@ def _is_unread(output: TextIO) -> bool:
 
 
 @contextmanager
-def one_line_errors(command: str, also: type[Exception] = ValueError) -> Iterator[None]:
+def one_line_errors(command: str) -> Iterator[None]:
     """Turn a user's errors into one line and an exit code."""
     try:
         yield
@@ -85,7 +87,7 @@ def one_line_errors(command: str, also: type[Exception] = ValueError) -> Iterato
         if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
             raise  # typer ends the command quietly
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    except (also, ValueError, ImportError) as error:
+    except (MultiringError, ValueError, ImportError) as error:
         reason = str(error)
     else:
         return

@@ -64,7 +64,7 @@ def up(
     congestion: Annotated[str, typer.Option(help="TCP's congestion control on the lab.")] = "cubic",
 ) -> None:
     """Make a lab. It stays until `multiring lab down`."""
-    with one_line_errors("lab up", LabError):
+    with one_line_errors("lab up"):
         topology = topology_file.load(file)
         cluster = lab.up(topology, name or file.stem, congestion=congestion, cores=cores, detach=True)
         try:
@@ -87,7 +87,7 @@ def run(
     ] = "",
 ) -> None:
     """Run a program on every rank of a lab, by `multiring run` on its first host."""
-    with one_line_errors("lab run", LabError):
+    with one_line_errors("lab run"):
         cluster = lab.find(name)
         command = cluster.command(on, *words) if on else cluster.launch_command(*words)
         os.execvp(command[0], command)
@@ -112,7 +112,7 @@ def compare(
     steps: Steps = 5,
 ) -> None:
     """Measure collectives, or training steps, on a lab, ours beside those of the peers."""
-    with one_line_errors("lab peers", LabError):
+    with one_line_errors("lab peers"):
         check_kind(context, replayed)
         named = choose_peers(wanted, ON_A_LAB) if wanted else [peer for peer in installed() if peer in ON_A_LAB]
         measurement = (
@@ -133,7 +133,7 @@ def compare(
 
 def status(name: Name = "") -> None:
     """Show the labs that are up, and what runs on them."""
-    with one_line_errors("lab status", LabError):
+    with one_line_errors("lab status"):
         failed = []
         for each in [name] if name else lab.clusters():
             try:
@@ -148,7 +148,7 @@ def status(name: Name = "") -> None:
 
 def down(name: Name = "") -> None:
     """Remove a lab and everything that runs on it."""
-    with one_line_errors("lab down", LabError):
+    with one_line_errors("lab down"):
         lab.remove(name)
 
 

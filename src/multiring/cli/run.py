@@ -178,7 +178,7 @@ def run(
                     f"that Python ({python} -m multiring run ...)"
                 )
             code = run_over_ssh(job, placements, _words(ssh), python, _note)
-    except (LaunchError, MultiringError, ValueError) as error:
+    except (MultiringError, ValueError) as error:
         typer.echo(f"multiring run: {error}", err=True)
         code = USAGE_ERROR
     raise typer.Exit(code)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from multiring.errors import MultiringError
 from multiring.lab.directory import LABS, LOG, await_lock, clear, lock, processes
 from multiring.lab.network import design
 from multiring.planning import topology_file
@@ -29,7 +30,7 @@ NEEDS_ROOT = "a lab needs root, for network namespaces: run it with sudo"
 NONE_UP = "no lab is up; make one by multiring lab up TOPOLOGY.toml"
 
 
-class LabError(Exception):
+class LabError(MultiringError):
     """A lab cannot be made or used as asked; the message says why and what to do."""
 
 

@@ -11,6 +11,8 @@ The launcher decides, the agents do: they start ranks, pass on their output, and
 the launcher is gone. ``messages.py`` lists what the two say to each other.
 """
 
+from multiring.errors import MultiringError
 
-class LaunchError(Exception):
+
+class LaunchError(MultiringError):
     """The job cannot be started as asked; the message says why and what to do."""

@@ -148,7 +148,7 @@ class Agent:
                 raise ValueError(f"not a message of the launcher: {line[:100]!r}")
             try:
                 await self._handlers[message["kind"]](message)
-            except (LaunchError, MultiringError, ValueError, OSError) as error:
+            except (MultiringError, ValueError, OSError) as error:
                 self._send("error", text=system_message(error))
 
     def _send(self, kind: str, **fields: Any) -> None:

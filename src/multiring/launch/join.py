@@ -19,14 +19,8 @@ from multiring.net.loop import LoopThread, within
 
 RETRY_SECONDS = 0.5
 
-_KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
-)
-"""A host that vanishes is noticed after 30 s."""
+UNACKNOWLEDGED_SECONDS = 30.0
+"""Seconds after which an agent whose host acknowledges nothing counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +96,7 @@ class JoinedAgent(AgentConnection):
     @classmethod
     async def connect(cls, sock: socket.socket) -> JoinedAgent:
         """The connection over a socket that has been proved."""
-        for option in _KEEPALIVE:
-            sock.setsockopt(*option)
+        dial.keep_alive(sock, UNACKNOWLEDGED_SECONDS)
         host: str = sock.getpeername()[0]
         return cls(host, await AgentStreams.of_socket(sock))
 
@@ -164,8 +157,7 @@ def reach(meeting: HostMeeting, typed: TypedCommand) -> socket.socket:
             await asyncio.sleep(RETRY_SECONDS)
 
     sock = asyncio.run(try_all())
-    for option in _KEEPALIVE:
-        sock.setsockopt(*option)
+    dial.keep_alive(sock, UNACKNOWLEDGED_SECONDS)
     return sock
 
 

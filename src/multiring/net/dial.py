@@ -77,8 +77,12 @@ async def _connect(address: Address, source: str) -> socket.socket:
     return sock
 
 
-def keep_alive(sock: socket.socket) -> None:
-    """Send at once, and notice within half a minute that the other host is gone."""
+def keep_alive(sock: socket.socket, user_timeout: float | None = None) -> None:
+    """Send at once, and notice within half a minute that the other host is gone.
+
+    ``user_timeout`` is after how many seconds data that nobody acknowledges end the connection; None: as the kernel
+    has it.
+    """
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -86,6 +90,8 @@ def keep_alive(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    if user_timeout is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * user_timeout))
 
 
 async def race(
