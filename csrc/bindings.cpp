@@ -245,6 +245,18 @@ nb::tuple sizes() {
     return nb::tuple(list);
 }
 
+nb::dict ops_of_types() {
+    nb::dict found;
+    for (std::size_t type = 0; type < dtype_names.size(); ++type) {
+        nb::list ops;
+        for (std::size_t op = 0; op < op_names.size(); ++op)
+            if (is_defined(static_cast<Op>(op), static_cast<Dtype>(type)))
+                ops.append(nb::str(op_names[op].data(), op_names[op].size()));
+        found[nb::str(dtype_names[type].data(), dtype_names[type].size())] = nb::tuple(ops);
+    }
+    return found;
+}
+
 using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Peers = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -547,8 +559,9 @@ NB_MODULE(_native, m) {
     m.attr("DTYPES") = names(dtype_names);
     m.attr("ITEMSIZES") = sizes();
     m.attr("OPS") = names(op_names);
+    m.attr("OPS_OF") = ops_of_types();
     m.attr("ANY_SOURCE") = any_source;
-    m.attr("ASIDE") = first_aside;
+    m.attr("INTERNAL") = first_internal;
     m.attr("COLLECTIVES") = names(collective_names);
     m.def(
         "cut",

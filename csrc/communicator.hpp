@@ -37,7 +37,7 @@
 namespace multiring {
 
 // Communicators from this number on are for the library's own calls, each beside the one whose number is so much less.
-inline constexpr std::uint32_t first_aside = std::uint32_t{1} << 31;
+inline constexpr std::uint32_t first_internal = std::uint32_t{1} << 31;
 
 class Communicator;
 class Lane;
@@ -108,7 +108,7 @@ class Communicator {
     Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members, int self, Machine& machine);
     ~Communicator();
 
-    bool is_aside() const { return id >= first_aside; }
+    bool is_internal() const { return id >= first_internal; }
     int member_of(int world_rank) const;  // -1 if it is none; needs no mutex
 
     void give_number(Call& call);       // collectives

@@ -110,7 +110,7 @@ void Lane::end() {
     active_ = false;
     call_.transfer.reset();
     driven_by_progress.store(false, std::memory_order_relaxed);
-    if (!call_.installed->communicator->is_aside())
+    if (!call_.installed->communicator->is_internal())
         machine_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
 }
 
@@ -134,7 +134,7 @@ bool Lane::prepare() {
 void Lane::take_slots() {
     const std::size_t needed = rows_in_use_ * slot_bytes_;
     // Not for the job's own calls, which are few, nor in the lanes of messages, which are as many as these.
-    const bool is_own = call_.installed->communicator->is_aside();
+    const bool is_own = call_.installed->communicator->is_internal();
     const bool goes_around = call_.installed->any_shared && !is_own && !call_.is_point();
     const std::size_t most = goes_around ? machine_.spare_staging.of_a_lane() : 0;
     const std::size_t wanted = spare_refused_ ? 0 : std::min(most, most_times_needed * needed);

@@ -256,7 +256,7 @@ void Machine::note(const Call& call) {
                      std::memory_order_relaxed);
     last_number_.store(call.number, std::memory_order_relaxed);
     calls.fetch_add(1, std::memory_order_relaxed);
-    if (!call.installed->communicator->is_aside()) operations.fetch_add(1, std::memory_order_relaxed);
+    if (!call.installed->communicator->is_internal()) operations.fetch_add(1, std::memory_order_relaxed);
 }
 
 Lane* Machine::try_begin(const Call& call) {

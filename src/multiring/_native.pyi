@@ -20,13 +20,16 @@ ITEMSIZES: tuple[int, ...]
 OPS: tuple[str, ...]
 """sum avg min max prod band bor bxor; position = code."""
 
+OPS_OF: dict[str, tuple[str, ...]]
+"""The reductions that are defined for each type."""
+
 COLLECTIVES: tuple[str, ...]
 """all_reduce reduce_scatter all_gather broadcast reduce all_to_all barrier send recv; position = code."""
 
 ANY_SOURCE: int
 """As ``src`` of `Engine.recv`: whoever sends first."""
 
-ASIDE: int
+INTERNAL: int
 """From this number on a communicator is for the library's own calls, beside the one whose number is so much less."""
 
 class Description:

@@ -66,7 +66,7 @@ def adopt(communicator: Communicator) -> None:
     bootstrap.report(None)
     if communicator.world.timeline is not None and communicator.size > 1:
         timeline = communicator.world.timeline
-        timeline.offset = clocks.job_offset(communicator.aside, timeline.offset)
+        timeline.offset = clocks.job_offset(communicator.internal, timeline.offset)
     atexit.unregister(_exit)
     atexit.register(_exit)
 

@@ -15,16 +15,7 @@ OPS = {name: code for code, name in enumerate(_native.OPS)}
 COLLECTIVES = {name: code for code, name in enumerate(_native.COLLECTIVES)}
 ITEMSIZES = dict(zip(_native.DTYPES, _native.ITEMSIZES, strict=True))
 PLANNED = tuple(name for name in COLLECTIVES if name not in ("send", "recv", "gather", "scatter", "new_group"))
-
-OPS_OF = {
-    name: ("sum", "avg", "min", "max", "prod")
-    if "float" in name
-    else ("sum", "avg")
-    if "complex" in name
-    else tuple(op for op in OPS if op != "avg")
-    for name in DTYPES
-}
-"""The reductions that are defined for each type; avg would not be exact on integers."""
+OPS_OF = _native.OPS_OF
 
 _IMMUTABLE = ("jax", "jaxlib", "tensorflow")
 

@@ -18,6 +18,7 @@ from multiring import _native
 from multiring.env import MOST_BYTES
 from multiring.errors import Mismatch, MultiringError, ResourceError
 from multiring.planning.choice import Choice
+from multiring.planning.plan import BLOCKED
 from multiring.runtime.buffers import (
     COLLECTIVES,
     DTYPES,
@@ -51,6 +52,7 @@ INCARNATIONS = 1 << 16
 _ALL_REDUCE, _BROADCAST, _REDUCE = COLLECTIVES["all_reduce"], COLLECTIVES["broadcast"], COLLECTIVES["reduce"]
 _ALL_GATHER, _REDUCE_SCATTER = COLLECTIVES["all_gather"], COLLECTIVES["reduce_scatter"]
 _ALL_TO_ALL, _BARRIER = COLLECTIVES["all_to_all"], COLLECTIVES["barrier"]
+_BLOCKED = frozenset(COLLECTIVES[name] for name in BLOCKED)
 
 # Tags of the messages of which collectives that are no plans are made: a caller's are not negative.
 _TAGS = {"new_group": -1, "gather": -2, "scatter": -3, "all_to_all": -4}
@@ -107,27 +109,27 @@ class Communicator:
         self._engine.communicator(number, list(self.members), incarnation)
         world.groups.add(number)
         self._plans = Plans(world, number, self.members)
-        self._aside: Communicator | None = None
+        self._internal: Communicator | None = None
         self._tuner: Tuner | None = None
         self._native_calls = self._make_native_calls()
-        if world.settings.tune and not world.settings.plan and self.size > 1 and number < _native.ASIDE:
-            self._tuner = Tuner(world, self.aside, self._plans)
+        if world.settings.tune and not world.settings.plan and self.size > 1 and number < _native.INTERNAL:
+            self._tuner = Tuner(world, self.internal, self._plans)
 
     @property
-    def aside(self) -> Communicator:
+    def internal(self) -> Communicator:
         """The same ranks, for the library's own calls: they take no numbers of the caller's and try no plans.
 
         All ranks make it together, by asking for it.
         """
-        if self._aside is None:
-            self._aside = Communicator(
+        if self._internal is None:
+            self._internal = Communicator(
                 self.world,
                 self.members,
-                number=_native.ASIDE + self._number,
+                number=_native.INTERNAL + self._number,
                 incarnation=self._incarnation,
                 timeout=self.timeout,
             )
-        return self._aside
+        return self._internal
 
     @property
     def local_rank(self) -> int:
@@ -418,8 +420,8 @@ class Communicator:
         self._engine.forget(self._number)
         self._engine.withdraw(self._number)
         self.world.groups.discard(self._number)
-        if self._aside is not None:
-            self._aside.close()
+        if self._internal is not None:
+            self._internal.close()
         self._engine = cast("Engine", _Closed(f"this group, whose lowest rank is {min(self.members)}, was closed"))
         self._native_calls = self._tuner = None
 
@@ -480,7 +482,7 @@ class Communicator:
             raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
         if op not in OPS_OF[dtype] and collective in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER):
             raise ValueError(f"{op} is not defined for {dtype}: it has {', '.join(OPS_OF[dtype])}")
-        blocks = self.size if collective in (_ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL) else 1
+        blocks = self.size if collective in _BLOCKED else 1
         return blocks * count * ITEMSIZES[dtype]
 
     def _make_native_calls(self) -> NativeCalls | None:

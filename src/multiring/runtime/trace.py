@@ -176,8 +176,8 @@ def _place(event: Mapping[str, int], thread: int) -> tuple[tuple[int, ...], str]
     kind, lane, row = event["kind"], event["lane"], event["row"]
     if kind in (CALLER, IDLE):
         return (0, thread), ""
-    aside, number = divmod(event["communicator"], _native.ASIDE)
-    of = f"communicator {number}, lane {lane}" + (" (multiring's own calls)" if aside else "")
+    internal, number = divmod(event["communicator"], _native.INTERNAL)
+    of = f"communicator {number}, lane {lane}" + (" (multiring's own calls)" if internal else "")
     return ((1, lane), of) if kind == CALL else ((1, lane, row), f"{of}, row {row}")
 
 

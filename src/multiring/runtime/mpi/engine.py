@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from multiring import env, errors
-from multiring._native import ANY_SOURCE, ASIDE, COLLECTIVES, OPS
+from multiring._native import ANY_SOURCE, COLLECTIVES, INTERNAL, OPS
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
 from multiring.runtime.mpi.channel import Channel, largest_tag
 from multiring.runtime.mpi.messages import Inbox, ReceiveMessage, SendMessage
@@ -265,7 +265,7 @@ class MpiEngine:
             signature = Signature(collective, number, count, dtype, op, root, program.plan, collective, label)
             operation = Collective(channel, program, signature, pointer, timeout, owner)
             self._active.append(operation)
-            if program.communicator < ASIDE:
+            if program.communicator < INTERNAL:
                 self._segments += operation.segments
         return operation
 
@@ -273,7 +273,7 @@ class MpiEngine:
     def _calling(self, communicator: int) -> Iterator[None]:
         self._check_usable()
         with self._lock:
-            self._operations += communicator < ASIDE
+            self._operations += communicator < INTERNAL
             yield
 
     def _in_background(self, operation: Operation) -> MpiWork:
