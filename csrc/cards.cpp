@@ -9,7 +9,7 @@ namespace {
 
 // More do not make sums from memory faster.
 constexpr double most_helpers = 4;
-// Other ranks that have not heard of the failure yet may read what is overwritten then.
+// Other ranks that have all they need may end the call well until then. Who reads later sees that it was given up.
 constexpr auto abandoning_grace = std::chrono::milliseconds(250);
 // At shutdown, after a failure: a stream of the caller's may never come to where a call of ours waits for it.
 constexpr auto longest_draining = std::chrono::seconds(5);

@@ -169,6 +169,7 @@ class Engine final : public Surroundings {
         Engine& engine_;
     };
 
+    void suspect(int rank, const std::string& reason) override;
     void wake_progress() override;
     std::string rank_name(int rank) const override;
     const std::string& host(int rank) const override;
@@ -181,7 +182,6 @@ class Engine final : public Surroundings {
     void release_descriptors();
     bool drain_sockets();
     void divide_cores();
-    void suspect(int rank, const std::string& reason);
     Failure raised() const;  // the failure, which somebody hears of now
     Failure failure_of(const Call& call) const;
     [[noreturn]] void raise(Failure failure) const;  // to a caller

@@ -73,7 +73,7 @@ void Lane::begin(const Call& call) {
     held_.clear();
     base_ = next_ = 0;
     limit_.store(2 * rows_in_use_, std::memory_order_relaxed);
-    prepared_ = false;
+    prepared_ = spoilt_ = false;
     const bool is_empty = call.count == 0;  // a message without bytes is a frame that asks
     if (call.collective == Collective::send)
         opened_ = is_empty || call.installed->any_direct;
@@ -228,7 +228,7 @@ bool Lane::row_is_clear(std::uint32_t segment) const {
 // Run one segment's list as far as it goes.
 bool Lane::step(std::uint32_t segment) {
     Row& row = rows_[segment % rows_in_use_];
-    if (row.done) return false;
+    if (row.done || spoilt_) return false;
     const auto& instructions = schedule_->instructions;
     const std::uint32_t before = row.next;
     for (; row.next < instructions.size(); ++row.next) {
@@ -243,12 +243,14 @@ bool Lane::step(std::uint32_t segment) {
             if (!shared.task.is_done()) break;
             row.shared = false;
             --shared_count_;
+            if (!has_read_what_was_sent(row, in)) return false;
             give_back(row, in, extent, shared.took);
         } else {
             if (!ready(row, in)) break;
             if (tracer_) tracer_->go_on(segment % rows_in_use_);
             if (share(row, in, extent)) return true;
             const Clock::duration took = combine(row, in, extent, sources_);
+            if (!has_read_what_was_sent(row, in)) return false;
             give_back(row, in, extent, took);
         }
     }
@@ -433,6 +435,20 @@ Clock::duration Lane::combine(const Row& row, const Instruction& in, const Exten
             reduce(in, destination, extent.count, sources);
     }
     return start ? Clock::now() - *start : Clock::duration{};
+}
+
+// A peer whose call has failed may overwrite what it sent while it is read, and a rank that is stopped may read it much
+// later. So who has read looks, before anybody is handed what was made of it.
+bool Lane::has_read_what_was_sent(const Row& row, const Instruction& in) {
+    for (std::uint32_t i = 0; i < in.message_count; ++i) {
+        const Link& from = *arrival_of(row, in, i).from;
+        if (!from.is_given_up()) continue;
+        spoilt_ = true;
+        machine_.surroundings.suspect(
+            from.peer, machine_.surroundings.rank_name(from.peer) + " has given up a call, and has not told why");
+        return false;
+    }
+    return true;
 }
 
 // What arrived has been read: its senders have it back.

@@ -123,6 +123,7 @@ class Lane {
     void send(const Row& row, const Instruction& in, const Extent& extent);
     Arrival& arrival_of(const Row& row, const Instruction& in, std::uint32_t i) const;
     Clock::duration combine(const Row& row, const Instruction& in, const Extent& extent, Sources& sources);
+    bool has_read_what_was_sent(const Row& row, const Instruction& in);
     void give_back(const Row& row, const Instruction& in, const Extent& extent, Clock::duration took);
     bool share(Row& row, const Instruction& in, const Extent& extent);
     void wait_for_team();
@@ -185,6 +186,7 @@ class Lane {
     std::size_t itemsize_ = 1, slice_ = 0;
     std::uint32_t segment_count_ = 0, rows_in_use_ = 1;
     bool in_arena_ = false, streaming_ = false, prepared_ = false, gave_back_ = false;
+    bool spoilt_ = false;   // what was read is not what was sent: the call cannot end well
     bool narrows_ = false;  // the schedule's wires hold: float32 is summed
     Clock::time_point began_{};
     std::unique_ptr<LaneTracer> tracer_;  // if the machine traces

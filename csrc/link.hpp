@@ -75,6 +75,8 @@ class Link {
     virtual bool drain() = 0;
     // The payload was read.
     virtual void give_back(Payload payload, std::size_t bytes) = 0;
+    // Whether what was read so far may not be what the peer sent: a call has failed there, and its memory is its own.
+    virtual bool is_given_up() const { return false; }
     // Send what was held back; true if nothing is left.
     virtual bool flush() = 0;
     // After this returns no caller's memory is read any more; nothing more is sent.

@@ -350,6 +350,7 @@ void Machine::deliver(Link& from, const Frame& frame, Payload payload) {
 }
 
 void Machine::abandon() {
+    arena->give_up();
     for (const auto& link : attached()) link->abandon();
 }
 

@@ -28,6 +28,8 @@ inline constexpr int any_source = -1;  // receive from whoever sends first
 class Surroundings {
   public:
     virtual void fail(Failure failure) = 0;
+    // The same, of the rank's loss, unless a better reason comes within a moment.
+    virtual void suspect(int rank, const std::string& reason) = 0;
     virtual void wake_progress() = 0;
     virtual std::string rank_name(int rank) const = 0;  // "rank 3 (host b)"
     virtual const std::string& host(int rank) const = 0;

@@ -39,6 +39,7 @@ class LocalLink final : public Link {
     void notify() override;
     bool drain() override;
     void give_back(Payload payload, std::size_t bytes) override;
+    bool is_given_up() const override { return theirs_->is_given_up(); }
     bool flush() override;
     void disown() noexcept override;
     Traffic traffic() const override;

@@ -18,7 +18,7 @@ namespace multiring {
 namespace {
 
 constexpr std::uint64_t magic = 0x676e697269746c75;  // "ultiring"
-constexpr std::uint32_t layout = 2;
+constexpr std::uint32_t layout = 3;
 constexpr std::size_t smallest_arena = std::size_t{16} << 20;
 // Of the arena's end that arrays may not have: the lanes of two communicators stage with a megabyte each. A failure of
 // `empty` can be borne, a call that cannot stage fails the job.
@@ -114,6 +114,12 @@ void Arena::make_heard() {
     std::uninitialized_value_construct_n(slots, count);
     heard_ = {slots, count};
     __atomic_store_n(&header().heard, place(slots), __ATOMIC_RELEASE);
+}
+
+// Whoever reads a byte that is written after this, and then looks, sees it.
+void Arena::give_up() noexcept {
+    __atomic_store_n(&header().given_up, 1, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
 void Arena::commit(std::size_t place, std::size_t bytes) {

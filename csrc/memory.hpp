@@ -34,6 +34,9 @@ struct Header {
     std::uint32_t world_size;
     std::uint64_t arena_bytes;
     std::uint64_t mailboxes;  // place of the directory: per world rank, the place of its mailbox / 64, 0 if none
+    // 1: a call has failed here, and what peers read may be overwritten. On the line that nobody writes while all is
+    // well, so that looking costs a reader nothing.
+    std::uint32_t given_up;
     alignas(cache_line) std::uint32_t sleeping;  // 1: write my doorbell when you post
     alignas(cache_line) cpu_set_t cores;         // that this rank may run on
     alignas(cache_line) StatusSlot status;       // that it lives, and what it waits for
@@ -54,6 +57,8 @@ class Arena {
     Header& header() const { return *reinterpret_cast<Header*>(base_); }
     std::uint32_t* mailbox_directory() const { return reinterpret_cast<std::uint32_t*>(base_ + header().mailboxes); }
 
+    // Callers have their buffers back before peers have read them. Who read them finds that out afterwards.
+    void give_up() noexcept;
     // Where to publish what other hosts tell of their ranks; made when first needed.
     std::span<StatusSlot> heard() { return heard_; }
     void make_heard();
@@ -126,6 +131,11 @@ class PeerArena {
     // Memory that the peer announced; nullptr if it lies outside the arena.
     const std::byte* at(std::uint64_t place, std::size_t bytes) const {
         return place <= size_ && bytes <= size_ - place ? base_ + place : nullptr;
+    }
+    // Whether anything that was read before may not be what the peer sent.
+    bool is_given_up() const noexcept {
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        return __atomic_load_n(&header().given_up, __ATOMIC_RELAXED) != 0;
     }
     void unmap() noexcept;
 

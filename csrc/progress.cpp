@@ -242,6 +242,14 @@ void Engine::check_suspicions() {
     {
         const std::lock_guard lock(mutex_);
         const auto now = Clock::now();
+        if (std::none_of(suspicions_.begin(), suspicions_.end(), [&](const auto& each) { return each.first <= now; }))
+            return;
+    }
+    poll_connections({});  // a process that was stopped may have slept while the better reason came
+    take_inbox();
+    {
+        const std::lock_guard lock(mutex_);
+        const auto now = Clock::now();
         std::erase_if(suspicions_, [&](const auto& suspicion) {
             if (suspicion.first > now) return false;
             due.push_back(suspicion.second);
