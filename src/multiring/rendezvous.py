@@ -19,7 +19,7 @@ import os
 import secrets
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -87,6 +87,8 @@ class World:
     """The generation in which each rank came."""
     groups: set[int] = field(default_factory=set)
     """The numbers of the communicators that exist."""
+    dropped: deque[int] = field(default_factory=deque)
+    """Those of groups that nobody can call any more, and that were not closed: the next group frees them."""
     draws: Iterator[int] = field(default_factory=itertools.count)
     """Counts the numbers that this rank draws for groups."""
     timeline: trace.Timeline | None = None
