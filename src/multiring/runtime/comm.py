@@ -108,6 +108,12 @@ class Communicator:
         self._number, self._incarnation = number, incarnation
         self._engine.communicator(number, list(self.members), incarnation)
         world.groups.add(number)
+        # Garbage may be collected in any thread, in the middle of anything: here it is only noted. MPI frees a group by
+        # a collective call, which collectors of several processes cannot agree on.
+        self._drop = weakref.finalize(self, world.dropped.append, number)
+        self._drop.atexit = False
+        if number == 0 or world.settings.engine == "mpi":
+            self._drop.detach()
         self._plans = Plans(world, number, self.members)
         self._internal: Communicator | None = None
         self._tuner: Tuner | None = None
@@ -356,6 +362,7 @@ class Communicator:
         if self.rank not in chosen:
             return None
         members = [self.members[rank] for rank in chosen]
+        self._free_dropped()
         number, incarnation = self._agree_on_number(chosen, members)
         limit = self.timeout if timeout is None else timeout
         return Communicator(self.world, members, number=number, incarnation=incarnation, timeout=limit)
@@ -404,7 +411,11 @@ class Communicator:
         return {level: dict(counted) for level, counted in sums.items()}
 
     def publish(self) -> int:
-        """Let native code, such as XLA's, call this communicator by the number returned, until it is closed."""
+        """Let native code, such as XLA's, call this communicator by the number returned, until it is closed.
+
+        Dropping it closes it no longer: that code may be all that knows it.
+        """
+        self._drop.detach()
         calls = self._engine.native_calls(self.rank, self.size, self.timeout, self._plans.handle)
         self._engine.publish(self._number, calls)
         return self._number
@@ -417,13 +428,31 @@ class Communicator:
         """Give up a group, if that was not done. ValueError while collectives of it are in flight."""
         if isinstance(self._engine, _Closed):
             return
-        self._engine.forget(self._number)
-        self._engine.withdraw(self._number)
-        self.world.groups.discard(self._number)
+        self._free(self._number)
+        self._drop.detach()
+        self._free_dropped()
         if self._internal is not None:
             self._internal.close()
         self._engine = cast("Engine", _Closed(f"this group, whose lowest rank is {min(self.members)}, was closed"))
         self._native_calls = self._tuner = None
+
+    def _free(self, number: int) -> None:
+        self.world.engine.forget(number)
+        self.world.engine.withdraw(number)
+        self.world.groups.discard(number)
+
+    def _free_dropped(self) -> None:
+        """Free the groups that were dropped so far; one with operations in flight has its turn later."""
+        dropped = self.world.dropped
+        for _ in range(len(dropped)):
+            try:
+                number = dropped.popleft()
+            except IndexError:  # another thread is at it
+                return
+            try:
+                self._free(number)
+            except ValueError:
+                dropped.append(number)
 
     def _call(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,8 @@ class World:
     """The generation in which each rank came."""
     groups: set[int] = field(default_factory=set)
     """The numbers of the communicators that exist."""
+    dropped: deque[int] = field(default_factory=deque)
+    """Those of groups that nobody can call any more, and that were not closed: the next group frees them."""
     draws: Iterator[int] = field(default_factory=itertools.count)
     """Counts the numbers that this rank draws for groups."""
     timeline: trace.Timeline | None = None
