@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from multiring import _native, env, probe
+from multiring import _native, env, probe, version
 from multiring.errors import RendezvousError
 from multiring.job import bootstrap, descriptors
 from multiring.job.bootstrap import RankIdentity, no_meeting
@@ -46,7 +46,6 @@ from multiring.planning.topology import Topology
 from multiring.runtime import trace
 from multiring.runtime.world import World
 from multiring.simulate import forced
-from multiring.version import __version__
 
 if TYPE_CHECKING:
     from multiring.runtime.mpi.engine import MpiEngine
@@ -194,7 +193,7 @@ def _join(
     ports = dict(own)
     cards = [card for card in interfaces.admitted(settings.interface, loopback=True) if str(card[1]) in ports]
     introduction = {
-        "version": __version__,
+        "version": version.__version__,
         "agreed": {"the number of ranks": str(identity.world_size), **env.agreed(settings)},
         "host": settings.host or socket.gethostname(),
         "machine": local.machine(),
