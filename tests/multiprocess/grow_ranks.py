@@ -132,7 +132,7 @@ def lose_another(dying: int, number: int, when: str, go: str) -> dict[str, Any]:
 def _die_at(when: str) -> None:
     """Be killed before, or after, a step of an admission."""
     steps: dict[str, tuple[Any, str, int]] = {
-        "roster": (growth, "_told", 0),
+        "members": (growth, "_told", 0),
         "answer": (Admission, "answer", 0),
         "engine": (rendezvous, "_engine", 0 if NUMBER else 2),  # after those of the start and of the shrunk world
         "verdict": (growth, "_concluded", 0),

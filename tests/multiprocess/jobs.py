@@ -66,7 +66,7 @@ class Job:
     @property
     def applied(self) -> int:
         """How many have asked to be admitted."""
-        return int(self._server.peek("multiring/test/0/lobby/tickets") or 0)
+        return int(self._server.peek("multiring/test/0/queue/join_ids") or 0)
 
     @property
     def store_port(self) -> int:

@@ -66,7 +66,7 @@ def test_a_newcomer_is_killed_while_it_is_admitted(when: str, hosts: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("dying", "when"),
-    [(0, "before roster"), (0, "after roster"), (1, "before engine"), (0, "before verdict"), (1, "after verdict")],
+    [(0, "before members"), (0, "after members"), (1, "before engine"), (0, "before verdict"), (1, "after verdict")],
 )
 def test_a_member_is_killed_while_it_admits_others(dying: int, when: str, tmp_path: Path) -> None:
     go = tmp_path / "go"

@@ -76,7 +76,7 @@ def test_torchs_store_swaps_alike() -> None:
     swaps(TorchStore(served), TorchStore(dist.TCPStore("127.0.0.1", served.port, is_master=False)))
 
 
-def test_the_end_of_a_connection_settles_what_it_bequeathed(server: Server) -> None:
+def test_the_end_of_a_connection_settles_what_was_set_at_its_end(server: Server) -> None:
     one, two = connect(server), connect(server)
     one.settle("settled", b"before")
     one.set_at_end("settled", b"too late")
