@@ -133,8 +133,8 @@ Failure Engine::told_by(const Notice& notice) const {
             notice.seconds};
 }
 
-// Of two ranks that disagree each names the other one; a third rank the one whose call is not its own, and where it has
-// made neither call, the higher.
+// The mismatch as this rank reports it. Each of two ranks that disagree names the other one. A third rank names the one
+// whose call is not its own; if it has made neither call, it names the higher rank.
 Failure Engine::mismatch_told_by(const Notice& notice) const {
     Failure failure{notice.kind,    notice.rank,        "", "", -1, notice.text, notice.seconds,
                     notice.witness, notice.disagreement};

@@ -212,8 +212,8 @@ nb::dict statistics(const Engine& engine) {
     return result;
 }
 
-// By thread: its id, whether it is the progress thread, how many events were overwritten, and the others as bytes
-// (trace.py).
+// What each thread traced: its id, whether it is the progress thread, how many events were overwritten, and the others
+// as bytes (trace.py).
 nb::list traced(const Engine& engine) {
     nb::list result;
     for (const Trace::Thread& thread : engine.traced()) {

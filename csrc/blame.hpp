@@ -6,7 +6,7 @@
 //     rank 5 waits for 4, which waits for 3, which called nothing      -> 3, late
 //     rank 0 receives from 1, which receives from 0                    -> 0 and 1, in a circle
 //
-// In one and the same call ranks often wait for each other, while bytes are on their way: that is no circle. Pure.
+// Ranks often wait for each other in one and the same call, while bytes are on their way: that is no circle. Pure.
 #pragma once
 
 #include <span>

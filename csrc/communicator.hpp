@@ -115,7 +115,7 @@ class Communicator {
     Lane* try_begin(const Call& call);  // nullptr while its lane is taken or it is not its turn
     Lane* begin_point(Call& call);      // send, recv: numbers it too; nullptr if it has to wait for its turn
     void end(Lane& lane, bool completed);
-    // So many collectives, from the first on, were completed here.
+    // How many collectives, from the first on, were completed here.
     std::uint64_t completed() const;
     void deliver(const Delivery& delivery);
     std::vector<Delivery> take_parked();                                   // what nobody will call for any more
@@ -167,7 +167,7 @@ class Communicator {
     std::map<Point, Lane*> points_;  // in flight
     std::map<Point, Parked> parked_points_;
     std::uint64_t parked_so_far_ = 0;
-    // By tag: a receive from any member, and those called after it, which may not take its message.
+    // A receive from any member, and those called after it, which may not take its message; by tag.
     std::map<std::uint64_t, std::deque<Call>> queued_;
     std::uint64_t next_ticket_ = 0;
     std::map<std::uint64_t, Lane*> served_;  // by ticket, until `try_begin`

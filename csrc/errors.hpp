@@ -18,7 +18,7 @@ inline const char* class_name(ErrorKind kind) {
     return classes[static_cast<int>(kind)];
 }
 
-// Of a mismatch: which call, and fingerprints of what the culprit and the witness called, 0 where that is not known.
+// A mismatch: which call, and fingerprints of what the culprit and the witness called, 0 where that is not known.
 struct Disagreement {
     std::uint32_t communicator = 0;
     std::uint64_t number = 0;

@@ -35,7 +35,7 @@ void explain_labels(std::string& message);
 // Add those that another message has; whether there were any.
 bool take_over_labels(std::string& message, const std::string& other);
 bool lacks_labels(const std::string& message);
-// Of two long lines leave out what both have before and after their difference.
+// Leave out of two long lines what both have before and after their difference.
 void contrast_labels(std::string& message);
 
 }  // namespace multiring

@@ -141,7 +141,7 @@ class Machine final : public Receiver {
     std::atomic<std::size_t> attached_count_{0};
     std::unordered_map<std::uint32_t, std::shared_ptr<Communicator>> communicators_;
     std::unordered_map<std::uint32_t, std::uint16_t> latest_;  // by id ever made here: its last incarnation
-    // For communicators that are not made here yet; of those that are over nothing is kept.
+    // What has arrived for communicators that are not made here yet; nothing is kept for those that are over.
     std::vector<Delivery> orphans_;
     std::vector<std::shared_ptr<Communicator>> forgotten_;  // peers still read their staging
     std::vector<std::unique_ptr<Installed>> installed_;

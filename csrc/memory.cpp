@@ -20,8 +20,8 @@ namespace {
 constexpr std::uint64_t magic = 0x676e697269746c75;  // "ultiring"
 constexpr std::uint32_t layout = 3;
 constexpr std::size_t smallest_arena = std::size_t{16} << 20;
-// Of the arena's end that arrays may not have: the lanes of two communicators stage with a megabyte each. A failure of
-// `empty` can be borne, a call that cannot stage fails the job.
+// Most bytes at the arena's end that arrays may not have: the lanes of two communicators stage with a megabyte each. A
+// failure of `empty` can be borne, a call that cannot stage fails the job.
 constexpr std::size_t most_for_staging = std::size_t{16} << 20;
 constexpr std::size_t arena_per_staging = 8;
 constexpr std::size_t kept_idle = std::size_t{64} << 20;  // freed memory that stays ours for the next allocation

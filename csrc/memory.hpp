@@ -77,7 +77,7 @@ class Arena {
     enum class Use { engine, array };
     void* allocate(std::size_t bytes, Use use = Use::engine);
     void release(void* pointer);
-    // So that who writes there first, and who reads it then, does not take a fault for every page.
+    // Map all pages of a range, so that its first writer, and its first reader, does not take a fault for every page.
     void populate(void* pointer, std::size_t bytes) noexcept;
     std::size_t allocated_bytes() const;
     std::size_t committed_bytes() const;
@@ -122,7 +122,7 @@ class PeerArena {
     PeerArena& operator=(const PeerArena&) = delete;
 
     const Header& header() const { return *reinterpret_cast<const Header*>(base_); }
-    // By world rank; nullptr if the peer publishes none.
+    // What the peer has heard of each rank, by world rank; nullptr if it publishes nothing.
     const StatusSlot* heard() const {
         const std::uint64_t place = __atomic_load_n(&header().heard, __ATOMIC_ACQUIRE);
         return place == 0 ? nullptr

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 KEPT = 64
-"""So many files are kept, the latest; a cluster whose hosts are made anew for each job would leave no end of them."""
+"""Number of files that are kept of a kind, the latest; a cluster whose hosts are made anew for each job would leave no
+end of them."""
 
 
 def path(hosts: Sequence[Any]) -> Path:

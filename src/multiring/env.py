@@ -132,7 +132,7 @@ def is_ipv6(text: str) -> bool:
 
 
 def parse_wire(text: str) -> dict[str, str] | str:
-    """By level the format in which float32 travels; "auto" and nothing stay what they are."""
+    """The format in which float32 travels at each level, by level; "auto" and "" are returned as they are."""
     if text in ("", "auto"):
         return text
     found = [part.strip().partition("=") for part in text.split(",")]

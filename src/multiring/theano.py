@@ -24,7 +24,8 @@ __all__ = ["average", "broadcast_variables"]
 LIBRARIES = ("theano", "aesara", "pytensor")
 
 _communicators: dict[int, Communicator] = {}
-"""By their numbers, which Ops hold: PyTensor's Numba pickles an Op, and a communicator cannot be pickled."""
+"""Communicators by their numbers. Ops hold the numbers, since PyTensor's Numba pickles an Op, and a communicator cannot
+be pickled."""
 
 
 def average(

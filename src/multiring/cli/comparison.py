@@ -196,7 +196,7 @@ class Replay:
 
 
 def _conditions(site: Site) -> dict[str, object]:
-    """Of a result: how many ranks, where, and the topology file of a cluster."""
+    """The conditions of a result: how many ranks, where, and the topology file of a cluster."""
     cluster = {} if site.topology is None else {"topology": topology_file.text(site.topology)}
     return {"ranks": site.world_size, "where": site.about, **cluster, **site.settings}
 

@@ -191,7 +191,7 @@ def _count(number: int, what: str) -> str:
 
 
 def answer_of(point: Point, key: str) -> str:
-    """Which strategy is how efficient at a point of a sweep of ``key``, in a sentence."""
+    """A sentence that says how efficient the best and the worst strategy are at a point of a sweep of ``key``."""
     hosts = len(set(point.training.topology.hosts))
     where = f"on {units.count(hosts, 'host')}" if key == "hosts" else f"at {key} {getattr(point.request, key)}"
     results = {result.strategy: result for result in point.results}
@@ -199,7 +199,7 @@ def answer_of(point: Point, key: str) -> str:
 
 
 def approximation_of(points: Sequence[Point]) -> str:
-    """Which results are approximate, in a line; empty if none is."""
+    """A line that names the strategies whose results are approximate; empty if none is."""
     names = dict.fromkeys(result.strategy for point in points for result in point.results if result.approximate)
     if not names:
         return ""
@@ -237,7 +237,7 @@ def asynchrony_of(points: Sequence[Point]) -> str:
 
 
 def curves_of(points: Sequence[Point], names: Sequence[str]) -> dict[str, list[float | None]]:
-    """By strategy, the efficiency at each point."""
+    """The efficiency at each point, by strategy; None where a strategy has no result."""
     return {
         name: [p.results[i].efficiency if p.results[i].seconds is not None else None for p in points]
         for i, name in enumerate(names)

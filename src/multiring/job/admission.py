@@ -26,10 +26,10 @@ ANSWER_SECONDS = 5.0
 """A newcomer that has not answered by then is not invited again."""
 
 MOST_INVITATIONS = 3
-"""So often may the world not come about in which a newcomer was to be, before it is refused."""
+"""Times that a newcomer is invited before it is refused, because no world with it has come about."""
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the verdict, while something else is waited for."""
+"""Seconds between two looks at the verdict, while something else is waited for."""
 
 Record = dict[str, Any]
 
@@ -87,7 +87,7 @@ class JoinQueue:
         return Admission(self._store, key, who)
 
     def invite(self, admission: Admission, join_id: int) -> bool:
-        """False if it was too often; it is refused then."""
+        """Invite a newcomer; if that was done too often, refuse it and return False."""
         number = self._next(join_id)
         if number <= MOST_INVITATIONS:
             self._put(f"{join_id}/{number}", {"admission": admission.key})

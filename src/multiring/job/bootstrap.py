@@ -24,10 +24,10 @@ from multiring.job.store import Client, JobStore, Server, TorchStore
 from multiring.net import interfaces, listen
 
 SLURM_PORTS = range(20000, 30000)
-"""Where rank 0 of a Slurm step serves the store if MULTIRING_PORTS does not say."""
+"""The ports on which rank 0 of a Slurm step may serve the store if MULTIRING_PORTS does not say."""
 
 SLURM_CHOICES = 8
-"""So many of these ports, chosen by the step's number, are tried: other jobs of the host may have some of them."""
+"""Most ports that are tried, chosen by the number of the Slurm step: other jobs of the host may have some of them."""
 
 REPORT = "multiring-report"
 """The name of the memory behind MULTIRING_REPORT_FD."""
@@ -248,7 +248,7 @@ def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str
 
 @contextlib.contextmanager
 def no_meeting(settings: env.Settings) -> Iterator[JobMeeting]:
-    """For a world of one, and for ranks that have met before."""
+    """The meeting of a world of one, and of ranks that have met before: RendezvousError, as they need none."""
     raise RendezvousError("there is no store in which to meet")
     yield
 

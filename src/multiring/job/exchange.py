@@ -272,7 +272,8 @@ def _left_over(restart: int, newest: int) -> str:
 
 
 def _cause(failed: Sequence[Record]) -> Record:
-    """Of those that failed who blames nobody else, or else somebody who could not even report."""
+    """The failure that caused the others: of a rank that blames nobody else, or else of one that could not even
+    report."""
     reported = {record["by"] for record in failed}
     own = [record for record in failed if record["rank"] == record["by"]]
     silent = [record for record in failed if record["rank"] not in reported]

@@ -26,7 +26,7 @@ def expand(listed: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """Of "03-04,7": "03", "04" and "7"."""
+    """The numbers in a list of ranges: "03", "04" and "7" for "03-04,7"."""
     numbers: list[str] = []
     for each in ranges.split(","):
         first, _, last = each.partition("-")

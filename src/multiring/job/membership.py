@@ -38,11 +38,11 @@ from multiring.net.loop import within
 from multiring.runtime.world import World
 
 WATCH_AFTER_SECONDS = 0.5
-"""Who has not come by then is looked for."""
+"""Seconds after which a rank that has not come is looked for."""
 
 RETRY_SECONDS = 0.2
 ASKED_AT_ONCE = 16
-"""So many of the lower ranks are asked at the same time whether they live."""
+"""Number of lower ranks that are asked at the same time whether they live."""
 
 Ballot = tuple[int, int]
 

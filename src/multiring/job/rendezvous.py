@@ -54,7 +54,7 @@ CONTROL_FANOUT = 4
 """Children of a host in the control tree: depth 5 at 1,024 hosts."""
 
 REJOIN_HEARTBEATS = 4
-"""In the time of so many heartbeat time-outs survivors meet, or look once more for who survives."""
+"""Number of heartbeat time-outs in which survivors must meet; after that they look once more for who survives."""
 
 _log = logging.getLogger("multiring")
 _joins: Counter[str] = Counter()  # init after shutdown must not read what the last one wrote
@@ -158,7 +158,7 @@ def _alone(identity: RankIdentity, settings: env.Settings, text: str, acceptor: 
 
 
 def _origins(identity: RankIdentity) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which ranks they were when the job started, and in which generation each came."""
+    """The rank that each had when the job started, and the generation in which each came."""
     size = identity.world_size
     return identity.members or tuple(range(size)), identity.entered or (identity.generation,) * size
 

@@ -32,7 +32,8 @@ NOTICE_SECONDS = 10.0
 """After this long a store that does not answer is named, then at doubling intervals."""
 
 SHORT_SECONDS, POLL_SECONDS = 2.0, 0.01
-"""Of torch's store: what is waited for no longer is asked for so often: each wait that ends in vain logs lines."""
+"""Waits of at most ``SHORT_SECONDS`` ask torch's store every ``POLL_SECONDS``, since each wait of the store itself that
+ends in vain logs lines."""
 
 _log = logging.getLogger("multiring")
 _T = TypeVar("_T")

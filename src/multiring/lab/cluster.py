@@ -20,7 +20,7 @@ from multiring.planning.topology import Topology
 
 TOPOLOGY = "topology.toml"
 STATE = "state.json"
-"""In a lab's directory."""
+"""Names of the files in a lab's directory that hold its topology and its state."""
 
 KEEPER = "multiring.lab.keeper"
 """The module whose process holds a lab; its argument is the directory."""

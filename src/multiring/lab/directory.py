@@ -15,10 +15,10 @@ LABS = Path("/run/multiring-lab")
 """Holds a directory for every lab."""
 
 HOSTS, LOG = "hosts", "log"
-"""In a lab's directory: its list of hosts, and what its keeper says."""
+"""Names of the files in a lab's directory that hold its list of hosts, and what its keeper says."""
 
 END_SECONDS = 10.0
-"""How long the end of a lab's processes may take."""
+"""Seconds that the end of a lab's processes may take."""
 
 
 def claim(directory: Path) -> int | None:

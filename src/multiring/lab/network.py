@@ -28,17 +28,19 @@ FABRIC = ""
 
 MAX_HOSTS = 254
 MAX_CARDS = 250
-"""Of a host: each has a network and a routing table of its own, of which 256 have numbers."""
+"""Most cards of a host: each has a network and a routing table of its own, of which 256 have numbers."""
 
 HOST_NAME = re.compile(r"(?!localhost$)(?![0-9.]+$)[a-z0-9_][a-z0-9._-]{0,62}", re.IGNORECASE)
 """What a host can be called on command lines and in a list of hosts, and is no address."""
 
 RATES = (1.0, 50e9)
-"""Of a link, bytes a second: token buckets count whole ones, and their queues hold 4 GB at most."""
+"""Lowest and highest rate of a link, bytes a second: token buckets count whole bytes, and their queues hold 4 GB at
+most."""
 LARGEST_BURST = 1e9
 
 FORWARDER_SECONDS = 50e-6
-"""What a forwarder takes by itself. A delay that is not longer needs none: the way through the kernel takes as long."""
+"""Seconds that a forwarder takes by itself. A delay that is not longer needs none: the way through the kernel takes as
+long."""
 
 BURST = (2e-3, 70e3)
 QUEUE = (50e-3, 400e3)

@@ -36,7 +36,7 @@ def _slots(cluster: Cluster) -> str:
 
 
 def _hydra(cluster: Cluster) -> list[str]:
-    """Of MPICH and Intel MPI."""
+    """Options for Hydra, the launcher of MPICH and Intel MPI."""
     return ["-launcher", "ssh", "-launcher-exec", str(cluster.ssh), "-hosts", _slots(cluster)]
 
 

@@ -43,7 +43,7 @@ class JobFailure:
 def culprit(failures: Sequence[JobFailure]) -> JobFailure | None:
     """The one of which the others are consequences: it blames nobody, most others blame it, and it came first."""
     blamed = Counter(failure.blames for failure in failures)
-    # Of equal ones, max takes the first.
+    # max takes the first of equal ones.
     return max(
         failures,
         key=lambda failure: (failure.blames is None, failure.rank is not None and blamed[failure.rank]),
@@ -98,7 +98,7 @@ class Attempt:
         """Whether ranks that end now do so because they were told to."""
         self.agent_lost = False
         self.accounts: dict[int, dict[str, Any]] = {}
-        """By rank, what it says that it did."""
+        """What each rank says that it did, by rank."""
 
     @property
     def failure(self) -> JobFailure | None:

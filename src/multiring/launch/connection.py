@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 ANSWER_SECONDS = 30.0
 END_SECONDS = 10.0
 HEARD_BYTES = 2000
-"""Of what comes before the agent's first message, shown where none comes."""
+"""Most bytes that are kept of what an agent prints before its first message; an error shows them if none comes."""
 
 KILL_SECONDS = 1.0
 HEARD_SECONDS = 0.1
@@ -106,7 +106,7 @@ class AgentConnection(ABC):
         return message
 
     def _noise(self) -> str:
-        """In an error: what came instead of the agent's first message."""
+        """The end of an error's text that says what came instead of the agent's first message; empty if nothing did."""
         lines = [line for line in self._heard.decode(errors="replace").splitlines() if line.strip()]
         return "" if self._greeted or not lines else "; it said:" + "".join(f"\n    {line}" for line in lines)
 

@@ -43,9 +43,9 @@ class Job:
     log_dir: Path | None = None
     verbose: bool = False
     min_ranks: int | None = None
-    """So many go on when others fail; None: all ranks are needed."""
+    """Fewest ranks that go on when others fail; None: all ranks are needed."""
     max_replacements: int = 0
-    """So many ranks that fail while others go on are started again, one by one, over all restarts."""
+    """Most ranks that are started again, one by one, when they fail while others go on; counted over all restarts."""
     summary: bool = True
     """Whether it ends with three lines about what the ranks did."""
 

@@ -47,7 +47,8 @@ class Streams:
 
 
 def end_with(parent: int, number: int) -> None:
-    """In a child that was just forked: get the signal when the thread of ``parent`` that forked it ends."""
+    """Let this process, which was just forked, get signal ``number`` when the thread of ``parent`` that forked it
+    ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:  # it ended before prctl
         os._exit(1)

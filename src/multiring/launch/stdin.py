@@ -25,7 +25,7 @@ class Input:
         self._waiting: bytes | None = None
         """What has been read and not handed on; the end stays here, for every rank 0 to come."""
         self._may_read = threading.Semaphore(1)
-        # In the background, reading the terminal shall fail instead of stopping the whole job.
+        # Reading the terminal from the background shall fail instead of stopping the whole job.
         signal.signal(signal.SIGTTIN, signal.SIG_IGN)
         threading.Thread(target=self._read, daemon=True).start()
 

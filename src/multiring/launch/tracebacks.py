@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 BEGIN = b"Traceback (most recent call last):"
 MOST_LINES = 1000
-"""Of a traceback: what is longer is passed on as it comes."""
+"""Most lines of a traceback that are held back; the lines after these are passed on as they come."""
 
 MOST_KNOWN = 100
 """Tracebacks that are remembered, of those that came first; more are shown as they come."""
@@ -19,11 +19,11 @@ class Tracebacks:
 
     def __init__(self) -> None:
         self._shown: dict[tuple[bytes, ...], int] = {}
-        """By whom."""
+        """The rank that printed each traceback first."""
         self._open: dict[_Stream, list[bytes]] = {}
 
     def feed(self, stream: _Stream, lines: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-        """What is to be shown, and what is to be remembered of it: of a traceback its last line."""
+        """The lines to show, and those to remember: of a traceback only its last line."""
         shown: list[bytes] = []
         kept: list[bytes] = []
         for line in lines:

@@ -35,7 +35,7 @@ MAX_RETRY_SECONDS = 5.0
 NOTICE_SECONDS = 10.0
 POLL_SECONDS = 0.2
 CARDS_SECONDS = 3.0
-"""For a link over all cards; after that it goes over any."""
+"""Seconds to try a link over all cards, and then to wait for the other side's try; after that it goes over any."""
 
 _log = logging.getLogger("multiring")
 

@@ -19,7 +19,7 @@ from multiring.units import count, duration
 from .pictures import apart, percent, round_ticks
 
 SHOWN_PLACES = 8
-"""Of the places in one place; the others are counted."""
+"""Number of places that are shown within one place; the others are counted."""
 
 LONGEST_CELL = 40
 """Letters of a cell that is kept in one line."""
@@ -241,7 +241,7 @@ class _Busy:
 
     @property
     def heading(self) -> str:
-        """Which links bind."""
+        """The heading of the topology: it names the busiest link."""
         if not self._own or not self._whole:
             return "Topology"
         load = max(self._own.values(), key=lambda load: load.seconds)

@@ -51,7 +51,7 @@ def percent(part: float) -> str:
 
 
 def best_and_worst(where: str, efficiencies: Mapping[str, float | None]) -> str:
-    """Which strategy is how efficient, in a sentence that a title can be."""
+    """A sentence, fit for a title, that says how efficient the best and the worst strategy are."""
     known = {name: part for name, part in efficiencies.items() if part is not None}
     if not known:
         return f"No strategy has a result {where}"

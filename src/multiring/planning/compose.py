@@ -201,7 +201,7 @@ def _owned_after(mode: str, rings: list[list[Ring]]) -> tuple[_Ownership, ...]:
 
 
 def _by_span(held: Iterable[tuple[Span, int]]) -> _Ownership:
-    """In the order of the spans; neighbours of one holder made one."""
+    """Who holds which span, in the order of the spans; adjoining spans of one holder become one."""
     result: list[tuple[Span, int]] = []
     for span, holder in sorted(held):
         if result and result[-1][1] == holder:

@@ -29,35 +29,37 @@ from .topology import Link
 from .traffic import hands_on, mean_messages, messages, pairs
 
 SEGMENT_TIE = 1.02
-"""Of segments predicted within this factor of the best the largest are taken: the fewest messages."""
+"""Segment sizes predicted to take at most this factor of the best one's time count as equal, and the largest of them
+is taken: it needs the fewest messages."""
 
 SMALLEST_SLICE_BYTES = 4 << 10
-"""The least that a segment takes of a block."""
+"""Fewest bytes that a segment takes of a block."""
 
 LOCAL_WINDOW_BYTES = 1 << 20
-"""In flight of one call within a host: what stays in the cache."""
+"""Most bytes of one call in flight within a host, unless latencies ask for more: they stay in the cache."""
 
 OUT_OF_CACHE_BYTES = 16 << 20
-"""Of a buffer from this size on what a step exchanges, copied wherever the buffer lies, goes to memory and back: 16 MB
-took two ranks 1.83 ms in one step and 1.63 in two; 8 MB 0.65 and 0.75."""
+"""Bytes from which on a buffer does not stay in the cache: what a step exchanges, copied wherever the buffer lies, goes
+to memory and back. 16 MB took two ranks 1.83 ms in one step and 1.63 in two; 8 MB 0.65 and 0.75."""
 
 WIRE_WINDOW_BYTES = 4 << 20
-"""In flight of one call between hosts at most, unless latencies ask for more: 64 MB over cards of 5 Gbit/s took 208 ms
-with 1 MB, 154 with 2 and 131 with 4 or 8, and eight calls at once may each need it for their staging."""
+"""Most bytes of one call in flight between hosts, unless latencies ask for more. 64 MB over cards of 5 Gbit/s took 208
+ms with 1 MB in flight, 154 with 2 and 131 with 4 or 8, and eight calls at once may each need as much for their
+staging."""
 
 HELD_UP_SECONDS = 20e-3
-"""How long the busiest link should have work left when a host is late. Longer windows delay the first segments, which
-queue behind the later ones: at 200 Mbit/s 8 MB took 382 ms with 4 MB (160 ms) in flight, 364 with 1 MB or 3/4."""
+"""Seconds of work that the busiest link should have left when a host is late. Longer windows delay the first segments,
+which queue behind the later ones: at 200 Mbit/s 8 MB took 382 ms with 4 MB (160 ms) in flight, 364 with 1 MB or 3/4."""
 
 FEWEST_SEGMENTS, MOST_SEGMENTS = 2, 32
-"""In flight of one call, however large or small they are."""
+"""Fewest and most segments of one call in flight, however large or small they are."""
 
 HEADER_FACTOR = 1.1
-"""What small messages take of a link, in parts of their bytes: calls of 4 KB took 362 to 367 us back to back where the
-bytes alone take the busiest link 328."""
+"""Time that small messages take of a link, as a multiple of what their bytes alone take: calls of 4 KB took 362 to 367
+us back to back where the bytes alone take the busiest link 328."""
 
 NARROW_PART = 1 / 2
-"""Of float32 that a narrow wire sends."""
+"""Part of the bytes of float32 that a narrow wire sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,9 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """What a phase adds: seconds for every segment, and for every byte of it on each of its ``hops`` in a row and where
-    it is reduced or stored; its loads; and by the link of the ranks that do it, the seconds a byte of that work, and
-    those in which they handle a segment's messages."""
+    """What a phase adds to a segment's time: ``latency`` seconds, and the seconds a byte on each of its ``hops``, one
+    after the other. ``loads`` are the bytes on its links. By the class of the ranks' links, ``work`` is the seconds a
+    byte in which ranks reduce or store, and ``handling`` the seconds in which they handle a segment's messages."""
 
     kind: str
     stage: Stage
@@ -131,7 +133,8 @@ class _Phase:
     work: dict[Key, float]
 
     def seconds(self, nbytes: float, burst_seconds: float) -> float:
-        """Of so many bytes, over links that have saved some seconds."""
+        """Seconds to send ``nbytes`` over links whose token buckets hold ``burst_seconds`` of credit, and to work on
+        them."""
         burst_seconds = 0.0 if self.is_local else burst_seconds
         travelling = sum(max(per_byte * nbytes - burst_seconds, 0.0) for per_byte in self.hops)
         return self.latency + travelling + max(self.work.values(), default=0.0) * nbytes
@@ -143,8 +146,9 @@ class _Phase:
 
 @dataclass(frozen=True, slots=True)
 class _Pipeline:
-    """How segments follow one another: the phases that one takes, over links that have saved some seconds, and the
-    seconds and seconds a byte that it keeps the busiest link and the busiest rank."""
+    """How segments follow one another. A segment takes the ``phases``, over links whose token buckets hold
+    ``burst_seconds`` of credit. It keeps the busiest link for ``link_per_byte`` seconds a byte, and the busiest rank
+    for ``core`` seconds and ``core_per_byte`` seconds a byte."""
 
     phases: Sequence[_Phase]
     burst_seconds: float
@@ -169,7 +173,7 @@ class _Pipeline:
         return ceil(min(max(min((2 * first + HELD_UP_SECONDS) / busy, most), FEWEST_SEGMENTS), MOST_SEGMENTS))
 
     def seconds(self, nbytes: int, segments: int) -> float:
-        """Of a call in so many segments; bursts make none slower."""
+        """Seconds of a call with ``nbytes`` in ``segments`` segments; credit in token buckets makes none slower."""
         size = nbytes / segments
 
         def over_links(burst_seconds: float) -> float:
@@ -272,15 +276,15 @@ class CostModel:
         return _Phase(kind, stage, members, steps, latency, handling, tuple(hops), loads, work)
 
     def _crossed(self, shape: Shape, kind: str, method: str) -> list[frozenset[Link]]:
-        """For each step of a shape's rings the links that messages may cross: all of them where all members send."""
+        """The links that messages may cross in each step of a shape's rings: all of them where all members send."""
         size = len(shape.children)
         if method != "halving" and not hands_on(kind, method):
             return [shape.crossed] * len(messages(kind, method, size, False))
         return [frozenset().union(*(shape.between(*pair) for pair in met)) for met in pairs(kind, method, size)]
 
     def _saved(self, loads: Loads, nbytes: int) -> float:
-        """Seconds of its rate that each link between hosts, in the directions that are used, has left of its burst when
-        it has passed the whole call."""
+        """Seconds of credit that the token bucket of every link between hosts still holds, in the directions that are
+        used, when the link has passed the whole call: the least of all links, at least 0."""
         links = (
             (self._map.links[key].link, load) for key, load in loads.items() if self._map.links[key].level != "rank"
         )
@@ -303,7 +307,8 @@ class CostModel:
         return max((self._link_seconds(key, load) for key, load in chosen), default=0.0)
 
     def _work(self, loads: Loads, each: float) -> dict[Key, float]:
-        """Seconds a byte of ranks that work so long on each that they receive."""
+        """Seconds of work for each byte of the buffer, by the ranks' links: ``each`` seconds a byte that a rank
+        receives."""
         each *= self._speeds.ranks_per_core
         return {key: each * load[1] for key, load in loads.items() if self._map.links[key].level == "rank"}
 

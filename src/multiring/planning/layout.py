@@ -99,12 +99,12 @@ class Shape:
 
     @cached_property
     def hosts(self) -> tuple[frozenset[int], ...]:
-        """For each rank among the children the edges between hosts around it, by number: the same ones on one host."""
+        """The numbers of the edges between hosts around each child, a rank: ranks of one host have the same ones."""
         return tuple(frozenset(n for n in around if self.edges[n].level != "rank") for around in self._around)
 
     @cached_property
     def _around(self) -> tuple[frozenset[int], ...]:
-        """For each child the numbers of the edges around it."""
+        """The numbers of the edges around each child."""
         around: list[list[int]] = [[] for _ in self.children]
         for number, edge in enumerate(self.edges):
             for child in range(edge.first, edge.last):

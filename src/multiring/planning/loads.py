@@ -23,7 +23,7 @@ Key = tuple[Path, int]
 """A class of links: the way from the whole down to a shape, by child numbers, and the number of an edge there."""
 
 Loads = dict[Key, tuple[float, float]]
-"""For each class of links the bytes (out, in) of its busiest, for each byte of the buffer."""
+"""Bytes (out, in) that the busiest link of each class carries for each byte of the buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ def _owners(shape: Shape, stages: Sequence[Stage]) -> int:
 
 
 def _hosts(shape: Shape, levels: tuple[str, ...]) -> Sequence[Hashable]:
-    """For each child of a shape that is arranged between these levels something that those of one host share."""
+    """A label for each child of a shape that is arranged between these levels; children on one host have the same."""
     if levels[0] != "rank":
         return range(len(shape.children))
     return shape.hosts if len(levels) > 1 else (None,) * len(shape.children)

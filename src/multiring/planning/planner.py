@@ -25,10 +25,12 @@ AUTO = "auto"
 """The wire that is as wide as the buffer, or bfloat16 in the outer levels where that is worth it."""
 
 WORTH_NARROWING = 0.9
-"""Of the predicted time: bits are given up for no less, nor are those of a further level."""
+"""A narrow wire, or a further narrow level, must bring the predicted time down to this part of what it was: bits are
+given up for no less."""
 
 Wire = Mapping[str, str] | str
-"""By level the format in which float32 travels between its places, ``AUTO``, or empty: as it is."""
+"""The format in which float32 travels between the places of a level, by level; or ``AUTO``; or empty, and it travels
+as it is."""
 
 SUMMING = ("all_reduce", "reduce_scatter", "reduce")
 """The collectives whose result depends on the order of their sums."""

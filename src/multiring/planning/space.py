@@ -20,7 +20,7 @@ SMALLEST_FACTORISED = 12
 """Fewer members gain nothing by a second dimension: a step costs ten messages more (``cost``)."""
 
 Options = list[list[Stage]]
-"""For each dimension of a grid, the stages that it may run; any choice of one each is a plan."""
+"""The stages that each dimension of a grid may run; any choice of one stage for each dimension is a plan."""
 
 
 def grids(tree: Shape, levels: tuple[str, ...], collective: str, ordered: bool = False) -> list[Grid]:

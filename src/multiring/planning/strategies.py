@@ -22,13 +22,13 @@ from .speeds import NATIVE, Speeds
 from .topology import Topology
 
 SEGMENT_BYTES = 256 << 10
-"""Of a segment, unless the planner says otherwise."""
+"""Bytes of a segment, unless the planner says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way to sum gradients: who published it, and what plan it makes of a topology, a number of bytes, and ranks that
-    are so fast."""
+    """A way to sum gradients: who published it, and the plan that it makes for a topology, a number of bytes and the
+    speeds of the ranks."""
 
     name: str
     about: str

@@ -46,7 +46,7 @@ class Place:
     places: tuple[Place, ...] = ()
     rank: int = -1
     cards: int = 1
-    """Of a host: how many equal network cards make up its link."""
+    """Number of equal network cards that make up the link, if this is a host."""
 
     def ranks(self) -> Iterator[int]:
         """All ranks in it, from left to right."""

@@ -29,13 +29,13 @@ _TIME_UNITS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10*
 
 
 _MOST = 1024
-"""Ranks or cards of a host: with many more it takes minutes to plan what happens within one."""
+"""Most ranks or cards of a host: with many more it takes minutes to plan what happens within one."""
 
 _MOST_HOSTS = 16384
-"""Of a file: with many more it takes minutes to read it, and hours to plan."""
+"""Most hosts of a file: with many more it takes minutes to read it, and hours to plan."""
 
 _LARGEST = 10**18
-"""Bytes a second, seconds or bytes."""
+"""Largest number that a file may give, in bytes a second, seconds or bytes."""
 
 
 def load(path: Path) -> Topology:

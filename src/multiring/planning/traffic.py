@@ -43,7 +43,7 @@ _Flows = list[list[tuple[int, float]]]
 
 @lru_cache(maxsize=256)
 def _flows(kind: str, method: str, size: int) -> tuple[_Flows, _Flows]:
-    """For each member of a ring with equal shares, (peer, part of the bytes): of what it sends, of what it receives."""
+    """What each member of a ring with equal shares sends, and what it receives: pairs (peer, part of the bytes)."""
     sent: _Flows = [[] for _ in range(size)]
     received: _Flows = [[] for _ in range(size)]
     for source in range(size):
@@ -57,7 +57,7 @@ def _flows(kind: str, method: str, size: int) -> tuple[_Flows, _Flows]:
 
 @lru_cache(maxsize=1024)
 def messages(kind: str, method: str, size: int, scattered: bool) -> tuple[int, ...]:
-    """For each step, how many messages the busiest member sends or awaits; ``scattered`` shares go one by one."""
+    """How many messages the busiest member sends or awaits in each step; ``scattered`` shares go one by one."""
     busiest = [1] * len(steps(kind, method, size, 0))
     for position in {0, 1, size - 1}:
         for number, step in enumerate(steps(kind, method, size, position)):
@@ -101,7 +101,7 @@ def hands_on(kind: str, method: str) -> bool:
 
 @lru_cache(maxsize=256)
 def pairs(kind: str, method: str, size: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each step the members between which messages pass, (lower, higher)."""
+    """The pairs of members between which messages pass in each step, (lower, higher)."""
     found: list[dict[tuple[int, int], None]] = [{} for _ in steps(kind, method, size, 0)]
     for position in range(size):
         for met, step in zip(found, steps(kind, method, size, position), strict=True):

@@ -40,7 +40,7 @@ def _classes(values: Sequence[float], ratio: float, numbers: Sequence[float], un
 
 
 def _nearest(value: float, numbers: Sequence[float]) -> float:
-    """By ratio."""
+    """The value nearest to ``value``, by their ratio, among ``numbers`` times powers of ten."""
     decade = floor(log10(value))
     candidates = [float(f"{number}e{power}") for power in (decade, decade + 1) for number in numbers]
     return min(candidates, key=lambda each: max(each / value, value / each))

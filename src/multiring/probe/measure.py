@@ -32,13 +32,13 @@ DRAIN_SECONDS = 5.0
 PINGS = 4
 
 REST_SECONDS = 3e-3
-"""In which a token bucket fills."""
+"""Seconds of rest before a burst, in which a token bucket fills."""
 
 TAIL_SECONDS = 4e-3
-"""So much longer than it measures a host sends, as others were told to begin a little later."""
+"""Seconds that a host goes on sending after it has measured, as others were told to begin a little later."""
 
 LAST = b"\1"
-"""A round's bytes are zeros; this one ends them."""
+"""The byte that ends a round's bytes, which are zeros."""
 
 _HEADER = struct.Struct("!I")
 _MAX_MESSAGE = 1 << 20

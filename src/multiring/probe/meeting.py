@@ -20,10 +20,10 @@ from multiring.probe.measure import Leader, Member, Unresponsive, follow
 from multiring.probe.rounds import survey
 
 CONNECT_SECONDS = 3.0
-"""For the connections to all other hosts."""
+"""Seconds to wait for the connections to all other hosts."""
 
 MORE_SECONDS = 0.5
-"""Longer than that nobody waits for the cards beyond the first: an address may lead nowhere."""
+"""Seconds to wait for the cards beyond the first: an address may lead nowhere."""
 
 MOST_CARDS = 4
 

@@ -37,32 +37,36 @@ Rates = Mapping[Flow, float]
 
 ALL_ROUNDS = 2
 WARM_SECONDS, WARM_TRIPS = 0.02, 3.0
-"""Before a round is measured, its streams get so long, and so many round trips, to reach their speed."""
+"""Seconds, and round trips on top of them, that streams get to reach their speed before a round is measured."""
 
 WINDOW_SECONDS, LONG_WINDOW_SECONDS = 0.05, 0.15
-"""25 times as long as the burst that a shaper usually lets through at once; and where that is not enough."""
+"""Seconds for which a round is measured, and for which values in doubt are measured again. The first is 25 times as
+long as the burst that a shaper usually lets through at once."""
 
 CONFIRMED = 3
-"""So many values that are alike believe each other; fewer are measured again, for longer."""
+"""Number of alike values that confirm one another; where fewer are alike, each is measured again, for longer."""
 
 MUCH_LOWER = 0.9
-"""Measured again as so much less, a value was held up the second time."""
+"""A second measurement at or below this part of the first was held up, and the first stands."""
 
 IN_FLIGHT, FASTEST = 1 << 19, 1.25e8
-"""What is in flight for each link that a round is to fill: bytes, and as much as a round trip holds at so many bytes a
-second. Less would not fill a link; more only fills queues, which must drain before the next round."""
+"""What is in flight for each link that a round is to fill: so many bytes, or, if that is more, what a round trip holds
+at so many bytes a second. Less would not fill a link; more only fills queues, which must drain before the next
+round."""
 
 LEAST_IN_FLIGHT = 1 << 14
-"""Of a stream."""
+"""Fewest bytes in flight from one host to another."""
 
 BURST_SECONDS, LEAST_BURST, MOST_BURST = 1e-3, 1 << 10, 1 << 20
-"""A link is tried with what it passes in that time, of so many bytes."""
+"""A link's burst is tried with the bytes that it passes in so many seconds, at most ``MOST_BURST``; below
+``LEAST_BURST`` it is not tried."""
 
 BURST_TRIALS = 3
-"""So often a link may be held up by something else."""
+"""Times that a burst is tried on a link before the link is taken to hold it back: something else may delay one."""
 
 SOONER = 0.5
-"""What has come in so much of the time that it takes at the link's rate, or less, came at once."""
+"""A burst passed at once if, beside a round trip, it took at most this part of the time that it needs at the link's
+rate."""
 
 
 @dataclass(frozen=True)

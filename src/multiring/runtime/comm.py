@@ -69,7 +69,7 @@ def _tag(tag: int) -> int:
 
 
 class _Closed:
-    """In the engine's place, once a group was given up."""
+    """Stands in for the engine of a group that was closed: whatever is asked of it raises MultiringError."""
 
     def __init__(self, what: str) -> None:
         self._what = what

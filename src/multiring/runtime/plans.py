@@ -108,7 +108,7 @@ class Plans:
             )
 
     def measured(self) -> dict[str, Measured]:
-        """By id of the plans that have been installed: what their calls took."""
+        """What the calls of each installed plan took, by the plan's id."""
         records = {plan: self._world.engine.installed_record(handle) for plan, handle in self._installed.items()}
         return {plan: Measured(*record) for plan, record in records.items()}
 

@@ -178,7 +178,8 @@ class Tuner:
         return verdict
 
     def _seconds(self, stamps: np.ndarray, until: float) -> list[float]:
-        """From the last entry to the last exit of each call; on rank 0. ``stamps`` are this rank's, in rows."""
+        """Seconds from the last entry to the last exit of each call, on rank 0. ``stamps`` has a row for each call: the
+        times at which this rank entered it and left it."""
         stamps = stamps + clocks.offset_by_barriers(self._group, until)
         self._group.reduce(stamps, "max", timeout=seconds_until(until))
         found: list[float] = (stamps[:, 1] - stamps[:, 0]).tolist()

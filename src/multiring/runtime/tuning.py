@@ -16,21 +16,21 @@ import numpy as np
 from multiring.planning.choice import Candidate, Choice, Tuned
 
 TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
-"""The others have one plan, or nothing to send."""
+"""The collectives whose plans are tried; the others have one plan, or nothing to send."""
 
 MAX_CANDIDATES = 32
-"""So many plans are tried, at most. Of 4 MB on unequal hosts twenty plans are predicted within 2 %, and the fastest
-were the 16th to 20th of them; of 256 KB and less the fastest was predicted to take up to 1.6 times as long as the
-first."""
+"""Most plans that are tried in one field. On unequal hosts twenty plans for 4 MB are predicted within 2 %, and the
+fastest were the 16th to 20th of them; for 256 KB and less the fastest was predicted to take up to 1.6 times as long as
+the first."""
 
 TOP_PREDICTED = 4
-"""Of them so many for their prediction alone."""
+"""Number of candidates that are taken first, for their predicted time alone."""
 
 
 @dataclass(frozen=True)
 class RungSpec:
-    """How many plans a rung has, its rounds, and the calls in a row that try a plan in each: as many as take so many
-    seconds, at least one, and so many at most."""
+    """The number of plans and of rounds in a rung. In each round every plan is tried by calls in a row: as many as take
+    ``run_seconds`` together, but at least one and at most ``longest_run``."""
 
     plans: int
     rounds: int
@@ -38,20 +38,22 @@ class RungSpec:
     longest_run: int
 
     def run(self, seconds: float) -> int:
-        """Calls in a row, of which each takes so long."""
+        """Number of calls in a row, if each takes ``seconds``."""
         return min(max(int(self.run_seconds / seconds), 1), self.longest_run) if seconds else self.longest_run
 
 
 RUNGS = (RungSpec(MAX_CANDIDATES, 3, 10e-3, 16), RungSpec(10, 3, 40e-3, 64), RungSpec(4, 8, 40e-3, 64))
-"""Of a run the second half counts: in the next call ranks are still at the messages of the one before, and links pass
-the bytes of some calls at once that they do not pass call after call. Many rounds of short runs tell plans apart where
-few of long ones do not: what else the machines do changes within seconds."""
+"""The rungs, in order. Only the second half of a run counts: in the next call ranks are still at the messages of the
+one before, and links pass the bytes of some calls at once that they do not pass call after call. Many rounds of short
+runs tell plans apart where few of long ones do not: what else the machines do changes within seconds."""
 
 COUNTED = 3 / 4
-"""The time of a run is the mean of so many of its calls, the fastest. While the others ran something else did."""
+"""Part of the calls that count in a run, the fastest, whose mean is the run's time. While the others ran something
+else did."""
 
 SANE_SECONDS = 1e-9, 1e6
-"""Seconds of a call, at least and at most: one that raised has taken an infinity, and ratios are made of these."""
+"""Bounds to which the seconds of a call are clipped: one that raised has taken an infinity, and ratios are made of
+these."""
 
 MIN_IMPROVEMENT = 1.02
 """The planner's choice stays unless another is faster by more than this factor: what is less is noise."""
@@ -77,7 +79,8 @@ class Rung:
         return len(self.plans) * self.rounds * self.run
 
     def plan(self, call: int) -> str:
-        """What a call tries. Every round starts with another plan, so that none is always the last before a pause."""
+        """The plan that a call tries. Every round starts with another, so that none is always the last before a
+        pause."""
         round_, turn = divmod(call // self.run, len(self.plans))
         return self.plans[(turn + round_) % len(self.plans)]
 

@@ -21,10 +21,11 @@ if TYPE_CHECKING:  # asyncio, which a world of one does without
     from multiring.net.links import Links
 
 LINK_SHARE = 0.9
-"""Of the time that a call has, for making its links: who cannot be reached is named before others' calls time out."""
+"""Part of a call's time-out that making its links may take: who cannot be reached is named before others' calls
+time out."""
 
 LEAVING_SECONDS = 0.5
-"""How long after a rank's farewell the end of a link that it made may still be under way here."""
+"""Seconds after a rank's farewell in which a link that it made may still be completed here."""
 
 
 @dataclass(frozen=True)

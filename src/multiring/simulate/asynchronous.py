@@ -23,10 +23,10 @@ from multiring.planning.topology import Link, Place, Topology
 from .flows import Flow, Simulation, Use
 
 MOST_WORKERS = 128
-"""More than these are simulated by so many."""
+"""Most workers that are simulated, if a host has no more; they stand for all."""
 
 CYCLES = 6
-"""Of each worker; the first half lets the queues fill."""
+"""Cycles of each worker that are simulated; the first half lets the queues fill."""
 
 
 @dataclass(frozen=True, slots=True)

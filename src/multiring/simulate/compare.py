@@ -33,7 +33,8 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one strategy: seconds of a step and in it, the busiest link; ``note`` says more, or why there is no step.
+    """A strategy's step: its seconds, those of exposed communication in it, and its busiest link. ``note`` says more,
+    or why there is no step.
 
     ``exposed`` is None where ranks do not wait for each other; then a step is the mean cycle of one. ``approximate`` if
     ranks differ and are too many to be simulated one by one."""
@@ -113,7 +114,7 @@ def _every_group(training: Training) -> list[float]:
 
 
 def _seconds_of_group(training: Training, hosts: int) -> float:
-    """Of the first so many hosts."""
+    """Seconds of a step within a group of the first ``hosts`` hosts."""
     topology = training.topology
     first = set(list(dict.fromkeys(topology.hosts))[:hosts])
     group = replace(training, topology=topology.restrict([r for r, host in enumerate(topology.hosts) if host in first]))

@@ -45,7 +45,8 @@ class _Send:
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """For so many messages of each peer; then ``seconds`` of work."""
+    """A wait until so many messages of each peer have arrived in a segment, (peer, number); then ``seconds`` of
+    work."""
 
     messages: tuple[tuple[int, int], ...]
     seconds: float
@@ -98,7 +99,7 @@ class _ExactCluster:
         return Flow(), use, max(0.0, self.links.delay(source, target) - self.overhead(source, target))
 
     def overhead(self, source: int, target: int) -> float:
-        """Of a message, both sides together."""
+        """Seconds that both sides together spend on a message."""
         return self.speeds.local_overhead if self.links.are_local(source, target) else self.speeds.wire_overhead
 
     def schedule_of(self, plan: Plan, rank: int) -> Schedule:

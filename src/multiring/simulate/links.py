@@ -99,7 +99,7 @@ class SimulatedLinks:
 
 
 def _places_of_ranks(by_level: Sequence[Sequence[Place]]) -> list[NDArray[np.int64]]:
-    """In each level the place of each rank, from the places of the levels as they stand in the tree."""
+    """The number of each rank's place in each level, from the places of the levels as they stand in the tree."""
     ranks = np.array([place.rank for place in by_level[0]])
     found = [np.arange(len(ranks))]
     above = np.arange(len(ranks))  # of each rank as they stand in the tree, which place of the level

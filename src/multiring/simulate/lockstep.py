@@ -36,15 +36,15 @@ MOST_SECONDS = 10.0
 """Seconds of a processor that a call may take here by itself, in the smallest segments that are tried."""
 
 MOST_BYTES = 1 << 30
-"""Of memory that its different steps may need."""
+"""Bytes of memory that the different steps of a call may need."""
 
 _STRIDE_SECONDS = 8e-6
 _SHARE_SECONDS = 1e-6
-"""What a stride costs, and what it costs more for each other one that may share the links with it."""
+"""Seconds that it takes to simulate a stride, and more for each other one that may share the links with it."""
 
 _LINK_BYTES = 8
 _RANK_BYTES = 24
-"""What a step says of each link and of each rank."""
+"""Bytes that a step keeps for each link and for each rank."""
 
 
 def check_patience(call: Call, links: SimulatedLinks) -> None:

@@ -47,7 +47,7 @@ def _alone(topology: Topology, plan: Plan, phase: Phase, nbytes: int, speeds: Sp
 
 
 def _link_loads(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds) -> Iterator[LinkLoad]:
-    """Of each class of places that send and receive alike, one."""
+    """The load of one link for each class of places that send and receive alike."""
     links = SimulatedLinks(topology)
     parts = np.zeros(len(links.capacity))
     for each in rounds(plan, links, speeds):

@@ -46,7 +46,7 @@ class Recording:
 
     @property
     def nbytes(self) -> int:
-        """Of all gradients."""
+        """Bytes of all gradients."""
         return sum(gradient.nbytes for gradient in self.gradients)
 
 

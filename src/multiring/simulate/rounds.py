@@ -259,7 +259,8 @@ class _Sum:
         self._pairs.append((members.tobytes(), _proportions(everyone.sent), _proportions(everyone.taken)))
 
     def _add_overheads(self, members: Ranks, sends: NDArray[np.bool_], takes: NDArray[np.bool_]) -> bool:
-        """Of messages from all that send to all that take; whether all are local."""
+        """Add the seconds that the ranks spend on messages from all that send to all that take; whether all are
+        local."""
         groups, index = _groups(self._links.place_of[1][members])
         for does, others, sums in ((sends, takes, self._before), (takes, sends, self._after)):
             local = np.bincount(index.ravel(), weights=others.ravel())[index] - others
@@ -275,7 +276,7 @@ class _Sum:
         self._bytes += np.bincount(links, weights=nbytes, minlength=len(self._bytes))
 
     def _seconds(self, circle: Ranks, flows: Floats) -> Floats:
-        """Of each hop of a ring, the seconds a byte that it takes alone."""
+        """Seconds for each byte of the largest message that each hop of a ring takes alone."""
         after = np.roll(circle, -1, axis=1)
         busy = flows / np.array(self._links.capacity)
         seconds = np.zeros(circle.shape)

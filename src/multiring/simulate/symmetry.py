@@ -11,7 +11,7 @@ _GRAIN = 1e-9
 """Loads that differ by less, as a part of the largest, are equal."""
 
 _MULTIPLIER = np.uint64(6364136223846793005)
-"""Of the congruential generator by which what a member does is hashed (Knuth)."""
+"""Multiplier of the congruential generator that hashes what a member does (Knuth)."""
 
 
 class Classes:

@@ -62,7 +62,8 @@ def _apart(settings: Any, options: Options | None) -> MultiringGroup:
 
 
 def _time_limit(settings: Any) -> float:
-    """In seconds; torch always gives one, 30 minutes unless asked, so MULTIRING_TIMEOUT holds only where it is set."""
+    """Seconds that a call may take. Torch always gives a limit, 30 minutes unless asked, so MULTIRING_TIMEOUT counts
+    only where it is set, and the shorter of both holds."""
     seconds: float = settings.timeout.total_seconds()
     return min(seconds, env.read(env.Settings).timeout) if "MULTIRING_TIMEOUT" in os.environ else seconds
 

@@ -57,9 +57,9 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         self._communicator = communicator
         self._joined = False
         self._passes = 0
-        """That were reduced since the last step."""
+        """Number of passes that were reduced since the last step."""
         self._stepped = False
-        """Since the last pass."""
+        """Whether this rank has stepped since the last pass."""
         self._reducer = Reducer(communicator, bucket_bytes, self._notify)
         # A step that torch compiles leaves it to Python.
         self._mean = torch.compiler.disable(self._mean_over_ranks)  # type: ignore[no-untyped-call]
@@ -90,7 +90,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
 
     @property
     def weight(self) -> float | None:
-        """For how much this rank counts in the coming averages, such as its number of samples; None: all the same.
+        """The weight of this rank in the coming averages, such as its number of samples; None: all ranks count alike.
 
         Set on all ranks or on none, before the backward pass. A rank of weight 0 counts for nothing.
         """
@@ -203,7 +203,7 @@ class _Shadow(JoinHook):
         self._optimizer = optimizer
 
     def main_hook(self) -> None:
-        """For each pass of the others."""
+        """Take part in a pass of the others; torch calls this once for each."""
         optimizer, weight = self._optimizer, self._optimizer.weight
         if optimizer._anybody_stepped():
             self._step()
@@ -213,12 +213,12 @@ class _Shadow(JoinHook):
         optimizer._joined, optimizer.weight = False, weight
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """When all have run out."""
+        """Make the others' last step, once all ranks have run out of data."""
         if self._optimizer._anybody_stepped():
             self._step()
 
     def _step(self) -> None:
-        """As the others have made one, unless this rank has."""
+        """Make the step that the others have made, unless this rank has made it."""
         if self._optimizer._passes:
             self._optimizer._optimizer.step()
             self._optimizer._passes = 0

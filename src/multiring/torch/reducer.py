@@ -24,7 +24,7 @@ from multiring.training.buckets import Buckets, GradientSpec, agreed_order
 from multiring.training.labels import part
 
 _reducers = WeakTensorKeyDictionary()
-"""Of each parameter the last reducer that watches it, as a weak reference."""
+"""The last reducer that watches each parameter, as a weak reference."""
 
 
 class Reducer:
@@ -48,7 +48,7 @@ class Reducer:
         self._hooks: list[RemovableHandle] = []
         self._replaced: str | None = None  # a parameter that another reducer watches now
         self._trained: list[int] = []
-        """Of the parameters those that are not frozen."""
+        """Indices of the parameters that are not frozen."""
         self._buckets: Buckets | None = None
         self._slots: dict[int, Tensor] = {}
         self._factor: float | None = None

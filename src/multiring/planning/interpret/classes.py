@@ -26,7 +26,7 @@ from .full import prove_in_full
 
 _Spans = tuple[Span, ...]
 _Held = tuple[_Spans, ...]
-"""For each position of a unit, the spans on which it holds the unit's sum."""
+"""The spans on which each position of a unit holds the unit's sum."""
 
 _OUT = {"reduce_scatter": "reduce_scatter", "reduce": "reduce", "all_reduce": "all_reduce"}
 _BACK = {"all_gather": "reduce_scatter", "broadcast": "reduce"}

@@ -41,7 +41,7 @@ class SendMessage(Operation):
 
 
 class ReceiveMessage(Operation):
-    """Of ``member``, or with ANY_SOURCE of whoever's message arrives first; its number is the sender's."""
+    """Receives a message of ``member``, or with ANY_SOURCE the one that arrives first; the sender numbers it."""
 
     def __init__(
         self, channel: Channel, signature: Signature, pointer: int, member: int, timeout: float, owner: object
@@ -52,7 +52,7 @@ class ReceiveMessage(Operation):
         self._contents: list[MPI.Request] | None = None
 
     def accepts(self, member: int, header: Signature) -> bool:
-        """Whether a message that arrived is the one that this receives; once."""
+        """Whether a message that arrived is the one that this receives; if so, starts to receive its contents."""
         if self._contents is not None or header.plan != self.signature.plan or self.member not in (member, ANY_SOURCE):
             return False
         rank = self.channel.members[member]

@@ -33,7 +33,7 @@ class FailureNotice(NamedTuple):
 
 
 class Notices:
-    """In an MPI communicator of all ranks that carries nothing else."""
+    """Sends and receives the notices, in an MPI communicator of all ranks that carries nothing else."""
 
     def __init__(self, mpi: MPI.Intracomm, hosts: Sequence[str]) -> None:
         self._mpi = mpi
@@ -42,7 +42,7 @@ class Notices:
         self._sent: list[tuple[bytes, MPI.Request]] = []
         self._status = MPI.Status()
         self.left: dict[int, float] = {}
-        """When each rank that has left was heard to."""
+        """When this rank heard each other rank's farewell, by rank, in seconds of ``time.monotonic``."""
 
     def fail(self, failure: FailureNotice) -> None:
         """Tell all others."""

@@ -19,7 +19,7 @@ from multiring.runtime.mpi.signature import NBYTES, Signature, both_sides, unpac
 _FLOAT32 = _native.DTYPES.index("float32")
 _SUM, _AVG = _native.OPS.index("sum"), _native.OPS.index("avg")
 NARROW_BYTES = 2
-"""Of an element that travels narrow."""
+"""Bytes of an element that travels narrow."""
 
 Requests = list[MPI.Request]
 

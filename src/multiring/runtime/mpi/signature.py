@@ -15,7 +15,9 @@ _REDUCE, _BARRIER, _SEND = map(COLLECTIVES.index, ("reduce", "barrier", "send"))
 
 
 class Signature(NamedTuple):
-    """Of a message, ``plan`` is its tag and ``part_of`` the collective that it belongs to, or send."""
+    """What one member calls. If it is a message, ``plan`` is its tag and ``part_of`` the collective that the message
+    belongs to, or send.
+    """
 
     collective: int
     number: int
@@ -28,7 +30,7 @@ class Signature(NamedTuple):
     label: int = 0
 
     def packed(self) -> NDArray[np.int64]:
-        """As it travels, `NBYTES` of it."""
+        """The signature as it travels, in `NBYTES` bytes."""
         return np.array(self, np.int64)
 
     def described(self, other: Signature | None = None, *, receives: bool = False) -> str:

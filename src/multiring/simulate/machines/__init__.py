@@ -174,7 +174,7 @@ _ALL = (
 )
 
 MACHINES = {each.name: each for each in _ALL}
-"""By name."""
+"""The machines, by their names."""
 
 
 def machine(name: str) -> Machine:

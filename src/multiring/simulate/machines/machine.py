@@ -49,7 +49,7 @@ class Machine:
     site_latency: SourcedFigure | None = None
 
     def topology(self, hosts: int) -> Topology:
-        """So many hosts, in equal parts at the sites."""
+        """The topology of ``hosts`` hosts, in equal parts at the sites."""
         if hosts < 1:
             raise ValueError(f"hosts is {hosts}; a cluster has at least one")
         rank_link = Link(self.rank_rate.value, self.rank_rate.value, self.rank_latency.value)

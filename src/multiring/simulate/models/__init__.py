@@ -31,7 +31,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """Of all layers."""
+        """Number of parameters of all layers."""
         return sum(layer.parameters for layer in self.layers)
 
     @property
@@ -77,4 +77,4 @@ _ALL = (
 )
 
 MODELS = {each.name: each for each in _ALL}
-"""By name."""
+"""The models, by their names."""
