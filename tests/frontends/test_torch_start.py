@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -186,3 +188,86 @@ def test_a_store_whose_server_is_stopped_is_given_up() -> None:
                 assert raised.value.rank == 0
         finally:
             server.kill()
+
+
+MEET = """
+import os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from multiring import RendezvousError, exchange
+
+port, rank, size, host = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+os.environ.update(MULTIRING_HOST=host, MULTIRING_INIT_TIMEOUT="300")
+exchange._process_space = lambda: host  # a machine of its own: no process is known there by its number
+store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=300))
+try:
+    dist.init_process_group("multiring", store=store, rank=rank, world_size=size)
+except RendezvousError as error:
+    print("refused:", error, flush=True)
+else:
+    print("met", flush=True)
+    sys.stdin.readline()
+    x = torch.arange(4.0) + rank
+    dist.all_reduce(x)
+    print("sum:", x.tolist(), flush=True)
+    sys.stdin.readline()
+    dist.destroy_process_group()
+"""
+
+
+@contextlib.contextmanager
+def processes_that_meet() -> Iterator[Callable[[int, int, str], subprocess.Popen[str]]]:
+    """Starts a process that is a rank of so many on a host, in a store that outlives them all."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(rank: int, size: int, host: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", MEET, *map(str, (store.port, rank, size, host))]
+        started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def go_on(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+TWO_OF_RANK_1 = r"two processes say that they are rank 1 of 3, process \d+ on host {} and process \d+ on host {}: give "
+
+
+@pytest.mark.timeout(120)
+def test_two_processes_of_one_rank_on_two_hosts_hear_of_each_other() -> None:
+    """While the ranks wait for another one, which would be for five minutes."""
+    with processes_that_meet() as start:
+        processes = [start(0, 3, "a"), start(1, 3, "b"), start(1, 3, "c")]
+        for process in processes:
+            said = line_of(process)
+            assert re.match("refused: " + TWO_OF_RANK_1.format("([bc])", "(?!\\1)[bc]"), said), said
+            assert process.wait(30) == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_second_process_of_a_rank_that_comes_late_is_refused_and_the_job_goes_on() -> None:
+    with processes_that_meet() as start:
+        processes = [start(rank, 3, host) for rank, host in enumerate("abd")]
+        assert [line_of(process) for process in processes] == ["met\n"] * 3
+        late = line_of(start(1, 3, "c"))
+        assert re.match("refused: " + TWO_OF_RANK_1.format("b", "c"), late), late
+        go_on(processes)
+        assert [line_of(process) for process in processes] == ["sum: [3.0, 6.0, 9.0, 12.0]\n"] * 3
+        go_on(processes)
+        assert [process.wait(30) for process in processes] == [0, 0, 0]

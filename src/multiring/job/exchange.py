@@ -54,6 +54,7 @@ class Exchange:
         """When every round must be over, in monotonic seconds."""
         self._failed: tuple[str, Record] | None = None
         self._newest: tuple[JobStore, str, int] | None = None
+        self._claimed: tuple[JobStore, Record] | None = None
 
     def outdate(self, store: JobStore, key: str, restart: int) -> None:
         """Say at ``key``, which all restarts of the job have in common, that this rank belongs to ``restart``.
@@ -77,6 +78,8 @@ class Exchange:
         """Say that this process is the rank; RendezvousError where another one has said so, for all that still wait.
 
         One that has ended, or has left the store without being known to live, is replaced: it was started again.
+        torch's store does not know who has left: there one of another host is always replaced, and while it waits for
+        others to arrive it looks whether it was.
         """
         key = f"{self._prefix}/claim/{self._rank}"
         mine = {"host": host, "pid": os.getpid(), "space": _process_space(), "token": secrets.token_hex(8)}
@@ -86,10 +89,23 @@ class Exchange:
         while (now := store.swap(key, found, json.dumps(mine).encode())) != json.dumps(mine).encode():
             other = json.loads(now)
             if not self._has_gone(store, other, mine):
-                told = self._told_twice(other, mine)
-                self._publish("claim", "twice", {"told": told, "rank": self._rank})
-                raise RendezvousError(told, rank=self._rank)
+                self._refuse_second(other, mine)
             found = now
+        self._claimed = store, mine
+
+    def _refuse_second(self, one: Record, other: Record) -> None:
+        told = self._told_twice(one, other)
+        self._publish("claim", "twice", {"told": told, "rank": self._rank})
+        raise RendezvousError(told, rank=self._rank)
+
+    def _look_for_successor(self) -> None:
+        """RendezvousError if another process has claimed this rank since."""
+        if self._claimed is None or isinstance(self._claimed[0], Client):
+            return
+        store, mine = self._claimed
+        other = json.loads(store.get(f"{self._prefix}/claim/{self._rank}", 0.0))
+        if other != mine:
+            self._refuse_second(mine, other)
 
     def _told_twice(self, one: Record, other: Record) -> str:
         names = " and ".join(f"process {each['pid']} on host {each['host']}" for each in (one, other))
@@ -131,6 +147,9 @@ class Exchange:
 
         ``judge`` raises RendezvousError where they do not fit together.
         """
+        is_first = name == "arrive" and self._claimed is not None
+        if is_first and self._claimed is not None:
+            record = {**record, "claim": self._claimed[1]}
         self._publish(name, self._rank, record)
         if self._rank == 0:
             result = self._conclude(name, judge)
@@ -139,6 +158,11 @@ class Exchange:
             result = self._conclusion(name)
         if "error" in result:
             raise RendezvousError(result["error"], rank=result["rank"])
+        if is_first:
+            self._look_for_successor()
+            counted = result["records"][self._rank]
+            if counted["claim"] != record["claim"]:  # who came too late to be met
+                self._refuse_second(counted["claim"], record["claim"])
         return result["records"], result["verdict"]
 
     @contextlib.contextmanager
@@ -194,12 +218,20 @@ class Exchange:
             return {"error": str(error), "rank": error.rank, "by": 0}
 
     def _conclusion(self, name: str) -> Record:
-        try:
-            return self._read(name, "all", self._remaining() + GRACE_SECONDS)
-        except TimeoutError:
+        # Many ranks look less often: one server answers them all.
+        interval = LOOK_SECONDS * max(1.0, self._world_size / 1000)
+        looks = name == "arrive" and self._claimed is not None and not isinstance(self._claimed[0], Client)
+        while True:
+            left = self._remaining() + GRACE_SECONDS
+            try:
+                return self._read(name, "all", min(interval, left) if looks else left)
+            except TimeoutError:
+                if looks and left > interval:
+                    self._look_for_successor()
+                    continue
             arrived, missing = self._roll(name)
             late = _late(missing, list(arrived)) if missing else "rank 0 did not answer"
-            raise RendezvousError(f"{late}, within {self._timeout:g} s", rank=self._culprit(missing)) from None
+            raise RendezvousError(f"{late}, within {self._timeout:g} s", rank=self._culprit(missing))
 
     def _culprit(self, missing: Sequence[int]) -> int:
         """Who serves the store lives, since that answers, and waits for another one that is missing, if there is one:
@@ -217,6 +249,7 @@ class Exchange:
             except TimeoutError:
                 self._look_for_newer()
                 if name == "arrive":
+                    self._look_for_successor()
                     self._look_for_second()
                 arrived, missing = self._roll(name)
                 if any("error" in record for record in arrived.values()):
