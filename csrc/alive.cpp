@@ -49,7 +49,7 @@ void Engine::publish_status() {
     const auto now = Clock::now();
     if (now < next_publishing_) return;
     next_publishing_ = now + publishing_interval;
-    const std::uint64_t calls = machine_->calls.load(std::memory_order_relaxed);
+    const std::uint64_t calls = executor_->calls.load(std::memory_order_relaxed);
     if (calls != own_calls_) {
         own_calls_ = calls;
         last_call_ = now;
@@ -59,7 +59,7 @@ void Engine::publish_status() {
     status.beats = ++beats_;
     status.has_called = calls != 0;
     status.idle = std::chrono::duration<float>(now - last_call_).count();
-    const Machine::LastCall last = machine_->last_call();
+    const Executor::LastCall last = executor_->last_call();
     status.last_communicator = last.communicator;
     status.last_collective = last.collective;
     status.last_number = last.number;
@@ -139,7 +139,7 @@ Failure Engine::mismatch_told_by(const Notice& notice) const {
     Failure failure{notice.kind,    notice.rank,        "", "", -1, notice.text, notice.seconds,
                     notice.witness, notice.disagreement};
     const Disagreement& on = notice.disagreement;
-    const auto own = machine_->fingerprint(on.communicator, on.number);
+    const auto own = executor_->fingerprint(on.communicator, on.number);
     bool it_is_witness = failure.rank == options_.rank;
     if (!it_is_witness && failure.witness != options_.rank && own != on.witness)
         it_is_witness = own == on.culprits || failure.witness > failure.rank;
@@ -402,7 +402,7 @@ std::string Engine::describe(const Blame& blame) const {
                               call_text(status.last_collective, status.last_number, status.last_communicator) +
                               ", was " + seconds_text(status.idle) + " ago"
                         : "it has called nothing yet";
-        } else if (blame.guilt == Guilt::circle) {
+        } else if (blame.guilt == Guilt::cycle) {
             text += " waits in";
             for (int i = 0; i < status.waiting_count; ++i) {
                 const Waiting& waiting = status.waiting[i];
@@ -418,7 +418,7 @@ std::string Engine::describe(const Blame& blame) const {
             text += " is waited for";
         }
     }
-    return blame.guilt == Guilt::circle ? "ranks wait for each other in a circle: " + text : text;
+    return blame.guilt == Guilt::cycle ? "ranks wait for each other in a circle: " + text : text;
 }
 
 // What a call that has waited too long fails with; `limit` says what is up.
@@ -426,7 +426,7 @@ Failure Engine::timeout_of(const Work& work, const std::string& limit) const {
     const Call& call = work.lane != nullptr ? work.lane->call() : work.call;
     const std::vector<int> waited_for = work.lane != nullptr ? work.lane->waited_for() : std::vector<int>{};
     const Blame blame = blame_of(work);
-    Failure late{blame.guilt == Guilt::circle ? ErrorKind::mismatch : ErrorKind::timeout,
+    Failure late{blame.guilt == Guilt::cycle ? ErrorKind::mismatch : ErrorKind::timeout,
                  -1,
                  "",
                  std::string(call.called()),
@@ -438,7 +438,7 @@ Failure Engine::timeout_of(const Work& work, const std::string& limit) const {
     late.message += limit;
     if (blame.ranks.empty()) return late;
     late.rank = blame.ranks.front();
-    if (blame.guilt == Guilt::circle) {
+    if (blame.guilt == Guilt::cycle) {
         const auto own = std::find(blame.ranks.begin(), blame.ranks.end(), options_.rank);
         if (own != blame.ranks.end()) late.witness = options_.rank;
         if (own == blame.ranks.begin()) late.rank = blame.ranks.back();

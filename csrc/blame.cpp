@@ -29,7 +29,7 @@ class Search {
         const auto before =
             std::find_if(path_.begin(), path_.end(), [&](const Step& s) { return s.waiting == &waiting; });
         if (before != path_.end()) {
-            close_circle(static_cast<std::size_t>(before - path_.begin()), same_call);
+            close_cycle(static_cast<std::size_t>(before - path_.begin()), same_call);
             return;
         }
         if (std::find(seen_.begin(), seen_.end(), &waiting) != seen_.end()) return;
@@ -71,11 +71,11 @@ class Search {
         if (place == found.ranks.end() || *place != rank) found.ranks.insert(place, rank);
     }
 
-    void close_circle(std::size_t first, bool same_call) {
+    void close_cycle(std::size_t first, bool same_call) {
         bool one_call = same_call;
         for (std::size_t i = first + 1; i < path_.size(); ++i) one_call &= path_[i].same_call;
-        if (one_call || found.guilt >= Guilt::circle) return;
-        found = {Guilt::circle, {}};
+        if (one_call || found.guilt >= Guilt::cycle) return;
+        found = {Guilt::cycle, {}};
         for (std::size_t i = first; i < path_.size(); ++i) found.ranks.push_back(path_[i].rank);
     }
 

@@ -20,7 +20,7 @@ enum class Guilt : std::uint8_t {
     unknown,  // nothing is known of these ranks: they are the ones that the call itself waits for
     here,     // in the call, and waiting for nobody
     sent,     // done with the call: its bytes have not arrived
-    circle,   // wait for each other in different calls
+    cycle,    // wait for each other in different calls
     late,     // alive, and waiting for nothing, but not in the call
     silent    // no longer heard of
 };

@@ -34,11 +34,11 @@ void Engine::gather_team() {
     const double left = cores_of_a_rank_.load(std::memory_order_relaxed) - 2;
     const auto threads = static_cast<std::size_t>(std::clamp(left, 0.0, most_helpers));
     team_ = std::make_unique<Team>(options_.helpers.value_or(threads));
-    if (team_->size() != 0) machine_->team.store(team_.get(), std::memory_order_release);
+    if (team_->size() != 0) executor_->team.store(team_.get(), std::memory_order_release);
 }
 
 std::shared_ptr<Work> Engine::start_on_card(Call call, const CardBuffer& buffer, void* owner) {
-    const Inside inside(*this);
+    const CallGuard inside(*this);
     check_can_start(call);
     const std::size_t item = itemsize(call.dtype), slice = call.installed->schedule->slice_elements(item);
     const bool is_short = slice >= call.count;
@@ -47,7 +47,7 @@ std::shared_ptr<Work> Engine::start_on_card(Call call, const CardBuffer& buffer,
     // The order of the calls' numbers is that of their copies.
     const std::lock_guard lock(cards_mutex_);
     const auto queue = call.count == 0 ? nullptr : queue_of(call, buffer.device, cut.blocks * cut.slice_bytes);
-    machine_->enter(call, Clock::now());
+    executor_->enter(call, Clock::now());
     try {
         if (queue) call.transfer = queue->enqueue(cut, buffer.out, buffer.in, buffer.stream);
     } catch (const EngineError& error) {  // the other ranks count on this call

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "executor.hpp"
 #include "lane.hpp"
-#include "machine.hpp"
 
 namespace multiring {
 
@@ -21,12 +21,12 @@ std::string describe(const Call& call) {
 }
 
 Communicator::Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members_given, int self,
-                           Machine& machine)
-    : id(id), incarnation(incarnation), members(std::move(members_given)), self(self), machine_(machine) {
+                           Executor& executor)
+    : id(id), incarnation(incarnation), members(std::move(members_given)), self(self), executor_(executor) {
     unmatched.communicator = this;
     for (std::size_t i = 0; i < members.size(); ++i) member_of_[members[i]] = static_cast<int>(i);
     for (std::uint64_t i = 0; i < lane_count; ++i) {
-        lanes_[i] = std::make_unique<Lane>(machine);
+        lanes_[i] = std::make_unique<Lane>(executor);
         next_in_lane_[i] = i;
     }
 }
@@ -76,7 +76,7 @@ Lane* Communicator::begin_point(Call& call) {
 
 Lane& Communicator::start_point(Call call) {
     auto& installed = point_schedules[{call.collective, call.other}];
-    if (!installed) installed = machine_.make_point_schedule(*this, call.collective, call.other);
+    if (!installed) installed = executor_.make_point_schedule(*this, call.collective, call.other);
     call.installed = installed.get();
     Lane& lane = free_point_lane();
     call.number = next_point_[tagged(call)]++;
@@ -124,7 +124,7 @@ Lane& Communicator::free_point_lane() {
     const auto found = std::find_if(point_lanes_.begin(), point_lanes_.end(),
                                     [](const auto& lane) { return !lane->is_active() && !lane->outstanding(); });
     if (found != point_lanes_.end()) return **found;
-    return *point_lanes_.emplace_back(std::make_unique<Lane>(machine_));
+    return *point_lanes_.emplace_back(std::make_unique<Lane>(executor_));
 }
 
 void Communicator::end(Lane& lane, bool completed) {
@@ -156,9 +156,9 @@ void Communicator::deliver(const Delivery& delivery) {
     } else if (frame.number >= next_in_lane_[frame.number % lane_count]) {
         parked_.push_back(delivery);
     } else if (lane.call().number == frame.number && lane.signature() != frame.signature()) {
-        machine_.mismatch(delivery, &lane.signature());
+        executor_.mismatch(delivery, &lane.signature());
     } else if (frame.type == FrameType::data) {
-        machine_.mismatch(delivery, nullptr);
+        executor_.mismatch(delivery, nullptr);
     }  // else a grant of something that was sent on credit, or what is waited for is on its way
 }
 
@@ -179,11 +179,11 @@ void Communicator::deliver_point(const Delivery& delivery) {
         try {
             serve(frame.plan);
         } catch (const EngineError& error) {
-            machine_.surroundings.fail(error.failure);
+            executor_.surroundings.fail(error.failure);
         }
-        machine_.surroundings.wake_progress();
+        executor_.surroundings.wake_progress();
     } else if (frame.type == FrameType::data) {
-        machine_.garbage(delivery.from->peer, "a message that was received already");
+        executor_.garbage(delivery.from->peer, "a message that was received already");
     }
 }
 

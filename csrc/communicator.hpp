@@ -41,7 +41,7 @@ inline constexpr std::uint32_t first_internal = std::uint32_t{1} << 31;
 
 class Communicator;
 class Lane;
-class Machine;
+class Executor;
 
 struct Delivery {
     Link* from;
@@ -105,7 +105,7 @@ class Communicator {
   public:
     static constexpr std::uint64_t lane_count = 8;
 
-    Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members, int self, Machine& machine);
+    Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members, int self, Executor& executor);
     ~Communicator();
 
     bool is_internal() const { return id >= first_internal; }
@@ -129,7 +129,7 @@ class Communicator {
     const int self;                   // our index among them
     std::mutex mutex;
     Installed unmatched;  // of receives that wait for their turn
-    // The schedule of a send to, or receive from, each member; made by the machine when first needed.
+    // The schedule of a send to, or receive from, each member; made by the executor when first needed.
     std::map<std::pair<Collective, std::uint32_t>, std::unique_ptr<Installed>> point_schedules;
 
   private:
@@ -152,7 +152,7 @@ class Communicator {
     void serve(std::uint64_t tag);
     std::uint32_t first_sender(std::uint64_t tag) const;
 
-    Machine& machine_;
+    Executor& executor_;
     std::unordered_map<int, int> member_of_;
 
     std::array<std::unique_ptr<Lane>, lane_count> lanes_;

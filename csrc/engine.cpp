@@ -46,8 +46,8 @@ Engine::Engine(EngineOptions options)
         throw std::invalid_argument("hosts has " + std::to_string(o.hosts.size()) + " names for a world of " +
                                     std::to_string(o.world_size));
     arena_ = std::make_shared<Arena>(o.arena_bytes, o.in_process, o.rank, o.world_size, o.generation);
-    machine_ = std::make_unique<Machine>(o.rank, o.world_size, o.generation, arena_, *this,
-                                         o.trace ? std::make_unique<Trace>() : nullptr);
+    executor_ = std::make_unique<Executor>(o.rank, o.world_size, o.generation, arena_, *this,
+                                           o.trace ? std::make_unique<Trace>() : nullptr);
     doorbell_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     epoll_ = epoll_create1(EPOLL_CLOEXEC);
     data_epoll_ = epoll_create1(EPOLL_CLOEXEC);
@@ -74,7 +74,7 @@ Engine::Engine(EngineOptions options)
         liveness_.take(edge, statuses);
     };
     control_ = std::make_unique<Control>(epoll_, o.generation, std::move(events));
-    letterbox_ = std::make_shared<Letterbox>();
+    letterbox_ = std::make_shared<InprocMailbox>();
     letterbox_->engine = this;
     divide_cores();
     thread_ = std::thread([this] { progress(); });
@@ -154,7 +154,7 @@ void Engine::check_peer(int peer) const {
 
 void Engine::add_link(std::unique_ptr<LocalLink> link) {
     const LocalLink* added = link.get();
-    machine_->attach(std::move(link));
+    executor_->attach(std::move(link));
     {
         const std::lock_guard lock(mutex_);
         local_links_.push_back(added);
@@ -171,7 +171,7 @@ void Engine::attach_local(int peer, int memory_fd, int doorbell_fd, int socket_f
     auto theirs = std::make_unique<PeerArena>(memory.get(), peer, options_.world_size, options_.generation);
     close_on_exec({doorbell.get(), socket.get()});
     add_link(
-        std::make_unique<LocalLink>(peer, options_.rank, *machine_, arena_, std::move(theirs), std::move(doorbell)));
+        std::make_unique<LocalLink>(peer, options_.rank, *executor_, arena_, std::move(theirs), std::move(doorbell)));
     control_->attach(peer, std::move(socket), false);
 }
 
@@ -185,7 +185,7 @@ void Engine::attach_in_process(int peer, Engine& other) {
                                     std::to_string(other.options_.rank));
     Descriptor doorbell(dup(other.doorbell_));
     if (!doorbell.is_open()) throw_resource_error(system_message("cannot duplicate a descriptor", errno));
-    add_link(std::make_unique<LocalLink>(peer, options_.rank, *machine_, arena_,
+    add_link(std::make_unique<LocalLink>(peer, options_.rank, *executor_, arena_,
                                          std::make_unique<PeerArena>(other.arena_), std::move(doorbell)));
     const std::lock_guard lock(mutex_);
     in_process_peers_.push_back(other.letterbox_);
@@ -218,10 +218,10 @@ void Engine::attach_tcp(int peer, const std::vector<int>& sockets) {
                       -1,
                       Complaint::unacknowledged});
     };
-    auto link = std::make_unique<TcpLink>(peer, std::move(owned), options_.generation, *machine_, pool_, data_epoll_,
+    auto link = std::make_unique<TcpLink>(peer, std::move(owned), options_.generation, *executor_, pool_, data_epoll_,
                                           epoll_, key_of(Watched::hangup, peer), std::move(events));
     TcpLink* added = link.get();
-    machine_->attach(std::move(link));
+    executor_->attach(std::move(link));
     const std::lock_guard lock(mutex_);
     tcp_links_.push_back(added);
     has_sockets_.store(true, std::memory_order_release);
@@ -246,7 +246,7 @@ bool Engine::attached(int peer) const {
     check_owned();
     if (closed_.load(std::memory_order_acquire)) throw_shut_down();
     check_peer(peer);
-    return machine_->link(peer) != nullptr;
+    return executor_->link(peer) != nullptr;
 }
 
 // What follows from the cores that the ranks of this host have. Spinning pays while each has one to itself; where
@@ -261,7 +261,7 @@ void Engine::divide_cores() {
     const double wanted = options_.spin_seconds.value_or(local_ranks <= available ? default_spin : 0);
     patience_.set_spin(seconds(std::min(wanted, longest_spin)));
     const double spare = spare_staging * std::min(1.0, available / local_ranks);
-    machine_->spare_staging.set_most(std::min(static_cast<std::size_t>(spare), arena_->size() / most_of_arena));
+    executor_->spare_staging.set_most(std::min(static_cast<std::size_t>(spare), arena_->size() / most_of_arena));
 }
 
 // ---- communicators and schedules ----------------------------------------------------------------------------------
@@ -269,12 +269,12 @@ void Engine::divide_cores() {
 void Engine::add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation) {
     check_owned();  // an engine that has failed already says so in the calls, as on communicators that it had
     if (closed_.load(std::memory_order_acquire)) throw_shut_down();
-    machine_->add_communicator(id, std::move(members), incarnation);
+    executor_->add_communicator(id, std::move(members), incarnation);
 }
 
 void Engine::forget(std::uint32_t id) {
     check_owned();
-    machine_->forget(id);
+    executor_->forget(id);
     close_cards_of(id);
 }
 
@@ -283,25 +283,25 @@ std::uint32_t Engine::install(std::uint32_t communicator, std::span<const std::i
                               std::uint32_t window, std::uint64_t plan) {
     check_owned();  // a failed engine refuses the call that this schedule is for, and says which
     if (closed_.load(std::memory_order_acquire)) throw_shut_down();
-    return machine_->install(communicator, table, peers, blocks, segment_bytes, window, plan);
+    return executor_->install(communicator, table, peers, blocks, segment_bytes, window, plan);
 }
 
 std::uint64_t Engine::completed(std::uint32_t communicator) const {
     check_owned();
-    return machine_->completed(communicator);
+    return executor_->completed(communicator);
 }
 
 Installed& Engine::installed(std::uint32_t handle) {
-    return machine_->installed(handle);
+    return executor_->installed(handle);
 }
 
 // ---- operations ---------------------------------------------------------------------------------------------------
 
 // A caller inside the engine whose time is counted too.
-class Engine::Timed {
+class Engine::TimedCall {
   public:
-    Timed(Engine& engine, const Call* call) : inside_(engine), engine_(engine), start_(Clock::now()) {
-        if (!engine_.machine_->trace || call == nullptr) return;
+    TimedCall(Engine& engine, const Call* call) : inside_(engine), engine_(engine), start_(Clock::now()) {
+        if (!engine_.executor_->trace || call == nullptr) return;
         event_.kind = TraceEvent::Kind::caller;
         event_.begin = nanoseconds_of(start_);
         event_.communicator = call->installed->communicator->id;
@@ -312,13 +312,13 @@ class Engine::Timed {
     }
     Clock::time_point start() const { return start_; }
     void has_number(std::uint64_t number) { event_.number = number; }
-    ~Timed() {
+    ~TimedCall() {
         const auto end = Clock::now();
         engine_.in_calls_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
-        if (!engine_.machine_->trace || event_.begin == 0) return;
+        if (!engine_.executor_->trace || event_.begin == 0) return;
         event_.end = nanoseconds_of(end);
         event_.finished = std::uncaught_exceptions() == 0;
-        engine_.machine_->trace->record(event_);
+        engine_.executor_->trace->record(event_);
     }
     void waited(Clock::duration time) { engine_.waiting_.fetch_add(nanoseconds(time), std::memory_order_relaxed); }
     void waited_since(Clock::time_point start) { waited(Clock::now() - start); }
@@ -327,7 +327,7 @@ class Engine::Timed {
     static std::int64_t nanoseconds(Clock::duration time) {
         return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
     }
-    Inside inside_;
+    CallGuard inside_;
     Engine& engine_;
     Clock::time_point start_;
     TraceEvent event_{};
@@ -336,29 +336,29 @@ class Engine::Timed {
 // A thread had nothing to do until `holder` did its part.
 void Engine::count_wait(Link* holder, Clock::time_point begin, Clock::time_point end) {
     if (holder != nullptr) holder->count_waited(end - begin);
-    if (!machine_->trace) return;
+    if (!executor_->trace) return;
     TraceEvent event{};
     event.kind = TraceEvent::Kind::idle;
     event.begin = nanoseconds_of(begin);
     event.end = nanoseconds_of(end);
     event.peer = holder != nullptr ? holder->peer : -1;
     event.finished = true;
-    machine_->trace->record(event);
+    executor_->trace->record(event);
 }
 
 void Engine::run(Call call, const CheckSignals& check_signals) {
-    Timed timed(*this, &call);
+    TimedCall timed(*this, &call);
     check_can_start(call);
-    machine_->enter(call, timed.start());
+    executor_->enter(call, timed.start());
     timed.has_number(call.number);
-    Lane* lane = machine_->try_begin(call);
+    Lane* lane = executor_->try_begin(call);
     Spinner spinner(patience_);
     const Outcome outcome = lane != nullptr ? drive(*lane, spinner) : Outcome::out_of_patience;
     timed.waited(spinner.waited());
     if (outcome == Outcome::finished) return;
     if (outcome == Outcome::failed) {
-        machine_->abandon();
-        machine_->end(*lane, false);
+        executor_->abandon();
+        executor_->end(*lane, false);
         raise(failure_of(call));
     }
     auto work = std::make_shared<Work>();
@@ -389,7 +389,7 @@ Engine::Outcome Engine::drive(Lane& lane, Spinner& spinner) try {
         if (lane.finished()) {
             go_on();
             const bool clear = lane.flush();
-            machine_->end(lane, true);
+            executor_->end(lane, true);
             if (!clear) wake_progress();  // a peer does not read: the progress thread sends the rest
             return Outcome::finished;
         }
@@ -424,16 +424,16 @@ bool Engine::drain_sockets() {
     epoll_event events[64];
     const int count = epoll_wait(data_epoll_, events, 64, 0);
     for (int i = 0; i < count; ++i)
-        if (Link* link = machine_->link(static_cast<int>(events[i].data.u64)))
+        if (Link* link = executor_->link(static_cast<int>(events[i].data.u64)))
             link->drain();  // it may be being attached
     return count > 0;
 }
 
 std::shared_ptr<Work> Engine::start(Call call, void* owner,
                                     std::function<void(const std::optional<Failure>&)> on_done) {
-    const Inside inside(*this);
+    const CallGuard inside(*this);
     check_can_start(call);
-    machine_->enter(call, Clock::now());
+    executor_->enter(call, Clock::now());
     auto work = std::make_shared<Work>();
     work->call = call;
     work->owner = owner;
@@ -443,9 +443,9 @@ std::shared_ptr<Work> Engine::start(Call call, void* owner,
 }
 
 std::shared_ptr<Work> Engine::start_point(std::uint32_t communicator, int other, Call call, void* owner) {
-    const Inside inside(*this);
+    const CallGuard inside(*this);
     check_can_start(call);
-    Lane* lane = machine_->begin_point(communicator, other, call);
+    Lane* lane = executor_->begin_point(communicator, other, call);
     auto work = std::make_shared<Work>();
     work->call = lane != nullptr ? lane->call() : call;
     work->lane = lane;
@@ -481,16 +481,16 @@ void Engine::wait_until_done(Work& work, const CheckSignals& check_signals) {
 
 namespace {
 
-class Waits {  // a caller, for a work
+class Waiter {  // a caller, for a work
   public:
-    explicit Waits(Work& work) : work_(work) {
+    explicit Waiter(Work& work) : work_(work) {
         if (work_.waiters.load(std::memory_order_relaxed) == 0)
             work_.waited_since.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
         work_.waiters.fetch_add(1, std::memory_order_release);
     }
-    ~Waits() { work_.waiters.fetch_sub(1, std::memory_order_relaxed); }
-    Waits(const Waits&) = delete;
-    Waits& operator=(const Waits&) = delete;
+    ~Waiter() { work_.waiters.fetch_sub(1, std::memory_order_relaxed); }
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
 
   private:
     Work& work_;
@@ -500,10 +500,10 @@ class Waits {  // a caller, for a work
 
 void Engine::wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals) {
     check_owned();
-    Timed timed(*this, work->done.is_set() ? nullptr : &work->call);
+    TimedCall timed(*this, work->done.is_set() ? nullptr : &work->call);
     const auto start = Clock::now();
     const auto deadline = Clock::now() + seconds(timeout.value_or(forever));
-    const Waits waits(*work);
+    const Waiter waits(*work);
     while (!work->done.wait_for(std::min<Clock::duration>(signal_interval, deadline - Clock::now()))) {
         check_signals();
         if (Clock::now() < deadline) continue;
@@ -527,7 +527,7 @@ void Engine::wait(const std::shared_ptr<Work>& work, std::optional<double> timeo
 
 // What a work waits for, now; nothing if the progress thread does not answer.
 std::optional<Failure> Engine::ask(const std::shared_ptr<Work>& work) {
-    const auto question = std::make_shared<Question>();
+    const auto question = std::make_shared<WaitQuery>();
     question->work = work;
     {
         const std::lock_guard lock(mutex_);
@@ -550,7 +550,7 @@ void Engine::fail(Failure failure) {
         failure.message = rank_name(options_.rank) + ": " + failure.message;
     }
     Notice notice;
-    std::vector<std::shared_ptr<Letterbox>> in_process;
+    std::vector<std::shared_ptr<InprocMailbox>> in_process;
     {
         const std::lock_guard lock(mutex_);
         // Who leaves still learns, and tells, that what it did was not what others did.
@@ -682,12 +682,12 @@ bool Engine::is_unread() const {
     bool local_peers = false;
     {
         const std::lock_guard lock(mutex_);
-        for (const auto& link : machine_->attached()) {
+        for (const auto& link : executor_->attached()) {
             if (link->may_be_unread()) return true;
             local_peers |= link->shares_memory() && !departed_[static_cast<std::size_t>(link->peer)];
         }
     }
-    return local_peers && machine_->is_read_from();
+    return local_peers && executor_->is_read_from();
 }
 
 // What peers sent for a call that has completed here is of another call of theirs. Both sides hear of it if they leave
@@ -696,7 +696,7 @@ void Engine::linger(Clock::time_point until) {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // of two that leave at once, one sees what the other posted
     while (!failed_.load()) {
         const bool last = !is_unread() || Clock::now() >= until;
-        for (const auto& link : machine_->attached()) link->drain();
+        for (const auto& link : executor_->attached()) link->drain();
         if (last) return;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -708,7 +708,7 @@ void Engine::release_descriptors() {
     control_->close_all();
     {
         const std::lock_guard lock(mutex_);  // another thread may look at the links
-        machine_->disown();
+        executor_->disown();
     }
     for (int* fd : {&doorbell_, &epoll_, &data_epoll_}) close(std::exchange(*fd, -1));
     arena_->retire();
@@ -722,7 +722,7 @@ std::optional<Failure> Engine::shutdown(double timeout) {
     }
     // What is still held back may be what a peer waits for, unless it has left.
     const auto deadline = Clock::now() + seconds(timeout);
-    for (const auto& link : machine_->attached())
+    for (const auto& link : executor_->attached())
         while (!link->flush() && !failed_.load() && !departed(link->peer) && Clock::now() < deadline) {
             link->drain();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -732,7 +732,7 @@ std::optional<Failure> Engine::shutdown(double timeout) {
         const std::lock_guard lock(mutex_);
         for (TcpLink* link : tcp_links_) link->send_farewell();
     }
-    std::vector<std::shared_ptr<Letterbox>> in_process;
+    std::vector<std::shared_ptr<InprocMailbox>> in_process;
     {
         const std::lock_guard lock(mutex_);
         in_process = in_process_peers_;
@@ -762,14 +762,14 @@ std::optional<Failure> Engine::shutdown(double timeout) {
     thread_.join();
     while (callers_.load() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     close_cards();
-    machine_->team.store(nullptr, std::memory_order_relaxed);
+    executor_->team.store(nullptr, std::memory_order_relaxed);
     team_.reset();
     release_descriptors();
     return unheard;
 }
 
 void Engine::lock_for_fork() {
-    machine_->lock_for_fork();
+    executor_->lock_for_fork();
     mutex_.lock();
     control_->lock_for_fork();
 }
@@ -777,13 +777,13 @@ void Engine::lock_for_fork() {
 void Engine::unlock_after_fork() {
     control_->unlock_after_fork();
     mutex_.unlock();
-    machine_->unlock_after_fork();
+    executor_->unlock_after_fork();
 }
 
 void Engine::disown() noexcept {
     disowned_.store(true, std::memory_order_relaxed);
     has_owners_.store(false, std::memory_order_relaxed);
-    machine_->disown();
+    executor_->disown();
     control_->disown();
     for (const int fd : {doorbell_, epoll_, data_epoll_}) close(fd);
     arena_->make_private_after_fork();
@@ -798,20 +798,20 @@ std::vector<void*> Engine::take_owners() {
 std::vector<Trace::Thread> Engine::traced() const {
     check_owned();
     if (!stopping_.load(std::memory_order_acquire)) throw std::logic_error("the engine still records");
-    return machine_->trace ? machine_->trace->threads() : std::vector<Trace::Thread>();
+    return executor_->trace ? executor_->trace->threads() : std::vector<Trace::Thread>();
 }
 
 Engine::Statistics Engine::statistics() const {
     check_owned();
     Statistics result{};
-    result.operations = machine_->operations.load();
-    result.segments = machine_->segments.load();
+    result.operations = executor_->operations.load();
+    result.segments = executor_->segments.load();
     result.arena_allocated = arena_->allocated_bytes();
     result.arena_committed = arena_->committed_bytes();
     result.seconds_in_calls = 1e-9 * static_cast<double>(in_calls_.load());
     result.seconds_waiting = 1e-9 * static_cast<double>(waiting_.load());
     const std::lock_guard lock(mutex_);  // another thread may let go of the links
-    for (const auto& link : machine_->attached()) result.peers.emplace_back(link->peer, link->traffic());
+    for (const auto& link : executor_->attached()) result.peers.emplace_back(link->peer, link->traffic());
     return result;
 }
 

@@ -1,5 +1,5 @@
-// Engine: one rank's end of everything. It owns the arena, the machine, the connections and the progress thread, and it
-// decides who drives an operation: a synchronous call its own thread, for as long as its patience lasts; everything
+// Engine: one rank's end of everything. It owns the arena, the executor, the connections and the progress thread, and
+// it decides who drives an operation: a synchronous call its own thread, for as long as its patience lasts; everything
 // else the progress thread.
 //
 // The first failure, here or announced by a peer, fails the engine: everything pending raises it, and so does every
@@ -19,8 +19,8 @@
 
 #include "blame.hpp"
 #include "control.hpp"
+#include "executor.hpp"
 #include "liveness.hpp"
-#include "machine.hpp"
 #include "mailbox.hpp"
 #include "pool.hpp"
 #include "tcp.hpp"
@@ -48,7 +48,7 @@ struct Work {
 };
 
 // What a work waits for, asked of the progress thread, which alone may look.
-struct Question {
+struct WaitQuery {
     std::shared_ptr<Work> work;
     Failure answer;
     Event answered;
@@ -61,7 +61,7 @@ inline std::uint64_t key_of(Watched what, int peer) {
 }
 
 // Where other engines of this process leave notices; outlives the engine.
-struct Letterbox {
+struct InprocMailbox {
     std::mutex mutex;
     Engine* engine = nullptr;
 };
@@ -158,12 +158,12 @@ class Engine final : public Surroundings {
 
   private:
     // A caller inside the engine: counted, because shutdown waits for callers.
-    class Inside {
+    class CallGuard {
       public:
-        explicit Inside(Engine& engine) : engine_(engine) { engine_.callers_.fetch_add(1); }
-        ~Inside() { engine_.callers_.fetch_sub(1); }
-        Inside(const Inside&) = delete;
-        Inside& operator=(const Inside&) = delete;
+        explicit CallGuard(Engine& engine) : engine_(engine) { engine_.callers_.fetch_add(1); }
+        ~CallGuard() { engine_.callers_.fetch_sub(1); }
+        CallGuard(const CallGuard&) = delete;
+        CallGuard& operator=(const CallGuard&) = delete;
 
       private:
         Engine& engine_;
@@ -191,7 +191,7 @@ class Engine final : public Surroundings {
     enum class Outcome { finished, out_of_patience, failed };
     Outcome drive(Lane& lane, Spinner& spinner);
     void count_wait(Link* holder, Clock::time_point begin, Clock::time_point end);
-    class Timed;
+    class TimedCall;
     void fail_if_departed(const Work& work);
 
     // cards.cpp: buffers on cards
@@ -217,7 +217,7 @@ class Engine final : public Surroundings {
     void poll_connections(Clock::duration at_most);
     void watch_data(bool wanted);
     void check_deadlines();
-    void excuse(Work& work);
+    void forgive_stopped_time(Work& work);
     void check_suspicions();
     Clock::duration sleep_at_most();
 
@@ -254,14 +254,14 @@ class Engine final : public Surroundings {
     int data_epoll_ = -1;  // the data connections; part of epoll_ while the progress thread has work
     Pool pool_;            // outlives the links
     std::shared_ptr<Arena> arena_;
-    std::shared_ptr<Letterbox> letterbox_;
-    std::unique_ptr<Machine> machine_;
+    std::shared_ptr<InprocMailbox> letterbox_;
+    std::unique_ptr<Executor> executor_;
     std::unique_ptr<Control> control_;
 
     mutable std::mutex mutex_;  // everything down to the atomics
     std::vector<const LocalLink*> local_links_;
     std::vector<TcpLink*> tcp_links_;
-    std::vector<std::shared_ptr<Letterbox>> in_process_peers_;
+    std::vector<std::shared_ptr<InprocMailbox>> in_process_peers_;
     std::optional<Failure> failure_;
     Clock::time_point failed_since_{};
     std::optional<Notice> untold_;  // of the failure, to those who wait for us
@@ -270,7 +270,7 @@ class Engine final : public Surroundings {
     std::vector<std::shared_ptr<Work>> new_works_;
     std::vector<Notice> notices_;
     std::vector<std::pair<Clock::time_point, Notice>> suspicions_;  // true unless there is another failure by then
-    std::vector<std::shared_ptr<Question>> questions_;
+    std::vector<std::shared_ptr<WaitQuery>> questions_;
     std::vector<void*> owners_;
     std::vector<std::string> reports_;
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "machine.hpp"
+#include "executor.hpp"
 
 namespace multiring {
 namespace {
@@ -23,12 +23,12 @@ constexpr std::size_t most_times_needed = 64;
 
 }  // namespace
 
-Lane::Lane(Machine& machine) : machine_(machine), id_(machine.register_lane(*this)) {
-    if (machine.trace) tracer_ = std::make_unique<LaneTracer>(*machine.trace, id_);
+Lane::Lane(Executor& executor) : executor_(executor), id_(executor.register_lane(*this)) {
+    if (executor.trace) tracer_ = std::make_unique<LaneTracer>(*executor.trace, id_);
 }
 
 Lane::~Lane() {
-    machine_.unregister_lane(id_);
+    executor_.unregister_lane(id_);
     release_staging();
 }
 
@@ -36,7 +36,7 @@ void Lane::begin(const Call& call) {
     call_ = call;
     schedule_ = call.installed->schedule;
     signature_ = {call.count,      schedule_->plan, call.root, call.label,
-                  call.collective, call.dtype,      call.op,   machine_.generation};
+                  call.collective, call.dtype,      call.op,   executor_.generation};
     if (call.is_point()) {
         signature_.collective = Collective::send;
         signature_.plan = call.tag;
@@ -56,7 +56,7 @@ void Lane::begin(const Call& call) {
     if (schedule_->departure_count != 0)
         rows = std::clamp<std::size_t>(most_unread / schedule_->departure_count, 1, rows);
     rows_in_use_ = static_cast<std::uint32_t>(std::min<std::size_t>(rows, segment_count_));
-    in_arena_ = bytes >= fewest_bytes_in_place && (call.transfer || machine_.arena->contains(call.pointer, bytes));
+    in_arena_ = bytes >= fewest_bytes_in_place && (call.transfer || executor_.arena->contains(call.pointer, bytes));
     streaming_ = bytes >= streaming_bytes;
 
     const std::size_t arrivals = 2 * std::size_t{rows_in_use_} * schedule_->arrival_count;
@@ -65,7 +65,7 @@ void Lane::begin(const Call& call) {
         arrival_capacity_ = arrivals;
     }
     rows_.assign(rows_in_use_, Row{});
-    team_ = call.transfer ? machine_.team.load(std::memory_order_acquire) : nullptr;
+    team_ = call.transfer ? executor_.team.load(std::memory_order_acquire) : nullptr;
     if (team_ != nullptr && rows_in_use_ > shared_capacity_) {
         shared_ = std::make_unique<Shared[]>(rows_in_use_);
         shared_capacity_ = rows_in_use_;
@@ -111,7 +111,7 @@ void Lane::end() {
     call_.transfer.reset();
     driven_by_progress.store(false, std::memory_order_relaxed);
     if (!call_.installed->communicator->is_internal())
-        machine_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
+        executor_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
 }
 
 // What the lane's previous collective left with its readers must be read before its staging changes shape.
@@ -136,7 +136,7 @@ void Lane::take_slots() {
     // Not for the job's own calls, which are few, nor in the lanes of messages, which are as many as these.
     const bool is_own = call_.installed->communicator->is_internal();
     const bool goes_around = call_.installed->any_shared && !is_own && !call_.is_point();
-    const std::size_t most = goes_around ? machine_.spare_staging.of_a_lane() : 0;
+    const std::size_t most = goes_around ? executor_.spare_staging.of_a_lane() : 0;
     const std::size_t wanted = spare_refused_ ? 0 : std::min(most, most_times_needed * needed);
     if (std::max(needed, wanted) > staging_bytes_) grow_staging(needed, wanted);
     slots_ = std::max(needed, std::min(most, staging_bytes_)) / slot_bytes_;
@@ -149,18 +149,18 @@ void Lane::grow_staging(std::size_t needed, std::size_t wanted) {
     if (wanted > std::max(needed, staging_bytes_) && grow_for_speed(needed, wanted)) return;
     if (needed <= staging_bytes_) return;
     release_staging();
-    stage_in(machine_.arena->allocate(needed), needed, 0);
+    stage_in(executor_.arena->allocate(needed), needed, 0);
 }
 
 bool Lane::grow_for_speed(std::size_t needed, std::size_t wanted) {
     const std::size_t spare = wanted - needed, more = spare > spare_bytes_ ? spare - spare_bytes_ : 0;
-    const bool has_room = machine_.arena->allocated_bytes() < machine_.arena->size() / 2;
-    if (more > 0 && !(has_room && machine_.spare_staging.take(more))) return false;
+    const bool has_room = executor_.arena->allocated_bytes() < executor_.arena->size() / 2;
+    if (more > 0 && !(has_room && executor_.spare_staging.take(more))) return false;
     void* grown = nullptr;
     try {
-        grown = machine_.arena->allocate(wanted);
+        grown = executor_.arena->allocate(wanted);
     } catch (const EngineError&) {  // no hole is as large, or the machine's memory is full
-        machine_.spare_staging.give_back(more);
+        executor_.spare_staging.give_back(more);
         spare_refused_ = true;  // to try again in every call would take longer than what it is for
         return false;
     }
@@ -174,13 +174,13 @@ void Lane::stage_in(void* memory, std::size_t bytes, std::size_t spare) {
     staging_ = static_cast<std::byte*>(memory);
     staging_bytes_ = bytes;
     spare_bytes_ = spare;
-    machine_.arena->populate(staging_, bytes);
+    executor_.arena->populate(staging_, bytes);
 }
 
 void Lane::release_staging() {
-    if (staging_ != nullptr) machine_.arena->release(std::exchange(staging_, nullptr));
+    if (staging_ != nullptr) executor_.arena->release(std::exchange(staging_, nullptr));
     staging_bytes_ = 0;
-    machine_.spare_staging.give_back(std::exchange(spare_bytes_, 0));
+    executor_.spare_staging.give_back(std::exchange(spare_bytes_, 0));
 }
 
 bool Lane::advance() {
@@ -308,7 +308,7 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
         }
         read_at = staged;
     }
-    if (is_shared) frame.place = machine_.arena->place(read_at);
+    if (is_shared) frame.place = executor_.arena->place(read_at);
     if (is_narrow(in)) data = read_at;
     outstanding_.fetch_add(in.message_count, std::memory_order_relaxed);
     Link* const* links = call_.installed->message_links.data() + in.first_message;
@@ -328,13 +328,13 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
     for (std::size_t i = 0; i < its.size(); ++i) links[i]->notify();
 }
 
-void Lane::copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes, Pace& pace) {
-    const bool streams = bytes >= pace.fewest_bytes() && pace.streams();
+void Lane::copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes, StreamingStoreTuner& tuner) {
+    const bool streams = bytes >= tuner.fewest_bytes() && tuner.streams();
     const auto write = streams ? copy_streaming : copy;
-    if (bytes < pace.fewest_bytes() || !pace.is_due()) return write(destination, source, bytes);
+    if (bytes < tuner.fewest_bytes() || !tuner.is_due()) return write(destination, source, bytes);
     const auto start = Clock::now();
     write(destination, source, bytes);
-    pace.note(streams, bytes, Clock::now() - start);
+    tuner.note(streams, bytes, Clock::now() - start);
 }
 
 Frame Lane::frame_of(FrameType type) const {
@@ -429,7 +429,8 @@ Clock::duration Lane::combine(const Row& row, const Instruction& in, const Exten
         }
         if (in.has_own && in.own_place == in.message_count) sources.push_back(destination);
         const bool is_plain = !is_narrow(in) && in.rounded == Wire::same;
-        if (in_arena_ && !streaming_ && is_plain && bytes >= Pace::sums.fewest_bytes && first.shares_memory())
+        if (in_arena_ && !streaming_ && is_plain && bytes >= StreamingStoreTuner::sums.fewest_bytes &&
+            first.shares_memory())
             reduce_paced(in, destination, extent.count, sources, first.summing);
         else
             reduce(in, destination, extent.count, sources);
@@ -444,8 +445,8 @@ bool Lane::has_read_what_was_sent(const Row& row, const Instruction& in) {
         const Link& from = *arrival_of(row, in, i).from;
         if (!from.is_given_up()) continue;
         spoilt_ = true;
-        machine_.surroundings.suspect(
-            from.peer, machine_.surroundings.rank_name(from.peer) + " has given up a call, and has not told why");
+        executor_.surroundings.suspect(
+            from.peer, executor_.surroundings.rank_name(from.peer) + " has given up a call, and has not told why");
         return false;
     }
     return true;
@@ -496,8 +497,8 @@ void Lane::reduce(const Instruction& in, void* destination, std::size_t count, c
 }
 
 void Lane::reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Sources& sources,
-                        Pace& pace) {
-    const bool streams = pace.streams();
+                        StreamingStoreTuner& tuner) {
+    const bool streams = tuner.streams();
     const auto start = Clock::now();
     if (!streams) {
         reduce(in, destination, count, sources);
@@ -511,7 +512,7 @@ void Lane::reduce_paced(const Instruction& in, std::byte* destination, std::size
             for (const void*& source : sources) source = static_cast<const std::byte*>(source) + some * itemsize_;
         }
     }
-    pace.note(streams, sources.size() * count * itemsize_, Clock::now() - start);
+    tuner.note(streams, sources.size() * count * itemsize_, Clock::now() - start);
 }
 
 bool Lane::flush() {
@@ -523,7 +524,7 @@ bool Lane::flush() {
 void Lane::accept(const Delivery& delivery) {
     const Frame& frame = delivery.frame;
     if (frame.signature() != signature_) {
-        machine_.mismatch(delivery, &signature_);
+        executor_.mismatch(delivery, &signature_);
         return;
     }
     if (frame.type == FrameType::waits) return;  // we agree
@@ -541,7 +542,7 @@ void Lane::accept(const Delivery& delivery) {
         const auto& links = call_.installed->links;
         const auto link = std::find(links.begin(), links.end(), delivery.from);
         if (link == links.end() || !(call_.installed->any_direct || call_.is_point())) {
-            machine_.garbage(delivery.from->peer, "a grant to a rank that sends it nothing");
+            executor_.garbage(delivery.from->peer, "a grant to a rank that sends it nothing");
             return;
         }
         // Over several connections grants may overtake each other.
@@ -551,7 +552,7 @@ void Lane::accept(const Delivery& delivery) {
                !granted.compare_exchange_weak(before, frame.segment, std::memory_order_release)) {
         }
     }
-    if (driven_by_progress.load(std::memory_order_relaxed)) machine_.surroundings.wake_progress();
+    if (driven_by_progress.load(std::memory_order_relaxed)) executor_.surroundings.wake_progress();
 }
 
 void Lane::accept_data(const Delivery& delivery) {
@@ -565,15 +566,15 @@ void Lane::accept_data(const Delivery& delivery) {
     const std::uint32_t index = schedule_->arrival_of(static_cast<std::uint32_t>(member), frame.ordinal);
     if (frame.segment >= segment_count_ || index == Schedule::no_arrival ||
         arrival_bytes(frame.segment, index) != frame.bytes || delivery.payload.data == nullptr) {
-        machine_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
-                                                  std::to_string(frame.segment) + ", " + std::to_string(frame.bytes) +
-                                                  " bytes, is not in the schedule of " + describe(call_));
+        executor_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
+                                                   std::to_string(frame.segment) + ", " + std::to_string(frame.bytes) +
+                                                   " bytes, is not in the schedule of " + describe(call_));
         return;
     }
     Arrival& slot = arrival(frame.segment, index);
     if (slot.data.load(std::memory_order_relaxed) != nullptr) {
-        machine_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
-                                                  std::to_string(frame.segment) + " of " + describe(call_) + " twice");
+        executor_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
+                                                   std::to_string(frame.segment) + " of " + describe(call_) + " twice");
         return;
     }
     slot.from = delivery.from;
@@ -595,7 +596,7 @@ bool Lane::released(int peer, std::uint32_t index) {
         return false;
     if (eager_) call_.installed->links.front()->return_credit(call_.count * itemsize_);
     outstanding_.fetch_sub(1, std::memory_order_acq_rel);
-    if (driven_by_progress.load(std::memory_order_relaxed)) machine_.surroundings.wake_progress();
+    if (driven_by_progress.load(std::memory_order_relaxed)) executor_.surroundings.wake_progress();
     return true;
 }
 
@@ -643,7 +644,7 @@ Link* Lane::held_up_by(std::uint32_t segment) const {
     visit_missing(segment, [&](int rank) {
         if (first < 0) first = rank;
     });
-    return first < 0 ? nullptr : machine_.link(first);
+    return first < 0 ? nullptr : executor_.link(first);
 }
 
 void Lane::trace_progress(const Row& row) {

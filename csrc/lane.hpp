@@ -26,11 +26,11 @@
 
 namespace multiring {
 
-class Machine;
+class Executor;
 
 class Lane {
   public:
-    explicit Lane(Machine& machine);
+    explicit Lane(Executor& executor);
     ~Lane();
 
     // Under the communicator's mutex: take up an operation, and what arrived for it; let go of it.
@@ -166,15 +166,17 @@ class Lane {
         const std::size_t bytes = layout(segment).arrival_bytes[index];
         return narrows_ && schedule_->arrival_wires[index] != Wire::same ? bytes / itemsize_ * narrow_bytes : bytes;
     }
-    static void copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes, Pace& pace);
+    static void copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes,
+                           StreamingStoreTuner& tuner);
     void reduce(const Instruction& in, void* destination, std::size_t count, const Sources& sources);
-    void reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Sources& sources, Pace& pace);
+    void reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Sources& sources,
+                      StreamingStoreTuner& tuner);
     double divisor(const Instruction& in) const;
     // Whether the send's bytes are read where the caller keeps them, and still are.
     bool is_leaving(const Row& row, const Instruction& in) const;
 
-    Machine& machine_;
-    std::uint32_t id_;  // in Machine's table, for tokens
+    Executor& executor_;
+    std::uint32_t id_;  // in Executor's table, for tokens
 
     // the current operation
     bool active_ = false;
@@ -189,7 +191,7 @@ class Lane {
     bool spoilt_ = false;   // what was read is not what was sent: the call cannot end well
     bool narrows_ = false;  // the schedule's wires hold: float32 is summed
     Clock::time_point began_{};
-    std::unique_ptr<LaneTracer> tracer_;  // if the machine traces
+    std::unique_ptr<LaneTracer> tracer_;  // if the executor traces
     std::uint32_t base_ = 0, next_ = 0;   // segments in flight: [base_, next_)
     std::atomic<std::uint32_t> limit_{0};
     std::atomic<bool> has_early_{false};
@@ -219,7 +221,7 @@ class Lane {
     std::size_t unread_capacity_ = 0;
     std::atomic<std::uint32_t> outstanding_{0};  // how many are unread
     std::byte* staging_ = nullptr;
-    std::size_t staging_bytes_ = 0, spare_bytes_ = 0;  // the second of the machine's
+    std::size_t staging_bytes_ = 0, spare_bytes_ = 0;  // the second of the executor's
     bool spare_refused_ = false;
     std::size_t next_slot_at_ = 0;
     std::size_t slot_bytes_ = 0, slots_ = 1, first_slot_ = 0;  // of the current operation

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "frame.hpp"
-#include "pace.hpp"
+#include "streaming_store_tuner.hpp"
 #include "wait.hpp"
 
 namespace multiring {
@@ -23,7 +23,7 @@ class Link;
 // Bytes of small messages that a peer takes before it has a use for them.
 inline constexpr std::int64_t eager_credit = std::int64_t{1} << 20;
 
-// What links deliver to: the machine.
+// What links deliver to: the executor.
 class Receiver {
   public:
     // A frame whose payload, if it has one, can be read until it is given back.
@@ -89,11 +89,12 @@ class Link {
     void count_busy(Clock::duration time) { count(busy_, time); }
     void count_waited(Clock::duration time) { count(waited_, time); }
 
-    const int peer;                          // world rank
-    Pace staging{Pace::copies};              // of the copies that it reads in our memory,
-    Pace staging_small{Pace::small_copies};  // and of the small ones of them,
-    Pace storing{Pace::copies};              // of its data to a caller's buffer that it has read in place,
-    Pace summing{Pace::sums};                // of sums to such a buffer
+    const int peer;                                                        // world rank
+    StreamingStoreTuner staging{StreamingStoreTuner::copies};              // of the copies that it reads in our memory,
+    StreamingStoreTuner staging_small{StreamingStoreTuner::small_copies};  // and of the small ones of them,
+    StreamingStoreTuner storing{
+        StreamingStoreTuner::copies};  // of its data to a caller's buffer that it has read in place,
+    StreamingStoreTuner summing{StreamingStoreTuner::sums};  // of sums to such a buffer
 
   protected:
     // A traffic with the times.

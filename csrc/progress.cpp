@@ -68,11 +68,11 @@ void Engine::progress() {
 void Engine::take_inbox() {
     if (!inbox_.load(std::memory_order_acquire)) return;
     std::vector<Notice> notices;
-    std::vector<std::shared_ptr<Question>> questions;
+    std::vector<std::shared_ptr<WaitQuery>> questions;
     {
         const std::lock_guard lock(mutex_);
         inbox_.store(false, std::memory_order_relaxed);
-        for (const auto& work : new_works_) excuse(*work);
+        for (const auto& work : new_works_) forgive_stopped_time(*work);
         works_.insert(works_.end(), new_works_.begin(), new_works_.end());
         new_works_.clear();
         notices.swap(notices_);
@@ -105,7 +105,7 @@ bool Engine::advance_works() {
         Work& work = *works_[i];
         try {
             if (work.lane == nullptr) {
-                work.lane = machine_->try_begin(work.call);
+                work.lane = executor_->try_begin(work.call);
                 if (work.lane != nullptr) {
                     work.lane->postpone(work.call.deadline);  // a receive that waited for its turn
                     work.lane->driven_by_progress.store(true, std::memory_order_release);
@@ -131,7 +131,7 @@ bool Engine::advance_works() {
 bool Engine::drain_links() {
     bool active = false;
     if (works_.empty()) return false;
-    for (const auto& link : machine_->attached())
+    for (const auto& link : executor_->attached())
         if (link->shares_memory()) active |= link->drain();
     return drain_sockets() || active;
 }
@@ -167,7 +167,7 @@ void Engine::finish(Work& work, std::optional<Failure> failure) {
     if (work.lane != nullptr) {
         const Call& call = work.lane->call();
         if (call.is_point()) work.other = call.installed->communicator->members[call.other];
-        machine_->end(*work.lane, !failure);
+        executor_->end(*work.lane, !failure);
     }
     work.failure = std::move(failure);
     if (work.failure && work.call.transfer)
@@ -199,13 +199,13 @@ void Engine::tell_waiters() {
 
 void Engine::fail_works() {
     tell_waiters();
-    if (!works_.empty()) machine_->abandon();
+    if (!works_.empty()) executor_->abandon();
     for (const auto& work : works_) finish(*work, failure_of(work->call));
     works_.clear();
 }
 
 // The time that this process has missed, stopped or starved, is held against nobody.
-void Engine::excuse(Work& work) {
+void Engine::forgive_stopped_time(Work& work) {
     Call& call = work.call;
     const auto since = std::max(away_since_, call.deadline - seconds(call.timeout));
     if (since >= came_back_) return;
@@ -220,7 +220,7 @@ void Engine::check_deadlines() {
     if (now - looked_last >= 2 * liveness_.interval()) {
         away_since_ = looked_last;
         came_back_ = now;
-        for (const auto& work : works_) excuse(*work);
+        for (const auto& work : works_) forgive_stopped_time(*work);
     }
     for (const auto& work : works_) {
         if (now >= work->call.deadline) {
@@ -262,7 +262,7 @@ void Engine::check_suspicions() {
 
 Clock::duration Engine::sleep_at_most() {
     bool held_back = false;
-    for (const auto& link : machine_->attached()) held_back |= !link->flush();
+    for (const auto& link : executor_->attached()) held_back |= !link->flush();
     if (held_back) return sleep_while_held_back;
     if (!leaving_.empty()) return longest_sleep_for_card;
     if (needs_polling()) {
@@ -311,7 +311,7 @@ void Engine::poll_connections(Clock::duration at_most) {
             case Watched::control: control_->read(peer); break;
             case Watched::data: drain_sockets(); break;
             case Watched::hangup:
-                if (Link* link = machine_->link(peer)) link->drain();  // it may be being attached
+                if (Link* link = executor_->link(peer)) link->drain();  // it may be being attached
                 break;
             case Watched::doorbell:
                 std::uint64_t rings;

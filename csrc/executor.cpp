@@ -1,4 +1,4 @@
-#include "machine.hpp"
+#include "executor.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -72,8 +72,8 @@ std::uint64_t Signature::fingerprint() const {
     return hash;
 }
 
-Machine::Machine(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
-                 Surroundings& surroundings, std::unique_ptr<Trace> trace)
+Executor::Executor(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
+                   Surroundings& surroundings, std::unique_ptr<Trace> trace)
     : rank(rank),
       generation(generation),
       arena(std::move(arena)),
@@ -86,9 +86,9 @@ Machine::Machine(int rank, int world_size, std::uint16_t generation, std::shared
     for (std::uint32_t id = most_lanes; id-- > 0;) free_lane_ids_.push_back(id);
 }
 
-Machine::~Machine() = default;
+Executor::~Executor() = default;
 
-std::uint32_t Machine::register_lane(Lane& lane) {
+std::uint32_t Executor::register_lane(Lane& lane) {
     const std::lock_guard lock(lanes_mutex_);
     if (free_lane_ids_.empty())
         throw_resource_error("more than " + std::to_string(most_lanes / Communicator::lane_count) +
@@ -100,13 +100,13 @@ std::uint32_t Machine::register_lane(Lane& lane) {
     return id;
 }
 
-void Machine::unregister_lane(std::uint32_t id) {
+void Executor::unregister_lane(std::uint32_t id) {
     const std::lock_guard lock(lanes_mutex_);
     lanes_[id].store(nullptr, std::memory_order_release);
     free_lane_ids_.push_back(id);
 }
 
-void Machine::attach(std::unique_ptr<Link> link) {
+void Executor::attach(std::unique_ptr<Link> link) {
     const std::lock_guard lock(mutex_);
     auto& entry = links_[static_cast<std::size_t>(link->peer)];
     if (entry.load(std::memory_order_relaxed) != nullptr)
@@ -117,7 +117,7 @@ void Machine::attach(std::unique_ptr<Link> link) {
     attached_count_.store(count + 1, std::memory_order_release);
 }
 
-void Machine::add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation) {
+void Executor::add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation) {
     const auto own = std::find(members.begin(), members.end(), rank);
     if (own == members.end())
         throw std::invalid_argument("rank " + std::to_string(rank) + " is not a member of communicator " +
@@ -142,7 +142,7 @@ void Machine::add_communicator(std::uint32_t id, std::vector<int> members, std::
     latest_[id] = incarnation;
 }
 
-void Machine::forget(std::uint32_t id) {
+void Executor::forget(std::uint32_t id) {
     std::vector<Delivery> unread;
     std::unique_lock lock(mutex_);
     const auto found = communicators_.find(id);
@@ -164,27 +164,27 @@ void Machine::forget(std::uint32_t id) {
 
 // Incarnations go around. One is older than another if less than half of them lie between: a frame would have to be
 // late by 2^15 groups of the same number.
-bool Machine::is_over(const Frame& frame) const {
+bool Executor::is_over(const Frame& frame) const {
     const auto latest = latest_.find(frame.communicator);
     return latest != latest_.end() && static_cast<std::int16_t>(frame.incarnation - latest->second) <= 0;
 }
 
-void Machine::sweep_forgotten() {
+void Executor::sweep_forgotten() {
     std::erase_if(forgotten_, [&](const std::shared_ptr<Communicator>& communicator) {
         const std::lock_guard its_lock(communicator->mutex);
         return !communicator->is_read_from();
     });
 }
 
-std::shared_ptr<Communicator> Machine::find(std::uint32_t id) const {
+std::shared_ptr<Communicator> Executor::find(std::uint32_t id) const {
     const auto found = communicators_.find(id);
     if (found == communicators_.end()) throw std::invalid_argument("there is no communicator " + std::to_string(id));
     return found->second;
 }
 
-std::uint32_t Machine::install(std::uint32_t communicator, std::span<const std::int64_t> table,
-                               std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
-                               std::uint32_t window, std::uint64_t plan) {
+std::uint32_t Executor::install(std::uint32_t communicator, std::span<const std::int64_t> table,
+                                std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
+                                std::uint32_t window, std::uint64_t plan) {
     const std::lock_guard lock(mutex_);
     Communicator& of = *find(communicator);
     auto made = std::make_unique<Installed>();
@@ -195,14 +195,14 @@ std::uint32_t Machine::install(std::uint32_t communicator, std::span<const std::
     return static_cast<std::uint32_t>(installed_.size() - 1);
 }
 
-Installed& Machine::installed(std::uint32_t handle) {
+Installed& Executor::installed(std::uint32_t handle) {
     const std::lock_guard lock(mutex_);
     if (handle >= installed_.size() || !installed_[handle])
         throw std::invalid_argument("there is no schedule " + std::to_string(handle));
     return *installed_[handle];
 }
 
-void Machine::resolve(Installed& installed) const {
+void Executor::resolve(Installed& installed) const {
     const Schedule& schedule = *installed.schedule;
     const auto link_to = [&](std::uint32_t member) {
         const int peer = installed.communicator->members[member];
@@ -235,7 +235,7 @@ void Machine::resolve(Installed& installed) const {
     installed.message_links = std::move(message_links);
 }
 
-void Machine::enter(Call& call, Clock::time_point now) {
+void Executor::enter(Call& call, Clock::time_point now) {
     const Schedule& schedule = *call.installed->schedule;
     Communicator& communicator = *call.installed->communicator;
     const bool reduces = std::any_of(schedule.instructions.begin(), schedule.instructions.end(),
@@ -251,7 +251,7 @@ void Machine::enter(Call& call, Clock::time_point now) {
     note(call);
 }
 
-void Machine::note(const Call& call) {
+void Executor::note(const Call& call) {
     last_what_.store(std::uint64_t{static_cast<std::uint8_t>(call.collective)} << 32 | call.installed->communicator->id,
                      std::memory_order_relaxed);
     last_number_.store(call.number, std::memory_order_relaxed);
@@ -259,13 +259,13 @@ void Machine::note(const Call& call) {
     if (!call.installed->communicator->is_internal()) operations.fetch_add(1, std::memory_order_relaxed);
 }
 
-Lane* Machine::try_begin(const Call& call) {
+Lane* Executor::try_begin(const Call& call) {
     Communicator& communicator = *call.installed->communicator;
     const std::lock_guard lock(communicator.mutex);
     return communicator.try_begin(call);
 }
 
-Lane* Machine::begin_point(std::uint32_t id, int other, Call& call) {
+Lane* Executor::begin_point(std::uint32_t id, int other, Call& call) {
     std::shared_ptr<Communicator> communicator;
     {
         const std::lock_guard lock(mutex_);
@@ -293,8 +293,8 @@ Lane* Machine::begin_point(std::uint32_t id, int other, Call& call) {
 }
 
 // One send or store of everything. Within a host, too, the receiver grants: unread messages must not fill the memory.
-std::unique_ptr<Installed> Machine::make_point_schedule(Communicator& communicator, Collective collective,
-                                                        std::uint32_t other) const {
+std::unique_ptr<Installed> Executor::make_point_schedule(Communicator& communicator, Collective collective,
+                                                         std::uint32_t other) const {
     const std::int64_t kind = collective == Collective::send ? 0 : 2;
     const std::int64_t row[Schedule::columns] = {kind, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0};
     const std::int32_t peers[] = {static_cast<std::int32_t>(other)};
@@ -311,19 +311,19 @@ std::unique_ptr<Installed> Machine::make_point_schedule(Communicator& communicat
     return made;
 }
 
-void Machine::end(Lane& lane, bool completed) {
+void Executor::end(Lane& lane, bool completed) {
     Communicator& communicator = *lane.call().installed->communicator;
     const std::lock_guard lock(communicator.mutex);
     communicator.end(lane, completed);
 }
 
-std::uint64_t Machine::completed(std::uint32_t id) const {
+std::uint64_t Executor::completed(std::uint32_t id) const {
     const auto communicator = find(id);
     const std::lock_guard lock(communicator->mutex);
     return communicator->completed();
 }
 
-void Machine::deliver(Link& from, const Frame& frame, Payload payload) {
+void Executor::deliver(Link& from, const Frame& frame, Payload payload) {
     const Delivery delivery{&from, frame, payload};
     std::shared_ptr<Communicator> communicator;
     {
@@ -349,21 +349,21 @@ void Machine::deliver(Link& from, const Frame& frame, Payload payload) {
     communicator->deliver(delivery);
 }
 
-void Machine::abandon() {
+void Executor::abandon() {
     arena->give_up();
     for (const auto& link : attached()) link->abandon();
 }
 
-void Machine::disown() noexcept {
+void Executor::disown() noexcept {
     for (const auto& link : attached()) link->disown();
 }
 
-void Machine::released(int peer, std::uint32_t token) {
+void Executor::released(int peer, std::uint32_t token) {
     Lane* lane = lanes_[token >> 16].load(std::memory_order_acquire);
     if (lane == nullptr || !lane->released(peer, token & 0xffff)) garbage(peer, "a release of something never sent");
 }
 
-void Machine::mismatch(const Delivery& delivery, const Signature* ours) {
+void Executor::mismatch(const Delivery& delivery, const Signature* ours) {
     const int peer = delivery.from->peer;
     const Frame& frame = delivery.frame;
     const Signature theirs = frame.signature();
@@ -396,7 +396,7 @@ void Machine::mismatch(const Delivery& delivery, const Signature* ours) {
          {frame.communicator, frame.number, theirs.fingerprint(), ours != nullptr ? ours->fingerprint() : 0}});
 }
 
-std::optional<std::uint64_t> Machine::fingerprint(std::uint32_t id, std::uint64_t number) const {
+std::optional<std::uint64_t> Executor::fingerprint(std::uint32_t id, std::uint64_t number) const {
     const std::lock_guard lock(mutex_);
     const auto found = communicators_.find(id);
     if (found == communicators_.end()) return {};
@@ -404,7 +404,7 @@ std::optional<std::uint64_t> Machine::fingerprint(std::uint32_t id, std::uint64_
     return found->second->fingerprint(number);
 }
 
-bool Machine::is_read_from() const {
+bool Executor::is_read_from() const {
     const std::lock_guard lock(mutex_);
     const auto read_from = [](const std::shared_ptr<Communicator>& communicator) {
         const std::lock_guard its_lock(communicator->mutex);
@@ -415,7 +415,7 @@ bool Machine::is_read_from() const {
            std::any_of(forgotten_.begin(), forgotten_.end(), read_from);
 }
 
-void Machine::garbage(int peer, const std::string& what) {
+void Executor::garbage(int peer, const std::string& what) {
     surroundings.fail({ErrorKind::error, peer, surroundings.host(peer), "", -1,
                        surroundings.rank_name(peer) + " sent garbage: " + what});
 }

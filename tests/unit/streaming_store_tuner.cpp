@@ -1,16 +1,16 @@
-// Makes copies as a Pace says, for test_pace.py. The first argument is the rule, copies or small_copies; each three
+// Makes copies as a StreamingStoreTuner says, for test_streaming_store_tuner.py. The first argument is the rule, copies or small_copies; each three
 // after it are a stretch: how many copies, and the bytes a nanosecond at which those left in the caches and those past
 // them go. Every tenth copy that is timed takes a hundred times as long.
-#include "pace.hpp"
+#include "streaming_store_tuner.hpp"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 int main(int count, char** arguments) {
-    using multiring::Pace;
+    using multiring::StreamingStoreTuner;
     const bool is_small = count > 1 && std::strcmp(arguments[1], "small_copies") == 0;
-    Pace pace(is_small ? Pace::small_copies : Pace::copies);
+    StreamingStoreTuner pace(is_small ? StreamingStoreTuner::small_copies : StreamingStoreTuner::copies);
     const auto size = static_cast<double>(pace.fewest_bytes());
     int timed = 0;
     for (int i = 2; i + 2 < count; i += 3) {

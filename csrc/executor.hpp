@@ -1,4 +1,4 @@
-// Machine: the links, the communicators and the schedules of one rank, and where everything that arrives finds its
+// Executor: the links, the communicators and the schedules of one rank, and where everything that arrives finds its
 // lane.
 #pragma once
 
@@ -24,7 +24,7 @@ namespace multiring {
 
 inline constexpr int any_source = -1;  // receive from whoever sends first
 
-// What the machine needs of the engine around it.
+// What the executor needs of the engine around it.
 class Surroundings {
   public:
     virtual void fail(Failure failure) = 0;
@@ -54,11 +54,11 @@ class SpareStaging {
     std::atomic<std::size_t> most_{0}, taken_{0};
 };
 
-class Machine final : public Receiver {
+class Executor final : public Receiver {
   public:
-    Machine(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
-            Surroundings& surroundings, std::unique_ptr<Trace> trace);
-    ~Machine();
+    Executor(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
+             Surroundings& surroundings, std::unique_ptr<Trace> trace);
+    ~Executor();
 
     void attach(std::unique_ptr<Link> link);
     Link* link(int peer) const { return links_[static_cast<std::size_t>(peer)].load(std::memory_order_acquire); }

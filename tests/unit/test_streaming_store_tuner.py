@@ -1,4 +1,4 @@
-"""How copies for a peer are made: the rule of ``csrc/pace.hpp``, and that results do not depend on it."""
+"""How copies for a peer are made (``csrc/streaming_store_tuner.hpp``), and that results do not depend on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEAR, FAR = (17.0, 40.0), (2.2, 20.0)
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory):
     program = tmp_path_factory.mktemp("pace") / "pace"
-    source = ROOT / "tests/unit/pace.cpp"
+    source = ROOT / "tests/unit/streaming_store_tuner.cpp"
     subprocess.run(["c++", "-std=c++20", "-Wall", "-Werror", f"-I{ROOT / 'csrc'}", source, "-o", program], check=True)
 
     def run(*stretches: tuple[int, tuple[float, float]], rule: str = "copies") -> list[int]:

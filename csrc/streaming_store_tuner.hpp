@@ -1,4 +1,4 @@
-// Pace: whether lines that a peer reads are better left in our caches or written past them.
+// StreamingStoreTuner: whether lines that a peer reads are better left in our caches or written past them.
 //
 // A line that the peer has read is in its caches, and to write it anew is to take it away from there. Between cores
 // that share a cache that goes at 15 to 40 GB/s, and the peer reads it from the cache. Between others (another cluster
@@ -27,7 +27,7 @@ struct PaceRule {
     double worth_it;
 };
 
-class Pace {
+class StreamingStoreTuner {
   public:
     // Stores past the caches leave the waiting to the reader. Where caches are better their rate in copies was up
     // to 2.9 times the other, elsewhere 3 to 20 times.
@@ -40,7 +40,7 @@ class Pace {
     // are better, at 1.9 to 2.1 times elsewhere.
     static constexpr PaceRule sums{std::size_t{16} << 10, 1, 1.3};
 
-    explicit Pace(const PaceRule& rule) : rule_(rule) {}
+    explicit StreamingStoreTuner(const PaceRule& rule) : rule_(rule) {}
 
     std::size_t fewest_bytes() const { return rule_.fewest_bytes; }
 
