@@ -18,7 +18,7 @@ SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' 
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
 .NOTPARALLEL:  # two pips in one environment do not get along
-.PHONY: help demo demo-cluster docs test test-legacy check chaos fuzz sanitize wheel native clean
+.PHONY: help demo demo-cluster docs test test-legacy check chaos soak fuzz sanitize wheel native clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -56,6 +56,9 @@ check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs
 
 chaos: $(VENV)/.package $(VENV)/.test  ## random faults for an hour or so; FAULTS=50 for fewer, SEED=N repeats a run
 	$(BIN)/python tests/faults/chaos.py --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
+
+soak: $(VENV)/.package $(VENV)/.test  ## memory of two ranks over 15 minutes of mixed calls; tests/faults/soak.py --kind each tries each kind
+	$(BIN)/python tests/faults/soak.py
 
 fuzz: $(VENV)/.package $(VENV)/.test  ## libFuzzer at the handshake, the store and the parsers, with clang; SECONDS=600 for each
 	PATH="$$PWD/$(BIN):$$PATH" tools/fuzz.sh $(BIN)/python $(SECONDS)
