@@ -19,8 +19,8 @@
 
 namespace multiring {
 
-// The fewest bytes of a write that is paced; once in how many writes the time is taken, which costs 60 ns; and how many
-// times the other rate makes it worth it to write past the caches.
+// The fewest bytes of a write that it decides on; once in how many writes the time is taken, which costs 60 ns; and how
+// many times the other rate makes it worth it to write past the caches.
 struct PaceRule {
     std::size_t fewest_bytes;
     std::uint32_t one_in;

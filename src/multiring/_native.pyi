@@ -48,7 +48,7 @@ def describe(x: Any) -> Description:
     """Describe a buffer without copying it; TypeError if it is none."""
 
 class Trials:
-    """The calls of a heat, by number: the schedule that each runs, and when it was entered and left."""
+    """The calls of a rung, by number: the schedule that each runs, and when it was entered and left."""
 
     def __init__(self, handles: Sequence[int]) -> None: ...
     def take(self) -> int | None:

@@ -1,6 +1,6 @@
-// Makes copies as a StreamingStoreTuner says, for test_streaming_store_tuner.py. The first argument is the rule, copies or small_copies; each three
-// after it are a stretch: how many copies, and the bytes a nanosecond at which those left in the caches and those past
-// them go. Every tenth copy that is timed takes a hundred times as long.
+// Makes copies as a StreamingStoreTuner says, for test_streaming_store_tuner.py. The first argument is the rule, copies
+// or small_copies; each three after it are a stretch: how many copies, and the bytes a nanosecond at which those left in
+// the caches and those past them go. Every tenth copy that is timed takes a hundred times as long.
 #include "streaming_store_tuner.hpp"
 
 #include <cstdio>

@@ -45,8 +45,9 @@ typedef enum {
     MULTIRING_PROD = 4
 } multiring_op;
 
-/* Called once, when the buffer is the caller's again, with 0 or the code and text of what went wrong. It runs in a thread
- * of the engine, which waits for it: it must be short, must not throw, and must not call functions of this header. */
+/* Called once, when the buffer is the caller's again, with 0 or the code and text of what went wrong. It runs in a
+ * thread of the engine, which waits for it: it must be short, must not throw, and must not call functions of this
+ * header. */
 typedef void (*multiring_callback)(void* context, int code, const char* error);
 
 /* Join the job that the environment describes (multiring run, torchrun, mpirun, srun); alone, be a world of one. Starts
@@ -60,7 +61,8 @@ int multiring_shutdown(void);
 int multiring_rank(void);
 int multiring_world_size(void);
 
-/* Combine `data` of all ranks in place, element by element; all end with the same bits. With `done` it returns at once. */
+/* Combine `data` of all ranks in place, element by element; all end with the same bits. With `done` it returns at
+ * once. */
 int multiring_all_reduce(void* data, size_t count, multiring_dtype dtype, multiring_op op, multiring_callback done,
                          void* context);
 

@@ -115,7 +115,7 @@ class JoinQueue:
 
 
 class Admission:
-    """One attempt at a larger world: a `Store` in which its ranks meet, until the verdict."""
+    """One attempt at a larger world: a `KeyValueStore` in which its ranks meet, until the verdict."""
 
     def __init__(self, store: Client, key: str, who: str) -> None:
         self._store = store

@@ -285,7 +285,7 @@ class Leader:
     def agree(self) -> list[dict[int, set[int]]]:
         """Find the streams that both their ends have, and leave the others: their numbers, for each host and peer.
 
-        Silent names two hosts that have none.
+        Unresponsive names two hosts that have none.
         """
         reports = self._perform([{"do": "tell"} for _ in range(self._member.hosts)], PATIENCE_SECONDS)
         told = [{int(peer): set(numbers) for peer, numbers in report["streams"].items()} for report in reports]
@@ -299,7 +299,10 @@ class Leader:
         return common
 
     def measure(self, survey: Callable[[Seconds], Survey[_T]]) -> _T:
-        """What a survey, which is given the round trips, returns; Silent names hosts that did not do their part."""
+        """What a survey, which is given the round trips, returns.
+
+        Unresponsive names hosts that did not do their part.
+        """
         hosts = range(self._member.hosts)
         trips = PINGS * PATIENCE_SECONDS + PATIENCE_SECONDS
         rounds = survey(_by_flow(self._perform([{"do": "ping"} for _ in hosts], trips), "seconds"))

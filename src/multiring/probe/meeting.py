@@ -116,7 +116,7 @@ def summary(topology: Topology) -> str:
 def probe(links: Links, party: ProbeGroup, deadline: float) -> Topology | None:
     """Take part in measuring; the topology on the host that leads, None on others.
 
-    Silent on the host that leads if a host does not do its part; the others learn nothing of it.
+    Unresponsive on the host that leads if a host does not do its part; the others learn nothing of it.
     """
     with contextlib.ExitStack() as stack:
         controls, streams = _connect(links, party)

@@ -146,7 +146,7 @@ class Tuner:
         return self._trial_runs[key]
 
     def _conclude(self, key: Key, trial_run: TrialRun, timeout: float) -> TrialRun | None:
-        """The trial_run of the next rung, or None when the plan is settled."""
+        """The calls of the next rung, or None when the plan is settled."""
         try:
             verdict = self._verdict(trial_run, time.monotonic() + timeout)
         except MultiringError as error:
