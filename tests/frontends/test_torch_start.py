@@ -194,7 +194,8 @@ MEET = """
 import os, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
-from multiring import RendezvousError, exchange
+from multiring import RendezvousError
+from multiring.job import exchange
 
 port, rank, size, host = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 os.environ.update(MULTIRING_HOST=host, MULTIRING_INIT_TIMEOUT="300")
