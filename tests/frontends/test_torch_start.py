@@ -122,7 +122,7 @@ def test_restarts_are_counted_alike_by_both_ways_into_the_job(
     joined: list[bootstrap.RankIdentity] = []
     monkeypatch.setattr(create.rendezvous, "join", lambda place, settings: joined.append(place))
     create._join(SimpleNamespace(store=None, group_rank=rank, group_size=3, group_id="g"), None)
-    for place in (*joined, bootstrap.place()):
+    for place in (*joined, bootstrap.rank_identity()):
         assert (place.rank, place.world_size, place.restart) == (rank, 3, expected)
     assert len(joined) == 1
 
