@@ -182,6 +182,7 @@ def test_a_store_whose_server_is_stopped_is_given_up() -> None:
             store = TorchStore(torch_store, served_by=0, patience=2.0)
             store.set("key", b"value")
             server.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)  # it may answer until it has stopped
             for call in (lambda: store.get("key", 0.0), lambda: store.get("other", 1.0), lambda: store.set("key", b"")):
                 with pytest.raises(multiring.RendezvousError, match=r"lost: no answer for 2 s \(rank 0, ") as raised:
                     call()
