@@ -26,7 +26,7 @@ def test_multiring_does_not_import_torch() -> None:
 
 def test_registering_loads_nothing_but_the_entry() -> None:
     found = loaded("import torch; from multiring._torch_entry import register; register()", "multiring")
-    assert sorted(found) == ["multiring", "multiring._torch_entry"]
+    assert sorted(found) == ["multiring", "multiring._torch_entry", "multiring.version"]
 
 
 def test_registering_survives_a_torch_without_distributed() -> None:
