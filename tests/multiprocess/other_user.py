@@ -2,8 +2,8 @@
 
     python other_user.py CONNECTIONS
 
-takes the sockets that are there when a line comes on its standard input, says ``full``, and goes on connecting until
-its standard input ends. Started by root, it becomes another user, and needs nothing of multiring.
+takes the sockets that a line on its standard input names, says ``full``, and goes on connecting until the input ends.
+Started by root, it becomes another user, and needs nothing of multiring.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ def main() -> None:
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     held: list[socket.socket] = []
-    sys.stdin.readline()
-    names = sockets()
+    names = sys.stdin.readline().split()
     for name in names:
         fill(name, int(sys.argv[1]), held)
     for name in names:

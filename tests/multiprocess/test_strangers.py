@@ -66,6 +66,7 @@ def test_a_job_goes_on_whatever_strangers_do_at_its_ports(tmp_path: Path) -> Non
 def test_another_user_cannot_hold_up_those_who_meet(tmp_path: Path) -> None:
     """The backlog of each rank is full, and stays so, before the last rank of the job comes."""
     size, nobody = 4, other_user.NOBODY
+    before = set(other_user.sockets())
     job = jobs.start(strangers.meet_late, size, str(tmp_path))
     words = [sys.executable, other_user.__file__, "4200"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
@@ -74,8 +75,13 @@ def test_another_user_cannot_hold_up_those_who_meet(tmp_path: Path) -> None:
             assert crowd.stdout is not None
             for rank in range(size - 1):
                 assert job.line(rank) == "coming"
+            names = set[str]()
+            until = time.monotonic() + 60
+            while len(names) < size - 1 and time.monotonic() < until:
+                time.sleep(0.1)
+                names = set(other_user.sockets()) - before
             time.sleep(1.5)  # they have published their sockets, and wait for the last one
-            crowd.stdin.write("go\n")
+            crowd.stdin.write(" ".join(names) + "\n")
             crowd.stdin.flush()
             said = crowd.stdout.readline().split()
             assert said[0] == "full", said
