@@ -89,12 +89,13 @@ class Link {
     void count_busy(Clock::duration time) { count(busy_, time); }
     void count_waited(Clock::duration time) { count(waited_, time); }
 
-    const int peer;                                                        // world rank
-    StreamingStoreTuner staging{StreamingStoreTuner::copies};              // of the copies that it reads in our memory,
-    StreamingStoreTuner staging_small{StreamingStoreTuner::small_copies};  // and of the small ones of them,
-    StreamingStoreTuner storing{
-        StreamingStoreTuner::copies};  // of its data to a caller's buffer that it has read in place,
-    StreamingStoreTuner summing{StreamingStoreTuner::sums};  // of sums to such a buffer
+    const int peer;  // world rank
+    // Copies that the peer reads in our memory, large and small.
+    StreamingStoreTuner staging{StreamingStoreTuner::copies};
+    StreamingStoreTuner staging_small{StreamingStoreTuner::small_copies};
+    // Stores of its data, and sums, to a caller's buffer that it has read in place.
+    StreamingStoreTuner storing{StreamingStoreTuner::copies};
+    StreamingStoreTuner summing{StreamingStoreTuner::sums};
 
   protected:
     // A traffic with the times.

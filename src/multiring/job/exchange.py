@@ -147,9 +147,9 @@ class Exchange:
 
         ``judge`` raises RendezvousError where they do not fit together.
         """
-        is_first = name == "arrive" and self._claimed is not None
-        if is_first and self._claimed is not None:
-            record = {**record, "claim": self._claimed[1]}
+        claimed = self._claimed if name == "arrive" else None
+        if claimed is not None:
+            record = {**record, "claim": claimed[1]}
         self._publish(name, self._rank, record)
         if self._rank == 0:
             result = self._conclude(name, judge)
@@ -158,7 +158,7 @@ class Exchange:
             result = self._conclusion(name)
         if "error" in result:
             raise RendezvousError(result["error"], rank=result["rank"])
-        if is_first:
+        if claimed is not None:
             self._look_for_successor()
             counted = result["records"][self._rank]
             if counted["claim"] != record["claim"]:  # who came too late to be met
