@@ -1,8 +1,8 @@
-// The engine's calls on buffers that lie on cards: how they start, and how they are let go of when the job fails.
+// Calls on buffers that lie on cards: how they start, and how they are let go of when the job fails.
 #include <algorithm>
 #include <thread>
 
-#include "engine.hpp"
+#include "operations.hpp"
 
 namespace multiring {
 namespace {
@@ -13,10 +13,13 @@ constexpr double most_helpers = 4;
 constexpr auto abandoning_grace = std::chrono::milliseconds(250);
 // At shutdown, after a failure: a stream of the caller's may never come to where a call of ours waits for it.
 constexpr auto longest_draining = std::chrono::seconds(5);
+// A card rings no bell. Who has waited long may wait a sixteenth longer, but not for more than this.
+constexpr Clock::duration most_sleep_for_card = std::chrono::microseconds(200);
+constexpr int part_of_wait_for_card = 16;
 
 }  // namespace
 
-std::shared_ptr<DeviceQueue> Engine::queue_of(const Call& call, int ordinal, std::size_t slot_bytes) {
+std::shared_ptr<DeviceQueue> Operations::queue_of(const Call& call, int ordinal, std::size_t slot_bytes) {
     const std::pair key{call.installed->communicator->id, ordinal};
     const auto found = queues_.find(key);
     if (found != queues_.end() && slot_bytes <= found->second->slot_bytes) return found->second;
@@ -30,16 +33,16 @@ std::shared_ptr<DeviceQueue> Engine::queue_of(const Call& call, int ordinal, std
 }
 
 // One core runs the segments and one the caller; what a rank has beyond these may help.
-void Engine::gather_team() {
-    const double left = cores_of_a_rank_.load(std::memory_order_relaxed) - 2;
+void Operations::gather_team() {
+    const double left = peers_.cores_of_a_rank() - 2;
     const auto threads = static_cast<std::size_t>(std::clamp(left, 0.0, most_helpers));
     team_ = std::make_unique<Team>(options_.helpers.value_or(threads));
-    if (team_->size() != 0) executor_->team.store(team_.get(), std::memory_order_release);
+    if (team_->size() != 0) executor_.team.store(team_.get(), std::memory_order_release);
 }
 
-std::shared_ptr<Work> Engine::start_on_card(Call call, const CardBuffer& buffer, void* owner) {
+std::shared_ptr<Work> Operations::start_on_card(Call call, const CardBuffer& buffer, void* owner) {
     const CallGuard inside(*this);
-    check_can_start(call);
+    state_.check_can_start(call);
     const std::size_t item = itemsize(call.dtype), slice = call.installed->schedule->slice_elements(item);
     const bool is_short = slice >= call.count;
     const Cut cut{static_cast<std::uint32_t>(call.installed->schedule->blocks), call.count * item,
@@ -47,31 +50,28 @@ std::shared_ptr<Work> Engine::start_on_card(Call call, const CardBuffer& buffer,
     // The order of the calls' numbers is that of their copies.
     const std::lock_guard lock(cards_mutex_);
     const auto queue = call.count == 0 ? nullptr : queue_of(call, buffer.device, cut.blocks * cut.slice_bytes);
-    executor_->enter(call, Clock::now());
+    executor_.enter(call, Clock::now());
     try {
         if (queue) call.transfer = queue->enqueue(cut, buffer.out, buffer.in, buffer.stream);
     } catch (const EngineError& error) {  // the other ranks count on this call
-        fail(error.failure);
-        raise(failure_of(call));
+        peers_.fail(error.failure);
+        state_.raise(state_.failure_of(call));
     }
     auto work = std::make_shared<Work>();
     work->call = call;
     work->owner = owner;
     if (call.transfer && call.transfer->refused) {  // the same, but the card may have a part of it
-        fail(*call.transfer->refused);
-        work->refused = failure_of(call);
+        peers_.fail(*call.transfer->refused);
+        work->refused = state_.failure_of(call);
     }
     hand_over(work);
     return work;
 }
 
 // After a failure: the owners of what the card has left are given back. True when nothing is left on any card.
-bool Engine::let_go_of_cards() {
+bool Operations::let_go_of_cards() {
     if (leaving_.empty()) return true;
-    {
-        const std::lock_guard lock(mutex_);
-        if (Clock::now() < failed_since_ + abandoning_grace) return false;
-    }
+    if (Clock::now() < state_.failed_since() + abandoning_grace) return false;
     std::erase_if(leaving_, [&](const auto& left) {
         const auto& [transfer, owner] = left;
         transfer->queue->abandon();
@@ -85,18 +85,25 @@ bool Engine::let_go_of_cards() {
     return leaving_.empty();
 }
 
-void Engine::drain_cards() {
+void Operations::drain_cards() {
     const auto until = Clock::now() + longest_draining;
     while (!let_go_of_cards() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-bool Engine::needs_polling() const {
+bool Operations::needs_polling() const {
     return std::any_of(works_.begin(), works_.end(),
                        [](const auto& work) { return work->lane != nullptr && work->lane->needs_polling(); }) ||
            !leaving_.empty();
 }
 
-void Engine::close_cards() noexcept {
+std::optional<Clock::duration> Operations::longest_sleep_for_card() const {
+    if (!leaving_.empty()) return most_sleep_for_card;
+    if (!needs_polling()) return {};
+    const auto waited = Clock::now() - idle_since_.value_or(Clock::now());
+    return std::min(waited / part_of_wait_for_card, most_sleep_for_card);
+}
+
+void Operations::close_cards() noexcept {
     const std::lock_guard lock(cards_mutex_);
     for (const auto& [key, queue] : queues_) queue->close();
     for (const auto& queue : retired_) queue->close();
@@ -105,7 +112,7 @@ void Engine::close_cards() noexcept {
     devices_.clear();
 }
 
-void Engine::close_cards_of(std::uint32_t communicator) {
+void Operations::close_cards_of(std::uint32_t communicator) {
     const std::lock_guard lock(cards_mutex_);
     std::erase_if(queues_, [&](const auto& entry) {
         if (entry.first.first != communicator) return false;

@@ -1,9 +1,7 @@
-// The progress thread's watch over the other ranks: it tells them that this one lives and what it waits for, notices
-// who falls silent, and finds out whom a waiting call waits for in the end.
+#include "failure_detector.hpp"
+
 #include <algorithm>
 #include <tuple>
-
-#include "engine.hpp"
 
 namespace multiring {
 namespace {
@@ -26,7 +24,18 @@ std::string call_text(Collective collective, std::uint64_t number, std::uint32_t
 
 }  // namespace
 
-Waiting Engine::waiting_of(const Work& work) const {
+FailureDetector::FailureDetector(const EngineOptions& options, const EngineState& state, std::shared_ptr<Arena> arena,
+                                 const Executor& executor, Peers& peers)
+    : options_(options),
+      state_(state),
+      arena_(std::move(arena)),
+      executor_(executor),
+      peers_(peers),
+      liveness_(options.rank, options.world_size, options.heartbeat_timeout),
+      named_(static_cast<std::size_t>(options.world_size)),
+      named_apart_(named_.size()) {}
+
+Waiting FailureDetector::waiting_of(const Work& work) const {
     const Call& call = work.lane != nullptr ? work.lane->call() : work.call;
     const Communicator& communicator = *call.installed->communicator;
     Waiting waiting;
@@ -45,11 +54,11 @@ Waiting Engine::waiting_of(const Work& work) const {
     return waiting;
 }
 
-void Engine::publish_status() {
+void FailureDetector::publish_status(const Works& works) {
     const auto now = Clock::now();
     if (now < next_publishing_) return;
     next_publishing_ = now + publishing_interval;
-    const std::uint64_t calls = executor_->calls.load(std::memory_order_relaxed);
+    const std::uint64_t calls = executor_.calls.load(std::memory_order_relaxed);
     if (calls != own_calls_) {
         own_calls_ = calls;
         last_call_ = now;
@@ -59,15 +68,15 @@ void Engine::publish_status() {
     status.beats = ++beats_;
     status.has_called = calls != 0;
     status.idle = std::chrono::duration<float>(now - last_call_).count();
-    const Executor::LastCall last = executor_->last_call();
+    const Executor::LastCall last = executor_.last_call();
     status.last_communicator = last.communicator;
     status.last_collective = last.collective;
     status.last_number = last.number;
     // A caller that waits for a call waits for those before it in its communicator, too.
     std::vector<const Communicator*> blocked;
-    for (const auto& work : works_)
+    for (const auto& work : works)
         if (work->waiters.load(std::memory_order_relaxed) > 0) blocked.push_back(work->call.installed->communicator);
-    for (const auto& work : works_) {
+    for (const auto& work : works) {
         if (work->lane == nullptr) continue;
         if (status.waiting_count == Status::most_waiting) {
             status.has_more = 1;
@@ -83,63 +92,57 @@ void Engine::publish_status() {
     liveness_.set_own(status);
 }
 
-// Several times a second, whatever else the progress thread does.
-void Engine::beat() {
+bool FailureDetector::begin_beat() {
     const auto now = Clock::now();
-    if (now < next_beat_) return;
+    if (now < next_beat_) return false;
     next_beat_ = now + liveness_.interval();
-    publish_status();
-    check_suspicions();
-    check_deadlines();
-    std::vector<const LocalLink*> local;
-    std::vector<bool> departed;
-    {
-        const std::lock_guard lock(mutex_);
-        local = local_links_;
-        departed = departed_;
-    }
-    const std::vector<int> edges = control_->edges();
-    liveness_.look(local, edges, departed, !works_.empty());
+    return true;
+}
+
+void FailureDetector::send_beats(const Works& works) {
+    const std::vector<const LocalLink*> local = peers_.local_links();
+    const std::vector<int> edges = peers_.edges();
+    liveness_.look(local, edges, peers_.departures(), !works.empty());
     const bool passes_on = ++looks_ % 2 == 0 && liveness_.is_trouble();
     for (const int edge : edges) {
         std::vector<std::vector<std::byte>> pieces;
         if (passes_on) pieces = liveness_.to_pass_on(edge, most_beat_bytes);
         if (pieces.empty()) pieces.emplace_back();
-        for (const auto& piece : pieces) control_->send_beat(edge, piece);
+        for (const auto& piece : pieces) peers_.send_beat(edge, piece);
     }
     if (!edges.empty()) liveness_.publish_heard(arena_->heard());
-    if (failed_.load(std::memory_order_acquire)) return;
-    check_silence();
-    look_at_links();
-    check_complaints();
-    report_lateness();
 }
 
-// What a notice says. Who hears of the missed rank all the same, and that rank itself, know better: it lives, and the
+void FailureDetector::hear_beat(int edge, std::span<const std::byte> statuses) {
+    liveness_.heard(edge);
+    liveness_.take(edge, statuses);
+}
+
+// Who hears of the missed rank all the same, and that rank itself, know better: it lives, and the
 // one that misses it does not hear.
-Failure Engine::told_by(const Notice& notice) const {
+Failure FailureDetector::told_by(const Notice& notice) const {
     if (notice.kind == ErrorKind::mismatch) return mismatch_told_by(notice);
     const int deaf = notice.witness;
     if (deaf < 0 || deaf >= options_.world_size || deaf == options_.rank || !liveness_.hears(notice.rank))
-        return {notice.kind, notice.rank, host(notice.rank), "", -1, notice.text, notice.seconds,
-                deaf,        {},          notice.apart};
+        return {notice.kind, notice.rank, options_.host(notice.rank), "", -1, notice.text, notice.seconds, deaf,
+                {},          notice.apart};
     return {ErrorKind::peer_lost,
             deaf,
-            host(deaf),
+            options_.host(deaf),
             "",
             -1,
-            rank_name(deaf) + " has not heard of " + rank_name(notice.rank) + " for " + seconds_text(notice.seconds) +
-                ", which lives: nothing reaches its host",
+            options_.rank_name(deaf) + " has not heard of " + options_.rank_name(notice.rank) + " for " +
+                seconds_text(notice.seconds) + ", which lives: nothing reaches its host",
             notice.seconds};
 }
 
 // The mismatch as this rank reports it. Each of two ranks that disagree names the other one. A third rank names the one
 // whose call is not its own; if it has made neither call, it names the higher rank.
-Failure Engine::mismatch_told_by(const Notice& notice) const {
+Failure FailureDetector::mismatch_told_by(const Notice& notice) const {
     Failure failure{notice.kind,    notice.rank,        "", "", -1, notice.text, notice.seconds,
                     notice.witness, notice.disagreement};
     const Disagreement& on = notice.disagreement;
-    const auto own = executor_->fingerprint(on.communicator, on.number);
+    const auto own = executor_.fingerprint(on.communicator, on.number);
     bool it_is_witness = failure.rank == options_.rank;
     if (!it_is_witness && failure.witness != options_.rank && own != on.witness)
         it_is_witness = own == on.culprits || failure.witness > failure.rank;
@@ -147,13 +150,13 @@ Failure Engine::mismatch_told_by(const Notice& notice) const {
         std::swap(failure.rank, failure.witness);
         std::swap(failure.disagreement.culprits, failure.disagreement.witness);
     }
-    failure.host = host(failure.rank);
+    failure.host = options_.host(failure.rank);
     return failure;
 }
 
 // Who hears of no other host any more is cut off itself, rather than that all of them are lost at once.
-Failure Engine::silence_of(int rank, double silent) const {
-    const auto edges = control_->edges();
+Failure FailureDetector::silence_of(int rank, double silent) const {
+    const auto edges = peers_.edges();
     const auto statuses = liveness_.statuses();
     const bool is_cut_off = edges.size() > 1 && std::find(edges.begin(), edges.end(), rank) != edges.end() &&
                             std::all_of(edges.begin(), edges.end(), [&](int edge) {
@@ -161,23 +164,23 @@ Failure Engine::silence_of(int rank, double silent) const {
                             });
     const int own = options_.rank;
     if (is_cut_off)
-        return {
-            ErrorKind::peer_lost,
-            own,
-            host(own),
-            "",
-            -1,
-            rank_name(own) + " has heard of no other host for " + seconds_text(silent) + ": its own host is cut off",
-            silent};
-    return {ErrorKind::peer_lost, rank, host(rank), "", -1, silence_text(rank, silent), silent, own};
+        return {ErrorKind::peer_lost,
+                own,
+                options_.host(own),
+                "",
+                -1,
+                options_.rank_name(own) + " has heard of no other host for " + seconds_text(silent) +
+                    ": its own host is cut off",
+                silent};
+    return {ErrorKind::peer_lost, rank, options_.host(rank), "", -1, silence_text(rank, silent), silent, own};
 }
 
-std::string Engine::silence_text(int rank, double silent) const {
-    return rank_name(rank) + " has not been heard of for " + seconds_text(silent) +
+std::string FailureDetector::silence_text(int rank, double silent) const {
+    return options_.rank_name(rank) + " has not been heard of for " + seconds_text(silent) +
            ": its process is stopped, or its host is down or cannot be reached";
 }
 
-void Engine::check_silence() {
+bool FailureDetector::check_silence(const Works& works) {
     const auto statuses = liveness_.statuses();
     for (int rank = 0; rank < options_.world_size; ++rank) {
         const double silent = statuses[static_cast<std::size_t>(rank)].silent;
@@ -186,19 +189,19 @@ void Engine::check_silence() {
                 complain(rank, silent, Complaint::silent);
                 continue;
             }
-            fail(silence_of(rank, silent));
-            fail_works();
-            return;
+            peers_.fail(silence_of(rank, silent));
+            return true;
         }
-        if (works_.empty() || liveness_.is_quiet(rank) == named_[static_cast<std::size_t>(rank)]) continue;
+        if (works.empty() || liveness_.is_quiet(rank) == named_[static_cast<std::size_t>(rank)]) continue;
         named_[static_cast<std::size_t>(rank)] = liveness_.is_quiet(rank);
         if (liveness_.is_quiet(rank))
-            report(rank_name(rank) + " has not been heard of for " + seconds_text(silent) +
+            report(options_.rank_name(rank) + " has not been heard of for " + seconds_text(silent) +
                    ", and counts as lost after " + readable(liveness_.timeout()) + " s; " +
-                   multiring::describe(works_.front()->call) + " is in flight here");
+                   multiring::describe(works.front()->call) + " is in flight here");
         else
-            report(rank_name(rank) + " is heard of again");
+            report(options_.rank_name(rank) + " is heard of again");
     }
+    return false;
 }
 
 // ---- hosts that cannot reach each other ---------------------------------------------------------------------------
@@ -209,61 +212,57 @@ void Engine::check_silence() {
 // complaint has come, if it has one, each gives its verdict by the same rule; the first one ends the matter.
 
 // Ranks of other hosts whose machines acknowledge nothing.
-void Engine::look_at_links() {
-    std::vector<TcpLink*> links;
-    {
-        const std::lock_guard lock(mutex_);
-        links = tcp_links_;
-        std::erase_if(links, [&](const TcpLink* link) { return departed_[static_cast<std::size_t>(link->peer)]; });
-    }
-    if (works_.empty()) {
+void FailureDetector::look_at_links(const Works& works) {
+    const std::vector<TcpLink*> links = peers_.tcp_links_of_those_here();
+    if (works.empty()) {
         for (TcpLink* link : links) link->forget_looks();
-        drain_sockets();  // who waits for us, and sends to see whether it arrives, shall not find the connection full
+        peers_.drain_sockets();  // who waits for us, and sends to see whether it arrives, shall not find the connection
+                                 // full
         return;
     }
     std::set<int> waited_for;
-    for (const auto& work : works_) {
+    for (const auto& work : works) {
         if (work->lane == nullptr || age_of(work->call) < looking_delay) continue;
         const std::vector<int> ranks = work->lane->waited_for();
         waited_for.insert(ranks.begin(), ranks.end());
     }
     for (TcpLink* link : links) {
         const double stalled = link->look(liveness_.elapsed(), waited_for.contains(link->peer));
-        name_apart(link->peer, stalled);
+        name_apart(link->peer, stalled, works);
         if (stalled >= liveness_.timeout()) complain(link->peer, stalled, Complaint::unacknowledged);
     }
 }
 
 // Once; who has fallen silent altogether is named for that.
-void Engine::name_apart(int rank, double seconds) {
+void FailureDetector::name_apart(int rank, double seconds, const Works& works) {
     const bool is_long = seconds >= liveness_.quiet_seconds();
     const auto index = static_cast<std::size_t>(rank);
     if (is_long == named_apart_[index] || (is_long && !liveness_.hears(rank))) return;
     named_apart_[index] = is_long;
     const std::string both =
-        rank_name(std::min(rank, options_.rank)) + " and " + rank_name(std::max(rank, options_.rank));
+        options_.rank_name(std::min(rank, options_.rank)) + " and " + options_.rank_name(std::max(rank, options_.rank));
     if (is_long)
         report(both + " cannot reach each other: nothing that rank " + std::to_string(options_.rank) +
                " sent has been acknowledged for " + seconds_text(seconds) + ", and one of them counts as lost after " +
-               readable(liveness_.timeout()) + " s; " + multiring::describe(works_.front()->call) +
+               readable(liveness_.timeout()) + " s; " + multiring::describe(works.front()->call) +
                " is in flight here");
     else
         report(both + " reach each other again");
 }
 
-int Engine::leader_of(int rank) const {
+int FailureDetector::leader_of(int rank) const {
     const auto& hosts = options_.hosts;
     if (hosts.empty()) return rank;
-    return static_cast<int>(std::find(hosts.begin(), hosts.end(), host(rank)) - hosts.begin());
+    return static_cast<int>(std::find(hosts.begin(), hosts.end(), options_.host(rank)) - hosts.begin());
 }
 
-void Engine::complain(int rank, double seconds, Complaint why) {
+void FailureDetector::complain(int rank, double seconds, Complaint why) {
     hear_complaint({-1, ErrorKind::peer_lost, rank, "", seconds, false, options_.rank, {}, -1, why});
 }
 
-void Engine::hear_complaint(const Notice& complaint) {
+void FailureDetector::hear_complaint(const Notice& complaint) {
     const auto is_rank = [this](int rank) { return rank >= 0 && rank < options_.world_size; };
-    if (!is_rank(complaint.rank) || !is_rank(complaint.witness) || failed_.load(std::memory_order_acquire)) return;
+    if (!is_rank(complaint.rank) || !is_rank(complaint.witness) || state_.has_failed()) return;
     const int by = leader_of(complaint.witness), of = leader_of(complaint.rank);
     const bool is_known = std::any_of(complaints_.begin(), complaints_.end(), [&](const Notice& known) {
         return known.complaint == complaint.complaint && leader_of(known.witness) == by && leader_of(known.rank) == of;
@@ -272,30 +271,23 @@ void Engine::hear_complaint(const Notice& complaint) {
     // Who is cut off itself should hear first what the others find.
     if (complaints_.empty()) verdict_at_ = Clock::now() + (by == leader_of(options_.rank) ? 2 : 1) * verdict_grace;
     complaints_.push_back(complaint);
-    control_->send(complaint);
-    std::vector<TcpLink*> links;
-    {
-        const std::lock_guard lock(mutex_);
-        links = tcp_links_;
-    }
-    for (TcpLink* link : links)
-        if (link->peer != complaint.from) link->send_complaint(complaint);
+    peers_.send_complaint(complaint);
 }
 
-void Engine::check_complaints() {
-    if (complaints_.empty() || Clock::now() < verdict_at_) return;
-    fail(verdict());
-    fail_works();
+bool FailureDetector::check_complaints() {
+    if (complaints_.empty() || Clock::now() < verdict_at_) return false;
+    peers_.fail(verdict());
+    return true;
 }
 
-bool Engine::is_complaint(int by_host, int of_host) const {
+bool FailureDetector::is_complaint(int by_host, int of_host) const {
     return std::any_of(complaints_.begin(), complaints_.end(), [&](const Notice& c) {
         return leader_of(c.witness) == by_host && (of_host < 0 || leader_of(c.rank) == of_host);
     });
 }
 
 // Hosts that live, each with those that it cannot reach: both complain, or one does that nothing was acknowledged.
-std::map<int, std::set<int>> Engine::hosts_apart() const {
+std::map<int, std::set<int>> FailureDetector::hosts_apart() const {
     std::map<int, std::set<int>> apart;
     for (const Notice& complaint : complaints_) {
         const int by = leader_of(complaint.witness), of = leader_of(complaint.rank);
@@ -310,7 +302,7 @@ std::map<int, std::set<int>> Engine::hosts_apart() const {
 
 // When two hosts cannot reach each other, the one goes that cannot reach more; else the one that is deaf, the other
 // being heard of; else the one with fewer ranks; else the higher.
-Failure Engine::verdict() const {
+Failure FailureDetector::verdict() const {
     const auto apart = hosts_apart();
     if (apart.empty()) {
         const auto others = std::find_if(complaints_.begin(), complaints_.end(),
@@ -327,7 +319,7 @@ Failure Engine::verdict() const {
     };
     const auto weight = [&](const auto& entry) {
         const auto& [leader, others] = entry;
-        const auto ranks = std::count(options_.hosts.begin(), options_.hosts.end(), host(leader));
+        const auto ranks = std::count(options_.hosts.begin(), options_.hosts.end(), options_.host(leader));
         return std::tuple(others.size(), hears_less(leader), -ranks, leader);
     };
     const auto culprit = std::max_element(apart.begin(), apart.end(),
@@ -337,10 +329,10 @@ Failure Engine::verdict() const {
     for (const Notice& complaint : complaints_) longest = std::max(longest, complaint.seconds);
     return {ErrorKind::peer_lost,
             rank,
-            host(rank),
+            options_.host(rank),
             "",
             -1,
-            rank_name(rank) + " and " + rank_name(other) +
+            options_.rank_name(rank) + " and " + options_.rank_name(other) +
                 " both live and cannot reach each other: nothing has come through for " + seconds_text(longest) +
                 "; of the two, rank " + std::to_string(rank) + " and its host count as lost",
             longest,
@@ -350,7 +342,7 @@ Failure Engine::verdict() const {
 }
 
 // A complaint that stands alone: it is true unless we know better.
-Failure Engine::missed(const Notice& complaint) const {
+Failure FailureDetector::missed(const Notice& complaint) const {
     if (complaint.witness == options_.rank) return silence_of(complaint.rank, complaint.seconds);
     Notice notice = complaint;
     notice.text = silence_text(complaint.rank, complaint.seconds);
@@ -358,10 +350,10 @@ Failure Engine::missed(const Notice& complaint) const {
 }
 
 // The oldest call that a caller waits for, after a while and then at doubling intervals.
-void Engine::report_lateness() {
-    const auto found = std::find_if(works_.begin(), works_.end(),
+void FailureDetector::report_lateness(const Works& works) {
+    const auto found = std::find_if(works.begin(), works.end(),
                                     [](const auto& work) { return work->waiters.load(std::memory_order_relaxed) > 0; });
-    if (found == works_.end()) return;
+    if (found == works.end()) return;
     Work& work = **found;
     const double age = age_of(work.call);
     if (age < std::max(work.next_report, options_.late_seconds)) return;
@@ -371,28 +363,28 @@ void Engine::report_lateness() {
            (blame.ranks.empty() ? "nobody in particular" : describe(blame)));
 }
 
-void Engine::report(std::string line) {
+void FailureDetector::report(std::string line) {
     const std::lock_guard lock(mutex_);
     reports_.push_back(std::move(line));
     has_reports_.store(true, std::memory_order_release);
 }
 
-std::vector<std::string> Engine::take_reports() {
+std::vector<std::string> FailureDetector::take_reports() {
     const std::lock_guard lock(mutex_);
     has_reports_.store(false, std::memory_order_relaxed);
     return std::exchange(reports_, {});
 }
 
-Blame Engine::blame_of(const Work& work) const {
+Blame FailureDetector::blame_of(const Work& work) const {
     return find_blame(liveness_.statuses(), options_.rank, waiting_of(work), 0.5 * liveness_.quiet_seconds());
 }
 
-std::string Engine::describe(const Blame& blame) const {
+std::string FailureDetector::describe(const Blame& blame) const {
     std::string text;
     for (const int rank : blame.ranks) {
         const Status& status = liveness_.statuses()[static_cast<std::size_t>(rank)];
         if (!text.empty()) text += ", ";
-        text += rank_name(rank);
+        text += options_.rank_name(rank);
         if (blame.guilt == Guilt::silent) {
             text += " has not been heard of for " + seconds_text(status.silent);
         } else if (blame.guilt == Guilt::late) {
@@ -421,8 +413,7 @@ std::string Engine::describe(const Blame& blame) const {
     return blame.guilt == Guilt::cycle ? "ranks wait for each other in a circle: " + text : text;
 }
 
-// What a call that has waited too long fails with; `limit` says what is up.
-Failure Engine::timeout_of(const Work& work, const std::string& limit) const {
+Failure FailureDetector::timeout_of(const Work& work, const std::string& limit) const {
     const Call& call = work.lane != nullptr ? work.lane->call() : work.call;
     const std::vector<int> waited_for = work.lane != nullptr ? work.lane->waited_for() : std::vector<int>{};
     const Blame blame = blame_of(work);
@@ -434,7 +425,8 @@ Failure Engine::timeout_of(const Work& work, const std::string& limit) const {
                  multiring::describe(call),
                  age_of(call)};
     if (!waited_for.empty()) late.message += " waits for ";
-    for (std::size_t i = 0; i < waited_for.size(); ++i) late.message += (i == 0 ? "" : ", ") + rank_name(waited_for[i]);
+    for (std::size_t i = 0; i < waited_for.size(); ++i)
+        late.message += (i == 0 ? "" : ", ") + options_.rank_name(waited_for[i]);
     late.message += limit;
     if (blame.ranks.empty()) return late;
     late.rank = blame.ranks.front();
@@ -443,14 +435,9 @@ Failure Engine::timeout_of(const Work& work, const std::string& limit) const {
         if (own != blame.ranks.end()) late.witness = options_.rank;
         if (own == blame.ranks.begin()) late.rank = blame.ranks.back();
     }
-    late.host = host(late.rank);
+    late.host = options_.host(late.rank);
     if (blame.guilt != Guilt::unknown) late.message += ": " + describe(blame);
     return late;
-}
-
-double Engine::age_of(const Call& call) {
-    const auto since = call.deadline - seconds(call.timeout);
-    return std::max(0.0, std::chrono::duration<double>(Clock::now() - since).count());
 }
 
 }  // namespace multiring

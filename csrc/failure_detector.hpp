@@ -1,0 +1,92 @@
+// FailureDetector: the progress thread's watch over the other ranks. It tells them that this one lives and what it
+// waits for, notices who falls silent, and finds out whom a waiting call waits for in the end.
+//
+// It owns what is known of every rank (liveness.hpp) and the complaints about hosts that cannot reach each other: all
+// of that belongs to the progress thread. `mutex_` guards the lines for the log, which callers take.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "blame.hpp"
+#include "engine_options.hpp"
+#include "engine_state.hpp"
+#include "executor.hpp"
+#include "liveness.hpp"
+#include "peers.hpp"
+#include "work.hpp"
+
+namespace multiring {
+
+class FailureDetector {
+  public:
+    FailureDetector(const EngineOptions& options, const EngineState& state, std::shared_ptr<Arena> arena,
+                    const Executor& executor, Peers& peers);
+
+    // Any thread's: lines for the log, who is silent, who is late.
+    std::vector<std::string> take_reports();
+    bool has_reports() const { return has_reports_.load(std::memory_order_relaxed); }
+    void lock_for_fork() { mutex_.lock(); }
+    void unlock_after_fork() { mutex_.unlock(); }
+
+    // The progress thread's, as all that follows; `works` is what is in flight here.
+    void hear_beat(int edge, std::span<const std::byte> statuses);
+    void hear_complaint(const Notice& complaint);
+    Failure told_by(const Notice& notice) const;  // what a notice says
+
+    Clock::time_point next_beat() const { return next_beat_; }
+    Clock::duration interval() const { return liveness_.interval(); }
+    bool begin_beat();  // false if it is not time yet
+    void publish_status(const Works& works);
+    void send_beats(const Works& works);
+    bool check_silence(const Works& works);  // true if a rank was found lost
+    void look_at_links(const Works& works);
+    bool check_complaints();  // true if they were judged
+    void report_lateness(const Works& works);
+
+    // What a call that has waited too long fails with; `limit` says what is up.
+    Failure timeout_of(const Work& work, const std::string& limit) const;
+
+  private:
+    void name_apart(int rank, double seconds, const Works& works);
+    int leader_of(int rank) const;  // the lowest rank of its host
+    void complain(int rank, double seconds, Complaint why);
+    bool is_complaint(int by_host, int of_host) const;
+    Failure verdict() const;
+    Failure missed(const Notice& complaint) const;
+    std::map<int, std::set<int>> hosts_apart() const;
+    Failure silence_of(int rank, double silent) const;
+    std::string silence_text(int rank, double silent) const;
+    Failure mismatch_told_by(const Notice& notice) const;
+    void report(std::string line);
+    Waiting waiting_of(const Work& work) const;
+    Blame blame_of(const Work& work) const;
+    std::string describe(const Blame& blame) const;
+
+    const EngineOptions& options_;
+    const EngineState& state_;
+    const std::shared_ptr<Arena> arena_;
+    const Executor& executor_;
+    Peers& peers_;
+
+    std::mutex mutex_;
+    std::vector<std::string> reports_;
+    std::atomic<bool> has_reports_{false};
+
+    // the progress thread's own
+    Liveness liveness_;
+    Clock::time_point next_beat_{}, next_publishing_{}, last_call_{Clock::now()};
+    std::uint64_t beats_ = 0, looks_ = 0, own_calls_ = 0;
+    std::vector<bool> named_;         // by rank: reported as silent
+    std::vector<bool> named_apart_;   // by rank: reported as out of reach
+    std::vector<Notice> complaints_;  // one of each kind between two hosts
+    Clock::time_point verdict_at_{};  // on these
+};
+
+}  // namespace multiring

@@ -1,0 +1,435 @@
+#include "operations.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+namespace multiring {
+namespace {
+
+constexpr auto signal_interval = std::chrono::milliseconds(100);
+constexpr auto longest_drive = std::chrono::seconds(1);         // by a caller, without a pause
+constexpr auto telling_delay = std::chrono::milliseconds(100);  // of a wait that is long enough to ask why
+
+}  // namespace
+
+Operations::Operations(const EngineOptions& options, EngineState& state, std::shared_ptr<Arena> arena,
+                       Executor& executor, Doorbell& doorbell, Peers& peers, const FailureDetector& detector)
+    : options_(options),
+      state_(state),
+      arena_(std::move(arena)),
+      executor_(executor),
+      doorbell_(doorbell),
+      peers_(peers),
+      detector_(detector) {}
+
+// ---- callers ------------------------------------------------------------------------------------------------------
+
+// A caller inside the engine whose time is counted too.
+class Operations::TimedCall {
+  public:
+    TimedCall(Operations& operations, const Call* call)
+        : inside_(operations), operations_(operations), start_(Clock::now()) {
+        if (!operations_.executor_.trace || call == nullptr) return;
+        event_.kind = TraceEvent::Kind::caller;
+        event_.begin = nanoseconds_of(start_);
+        event_.communicator = call->installed->communicator->id;
+        event_.collective = call->collective;
+        event_.dtype = call->dtype;
+        event_.number = call->number;
+        event_.peer = -1;
+    }
+    Clock::time_point start() const { return start_; }
+    void has_number(std::uint64_t number) { event_.number = number; }
+    ~TimedCall() {
+        const auto end = Clock::now();
+        operations_.in_calls_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
+        if (!operations_.executor_.trace || event_.begin == 0) return;
+        event_.end = nanoseconds_of(end);
+        event_.finished = std::uncaught_exceptions() == 0;
+        operations_.executor_.trace->record(event_);
+    }
+    void waited(Clock::duration time) { operations_.waiting_.fetch_add(nanoseconds(time), std::memory_order_relaxed); }
+    void waited_since(Clock::time_point start) { waited(Clock::now() - start); }
+
+  private:
+    static std::int64_t nanoseconds(Clock::duration time) {
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+    }
+    CallGuard inside_;
+    Operations& operations_;
+    Clock::time_point start_;
+    TraceEvent event_{};
+};
+
+// A thread had nothing to do until `holder` did its part.
+void Operations::count_wait(Link* holder, Clock::time_point begin, Clock::time_point end) {
+    if (holder != nullptr) holder->count_waited(end - begin);
+    if (!executor_.trace) return;
+    TraceEvent event{};
+    event.kind = TraceEvent::Kind::idle;
+    event.begin = nanoseconds_of(begin);
+    event.end = nanoseconds_of(end);
+    event.peer = holder != nullptr ? holder->peer : -1;
+    event.finished = true;
+    executor_.trace->record(event);
+}
+
+void Operations::run(Call call, const CheckSignals& check_signals) {
+    TimedCall timed(*this, &call);
+    state_.check_can_start(call);
+    executor_.enter(call, timed.start());
+    timed.has_number(call.number);
+    Lane* lane = executor_.try_begin(call);
+    Spinner spinner(peers_.patience());
+    const Outcome outcome = lane != nullptr ? drive(*lane, spinner) : Outcome::out_of_patience;
+    timed.waited(spinner.waited());
+    if (outcome == Outcome::finished) return;
+    if (outcome == Outcome::failed) {
+        executor_.abandon();
+        executor_.end(*lane, false);
+        state_.raise(state_.failure_of(call));
+    }
+    auto work = std::make_shared<Work>();
+    work->call = call;
+    work->lane = lane;
+    work->waiters = 1;
+    work->waited_since = Clock::now().time_since_epoch().count();
+    if (lane != nullptr) lane->driven_by_progress.store(true, std::memory_order_release);
+    hand_over(work);
+    const auto start = Clock::now();
+    wait_until_done(*work, check_signals);
+    timed.waited_since(start);
+    if (work->failure) state_.raise(*work->failure);
+}
+
+// Drive an operation in the calling thread for as long as its patience lasts.
+Operations::Outcome Operations::drive(Lane& lane, Spinner& spinner) try {
+    Link* holder = nullptr;
+    const auto go_on = [&] {
+        if (!spinner.is_waiting()) return;
+        const auto begin = spinner.start();
+        count_wait(holder, begin, spinner.restart());
+    };
+    constexpr int rounds_between_looks = 16;  // at the clock
+    std::optional<Clock::time_point> until;
+    for (int round = 1;; ++round) {
+        bool active = lane.advance();
+        if (lane.finished()) {
+            go_on();
+            const bool clear = lane.flush();
+            executor_.end(lane, true);
+            if (!clear) doorbell_.ring();  // a peer does not read: the progress thread sends the rest
+            return Outcome::finished;
+        }
+        for (Link* link : lane.installed().shared_links) active |= link->drain();
+        if (lane.installed().any_direct) active |= peers_.drain_sockets();
+        if (state_.has_failed()) {
+            go_on();
+            return Outcome::failed;
+        }
+        if (active) {
+            go_on();
+            if (round % rounds_between_looks != 0) continue;
+            const auto now = Clock::now();
+            if (!until) until = std::min(now + longest_drive, lane.call().deadline);
+            if (now >= *until) return Outcome::out_of_patience;  // who waits sees signals, and the time limit
+        } else {
+            lane.flush();
+            if (!spinner.is_waiting()) holder = lane.held_up_by();
+            if (spinner.wait()) continue;
+            go_on();
+            return Outcome::out_of_patience;
+        }
+    }
+} catch (const EngineError& error) {
+    peers_.fail(error.failure);
+    return Outcome::failed;
+}
+
+std::shared_ptr<Work> Operations::start(Call call, void* owner, OnDone on_done) {
+    const CallGuard inside(*this);
+    state_.check_can_start(call);
+    executor_.enter(call, Clock::now());
+    auto work = std::make_shared<Work>();
+    work->call = call;
+    work->owner = owner;
+    work->on_done = std::move(on_done);
+    hand_over(work);
+    return work;
+}
+
+std::shared_ptr<Work> Operations::start_point(std::uint32_t communicator, int other, Call call, void* owner) {
+    const CallGuard inside(*this);
+    state_.check_can_start(call);
+    Lane* lane = executor_.begin_point(communicator, other, call);
+    auto work = std::make_shared<Work>();
+    work->call = lane != nullptr ? lane->call() : call;
+    work->lane = lane;
+    work->owner = owner;
+    if (lane != nullptr) lane->driven_by_progress.store(true, std::memory_order_release);
+    hand_over(work);
+    return work;
+}
+
+void Operations::hand_over(std::shared_ptr<Work> work) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (closed_) throw_shut_down();
+        new_works_.push_back(std::move(work));
+        doorbell_.announce();
+    }
+    doorbell_.ring();
+}
+
+void Operations::wait_until_done(Work& work, const CheckSignals& check_signals) {
+    while (!work.done.wait_for(signal_interval)) {
+        try {
+            check_signals();
+        } catch (...) {
+            peers_.fail({ErrorKind::peer_lost, options_.rank, options_.host(options_.rank), "", -1,
+                         options_.rank_name(options_.rank) + " was interrupted by a signal in a collective"});
+            while (!work.done.wait_for(signal_interval)) {
+            }
+            throw;
+        }
+    }
+}
+
+namespace {
+
+class Waiter {  // a caller, for a work
+  public:
+    explicit Waiter(Work& work) : work_(work) {
+        if (work_.waiters.load(std::memory_order_relaxed) == 0)
+            work_.waited_since.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+        work_.waiters.fetch_add(1, std::memory_order_release);
+    }
+    ~Waiter() { work_.waiters.fetch_sub(1, std::memory_order_relaxed); }
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+
+  private:
+    Work& work_;
+};
+
+}  // namespace
+
+void Operations::wait(const std::shared_ptr<Work>& work, std::optional<double> timeout,
+                      const CheckSignals& check_signals) {
+    state_.check_owned();
+    TimedCall timed(*this, work->done.is_set() ? nullptr : &work->call);
+    const auto start = Clock::now();
+    const auto deadline = Clock::now() + seconds(timeout.value_or(forever));
+    const Waiter waits(*work);
+    while (!work->done.wait_for(std::min<Clock::duration>(signal_interval, deadline - Clock::now()))) {
+        check_signals();
+        if (Clock::now() < deadline) continue;
+        std::optional<Failure> late = ask(work);
+        if (work->done.is_set()) break;
+        if (!late)
+            late = {ErrorKind::timeout,
+                    -1,
+                    "",
+                    std::string(work->call.called()),
+                    static_cast<std::int64_t>(work->call.number),
+                    multiring::describe(work->call),
+                    std::chrono::duration<double>(Clock::now() - start).count()};
+        late->kind = ErrorKind::timeout;
+        late->message += ", after " + readable(*timeout) + " s of wait(); the work goes on";
+        throw EngineError(std::move(*late));
+    }
+    timed.waited_since(start);
+    if (work->failure) state_.raise(*work->failure);
+}
+
+// What a work waits for, now; nothing if the progress thread does not answer.
+std::optional<Failure> Operations::ask(const std::shared_ptr<Work>& work) {
+    const auto question = std::make_shared<WaitQuery>();
+    question->work = work;
+    {
+        const std::lock_guard lock(mutex_);
+        questions_.push_back(question);
+        doorbell_.announce();
+    }
+    doorbell_.ring();
+    if (!question->answered.wait_for(signal_interval)) return {};
+    return question->answer;
+}
+
+std::vector<void*> Operations::take_owners() {
+    const std::lock_guard lock(mutex_);
+    has_owners_.store(false, std::memory_order_relaxed);
+    return std::exchange(owners_, {});
+}
+
+// ---- the progress thread ------------------------------------------------------------------------------------------
+
+void Operations::take_new() {
+    std::vector<std::shared_ptr<WaitQuery>> questions;
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& work : new_works_) forgive_stopped_time(*work);
+        works_.insert(works_.end(), new_works_.begin(), new_works_.end());
+        new_works_.clear();
+        questions.swap(questions_);
+    }
+    for (const auto& question : questions) {
+        if (!question->work->done.is_set()) question->answer = detector_.timeout_of(*question->work, "");
+        question->answered.set();
+    }
+}
+
+bool Operations::advance() {
+    bool active = false;
+    for (std::size_t i = 0; i < works_.size();) {
+        Work& work = *works_[i];
+        try {
+            if (work.lane == nullptr) {
+                work.lane = executor_.try_begin(work.call);
+                if (work.lane != nullptr) {
+                    work.lane->postpone(work.call.deadline);  // a receive that waited for its turn
+                    work.lane->driven_by_progress.store(true, std::memory_order_release);
+                }
+            }
+            if (work.lane != nullptr) active |= work.lane->advance();
+        } catch (const EngineError& error) {
+            peers_.fail(error.failure);
+        }
+        if (work.lane == nullptr || !work.lane->finished() || state_.has_failed()) {
+            ++i;
+            continue;
+        }
+        work.lane->flush();
+        finish(work, {});
+        works_.erase(works_.begin() + static_cast<std::ptrdiff_t>(i));
+        active = true;
+    }
+    return active;
+}
+
+// Whom callers wait for now that nothing comes: the rank that holds up a work that one waits for, or else the oldest.
+void Operations::begin_idling() {
+    if (idle_since_ || works_.empty()) return;
+    idle_since_ = Clock::now();
+    held_up_by_ = nullptr;
+    for (const auto& work : works_) {
+        if (work->lane == nullptr) continue;
+        const bool is_waited_for = work->waiters.load(std::memory_order_acquire) > 0;
+        if (held_up_by_ == nullptr || is_waited_for) held_up_by_ = work->lane->held_up_by();
+        if (is_waited_for) return;
+    }
+}
+
+void Operations::end_idling() {
+    if (!idle_since_) return;
+    const auto end = Clock::now();
+    auto begin = end;
+    for (const auto& work : works_)
+        if (work->waiters.load(std::memory_order_acquire) > 0)
+            begin =
+                std::min(begin, Clock::time_point(Clock::duration(work->waited_since.load(std::memory_order_relaxed))));
+    begin = std::max(begin, *idle_since_);
+    idle_since_.reset();
+    if (begin < end) count_wait(held_up_by_, begin, end);
+}
+
+void Operations::finish(Work& work, std::optional<Failure> failure) {
+    end_idling();
+    if (work.lane != nullptr) {
+        const Call& call = work.lane->call();
+        if (call.is_point()) work.other = call.installed->communicator->members[call.other];
+        executor_.end(*work.lane, !failure);
+    }
+    work.failure = std::move(failure);
+    if (work.failure && work.call.transfer)
+        leaving_.emplace_back(work.call.transfer, std::exchange(work.owner, nullptr));
+    {
+        const std::lock_guard lock(mutex_);
+        if (work.owner != nullptr) {
+            owners_.push_back(std::exchange(work.owner, nullptr));
+            has_owners_.store(true, std::memory_order_relaxed);
+        }
+    }
+    work.ended = Clock::now();
+    work.done.set();
+    if (work.on_done) work.on_done(work.failure);
+}
+
+void Operations::fail_all() {
+    peers_.tell_waiters();
+    if (!works_.empty()) executor_.abandon();
+    for (const auto& work : works_) finish(*work, state_.failure_of(work->call));
+    works_.clear();
+}
+
+// The time that this process has missed, stopped or starved, is held against nobody.
+void Operations::forgive_stopped_time(Work& work) {
+    Call& call = work.call;
+    const auto since = std::max(away_since_, call.deadline - seconds(call.timeout));
+    if (since >= came_back_) return;
+    call.deadline += came_back_ - since;
+    if (work.lane != nullptr) work.lane->postpone(call.deadline);
+}
+
+// A rank that has left on purpose is lost for those that still need it; any of several senders is needed only when
+// the others have left too.
+void Operations::fail_if_departed(const Work& work) {
+    if (!peers_.has_departures()) return;
+    std::vector<int> departed;
+    if (work.lane != nullptr) {
+        departed = peers_.departed_of(work.lane->waited_for());
+    } else if (work.call.is_point()) {
+        const Communicator& of = *work.call.installed->communicator;
+        departed = peers_.departed_of(of.members);
+        if (departed.size() + 1 < of.members.size()) return;
+    }
+    if (departed.empty()) return;
+    const int rank = departed.front();
+    const Call& call = work.lane != nullptr ? work.lane->call() : work.call;
+    peers_.fail({ErrorKind::peer_lost, rank, options_.host(rank), std::string(call.called()),
+                 static_cast<std::int64_t>(call.number),
+                 options_.rank_name(rank) + " has shut down, and " + multiring::describe(call) + " waits for it"});
+}
+
+void Operations::check_deadlines() {
+    const auto now = Clock::now();
+    const auto looked_last = std::exchange(looked_at_deadlines_, now);
+    // With every beat, and more often while calls wait: later, this process was away.
+    if (now - looked_last >= 2 * detector_.interval()) {
+        away_since_ = looked_last;
+        came_back_ = now;
+        for (const auto& work : works_) forgive_stopped_time(*work);
+    }
+    for (const auto& work : works_) {
+        if (now >= work->call.deadline) {
+            peers_.fail(
+                detector_.timeout_of(*work, ", and its timeout of " + readable(work->call.timeout) + " s is up"));
+        } else {
+            fail_if_departed(*work);
+            if (work->lane != nullptr && !work->told &&
+                now >= work->call.deadline - seconds(work->call.timeout) + telling_delay) {
+                work->told = true;
+                work->lane->tell_waiting();
+            }
+        }
+    }
+    if (state_.has_failed()) fail_all();
+}
+
+// ---- the shutdown -------------------------------------------------------------------------------------------------
+
+void Operations::close() {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+}
+
+void Operations::release() {
+    while (callers_.load() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    close_cards();
+    executor_.team.store(nullptr, std::memory_order_relaxed);
+    team_.reset();
+}
+
+}  // namespace multiring

@@ -1,0 +1,441 @@
+#include "peers.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <stdexcept>
+#include <thread>
+
+namespace multiring {
+namespace {
+
+// On the core, before it is given away: other processes may want it, which nobody here can see. With 100 us 4 KB took 8
+// ranks on 4 hosts that share 2 cores 2.7 ms.
+constexpr double default_spin = 5e-6, longest_spin = 0.1;  // a spinning caller sees no signals
+// On a core of its own: more than the nearest caches, less than a core's share of the last where that is 4 MB or more.
+// 64 KB took two ranks with 1 MB of the nearest caches each 10 us with 0.5 MB, 6.6 with 2, 5.2 with 4, 256 KB 21, 19
+// and 16, and with 16 MB each 30 and more.
+constexpr double spare_staging = 4 << 20;
+constexpr std::size_t most_of_arena = 8;  // for that, an eighth
+constexpr auto notice_grace = std::chrono::milliseconds(100);
+
+// Programs that a rank starts must not keep its connections open.
+void close_on_exec(std::initializer_list<int> fds) {
+    for (const int fd : fds) fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+}  // namespace
+
+Peers::Peers(const EngineOptions& options, EngineState& state, std::shared_ptr<Arena> arena, Executor& executor,
+             Doorbell& doorbell, Pool& pool, TakeBeat take_beat)
+    : options_(options),
+      state_(state),
+      arena_(std::move(arena)),
+      executor_(executor),
+      doorbell_(doorbell),
+      pool_(pool),
+      control_(doorbell.epoll(), options.generation, control_events(std::move(take_beat))),
+      letterbox_(std::make_shared<InprocMailbox>()),
+      departed_(static_cast<std::size_t>(options.world_size)),
+      linked_(departed_.size()) {
+    letterbox_->owner = this;
+    divide_cores();
+}
+
+Control::Events Peers::control_events(TakeBeat take_beat) {
+    Control::Events events;
+    events.notice = [this](const Notice& notice) { leave_notice(notice); };
+    events.farewell = [this](int rank, int from) {
+        if (rank >= 0 && rank < options_.world_size) leave_notice({from, ErrorKind::error, rank, "", 0, true});
+    };
+    events.lost = [this](int rank, const std::string& reason) {
+        fail({ErrorKind::peer_lost, rank, options_.host(rank), "", -1, options_.rank_name(rank) + " " + reason});
+    };
+    events.beat = std::move(take_beat);
+    return events;
+}
+
+// ---- attaching ----------------------------------------------------------------------------------------------------
+
+void Peers::check_peer(int peer) const {
+    if (peer < 0 || peer >= options_.world_size || peer == options_.rank)
+        throw std::invalid_argument("peer " + std::to_string(peer) + " of rank " + std::to_string(options_.rank) +
+                                    " in a world of " + std::to_string(options_.world_size));
+}
+
+void Peers::add_link(std::unique_ptr<LocalLink> link) {
+    const LocalLink* added = link.get();
+    executor_.attach(std::move(link));
+    {
+        const std::lock_guard lock(mutex_);
+        local_links_.push_back(added);
+    }
+    divide_cores();
+}
+
+void Peers::attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd) {
+    const Descriptor memory(memory_fd);  // the mapping outlives it
+    Descriptor doorbell(doorbell_fd), socket(socket_fd);
+    state_.check_usable();
+    check_peer(peer);
+    if (options_.in_process) throw std::invalid_argument("an in-process engine has no shared memory to attach to");
+    auto theirs = std::make_unique<PeerArena>(memory.get(), peer, options_.world_size, options_.generation);
+    close_on_exec({doorbell.get(), socket.get()});
+    add_link(
+        std::make_unique<LocalLink>(peer, options_.rank, executor_, arena_, std::move(theirs), std::move(doorbell)));
+    control_.attach(peer, std::move(socket), false);
+}
+
+void Peers::attach_in_process(int peer, const Peers& other) {
+    state_.check_usable();
+    check_peer(peer);
+    if (!options_.in_process || !other.options_.in_process)
+        throw std::invalid_argument("both engines must have been made with inproc=True");
+    if (other.options_.rank != peer)
+        throw std::invalid_argument("the engine given for rank " + std::to_string(peer) + " is rank " +
+                                    std::to_string(other.options_.rank));
+    Descriptor doorbell(dup(other.doorbell_.descriptor()));
+    if (!doorbell.is_open()) throw_resource_error(system_message("cannot duplicate a descriptor", errno));
+    add_link(std::make_unique<LocalLink>(peer, options_.rank, executor_, arena_,
+                                         std::make_unique<PeerArena>(other.arena_), std::move(doorbell)));
+    const std::lock_guard lock(mutex_);
+    in_process_peers_.push_back(other.letterbox_);
+}
+
+void Peers::attach_tcp(int peer, const std::vector<int>& sockets) {
+    std::vector<Descriptor> owned(sockets.begin(), sockets.end());
+    state_.check_usable();
+    check_peer(peer);
+    if (owned.empty()) throw std::invalid_argument("no sockets given for rank " + std::to_string(peer));
+    for (const int socket : sockets) close_on_exec({socket});
+    {
+        const std::lock_guard lock(mutex_);
+        linked_[static_cast<std::size_t>(peer)] = true;
+        departed_[static_cast<std::size_t>(peer)] = false;
+    }
+    TcpLink::Events events;
+    events.farewell = [this](int rank) { leave_notice({-1, ErrorKind::error, rank, "", 0, true}); };
+    events.lost = [this](int rank, const std::string& reason) {
+        suspect(rank, options_.rank_name(rank) + " " + reason);
+    };
+    events.notice = [this](const Notice& notice) { leave_notice(notice); };
+    events.unreachable = [this](int rank) {
+        leave_notice({-1,
+                      ErrorKind::peer_lost,
+                      rank,
+                      "",
+                      options_.heartbeat_timeout,
+                      false,
+                      options_.rank,
+                      {},
+                      -1,
+                      Complaint::unacknowledged});
+    };
+    auto link =
+        std::make_unique<TcpLink>(peer, std::move(owned), options_.generation, executor_, pool_, doorbell_.data_epoll(),
+                                  doorbell_.epoll(), key_of(Watched::hangup, peer), std::move(events));
+    TcpLink* added = link.get();
+    executor_.attach(std::move(link));
+    const std::lock_guard lock(mutex_);
+    tcp_links_.push_back(added);
+    has_sockets_.store(true, std::memory_order_release);
+}
+
+void Peers::attach_control(int peer, int socket_fd) {
+    Descriptor socket(socket_fd);
+    state_.check_usable();
+    check_peer(peer);
+    close_on_exec({socket_fd});
+    arena_->make_heard();
+    control_.attach(peer, std::move(socket), true);
+}
+
+bool Peers::attached(int peer) const {
+    state_.check_open();
+    check_peer(peer);
+    return executor_.link(peer) != nullptr;
+}
+
+bool Peers::departed(int peer) const {
+    check_peer(peer);
+    const std::lock_guard lock(mutex_);
+    return departed_[static_cast<std::size_t>(peer)];
+}
+
+// What follows from the cores that the ranks of this host have. Spinning pays while each has one to itself; where
+// several share one, they share its nearest caches, which their staging should fill.
+void Peers::divide_cores() {
+    const std::lock_guard lock(mutex_);
+    cpu_set_t cores = arena_->header().cores;
+    for (const LocalLink* link : local_links_) CPU_OR(&cores, &cores, &link->arena().header().cores);
+    const double local_ranks = static_cast<double>(local_links_.size() + 1);
+    const double available = std::min<double>(CPU_COUNT(&cores), cpu_quota().value_or(1e9));
+    cores_of_a_rank_.store(available / local_ranks, std::memory_order_relaxed);
+    const double wanted = options_.spin_seconds.value_or(local_ranks <= available ? default_spin : 0);
+    patience_.set_spin(seconds(std::min(wanted, longest_spin)));
+    const double spare = spare_staging * std::min(1.0, available / local_ranks);
+    executor_.spare_staging.set_most(std::min(static_cast<std::size_t>(spare), arena_->size() / most_of_arena));
+}
+
+// ---- failure ------------------------------------------------------------------------------------------------------
+
+void Peers::fail(Failure failure) {
+    const std::optional<Notice> notice = state_.fail(std::move(failure));
+    if (!notice) return;
+    control_.send(*notice);
+    leave_in_process(*notice);
+    doorbell_.ring();
+}
+
+void Peers::leave_in_process(const Notice& notice) {
+    std::vector<std::shared_ptr<InprocMailbox>> in_process;
+    {
+        const std::lock_guard lock(mutex_);
+        in_process = in_process_peers_;
+    }
+    for (const auto& letterbox : in_process) {
+        const std::lock_guard lock(letterbox->mutex);
+        if (letterbox->owner != nullptr) letterbox->owner->leave_notice(notice);
+    }
+}
+
+// A data connection closed. Its rank may have closed it because of another's failure: that notice is on its way over
+// the control connections, and is the better reason.
+void Peers::suspect(int rank, const std::string& reason) {
+    {
+        const std::lock_guard lock(mutex_);
+        suspicions_.emplace_back(Clock::now() + notice_grace, Notice{-1, ErrorKind::peer_lost, rank, reason});
+        doorbell_.announce();
+    }
+    doorbell_.ring();
+}
+
+void Peers::leave_notice(Notice notice) {
+    {
+        const std::lock_guard lock(mutex_);
+        notices_.push_back(std::move(notice));
+        doorbell_.announce();
+    }
+    doorbell_.ring();
+}
+
+std::vector<Notice> Peers::take_notices() {
+    const std::lock_guard lock(mutex_);
+    for (const Notice& notice : notices_) {
+        const auto rank = static_cast<std::size_t>(notice.rank);
+        // What came another way may have overtaken what a data connection brings, which has a farewell of its own.
+        if (!notice.farewell || (notice.from >= 0 && linked_[rank])) continue;
+        departed_[rank] = true;
+        someone_departed_.store(true, std::memory_order_release);
+    }
+    return std::exchange(notices_, {});
+}
+
+bool Peers::has_suspicions() const {
+    const std::lock_guard lock(mutex_);
+    return !suspicions_.empty();
+}
+
+bool Peers::has_due_suspicions() const {
+    const std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    return std::any_of(suspicions_.begin(), suspicions_.end(), [&](const auto& each) { return each.first <= now; });
+}
+
+void Peers::fail_for_due_suspicions() {
+    std::vector<Notice> due;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto now = Clock::now();
+        std::erase_if(suspicions_, [&](const auto& suspicion) {
+            if (suspicion.first > now) return false;
+            due.push_back(suspicion.second);
+            return true;
+        });
+    }
+    for (const Notice& notice : due) fail({notice.kind, notice.rank, options_.host(notice.rank), "", -1, notice.text});
+}
+
+// Whoever waits for us has a data connection to us; over the control connections the notice may have no way, where
+// the ranks between have left.
+void Peers::tell_waiters() {
+    const std::optional<Notice> notice = state_.take_untold();
+    if (!notice) return;
+    for (TcpLink* link : tcp_links()) link->send_notice(*notice);
+}
+
+void Peers::send_complaint(const Notice& complaint) {
+    control_.send(complaint);
+    for (TcpLink* link : tcp_links())
+        if (link->peer != complaint.from) link->send_complaint(complaint);
+}
+
+// ---- who is there -------------------------------------------------------------------------------------------------
+
+std::vector<int> Peers::departed_of(std::vector<int> ranks) const {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(ranks, [&](int rank) { return rank == options_.rank || !departed_[static_cast<std::size_t>(rank)]; });
+    return ranks;
+}
+
+std::vector<bool> Peers::departures() const {
+    const std::lock_guard lock(mutex_);
+    return departed_;
+}
+
+std::vector<const LocalLink*> Peers::local_links() const {
+    const std::lock_guard lock(mutex_);
+    return local_links_;
+}
+
+std::vector<TcpLink*> Peers::tcp_links() const {
+    const std::lock_guard lock(mutex_);
+    return tcp_links_;
+}
+
+std::vector<TcpLink*> Peers::tcp_links_of_those_here() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<TcpLink*> links = tcp_links_;
+    std::erase_if(links, [&](const TcpLink* link) { return departed_[static_cast<std::size_t>(link->peer)]; });
+    return links;
+}
+
+std::vector<std::pair<int, Traffic>> Peers::traffic() const {
+    std::vector<std::pair<int, Traffic>> traffic;
+    const std::lock_guard lock(mutex_);  // another thread may let go of the links
+    for (const auto& link : executor_.attached()) traffic.emplace_back(link->peer, link->traffic());
+    return traffic;
+}
+
+// ---- reading ------------------------------------------------------------------------------------------------------
+
+bool Peers::flush() {
+    bool held_back = false;
+    for (const auto& link : executor_.attached()) held_back |= !link->flush();
+    return !held_back;
+}
+
+bool Peers::drain_sockets() {
+    if (!has_sockets_.load(std::memory_order_acquire)) return false;
+    epoll_event events[64];
+    const int count = epoll_wait(doorbell_.data_epoll(), events, 64, 0);
+    for (int i = 0; i < count; ++i)
+        if (Link* link = executor_.link(static_cast<int>(events[i].data.u64)))
+            link->drain();  // it may be being attached
+    return count > 0;
+}
+
+bool Peers::drain() {
+    bool active = false;
+    for (const auto& link : executor_.attached())
+        if (link->shares_memory()) active |= link->drain();
+    return drain_sockets() || active;
+}
+
+void Peers::poll(Clock::duration at_most) {
+    if (at_most > Clock::duration{}) {  // epoll_wait counts in milliseconds
+        pollfd any{doorbell_.epoll(), POLLIN, 0};
+        const auto whole = std::chrono::duration_cast<std::chrono::seconds>(at_most);
+        const timespec timeout{whole.count(), static_cast<long>(std::chrono::nanoseconds(at_most - whole).count())};
+        ppoll(&any, 1, &timeout, nullptr);
+    }
+    epoll_event events[16];
+    const int count = epoll_wait(doorbell_.epoll(), events, 16, 0);
+    last_poll_ = Clock::now();
+    for (int i = 0; i < count; ++i) {
+        const auto watched = static_cast<Watched>(events[i].data.u64 >> 32);
+        const int peer = static_cast<int>(events[i].data.u64 & 0xffffffff);
+        switch (watched) {
+            case Watched::control: control_.read(peer); break;
+            case Watched::data: drain_sockets(); break;
+            case Watched::hangup:
+                if (Link* link = executor_.link(peer)) link->drain();  // it may be being attached
+                break;
+            case Watched::doorbell: doorbell_.take_rings(); break;
+        }
+    }
+}
+
+// Data connections wake the progress thread only while it has operations to drive: callers read them themselves.
+void Peers::watch_data(bool wanted) {
+    if (wanted == watches_data_ || (wanted && !has_sockets_.load(std::memory_order_acquire))) return;
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = key_of(Watched::data, 0);
+    epoll_ctl(doorbell_.epoll(), wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, doorbell_.data_epoll(), &event);
+    watches_data_ = wanted;
+}
+
+// ---- leaving ------------------------------------------------------------------------------------------------------
+
+void Peers::say_farewell(Clock::time_point deadline) {
+    // What is still held back may be what a peer waits for, unless it has left.
+    for (const auto& link : executor_.attached())
+        while (!link->flush() && !state_.has_failed() && !departed(link->peer) && Clock::now() < deadline) {
+            link->drain();
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    control_.send_farewell(options_.rank);
+    if (!state_.has_failed()) {
+        const std::lock_guard lock(mutex_);
+        for (TcpLink* link : tcp_links_) link->send_farewell();
+    }
+    leave_in_process({options_.rank, ErrorKind::error, options_.rank, "", 0, true});
+}
+
+// Whether what we sent may lie unread with a rank that has not left.
+bool Peers::is_unread() const {
+    bool local_peers = false;
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& link : executor_.attached()) {
+            if (link->may_be_unread()) return true;
+            local_peers |= link->shares_memory() && !departed_[static_cast<std::size_t>(link->peer)];
+        }
+    }
+    return local_peers && executor_.is_read_from();
+}
+
+// What peers sent for a call that has completed here is of another call of theirs. Both sides hear of it if they leave
+// within a moment of each other, else the one that leaves last.
+void Peers::linger(Clock::time_point until) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // of two that leave at once, one sees what the other posted
+    while (!state_.has_failed()) {
+        const bool last = !is_unread() || Clock::now() >= until;
+        for (const auto& link : executor_.attached()) link->drain();
+        if (last) return;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
+void Peers::close_mailbox() {
+    const std::lock_guard lock(letterbox_->mutex);
+    letterbox_->owner = nullptr;
+}
+
+void Peers::release() {
+    control_.close_all();
+    const std::lock_guard lock(mutex_);  // another thread may look at the links
+    executor_.disown();
+}
+
+void Peers::disown() noexcept {
+    executor_.disown();
+    control_.disown();
+}
+
+void Peers::lock_for_fork() {
+    mutex_.lock();
+    control_.lock_for_fork();
+}
+
+void Peers::unlock_after_fork() {
+    control_.unlock_after_fork();
+    mutex_.unlock();
+}
+
+}  // namespace multiring

@@ -1,0 +1,133 @@
+// Peers: the other ranks as this one reaches them. It attaches links and control connections, keeps account of who has
+// left, reads what arrives, and passes on failures, complaints and farewells.
+//
+// It owns the control connections and the lists of links (the links themselves are the executor's). `mutex_` guards the
+// lists, who has left, and what has come for the progress thread: notices and suspicions.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control.hpp"
+#include "doorbell.hpp"
+#include "engine_options.hpp"
+#include "engine_state.hpp"
+#include "executor.hpp"
+#include "mailbox.hpp"
+#include "pool.hpp"
+#include "tcp.hpp"
+#include "wait.hpp"
+
+namespace multiring {
+
+class Peers;
+
+// Where other engines of this process leave notices; outlives the engine.
+struct InprocMailbox {
+    std::mutex mutex;
+    Peers* owner = nullptr;
+};
+
+class Peers {
+  public:
+    using TakeBeat = std::function<void(int edge, std::span<const std::byte> statuses)>;
+    // The pool outlives the links.
+    Peers(const EngineOptions& options, EngineState& state, std::shared_ptr<Arena> arena, Executor& executor,
+          Doorbell& doorbell, Pool& pool, TakeBeat take_beat);
+
+    // These own the descriptors, also where they throw.
+    void attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd);
+    void attach_in_process(int peer, const Peers& other);
+    void attach_tcp(int peer, const std::vector<int>& sockets);
+    void attach_control(int peer, int socket_fd);
+    bool attached(int peer) const;
+    bool departed(int peer) const;  // it has said farewell, and nothing of it is on its way
+
+    // This engine fails, and all others hear of it.
+    void fail(Failure failure);
+    // The same, of the rank's loss, unless a better reason comes within a moment.
+    void suspect(int rank, const std::string& reason);
+    void leave_notice(Notice notice);  // also from another engine of this process
+
+    // Take in what has come on the data connections; true if there was anything.
+    bool drain_sockets();
+    std::vector<std::pair<int, Traffic>> traffic() const;
+    // What the cores of this host leave to each of its ranks that are attached.
+    Patience& patience() { return patience_; }
+    double cores_of_a_rank() const { return cores_of_a_rank_.load(std::memory_order_relaxed); }
+
+    bool has_departures() const { return someone_departed_.load(std::memory_order_acquire); }
+    // Those of the ranks that have left, in their order.
+    std::vector<int> departed_of(std::vector<int> ranks) const;
+    std::vector<bool> departures() const;  // by rank
+    std::vector<const LocalLink*> local_links() const;
+    std::vector<TcpLink*> tcp_links() const;
+    std::vector<TcpLink*> tcp_links_of_those_here() const;
+    std::vector<int> edges() const { return control_.edges(); }
+    void send_beat(int edge, std::span<const std::byte> statuses) { control_.send_beat(edge, statuses); }
+    void send_complaint(const Notice& complaint);
+
+    // The progress thread's.
+    std::vector<Notice> take_notices();  // who says farewell in them has departed
+    void pass_on_farewell(const Notice& farewell) { control_.pass_on_farewell(farewell.from, farewell.rank); }
+    bool has_suspicions() const;
+    bool has_due_suspicions() const;
+    void fail_for_due_suspicions();
+    void tell_waiters();
+    bool drain();  // true if anything came, or could not be looked at because a caller is at it
+    bool flush();  // true if nothing is held back
+    void watch_data(bool wanted);
+    void poll(Clock::duration at_most);
+    Clock::time_point last_poll() const { return last_poll_; }
+
+    // The shutdown's, in this order.
+    void say_farewell(Clock::time_point deadline);
+    void linger(Clock::time_point until);
+    void close_mailbox();
+    void release();
+
+    void lock_for_fork();
+    void unlock_after_fork();
+    void disown() noexcept;
+
+  private:
+    Control::Events control_events(TakeBeat take_beat);
+    void check_peer(int peer) const;
+    void add_link(std::unique_ptr<LocalLink> link);
+    void divide_cores();
+    bool is_unread() const;
+    void leave_in_process(const Notice& notice);
+
+    const EngineOptions& options_;
+    EngineState& state_;
+    const std::shared_ptr<Arena> arena_;
+    Executor& executor_;
+    Doorbell& doorbell_;
+    Pool& pool_;
+    Control control_;
+    const std::shared_ptr<InprocMailbox> letterbox_;
+    Patience patience_;
+    std::atomic<double> cores_of_a_rank_{1};
+
+    mutable std::mutex mutex_;  // everything down to the atomics
+    std::vector<const LocalLink*> local_links_;
+    std::vector<TcpLink*> tcp_links_;
+    std::vector<std::shared_ptr<InprocMailbox>> in_process_peers_;
+    std::vector<bool> departed_;  // by rank: has said farewell
+    std::vector<bool> linked_;    // by rank: has data connections
+    std::vector<Notice> notices_;
+    std::vector<std::pair<Clock::time_point, Notice>> suspicions_;  // true unless there is another failure by then
+    std::atomic<bool> someone_departed_{false};
+    std::atomic<bool> has_sockets_{false};
+
+    // the progress thread's own
+    Clock::time_point last_poll_{};
+    bool watches_data_ = false;
+};
+
+}  // namespace multiring

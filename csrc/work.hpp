@@ -1,0 +1,54 @@
+// Work: an operation that the progress thread drives.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "communicator.hpp"
+#include "device.hpp"
+#include "errors.hpp"
+#include "executor.hpp"
+#include "wait.hpp"
+
+namespace multiring {
+
+struct Work {
+    Call call{};
+    Lane* lane = nullptr;  // once it has begun
+    Event done;
+    Clock::time_point ended{};                                   // valid once done
+    std::optional<Failure> failure;                              // valid once done
+    std::optional<Failure> refused;                              // at the call, by a card: to be raised there
+    int other = any_source;                                      // of a message that is done: the rank at its other end
+    bool told = false;                                           // those that it waits for what it is
+    std::atomic<int> waiters{0};                                 // callers that do nothing else until it is done
+    std::atomic<Clock::rep> waited_since{0};                     // when the first of these came
+    double next_report = 0;                                      // age in seconds at which to tell whom it waits for
+    std::function<void(const std::optional<Failure>&)> on_done;  // called by the progress thread; must be short
+    void* owner = nullptr;  // kept alive until done: a Python object, given back through Engine::take_owners
+};
+using Works = std::vector<std::shared_ptr<Work>>;
+
+// What a work waits for, asked of the progress thread, which alone may look.
+struct WaitQuery {
+    std::shared_ptr<Work> work;
+    Failure answer;
+    Event answered;
+};
+
+// Where the blocks of a call's buffer lie on a card: what is read there, what is written, if anything; and the stream
+// of the caller's on which they are ready.
+struct CardBuffer {
+    int device = 0;
+    cuda::Stream stream = nullptr;
+    std::optional<CardBlocks> out, in;
+};
+
+inline double age_of(const Call& call) {  // seconds
+    const auto since = call.deadline - seconds(call.timeout);
+    return std::max(0.0, std::chrono::duration<double>(Clock::now() - since).count());
+}
+
+}  // namespace multiring
