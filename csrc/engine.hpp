@@ -4,13 +4,15 @@
 // The first failure, here or announced by a peer, fails the engine: everything pending raises it, and so does every
 // later call.
 //
-// The engine has no lock of its own. A thread that holds one of these may take those after it:
+// The engine has no lock of its own. Those of its parts are taken in this order, some of them or all:
 //
-//     Operations::cards_mutex_, Executor's, a Communicator's, a link's (one direction's), then one of
-//     Operations::mutex_, Peers::mutex_, EngineState's, FailureDetector's and Control's
-//
-// None of the last five is held while another of them is taken, but for fork(), which takes them in this order. Peers
-// asks links what they have sent with its own mutex held: who holds a link's lock for sending never reports anything.
+//     1. Operations::cards_mutex_, or a link's for receiving
+//     2. Executor's
+//     3. a Communicator's
+//     4. the mailbox of another engine of this process
+//     5. Operations::mutex_, Peers::mutex_, Control's, EngineState's or FailureDetector's: one alone, but for fork(),
+//        which takes the executor's and then all of these in this order
+//     6. a link's for sending, under which nothing is reported; those of the executor's lanes, the pool, the arena
 #pragma once
 
 #include <atomic>

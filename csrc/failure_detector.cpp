@@ -118,8 +118,8 @@ void FailureDetector::hear_beat(int edge, std::span<const std::byte> statuses) {
     liveness_.take(edge, statuses);
 }
 
-// Who hears of the missed rank all the same, and that rank itself, know better: it lives, and the
-// one that misses it does not hear.
+// Who hears of the missed rank all the same, and that rank itself, know better: it lives, and the one that misses it
+// does not hear.
 Failure FailureDetector::told_by(const Notice& notice) const {
     if (notice.kind == ErrorKind::mismatch) return mismatch_told_by(notice);
     const int deaf = notice.witness;
@@ -216,8 +216,8 @@ void FailureDetector::look_at_links(const Works& works) {
     const std::vector<TcpLink*> links = peers_.tcp_links_of_those_here();
     if (works.empty()) {
         for (TcpLink* link : links) link->forget_looks();
-        peers_.drain_sockets();  // who waits for us, and sends to see whether it arrives, shall not find the connection
-                                 // full
+        // Who waits for us, and sends to see whether it arrives, shall not find the connection full.
+        peers_.drain_sockets();
         return;
     }
     std::set<int> waited_for;

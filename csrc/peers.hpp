@@ -2,7 +2,8 @@
 // left, reads what arrives, and passes on failures, complaints and farewells.
 //
 // It owns the control connections and the lists of links (the links themselves are the executor's). `mutex_` guards the
-// lists, who has left, and what has come for the progress thread: notices and suspicions.
+// lists, who has left, and what has come for the progress thread: notices and suspicions. The control connections have
+// a lock of their own.
 #pragma once
 
 #include <atomic>
