@@ -18,7 +18,7 @@ SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' 
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
 .NOTPARALLEL:  # two pips in one environment do not get along
-.PHONY: help demo demo-cluster docs test test-legacy check chaos soak fuzz sanitize wheel native clean
+.PHONY: help demo demo-cluster docs test test-legacy check chaos soak fuzz sanitize wheel native stub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -73,6 +73,9 @@ native:  ## build the native engine beside its sources, for PYTHONPATH=src (PYTH
 	cmake --build build/native
 	cp --remove-destination build/native/_native*.so src/multiring/  # processes may have loaded the old one
 	mkdir -p src/multiring/lib && cp --remove-destination build/native/libmultiring.so src/multiring/lib/
+
+stub: $(VENV)/.package $(VENV)/.docs  ## the types and docstrings of csrc/bindings.cpp, for mypy: src/multiring/_native.pyi
+	$(BIN)/python tools/native_stub.py
 
 clean:  ## remove all that make made
 	rm -rf $(VENV) build dist src/multiring/_native*.so src/multiring/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis

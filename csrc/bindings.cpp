@@ -104,7 +104,9 @@ struct Range {
     void* pointer;
 };
 
-nb::object empty(Engine& engine, std::size_t bytes) {
+using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
+Bytes empty(Engine& engine, std::size_t bytes) {
     engine.check_usable();
     auto range = std::make_unique<Range>(Range{engine.shared_arena(), nullptr});
     {
@@ -116,7 +118,7 @@ nb::object empty(Engine& engine, std::size_t bytes) {
         const std::unique_ptr<Range> range(static_cast<Range*>(p));
         range->arena->release(range->pointer);
     });
-    return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(pointer, {bytes}, owner));
+    return {pointer, {bytes}, owner};
 }
 
 // A Work with the engine that it needs while it is waited for.
@@ -188,7 +190,7 @@ WorkHandle start_point(nb::handle self, std::uint32_t communicator, int other, s
     return {nb::borrow(self), &engine, std::move(work)};
 }
 
-nb::dict statistics(const Engine& engine) {
+nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
     const Engine::Statistics from = engine.statistics();
     nb::dict result, peers;
     result["operations"] = from.operations;
@@ -214,17 +216,17 @@ nb::dict statistics(const Engine& engine) {
 
 // What each thread traced: its id, whether it is the progress thread, how many events were overwritten, and the others
 // as bytes (trace.py).
-nb::list traced(const Engine& engine) {
-    nb::list result;
+std::vector<std::tuple<pid_t, bool, std::uint64_t, nb::bytes>> traced(const Engine& engine) {
+    std::vector<std::tuple<pid_t, bool, std::uint64_t, nb::bytes>> result;
     for (const Trace::Thread& thread : engine.traced()) {
         const nb::bytes events(reinterpret_cast<const char*>(thread.events.data()),
                                thread.events.size() * sizeof(TraceEvent));
-        result.append(nb::make_tuple(thread.id, thread.id == engine.progress_thread(), thread.lost, events));
+        result.emplace_back(thread.id, thread.id == engine.progress_thread(), thread.lost, events);
     }
     return result;
 }
 
-nb::dict features() {
+nb::typed<nb::dict, nb::str, nb::str> features() {
     nb::dict result;
     result["instruction_set"] = nb::str(instruction_set().data(), instruction_set().size());
     result["compiler"] = __VERSION__;
@@ -320,9 +322,10 @@ void barrier(NativeCalls& calls, double timeout) {
 }
 
 void bind_native_calls(nb::module_& m) {
-    nb::class_<Trials>(m, "Trials")
+    nb::class_<Trials>(m, "Trials",
+                       "The calls of a rung, by number: the schedule that each runs, and when it was entered and left.")
         .def(nb::init<std::vector<std::uint32_t>>(), "handles"_a)
-        .def("take", &Trials::take)
+        .def("take", &Trials::take, "The number of the next call; None once all are taken.")
         .def("handle", &Trials::handle, "number"_a)
         .def(
             "enter", [](Trials& trials, std::size_t number) { trials.stamp(number).entered = Trials::now(); },
@@ -332,16 +335,24 @@ void bind_native_calls(nb::module_& m) {
             [](Trials& trials, std::size_t number, std::optional<double> at) {
                 trials.stamp(number).left = at.value_or(Trials::now());
             },
-            "number"_a, "at"_a = nb::none())
-        .def_prop_ro("over", &Trials::over)
-        .def_prop_ro("stamps", [](const Trials& trials) {
-            std::vector<std::tuple<double, double>> found;
-            for (const Trials::Stamp& stamp : trials.stamps()) found.emplace_back(stamp.entered, stamp.left);
-            return found;
-        });
-    nb::class_<NativeCalls>(m, "NativeCalls")
-        .def("all_reduce", &all_reduce, "x"_a.none(), "op"_a.none(), "timeout"_a.none() = nb::none(), "label"_a = 0)
-        .def("barrier", &barrier, "timeout"_a);
+            "number"_a, "at"_a = nb::none(), "Now, or when time.monotonic() showed ``at``.")
+        .def_prop_ro("over", &Trials::over, "All are taken.")
+        .def_prop_ro(
+            "stamps",
+            [](const Trials& trials) {
+                std::vector<std::tuple<double, double>> found;
+                for (const Trials::Stamp& stamp : trials.stamps()) found.emplace_back(stamp.entered, stamp.left);
+                return found;
+            },
+            "Entered, left; in seconds of time.monotonic(), infinite of calls that have not been left.");
+    nb::class_<NativeCalls>(m, "NativeCalls", "Calls of a communicator that native code makes whole.")
+        .def("all_reduce", &all_reduce, "x"_a.none(), "op"_a.none(), "timeout"_a.none() = nb::none(), "label"_a = 0,
+             nb::sig(
+                 "def all_reduce(self, x: object, op: object, timeout: float | None = None, label: int = 0) -> bool"),
+             "Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no\n"
+             "view that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None:\n"
+             "the communicator's); anything else is left as it is.")
+        .def("barrier", &barrier, "timeout"_a, "Return when every rank has called it.");
 }
 
 // The arithmetic of an executor outside this library, on memory that it answers for.
@@ -366,7 +377,10 @@ void bind_arithmetic(nb::module_& m) {
             else
                 reduction(to, sources.data(), static_cast<int>(sources.size()), count, divisor);
         },
-        "destination"_a, "sources"_a, "count"_a, "dtype"_a, "op"_a, "divisor"_a = 1.0, "wire"_a = 0, "rounded"_a = 0);
+        "destination"_a, "sources"_a, "count"_a, "dtype"_a, "op"_a, "divisor"_a = 1.0, "wire"_a = 0, "rounded"_a = 0,
+        "Combine ``count`` elements at the addresses ``sources``, from left to right.\n\n"
+        "The ``destination`` may be one of them. float32 may arrive in the format ``wire`` and be ``rounded`` to one,\n"
+        "as in `Engine.install`.");
     m.def(
         "narrow",
         [](int wire, std::uintptr_t destination, std::uintptr_t source, std::size_t count) {
@@ -374,7 +388,8 @@ void bind_arithmetic(nb::module_& m) {
             narrow(narrow_wire(wire), reinterpret_cast<void*>(destination), reinterpret_cast<const float*>(source),
                    count);
         },
-        "wire"_a, "destination"_a, "source"_a, "count"_a);
+        "wire"_a, "destination"_a, "source"_a, "count"_a,
+        "Round ``count`` float32 at ``source`` to the format ``wire`` (1 or 2).");
     m.def(
         "widen",
         [](int wire, std::uintptr_t destination, std::uintptr_t source, std::size_t count) {
@@ -382,11 +397,11 @@ void bind_arithmetic(nb::module_& m) {
             widen(narrow_wire(wire), reinterpret_cast<float*>(destination), reinterpret_cast<const void*>(source),
                   count);
         },
-        "wire"_a, "destination"_a, "source"_a, "count"_a);
+        "wire"_a, "destination"_a, "source"_a, "count"_a, "The reverse of `narrow`, exact.");
 }
 
 void bind_describe(nb::module_& m) {
-    nb::class_<Description>(m, "Description")
+    nb::class_<Description>(m, "Description", "What a caller's buffer is: NumPy array, buffer object or DLPack tensor.")
         .def_ro("pointer", &Description::pointer)
         .def_ro("count", &Description::count)
         .def_ro("contiguous", &Description::contiguous)
@@ -397,13 +412,16 @@ void bind_describe(nb::module_& m) {
         .def_prop_ro("shape", [](const Description& d) {
             nb::list shape;
             for (const auto extent : d.shape) shape.append(extent);
-            return nb::tuple(shape);
+            return nb::typed<nb::tuple, int, nb::ellipsis>(nb::tuple(shape));
         });
-    m.def("describe", [](nb::handle x) { return describe(x); }, "x"_a.none());
+    m.def(
+        "describe", [](nb::handle x) { return describe(x); }, "x"_a.none(),
+        nb::sig("def describe(x: object) -> Description"),
+        "Describe a buffer without copying it; TypeError if it is none.");
 }
 
 void bind_work(nb::module_& m) {
-    nb::class_<WorkHandle>(m, "Work")
+    nb::class_<WorkHandle>(m, "Work", "Handle of an operation in flight; keeps ``owner`` alive until it is done.")
         .def("done", [](const WorkHandle& h) { return h.work->done.is_set(); })
         .def(
             "wait",
@@ -414,7 +432,8 @@ void bind_work(nb::module_& m) {
                 }
                 drop_owners(*h.engine);
             },
-            "timeout"_a = nb::none())
+            "timeout"_a = nb::none(),
+            "Block, GIL released, signals seen; raise the operation's error, or CollectiveTimeout when the time is up.")
         .def(
             "join",
             [](const WorkHandle& h, std::uintptr_t stream) {
@@ -423,21 +442,29 @@ void bind_work(nb::module_& m) {
                 const nb::gil_scoped_release nogil;
                 if (transfer) transfer->join(reinterpret_cast<cuda::Stream>(stream));
             },
-            "stream"_a)
-        .def_prop_ro("last_stream",
-                     [](const WorkHandle& h) {
-                         const auto& transfer = h.work->call.transfer;
-                         return transfer ? reinterpret_cast<std::uintptr_t>(transfer->last_stream()) : 0;
-                     })
-        .def_prop_ro("other", [](const WorkHandle& h) { return h.work->done.is_set() ? h.work->other : any_source; })
-        .def_prop_ro("ended",
-                     [](const WorkHandle& h) {  // in seconds of time.monotonic()
-                         return std::chrono::duration<double>(h.work->ended.time_since_epoch()).count();
-                     })
-        .def("error", [](const WorkHandle& h) -> nb::object {
-            if (!h.work->done.is_set() || !h.work->failure) return nb::none();
-            return make_error(*h.work->failure);
-        });
+            "stream"_a,
+            "Make a stream of a card wait until a call that was started there is done; nothing for other calls.")
+        .def_prop_ro(
+            "last_stream",
+            [](const WorkHandle& h) {
+                const auto& transfer = h.work->call.transfer;
+                return transfer ? reinterpret_cast<std::uintptr_t>(transfer->last_stream()) : 0;
+            },
+            "The stream of the card on which the last of such a call is queued; 0 for other calls.")
+        .def_prop_ro(
+            "other", [](const WorkHandle& h) { return h.work->done.is_set() ? h.work->other : any_source; },
+            "The rank at the other end of a message that is done; ANY_SOURCE before, and for collectives.")
+        .def_prop_ro(
+            "ended",
+            [](const WorkHandle& h) { return std::chrono::duration<double>(h.work->ended.time_since_epoch()).count(); },
+            "When it was done, in seconds of time.monotonic(); 0 before.")
+        .def(
+            "error",
+            [](const WorkHandle& h) -> nb::object {
+                if (!h.work->done.is_set() || !h.work->failure) return nb::none();
+                return make_error(*h.work->failure);
+            },
+            nb::sig("def error(self) -> BaseException | None"));
 }
 
 void bind_engine(nb::module_& m) {
@@ -455,20 +482,42 @@ void bind_engine(nb::module_& m) {
             }),
             "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
             "spin_seconds"_a = nb::none(), "inproc"_a = false, "heartbeat_timeout"_a = 30.0, "late_seconds"_a = 30.0,
-            "trace"_a = false, "helpers"_a = nb::none())
+            "trace"_a = false, "helpers"_a = nb::none(),
+            "``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when "
+            "the\n"
+            "ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the\n"
+            "machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout``\n"
+            "seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens "
+            "when.\n"
+            "``helpers``: threads that sum for calls on cards, by the cores that are left if None.")
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)
-        .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a)
-        .def("attach_inproc", &Engine::attach_in_process, "peer"_a, "engine"_a)
-        .def("attach_tcp", &Engine::attach_tcp, "peer"_a, "sockets"_a)
-        .def("attach_control", &Engine::attach_control, "peer"_a, "socket"_a)
-        .def("attached", &Engine::attached, "peer"_a)
-        .def("departed", &Engine::departed, "peer"_a)
-        .def("communicator", &Engine::add_communicator, "id"_a, "members"_a, "incarnation"_a = 0)
+        .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a,
+             "A rank of this host. Takes ownership of the three descriptors; the unix socket tells of its death.")
+        .def("attach_inproc", &Engine::attach_in_process, "peer"_a, "engine"_a,
+             "A rank that is an engine of this process.")
+        .def("attach_tcp", &Engine::attach_tcp, "peer"_a, "sockets"_a,
+             "A rank elsewhere, over connected and authenticated sockets (data), taken into ownership.")
+        .def("attach_control", &Engine::attach_control, "peer"_a, "socket"_a,
+             "A control connection to the lowest rank of another host.")
+        .def("attached", &Engine::attached, "peer"_a, "Whether messages can go to ``peer``.")
+        .def("departed", &Engine::departed, "peer"_a,
+             "Whether ``peer`` has said farewell, and nothing that it sent before is on its way.")
+        .def(
+            "communicator", &Engine::add_communicator, "id"_a, "members"_a, "incarnation"_a = 0,
+            "Register a communicator; ``id`` is a 32-bit number that all members share, and so is the ``incarnation``\n"
+            "of 16 bits, one more than that of the last communicator of this number.")
         .def("forget", &Engine::forget, "id"_a)
-        .def("completed", &Engine::completed, "communicator"_a)
+        .def("completed", &Engine::completed, "communicator"_a,
+             "How many collectives, from the first on, were completed here.")
         .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "blocks"_a, "segment_bytes"_a,
-             "window"_a, "plan_id"_a)
+             "window"_a, "plan_id"_a,
+             "Install a schedule and return its handle.\n\n"
+             "``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,\n"
+             "final, wire, rounded) per instruction, kind being 0 send, 1 reduce, 2 store, wire and rounded 0 as it "
+             "is,\n"
+             "1 bfloat16, 2 float16; ``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a\n"
+             "malformed table.")
         .def(
             "run",
             [](Engine& engine, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
@@ -479,45 +528,66 @@ void bind_engine(nb::module_& m) {
                            attending(engine));
             },
             "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a, "timeout"_a,
-            "label"_a = 0)
+            "label"_a = 0,
+            "Execute a schedule in the calling thread; ``count`` is elements per block, ``label`` see `LabelName`.")
         .def("start", &start, "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
-             "timeout"_a, "label"_a = 0, "owner"_a = nb::none())
+             "timeout"_a, "label"_a = 0, "owner"_a = nb::none(), "The same by the progress thread.")
         .def("start_on_card", &start_on_card, "schedule"_a, "collective"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
-             "timeout"_a, "label"_a, "owner"_a.none(), "device"_a, "stream"_a, "out"_a.none(), "into"_a.none())
+             "timeout"_a, "label"_a, "owner"_a.none(), "device"_a, "stream"_a, "out"_a.none(), "into"_a.none(),
+             "The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first\n"
+             "block, number of blocks), after what ``stream`` has been given; done when the device is.")
         .def("send", &start_point<Collective::send>, "communicator"_a, "dst"_a, "tag"_a, "pointer"_a, "count"_a,
-             "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send))
+             "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send),
+             "Start sending a message; ``part_of`` is the code of the collective that it belongs to, send by default.")
         .def("recv", &start_point<Collective::recv>, "communicator"_a, "src"_a, "tag"_a, "pointer"_a, "count"_a,
-             "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send))
-        .def("empty", &empty, "nbytes"_a)
+             "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send),
+             "Start receiving one; ``src`` may be ANY_SOURCE.")
+        .def("empty", &empty, "nbytes"_a,
+             "A uint8 array of ``nbytes`` in the arena, 64-byte aligned, freed with its last reference.")
         .def(
             "fail",
             [](Engine& engine, const std::string& kind, int rank, const std::string& message) {
                 engine.fail_from_python({error_kind(kind), rank, "", "", -1, message});
             },
-            "kind"_a, "rank"_a, "message"_a)
-        .def("failure",
-             [](const Engine& engine) -> nb::object {
-                 const auto failure = engine.failure();
-                 return failure ? make_error(*failure) : nb::none();
-             })
-        .def("statistics", &statistics)
-        .def("traced", &traced)
+            "kind"_a, "rank"_a, "message"_a,
+            "Fail everything pending and tell the other ranks; ``kind`` is the name of an error class.")
+        .def(
+            "failure",
+            [](const Engine& engine) -> nb::object {
+                const auto failure = engine.failure();
+                return failure ? make_error(*failure) : nb::none();
+            },
+            nb::sig("def failure(self) -> BaseException | None"))
+        .def(
+            "statistics", &statistics,
+            "Counters since the engine was made; the library's own calls are not among its operations.\n\n"
+            "``operations``, ``segments``, ``arena_allocated`` and ``arena_committed`` (bytes), ``seconds_in_calls``\n"
+            "(that callers spent in run and wait) and ``seconds_waiting`` (of these, with nothing to do);\n"
+            "``peers[rank]`` has ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received``,\n"
+            "``connections``, ``seconds_busy`` (that bytes for the peer were on their way or, where it shares memory,\n"
+            "that its memory was read) and ``seconds_waited`` (that callers waited for it).")
+        .def("traced", &traced,
+             "What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.")
         .def(
             "native_calls",
             [](std::shared_ptr<Engine> engine, int rank, int size, double timeout, nb::object choose_plan) {
                 return std::make_shared<NativeCalls>(std::move(engine), rank, size, timeout,
                                                      choose_plan_by(std::move(choose_plan)));
             },
-            "rank"_a, "size"_a, "timeout"_a, "choose_plan"_a)
+            "rank"_a, "size"_a, "timeout"_a, "choose_plan"_a,
+            "Calls of a communicator, which chooses plans for them.\n\n"
+            "``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or "
+            "`Trials`\n"
+            "that are not all taken: of communicators that are not published.")
         .def(
             "publish",
             [](const Engine&, std::uint32_t communicator, std::shared_ptr<NativeCalls> calls) {
                 publish(communicator, std::move(calls));
             },
-            "communicator"_a, "calls"_a)
+            "communicator"_a, "calls"_a, "Let native code call a communicator by its number.")
         .def(
             "withdraw", [](const Engine& engine, std::uint32_t communicator) { withdraw(engine, communicator); },
-            "communicator"_a)
+            "communicator"_a, "End that; `shutdown` does it for all.")
         .def(
             "installed_record",
             [](Engine& engine, std::uint32_t handle) {
@@ -525,7 +595,8 @@ void bind_engine(nb::module_& m) {
                 return std::tuple(record.operations.load(), record.bytes.load(),
                                   1e-9 * static_cast<double>(record.nanoseconds.load()));
             },
-            "handle"_a)
+            "handle"_a,
+            "What an installed schedule has done here: operations, bytes of their buffers, seconds from start to end.")
         .def(
             "shutdown",
             [](Engine& engine, double timeout) {
@@ -538,7 +609,10 @@ void bind_engine(nb::module_& m) {
                 drop_owners(engine);
                 if (mismatch) throw EngineError(*mismatch);
             },
-            "timeout"_a = 5.0);
+            "timeout"_a = 5.0,
+            "Say farewell, join the progress thread, close everything; pending operations fail. May be called "
+            "twice.\n\n"
+            "Mismatch, when all is closed, if a call that completed here turns out to be another one elsewhere.");
 }
 
 }  // namespace
@@ -546,7 +620,10 @@ void bind_engine(nb::module_& m) {
 
 NB_MODULE(_native, m) {
     using namespace multiring;
-    m.doc() = "The native engine of multiring.";
+    m.doc() =
+        "The native engine: peers, communicators, installed schedules, operations.\n\n"
+        "Ranks are world ranks, except in schedules, whose peers are indices into the communicator's member list.\n"
+        "Errors are raised as the classes of ``multiring.errors``.";
     nb::set_leak_warnings(false);  // a forked child ends with the engine of its parent, which it may not touch
     nb::register_exception_translator([](const std::exception_ptr& p, void*) {
         try {
@@ -570,9 +647,13 @@ NB_MODULE(_native, m) {
                 throw std::invalid_argument("cut needs a fraction between 0 and 1 and an item size above 0");
             return cut({numerator, denominator}, count, itemsize);
         },
-        "numerator"_a, "denominator"_a, "count"_a, "itemsize"_a);
-    m.def("features", &features);
-    nb::class_<LabelName>(m, "LabelName").def(nb::init<std::uint32_t, std::string>(), "label"_a, "text"_a);
+        "numerator"_a, "denominator"_a, "count"_a, "itemsize"_a,
+        "The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md).");
+    m.def("features", &features, "Instruction set chosen for reductions, compiler, transports: for ``doctor``.");
+    nb::class_<LabelName>(m, "LabelName",
+                          "While it is kept, what a Mismatch says of calls with this label: a number of 24 bits, the\n"
+                          "same on all ranks.")
+        .def(nb::init<std::uint32_t, std::string>(), "label"_a, "text"_a);
     m.def(
         "explain_labels",
         [](std::string message) {
@@ -580,20 +661,25 @@ NB_MODULE(_native, m) {
             contrast_labels(message);
             return message;
         },
-        "message"_a);
-    m.def("exit_with_failure", &exit_with_failure);
+        "message"_a, "A message of a Mismatch with a line for each label in it that has a name here.");
+    m.def("exit_with_failure", &exit_with_failure,
+          "Make the exit code of this process 1, should it end with 0; for a process whose interpreter is ending.");
     const auto table = [](std::uintptr_t address) -> CFunctions& { return *reinterpret_cast<CFunctions*>(address); };
     m.def(
         "fill_c", [=](std::uintptr_t to, int rank, int world_size) { fill_c_functions(table(to), rank, world_size); },
-        "table"_a, "rank"_a, "world_size"_a);
-    m.def("clear_c", [=](std::uintptr_t to) { clear_c_functions(table(to)); }, "table"_a);
+        "table"_a, "rank"_a, "world_size"_a,
+        "Hand the functions of ``multiring.h`` to the table of libmultiring.so at that address (csrc/c_api.hpp).");
+    m.def("clear_c", [=](std::uintptr_t to) { clear_c_functions(table(to)); }, "table"_a, "Take them back.");
     m.def(
         "answer_c",
         [=](std::uintptr_t to, const std::string& error_class, const std::string& message) {
             tell_c_error(table(to), error_class, message);
         },
-        "table"_a, "error_class"_a, "message"_a);
-    m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&xla::run_collective)); });
+        "table"_a, "error_class"_a, "message"_a, "Tell it why joining or leaving failed.");
+    m.def(
+        "xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&xla::run_collective)); },
+        nb::sig("def xla_handler() -> typing.Any"),
+        "A capsule with the handler that XLA calls for collectives (csrc/xla.hpp).");
     bind_arithmetic(m);
     bind_describe(m);
     bind_work(m);

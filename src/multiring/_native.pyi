@@ -1,13 +1,14 @@
-"""The native engine: peers, communicators, installed schedules, operations.
+"""
+The native engine: peers, communicators, installed schedules, operations.
 
 Ranks are world ranks, except in schedules, whose peers are indices into the communicator's member list.
 Errors are raised as the classes of ``multiring.errors``.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
+import numpy
 from numpy.typing import NDArray
 
 DTYPES: tuple[str, ...]
@@ -23,32 +24,146 @@ OPS: tuple[str, ...]
 OPS_OF: dict[str, tuple[str, ...]]
 """The reductions that are defined for each type."""
 
-COLLECTIVES: tuple[str, ...]
-"""all_reduce reduce_scatter all_gather broadcast reduce all_to_all barrier send recv; position = code."""
-
 ANY_SOURCE: int
 """As ``src`` of `Engine.recv`: whoever sends first."""
 
 INTERNAL: int
 """From this number on a communicator is for the library's own calls, beside the one whose number is so much less."""
 
+COLLECTIVES: tuple[str, ...]
+"""all_reduce reduce_scatter all_gather broadcast reduce all_to_all barrier send recv gather scatter
+new_group; position = code."""
+
+def cut(numerator: int, denominator: int, count: int, itemsize: int) -> int:
+    """
+    The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md).
+    """
+
+def features() -> dict[str, str]:
+    """
+    Instruction set chosen for reductions, compiler, transports: for ``doctor``.
+    """
+
+class LabelName:
+    """
+    While it is kept, what a Mismatch says of calls with this label: a number of 24 bits, the
+    same on all ranks.
+    """
+
+    def __init__(self, label: int, text: str) -> None: ...
+
+def explain_labels(message: str) -> str:
+    """
+    A message of a Mismatch with a line for each label in it that has a name here.
+    """
+
+def exit_with_failure() -> None:
+    """
+    Make the exit code of this process 1, should it end with 0; for a process whose interpreter is ending.
+    """
+
+def fill_c(table: int, rank: int, world_size: int) -> None:
+    """
+    Hand the functions of ``multiring.h`` to the table of libmultiring.so at that address (csrc/c_api.hpp).
+    """
+
+def clear_c(table: int) -> None:
+    """Take them back."""
+
+def answer_c(table: int, error_class: str, message: str) -> None:
+    """Tell it why joining or leaving failed."""
+
+def xla_handler() -> Any:
+    """
+    A capsule with the handler that XLA calls for collectives (csrc/xla.hpp).
+    """
+
+def reduce(
+    destination: int,
+    sources: Sequence[int],
+    count: int,
+    dtype: int,
+    op: int,
+    divisor: float = 1.0,
+    wire: int = 0,
+    rounded: int = 0,
+) -> None:
+    """
+    Combine ``count`` elements at the addresses ``sources``, from left to right.
+
+    The ``destination`` may be one of them. float32 may arrive in the format ``wire`` and be ``rounded`` to one,
+    as in `Engine.install`.
+    """
+
+def narrow(wire: int, destination: int, source: int, count: int) -> None:
+    """Round ``count`` float32 at ``source`` to the format ``wire`` (1 or 2)."""
+
+def widen(wire: int, destination: int, source: int, count: int) -> None:
+    """The reverse of `narrow`, exact."""
+
 class Description:
-    """What a caller's buffer is: NumPy array, buffer object or DLPack tensor."""
+    """
+    What a caller's buffer is: NumPy array, buffer object or DLPack tensor.
+    """
 
-    pointer: int
-    count: int
-    itemsize: int
-    dtype: str
-    shape: tuple[int, ...]
-    contiguous: bool
-    writable: bool
-    device: str
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def contiguous(self) -> bool: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
-def describe(x: Any) -> Description:
+def describe(x: object) -> Description:
     """Describe a buffer without copying it; TypeError if it is none."""
 
+class Work:
+    """
+    Handle of an operation in flight; keeps ``owner`` alive until it is done.
+    """
+
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> None:
+        """
+        Block, GIL released, signals seen; raise the operation's error, or CollectiveTimeout when the time is up.
+        """
+
+    def join(self, stream: int) -> None:
+        """
+        Make a stream of a card wait until a call that was started there is done; nothing for other calls.
+        """
+
+    @property
+    def last_stream(self) -> int:
+        """
+        The stream of the card on which the last of such a call is queued; 0 for other calls.
+        """
+
+    @property
+    def other(self) -> int:
+        """
+        The rank at the other end of a message that is done; ANY_SOURCE before, and for collectives.
+        """
+
+    @property
+    def ended(self) -> float:
+        """When it was done, in seconds of time.monotonic(); 0 before."""
+
+    def error(self) -> BaseException | None: ...
+
 class Trials:
-    """The calls of a rung, by number: the schedule that each runs, and when it was entered and left."""
+    """
+    The calls of a rung, by number: the schedule that each runs, and when it was entered and left.
+    """
 
     def __init__(self, handles: Sequence[int]) -> None: ...
     def take(self) -> int | None:
@@ -65,92 +180,22 @@ class Trials:
 
     @property
     def stamps(self) -> list[tuple[float, float]]:
-        """Entered, left; in seconds of time.monotonic(), infinite of calls that have not been left."""
+        """
+        Entered, left; in seconds of time.monotonic(), infinite of calls that have not been left.
+        """
 
 class NativeCalls:
     """Calls of a communicator that native code makes whole."""
 
-    def all_reduce(self, x: Any, op: Any, timeout: float | None = None, label: int = 0) -> bool:
-        """Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no view
-        that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None: the
-        communicator's); anything else is left as it is."""
+    def all_reduce(self, x: object, op: object, timeout: float | None = None, label: int = 0) -> bool:
+        """
+        Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no
+        view that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None:
+        the communicator's); anything else is left as it is.
+        """
 
     def barrier(self, timeout: float) -> None:
         """Return when every rank has called it."""
-
-def cut(numerator: int, denominator: int, count: int, itemsize: int) -> int:
-    """The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md)."""
-
-def reduce(
-    destination: int,
-    sources: Sequence[int],
-    count: int,
-    dtype: int,
-    op: int,
-    divisor: float = 1.0,
-    wire: int = 0,
-    rounded: int = 0,
-) -> None:
-    """Combine ``count`` elements at the addresses ``sources``, from left to right.
-
-    The ``destination`` may be one of them. float32 may arrive in the format ``wire`` and be ``rounded`` to one, as in
-    `Engine.install`.
-    """
-
-def narrow(wire: int, destination: int, source: int, count: int) -> None:
-    """Round ``count`` float32 at ``source`` to the format ``wire`` (1 or 2)."""
-
-def widen(wire: int, destination: int, source: int, count: int) -> None:
-    """The reverse of `narrow`, exact."""
-
-def fill_c(table: int, rank: int, world_size: int) -> None:
-    """Hand the functions of ``multiring.h`` to the table of libmultiring.so at that address (csrc/c_api.hpp)."""
-
-def clear_c(table: int) -> None:
-    """Take them back."""
-
-def answer_c(table: int, error_class: str, message: str) -> None:
-    """Tell it why joining or leaving failed."""
-
-def xla_handler() -> Any:
-    """A capsule with the handler that XLA calls for collectives (csrc/xla.hpp)."""
-
-def features() -> dict[str, str]:
-    """Instruction set chosen for reductions, compiler, ABI: for ``doctor``."""
-
-class LabelName:
-    """While it is kept, what a Mismatch says of calls with this label: a number of 24 bits, the same on all ranks."""
-
-    def __init__(self, label: int, text: str) -> None: ...
-
-def explain_labels(message: str) -> str:
-    """A message of a Mismatch with a line for each label in it that has a name here."""
-
-def exit_with_failure() -> None:
-    """Make the exit code of this process 1, should it end with 0; for a process whose interpreter is ending."""
-
-class Work:
-    """Handle of an operation in flight; keeps ``owner`` alive until it is done."""
-
-    def done(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> None:
-        """Block, GIL released, signals seen; raise the operation's error, or CollectiveTimeout when the time is up."""
-
-    @property
-    def other(self) -> int:
-        """The rank at the other end of a message that is done; ANY_SOURCE before, and for collectives."""
-
-    @property
-    def ended(self) -> float:
-        """When it was done, in seconds of time.monotonic(); 0 before."""
-
-    def error(self) -> BaseException | None: ...
-    def join(self, stream: int) -> None:
-        """Make a stream of a card wait until a call that was started there is done; nothing for other calls."""
-
-    @property
-    def last_stream(self) -> int:
-        """The stream of the card on which the last of such a call is queued; 0 for other calls."""
 
 class Engine:
     def __init__(
@@ -159,7 +204,7 @@ class Engine:
         world_size: int,
         *,
         generation: int = 0,
-        hosts: list[str] | None = None,
+        hosts: Sequence[str] | None = None,
         arena_bytes: int = 0,
         spin_seconds: float | None = None,
         inproc: bool = False,
@@ -168,21 +213,30 @@ class Engine:
         trace: bool = False,
         helpers: int | None = None,
     ) -> None:
-        """``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when
-        the ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the
-        machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout`` seconds
-        is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens when."""
+        """
+        ``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when the
+        ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the
+        machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout``
+        seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens when.
+        ``helpers``: threads that sum for calls on cards, by the cores that are left if None.
+        """
 
     @property
     def memory_fd(self) -> int: ...
     @property
     def doorbell_fd(self) -> int: ...
     def attach_local(self, peer: int, memory_fd: int, doorbell_fd: int, socket_fd: int) -> None:
-        """A rank of this host. Takes ownership of the three descriptors; the unix socket tells of its death."""
+        """
+        A rank of this host. Takes ownership of the three descriptors; the unix socket tells of its death.
+        """
 
-    def attach_inproc(self, peer: int, engine: Engine) -> None: ...
-    def attach_tcp(self, peer: int, sockets: list[int]) -> None:
-        """A rank elsewhere, over connected and authenticated sockets (data), taken into ownership."""
+    def attach_inproc(self, peer: int, engine: Engine) -> None:
+        """A rank that is an engine of this process."""
+
+    def attach_tcp(self, peer: int, sockets: Sequence[int]) -> None:
+        """
+        A rank elsewhere, over connected and authenticated sockets (data), taken into ownership.
+        """
 
     def attach_control(self, peer: int, socket: int) -> None:
         """A control connection to the lowest rank of another host."""
@@ -191,11 +245,15 @@ class Engine:
         """Whether messages can go to ``peer``."""
 
     def departed(self, peer: int) -> bool:
-        """Whether ``peer`` has said farewell, and nothing that it sent before is on its way."""
+        """
+        Whether ``peer`` has said farewell, and nothing that it sent before is on its way.
+        """
 
-    def communicator(self, id: int, members: list[int], incarnation: int = 0) -> None:
-        """Register a communicator; ``id`` is a 32-bit number that all members share, and so is the ``incarnation`` of
-        16 bits, one more than that of the last communicator of this number."""
+    def communicator(self, id: int, members: Sequence[int], incarnation: int = 0) -> None:
+        """
+        Register a communicator; ``id`` is a 32-bit number that all members share, and so is the ``incarnation``
+        of 16 bits, one more than that of the last communicator of this number.
+        """
 
     def forget(self, id: int) -> None: ...
     def completed(self, communicator: int) -> int:
@@ -204,18 +262,22 @@ class Engine:
     def install(
         self,
         communicator: int,
-        instructions: NDArray[np.int64],
-        peers: NDArray[np.int32],
+        instructions: Annotated[
+            NDArray[numpy.int64], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        peers: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
         blocks: int,
         segment_bytes: int,
         window: int,
         plan_id: int,
     ) -> int:
-        """Install a schedule and return its handle.
+        """
+        Install a schedule and return its handle.
 
-        ``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den, final,
-        wire, rounded) per instruction, kind being 0 send, 1 reduce, 2 store, wire and rounded 0 as it is, 1 bfloat16, 2
-        float16; ``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a malformed table.
+        ``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,
+        final, wire, rounded) per instruction, kind being 0 send, 1 reduce, 2 store, wire and rounded 0 as it is,
+        1 bfloat16, 2 float16; ``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a
+        malformed table.
         """
 
     def run(
@@ -230,7 +292,9 @@ class Engine:
         timeout: float,
         label: int = 0,
     ) -> None:
-        """Execute a schedule in the calling thread; ``count`` is elements per block, ``label`` see `LabelName`."""
+        """
+        Execute a schedule in the calling thread; ``count`` is elements per block, ``label`` see `LabelName`.
+        """
 
     def start(
         self,
@@ -243,7 +307,7 @@ class Engine:
         root: int,
         timeout: float,
         label: int = 0,
-        owner: object = None,
+        owner: object | None = None,
     ) -> Work:
         """The same by the progress thread."""
 
@@ -257,14 +321,16 @@ class Engine:
         root: int,
         timeout: float,
         label: int,
-        owner: object,
+        owner: object | None,
         device: int,
         stream: int,
         out: tuple[int, int, int, int] | None,
         into: tuple[int, int, int, int] | None,
     ) -> Work:
-        """The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first block,
-        number of blocks), after what ``stream`` has been given; done when the device is."""
+        """
+        The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first
+        block, number of blocks), after what ``stream`` has been given; done when the device is.
+        """
 
     def send(
         self,
@@ -275,10 +341,12 @@ class Engine:
         count: int,
         dtype: int,
         timeout: float,
-        owner: object = None,
-        part_of: int = ...,
+        owner: object | None = None,
+        part_of: int = 7,
     ) -> Work:
-        """Start sending a message; ``part_of`` is the code of the collective that it belongs to, send by default."""
+        """
+        Start sending a message; ``part_of`` is the code of the collective that it belongs to, send by default.
+        """
 
     def recv(
         self,
@@ -289,23 +357,44 @@ class Engine:
         count: int,
         dtype: int,
         timeout: float,
-        owner: object = None,
-        part_of: int = ...,
+        owner: object | None = None,
+        part_of: int = 7,
     ) -> Work:
         """Start receiving one; ``src`` may be ANY_SOURCE."""
 
-    def empty(self, nbytes: int) -> Any:
-        """A uint8 array of ``nbytes`` in the arena, 64-byte aligned, freed with its last reference."""
+    def empty(self, nbytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """
+        A uint8 array of ``nbytes`` in the arena, 64-byte aligned, freed with its last reference.
+        """
 
     def fail(self, kind: str, rank: int, message: str) -> None:
-        """Fail everything pending and tell the other ranks; ``kind`` is the name of an error class."""
+        """
+        Fail everything pending and tell the other ranks; ``kind`` is the name of an error class.
+        """
 
     def failure(self) -> BaseException | None: ...
-    def native_calls(self, rank: int, size: int, timeout: float, choose_plan: Any) -> NativeCalls:
-        """Calls of a communicator, which chooses plans for them.
+    def statistics(self) -> dict[str, Any]:
+        """
+        Counters since the engine was made; the library's own calls are not among its operations.
 
-        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or `Trials` that
-        are not all taken: of communicators that are not published.
+        ``operations``, ``segments``, ``arena_allocated`` and ``arena_committed`` (bytes), ``seconds_in_calls``
+        (that callers spent in run and wait) and ``seconds_waiting`` (of these, with nothing to do);
+        ``peers[rank]`` has ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received``,
+        ``connections``, ``seconds_busy`` (that bytes for the peer were on their way or, where it shares memory,
+        that its memory was read) and ``seconds_waited`` (that callers waited for it).
+        """
+
+    def traced(self) -> list[tuple[int, bool, int, bytes]]:
+        """
+        What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.
+        """
+
+    def native_calls(self, rank: int, size: int, timeout: float, choose_plan: object) -> NativeCalls:
+        """
+        Calls of a communicator, which chooses plans for them.
+
+        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or `Trials`
+        that are not all taken: of communicators that are not published.
         """
 
     def publish(self, communicator: int, calls: NativeCalls) -> None:
@@ -314,24 +403,14 @@ class Engine:
     def withdraw(self, communicator: int) -> None:
         """End that; `shutdown` does it for all."""
 
-    def statistics(self) -> dict[str, Any]:
-        """Counters since the engine was made; the library's own calls are not among its operations.
-
-        ``operations``, ``segments``, ``arena_allocated`` and ``arena_committed`` (bytes), ``seconds_in_calls`` (that
-        callers spent in run and wait) and ``seconds_waiting`` (of these, with nothing to do); ``peers[rank]`` has
-        ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received``, ``connections``, ``seconds_busy``
-        (that bytes for the peer were on their way or, where it shares memory, that its memory was read) and
-        ``seconds_waited`` (that callers waited for it).
+    def installed_record(self, handle: int) -> tuple[int, int, float]:
+        """
+        What an installed schedule has done here: operations, bytes of their buffers, seconds from start to end.
         """
 
-    def traced(self) -> list[tuple[int, bool, int, bytes]]:
-        """What was traced, once the engine is shut down: trace.py. Empty if that was not asked for."""
-
-    def installed_record(self, handle: int) -> tuple[int, int, float]:
-        """What an installed schedule has done here: operations, bytes of their buffers, seconds from start to end."""
-
     def shutdown(self, timeout: float = 5.0) -> None:
-        """Say farewell, join the progress thread, close everything; pending operations fail. May be called twice.
+        """
+        Say farewell, join the progress thread, close everything; pending operations fail. May be called twice.
 
         Mismatch, when all is closed, if a call that completed here turns out to be another one elsewhere.
         """

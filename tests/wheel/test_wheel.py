@@ -68,7 +68,7 @@ def test_wheel_carries_the_package_and_nothing_else(wheels: list[Path]) -> None:
             next(n for n in names if "/_native." in n and ".so" in n)
         }
         assert {"multiring/lib/libmultiring.so", "multiring/include/multiring.h"} < set(names)
-        assert "multiring/py.typed" in names
+        assert {"multiring/py.typed", "multiring/_native.pyi"} < set(names)
 
 
 def test_auditwheel_finds_nothing_that_the_platform_may_lack(wheels: list[Path]) -> None:
