@@ -9,16 +9,16 @@ SEED ?=#            of `make chaos`
 SECONDS ?= 60#      of `make fuzz` for each target
 
 BIN = $(VENV)/bin
-PIP = $(BIN)/python -m pip --disable-pip-version-check
-# The suite in two processes: what measures nothing and uses one core runs beside the frameworks' tests, which come first
-# in the other. What takes the time of links comes later, alone.
-BESIDE = tests/unit
-IN_TURN = tests/frontends tests/docs tests/cuda tests/fuzz tests/faults tests/lab tests/multiprocess tests/wheel
+# Two pips in one environment do not get along: under `make -j` they take turns.
+PIP = flock $(VENV)/.pip $(BIN)/python -m pip --disable-pip-version-check
+# The suite in two processes side by side, as half of it waits. What takes the time of links comes later, alone.
+BESIDE = tests/unit tests/multiprocess
+IN_TURN = tests/frontends tests/docs tests/cuda tests/fuzz tests/wheel tests/faults
+ALONE = tests/lab
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
-.NOTPARALLEL:  # two pips in one environment do not get along
-.PHONY: help demo demo-cluster docs test test-legacy check chaos soak fuzz sanitize wheel native stub clean
+.PHONY: help setup demo demo-cluster docs test test-legacy check chaos pairs soak fuzz sanitize wheel native stub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -33,12 +33,15 @@ demo-cluster: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo  ## the same on two 
 docs: $(VENV)/.package $(VENV)/.docs  ## the documentation as a site: build/site/index.html
 	$(BIN)/python tools/build_site.py
 
+setup: wheel $(VENV)/.legacy $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.docs $(VENV)/.check $(VENV)/.test $(VENV)/.mpich $(VENV)/.frameworks  ## all that the targets below install; quicker with -j2
+
 test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.mpich $(VENV)/.frameworks wheel  ## the whole suite
 ifeq ($(strip $(TESTS)),)
 	@mkdir -p build
-	$(BIN)/python -m pytest -p no:cacheprovider $(BESIDE) > build/beside.log 2>&1 & beside=$$!; \
-	  $(BIN)/python -m pytest $(IN_TURN); found=$$?; \
-	  wait $$beside; unit=$$?; cat build/beside.log; test $$found -eq 0 -a $$unit -eq 0
+	$(BIN)/python -m pytest -p no:cacheprovider --durations=40 $(BESIDE) > build/beside.log 2>&1 & beside=$$!; \
+	  $(BIN)/python -m pytest --durations=40 $(IN_TURN); in_turn=$$?; \
+	  wait $$beside; beside=$$?; cat build/beside.log; \
+	  $(BIN)/python -m pytest --durations=40 $(ALONE); test $$? -eq 0 -a $$in_turn -eq 0 -a $$beside -eq 0
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
@@ -56,6 +59,9 @@ check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs
 
 chaos: $(VENV)/.package $(VENV)/.test  ## random faults for an hour or so; FAULTS=50 for fewer, SEED=N repeats a run
 	$(BIN)/python tests/faults/chaos.py --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
+
+pairs: $(VENV)/.package $(VENV)/.test  ## every pair of 3 to 8 hosts of a lab parted, for an hour or so (root)
+	$(BIN)/python tests/faults/pairs.py
 
 soak: $(VENV)/.package $(VENV)/.test  ## memory of two ranks over 15 minutes of mixed calls; tests/faults/soak.py --kind each tries each kind
 	$(BIN)/python tests/faults/soak.py
@@ -122,6 +128,6 @@ $(VENV)/.legacy: build/wheel/.built tools/legacy_environment.py pyproject.toml
 	$(BIN)/python tools/legacy_environment.py $(VENV)/legacy
 	touch $@
 
-build/wheel/.built: $(VENV)/.build $(VENV)/.wheel tools/build_wheels.py CMakeLists.txt $(SOURCES)
+build/wheel/.built: $(VENV)/.wheel tools/build_wheels.py CMakeLists.txt $(SOURCES)
 	$(BIN)/python tools/build_wheels.py
 	touch $@

@@ -19,6 +19,19 @@ WORK = ROOT / "build" / "wheel"
 GLIBC = "2.28"
 STABLE_ABI = (3, 12)
 
+COMPILE = """\
+left=$#
+while [ $left -gt 0 ]; do
+  argument=$1; shift; left=$((left - 1))
+  case $argument in
+    -MD) ;;
+    -MT | -MF) shift; left=$((left - 1)) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+"""
+"""Drops the options for a list of headers: with them Zig does not take what it compiled for another interpreter."""
+
 
 def main() -> None:
     interpreters = find_interpreters(headers=True)
@@ -39,7 +52,8 @@ def write_compilers() -> Path:
     target = f"-target {platform.machine()}-linux-gnu.{GLIBC}"
     for name, arguments in {"c++": f"c++ {target}", "ar": "ar", "ranlib": "ranlib"}.items():
         program = directory / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang {arguments} "$@"\n')
+        before = COMPILE if name == "c++" else ""
+        program.write_text(f'#!/bin/sh\n{before}exec "{sys.executable}" -m ziglang {arguments} "$@"\n')
         program.chmod(0o755)
     return directory
 
@@ -56,7 +70,8 @@ def build(python: str, compilers: Path) -> Path:
     subprocess.run([*pip, "install", "-q", "--group", f"{ROOT}/pyproject.toml:build"], check=True)
 
     output, cmake = environment / "wheel", environment / "cmake"
-    shutil.rmtree(output, ignore_errors=True)
+    for made in (output, cmake):  # Ninja is told of no headers (COMPILE): Zig finds what has not changed
+        shutil.rmtree(made, ignore_errors=True)
     options = [f"cmake.define.CMAKE_TOOLCHAIN_FILE={ROOT}/tools/zig.cmake", f"build-dir={cmake}"]
     subprocess.run(
         [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", output, ROOT]

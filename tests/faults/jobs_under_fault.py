@@ -84,6 +84,15 @@ class Job:
             assert self.ranks[rank].poll() is None or line in log.read_text(), f"rank {rank} ended\n{self.log(rank)}"
             time.sleep(0.02)
 
+    def any_says(self, line: str, within: float) -> bool:
+        """Whether a rank writes that line to its log within so many fair seconds."""
+        began = time.time()
+        while FAIR.between(began, time.time()) < within:
+            if any(line in self.log(rank).splitlines() for rank in range(self.world.size)):
+                return True
+            time.sleep(0.05)
+        return False
+
     def log(self, rank: int) -> str:
         return (self.folder / f"{rank}.log").read_text()
 
