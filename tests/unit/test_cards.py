@@ -14,6 +14,7 @@ from multiring.net.acceptor import Acceptor
 from multiring.net.cards import Route, ways_between
 from multiring.net.links import Links
 from multiring.net.listen import bind
+from multiring.net.membership import Membership
 from multiring.planning.compose import SPLIT, Stage, compose
 from multiring.planning.layout import Dimension
 from multiring.planning.topology import RANK_LINK, Link, Place, Topology, card_pairs, ranks_in_host
@@ -66,7 +67,7 @@ class Pair:
 
         addresses = {1 - rank: [card[0] for card in self.cards[1 - rank]]}
         hello = auth.Hello(auth.DATA, rank, job="cards")
-        acceptor = Acceptor(self.sockets[rank], SECRET, hello, rank, addresses, [], 30.0)
+        acceptor = Acceptor(self.sockets[rank], SECRET, hello, Membership.at_start(2), addresses, [], 30.0)
         stack.callback(acceptor.close)
         links = Links(acceptor, hello, addresses, 1, attach, lambda rank: f"rank {rank}")
         stack.callback(links.close)
