@@ -418,7 +418,7 @@ std::string Engine::describe(const Blame& blame) const {
             text += " is waited for";
         }
     }
-    return blame.guilt == Guilt::cycle ? "ranks wait for each other in a circle: " + text : text;
+    return blame.guilt == Guilt::cycle ? "ranks wait for each other in a cycle: " + text : text;
 }
 
 // What a call that has waited too long fails with; `limit` says what is up.

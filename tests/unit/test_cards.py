@@ -11,7 +11,7 @@ import pytest
 
 from multiring.net import auth
 from multiring.net.acceptor import Acceptor
-from multiring.net.cards import Route, ways_between
+from multiring.net.cards import Route, routes_between
 from multiring.net.links import Links
 from multiring.net.listen import bind
 from multiring.net.membership import Membership
@@ -36,15 +36,15 @@ def test_messages_take_turns_over_all_cards_alike() -> None:
 def test_both_hosts_number_their_ways_alike() -> None:
     here = [[("10.0.0.1", 5)], [("10.0.1.1", 5)]]
     there = [[("fd00::2", 7), ("10.0.0.2", 7)], [("10.0.1.2", 7)]]
-    assert ways_between(here, there) == [Route("10.0.0.1", ("10.0.0.2", 7)), Route("10.0.1.1", ("10.0.1.2", 7))]
-    assert ways_between(there, here) == [Route("10.0.0.2", ("10.0.0.1", 5)), Route("10.0.1.2", ("10.0.1.1", 5))]
+    assert routes_between(here, there) == [Route("10.0.0.1", ("10.0.0.2", 7)), Route("10.0.1.1", ("10.0.1.2", 7))]
+    assert routes_between(there, here) == [Route("10.0.0.2", ("10.0.0.1", 5)), Route("10.0.1.2", ("10.0.1.1", 5))]
 
 
 def test_no_ways_where_one_card_is_all_or_two_cannot_talk() -> None:
     card, other = [("10.0.0.1", 5)], [("fd00::2", 7)]
-    assert ways_between([card], [card]) == []
-    assert ways_between([card, card], [card, other]) == []
-    assert ways_between([], [card, card]) == []
+    assert routes_between([card], [card]) == []
+    assert routes_between([card, card], [card, other]) == []
+    assert routes_between([], [card, card]) == []
 
 
 SECRET = b"0123456789abcdef"
@@ -87,7 +87,7 @@ def pair() -> Iterator[Pair]:
 @pytest.mark.parametrize("dialling", [0, 1])
 def test_a_link_has_a_stream_for_each_pair_of_cards(pair: Pair, dialling: int) -> None:
     for rank, links in enumerate(pair.links):
-        links.spread({1 - rank: ways_between(pair.cards[rank], pair.cards[1 - rank])})
+        links.spread({1 - rank: routes_between(pair.cards[rank], pair.cards[1 - rank])})
     pair.links[dialling].ensure(auth.DATA, [1 - dialling], 10, lambda: None)
     pair.links[1 - dialling].ensure(auth.DATA, [dialling], 10, lambda: None)
     for rank in range(2):

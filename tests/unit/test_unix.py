@@ -107,7 +107,7 @@ def another_user(monkeypatch: pytest.MonkeyPatch) -> int:
     return user
 
 
-def test_a_gate_says_nothing_to_another_user(another_user: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_acceptor_says_nothing_to_another_user(another_user: int, caplog: pytest.LogCaptureFixture) -> None:
     """Not even to one that knows the secret, as one that is derived from what the machine tells all."""
     listening, name = unix.listen()
     listening.setblocking(False)

@@ -10,7 +10,7 @@ from multiring import env, probe
 from multiring.errors import RendezvousError
 from multiring.job.exchange import Record, spans
 from multiring.job.introduction import Introduction
-from multiring.net.cards import Route, ways_between
+from multiring.net.cards import Route, routes_between
 from multiring.net.dial import Address
 from multiring.planning.topology import Topology
 
@@ -112,8 +112,8 @@ def probe_group(introductions: Sequence[Introduction], hosts: Sequence[str], ran
         probe.ProbedHost(hosts[each], tuple(r for r, host in enumerate(hosts) if host == hosts[each]))
         for each in lowest
     )
-    ways = tuple(_cards(introductions, each, rank) for each in lowest)
-    return probe.ProbeGroup(found, lowest.index(rank), ways, _identity(introductions, hosts))
+    cards = tuple(_cards(introductions, each, rank) for each in lowest)
+    return probe.ProbeGroup(found, lowest.index(rank), cards, _identity(introductions, hosts))
 
 
 def routes_over_cards(introductions: Sequence[Introduction], topology: Topology, rank: int) -> dict[int, list[Route]]:
@@ -124,7 +124,7 @@ def routes_over_cards(introductions: Sequence[Introduction], topology: Topology,
 
     mine = cards(rank)
     others = (peer for peer, host in enumerate(topology.hosts) if host != topology.hosts[rank])
-    return {peer: ways_between(mine, cards(peer)) for peer in others}
+    return {peer: routes_between(mine, cards(peer)) for peer in others}
 
 
 def _cards(introductions: Sequence[Introduction], peer: int, rank: int) -> list[list[Address]]:
