@@ -4,9 +4,9 @@
 //
 //     rank 5 waits for 4, which waits for 3, which is silent           -> 3, silent
 //     rank 5 waits for 4, which waits for 3, which called nothing      -> 3, late
-//     rank 0 receives from 1, which receives from 0                    -> 0 and 1, in a circle
+//     rank 0 receives from 1, which receives from 0                    -> 0 and 1, in a cycle
 //
-// Ranks often wait for each other in one and the same call, while bytes are on their way: that is no circle. Pure.
+// Ranks often wait for each other in one and the same call, while bytes are on their way: that is no cycle. Pure.
 #pragma once
 
 #include <span>
@@ -27,7 +27,7 @@ enum class Guilt : std::uint8_t {
 
 struct Blame {
     Guilt guilt = Guilt::unknown;
-    std::vector<int> ranks;  // ascending; in a circle, in its order
+    std::vector<int> ranks;  // ascending; in a cycle, in its order
 };
 
 // Whom `rank` waits for in the end, in its call `waiting`; `statuses` by rank, silent if that long without a beat.

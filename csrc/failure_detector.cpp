@@ -410,7 +410,7 @@ std::string FailureDetector::describe(const Blame& blame) const {
             text += " is waited for";
         }
     }
-    return blame.guilt == Guilt::cycle ? "ranks wait for each other in a circle: " + text : text;
+    return blame.guilt == Guilt::cycle ? "ranks wait for each other in a cycle: " + text : text;
 }
 
 Failure FailureDetector::timeout_of(const Work& work, const std::string& limit) const {

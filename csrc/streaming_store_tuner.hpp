@@ -21,7 +21,7 @@ namespace multiring {
 
 // The fewest bytes of a write that it decides on; once in how many writes the time is taken, which costs 60 ns; and how
 // many times the other rate makes it worth it to write past the caches.
-struct PaceRule {
+struct TuningRule {
     std::size_t fewest_bytes;
     std::uint32_t one_in;
     double worth_it;
@@ -31,16 +31,16 @@ class StreamingStoreTuner {
   public:
     // Stores past the caches leave the waiting to the reader. Where caches are better their rate in copies was up
     // to 2.9 times the other, elsewhere 3 to 20 times.
-    static constexpr PaceRule copies{std::size_t{16} << 10, 1, 3.5};
+    static constexpr TuningRule copies{std::size_t{16} << 10, 1, 3.5};
     // Staging goes around in some MB. After small copies past the caches a trial is over before it has, and their lines
     // are in no cache: a third to a fifth of the rate everywhere. If the peer is far, that falls to a twelfth once it
     // has read them, and the next trial is near.
-    static constexpr PaceRule small_copies{std::size_t{2} << 10, 16, 6};
+    static constexpr TuningRule small_copies{std::size_t{2} << 10, 16, 6};
     // A sum is stored to lines that have just been read: past the caches at 0.3 to 0.5 times the other rate where these
     // are better, at 1.9 to 2.1 times elsewhere.
-    static constexpr PaceRule sums{std::size_t{16} << 10, 1, 1.3};
+    static constexpr TuningRule sums{std::size_t{16} << 10, 1, 1.3};
 
-    explicit StreamingStoreTuner(const PaceRule& rule) : rule_(rule) {}
+    explicit StreamingStoreTuner(const TuningRule& rule) : rule_(rule) {}
 
     std::size_t fewest_bytes() const { return rule_.fewest_bytes; }
 
@@ -100,7 +100,7 @@ class StreamingStoreTuner {
         return *middle;
     }
 
-    const PaceRule rule_;
+    const TuningRule rule_;
     std::atomic<std::uint32_t> written_{0};
     std::mutex mutex_;
     std::atomic<bool> streams_{false}, trying_{false};

@@ -181,7 +181,7 @@ def _blamed(world: World) -> int | None:
     """The other rank because of which this one fails: the launcher tells them apart by that."""
     failure = world.engine.failure()
     blamed = failure.rank if isinstance(failure, (PeerLost, CollectiveTimeout)) else -1
-    return None if blamed in (-1, world.rank) else world.members[blamed]
+    return None if blamed in (-1, world.rank) else world.membership.members[blamed]
 
 
 def is_initialized() -> bool:

@@ -118,8 +118,8 @@ def _not_compiled(function: _F) -> _F:
         return function
     import torch
 
-    aside: _F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return aside
+    uncompiled: _F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return uncompiled
 
 
 def _averaging() -> Callable[..., Sequence[Any]]:

@@ -15,6 +15,7 @@ import losing
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from workers import run, worker
 
 import multiring as mr
 from multiring.caffe import distribute
@@ -78,6 +79,7 @@ def assert_alike(made: caffe.SGDSolver, wanted: caffe.SGDSolver) -> None:
         np.testing.assert_allclose(part.data, one.data, rtol=0, atol=1e-5)
 
 
+@worker
 def training() -> None:
     """Ranks with uneven parts of 1,797 images end where one process with all of them ends.
 
@@ -97,6 +99,7 @@ def training() -> None:
         assert_alike(parts, single)
 
 
+@worker
 def reshaping() -> None:
     """A batch of another size moves the memory of blobs; without weights all ranks count the same."""
     made = solver(np.arange(10), RANK)
@@ -118,6 +121,7 @@ def reshaping() -> None:
     assert float(made.net.blobs["loss"].data) == pytest.approx(float(loss), rel=1e-6)
 
 
+@worker
 def outputs_with_axes() -> None:
     """A top with a value for each sample is this rank's own: with one sample, several, and a growing batch."""
     first = 100 * (RANK + 1)
@@ -134,6 +138,7 @@ def outputs_with_axes() -> None:
             assert (mr.all_gather(np.array(loss)) == loss).all()
 
 
+@worker
 def layers_of_one_name() -> None:
     """Both are broadcast, and both are averaged."""
     whole = np.arange(20 * SIZE)
@@ -146,6 +151,7 @@ def layers_of_one_name() -> None:
     assert_alike(parts, single)
 
 
+@worker
 def freed() -> None:
     """With its solver, though Caffe keeps the callback; and a solver belongs to the last distribution."""
     made = solver(np.arange(10), RANK)
@@ -167,6 +173,7 @@ def freed() -> None:
     assert last() is None
 
 
+@worker
 def steps_before() -> None:
     """Own steps are refused on all ranks, as momentum cannot be seen; those of a common snapshot are not."""
     made = solver(np.arange(10), RANK)
@@ -193,6 +200,7 @@ def steps_before() -> None:
     assert_alike(parts, single)
 
 
+@worker
 def running_means() -> None:
     """They are each rank's own, and no reason to refuse a solver that is distributed once more, as after a loss."""
     made = solver(np.arange(10 * RANK, 10 * RANK + 10), RANK, NORMAL)
@@ -209,6 +217,7 @@ def running_means() -> None:
         assert (everybody == everybody[0]).all()
 
 
+@worker
 def by_hand() -> None:
     """A loop that updates by itself averages by itself; one without a sample gives any, which counts for nothing."""
     whole = np.arange(10)
@@ -229,6 +238,7 @@ def by_hand() -> None:
     assert_alike(parts, single)
 
 
+@worker
 def mistakes() -> None:
     with pytest.raises(ValueError, match="net has no parameters"):
         distribute(SimpleNamespace(net=SimpleNamespace(_layer_names=[], layers=[]), add_callback=None))
@@ -236,6 +246,7 @@ def mistakes() -> None:
         distribute(solver(np.arange(2), 0).net)
 
 
+@worker
 def loss_of_a_rank() -> None:
     """The highest rank is killed in a step; prints what the others are told."""
     made = solver(np.arange(10), RANK)
@@ -248,5 +259,4 @@ def loss_of_a_rank() -> None:
     print("lost rank", caught.value.rank)
 
 
-for name in sys.argv[1:]:
-    globals()[name]()
+run(sys.argv[1:])

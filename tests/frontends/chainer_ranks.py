@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from chainer.serializers import DictionarySerializer
 from sklearn.datasets import load_digits
+from workers import run, worker
 
 import multiring as mr
 from multiring.chainer import broadcast, create_multi_node_evaluator, create_multi_node_optimizer
@@ -52,6 +53,7 @@ def train(optimizer: chainer.GradientMethod, images: np.ndarray, labels: np.ndar
         optimizer.update(lambda: F.softmax_cross_entropy(net(images), labels))
 
 
+@worker
 def training() -> None:
     """Ranks with uneven parts of 1,797 images end where one process with all of them ends."""
     images, labels = digits()
@@ -67,6 +69,7 @@ def training() -> None:
         assert_equal(parts, single)
 
 
+@worker
 def without_a_loss_function() -> None:
     """The first call makes the models equal; a gradient that only one rank has counts as zeros on the others."""
     net = chainer.Sequential(L.Linear(3, 2), L.Linear(2, 1))
@@ -87,6 +90,7 @@ def without_a_loss_function() -> None:
     np.testing.assert_allclose(net[1].b.data, [-6.0 / SIZE])
 
 
+@worker
 def resuming() -> None:
     """A snapshot that rank 0 alone has loaded, optimizer state and running means included, goes to all."""
     images, labels = digits()
@@ -104,6 +108,7 @@ def resuming() -> None:
     assert optimizer.t == 3
 
 
+@worker
 def evaluating() -> None:
     """The mean over uneven parts, each evaluated as one batch, is that over all images."""
     images, labels = digits()
@@ -118,6 +123,7 @@ def evaluating() -> None:
     assert found["main/accuracy"] == pytest.approx((logits.array.argmax(1) == labels).mean(), rel=1e-12)
 
 
+@worker
 def mistakes() -> None:
     with pytest.raises(TypeError, match=r"builtins\.object is no gradient method"):
         create_multi_node_optimizer(object())
@@ -127,6 +133,7 @@ def mistakes() -> None:
         create_multi_node_optimizer(create_multi_node_optimizer(chainer.optimizers.SGD()))
 
 
+@worker
 def loss_of_a_rank() -> None:
     """The highest rank is killed in a step; prints what the others are told."""
     images, labels = digits()
@@ -139,5 +146,4 @@ def loss_of_a_rank() -> None:
     print("lost rank", caught.value.rank)
 
 
-for name in sys.argv[1:]:
-    globals()[name]()
+run(sys.argv[1:])

@@ -21,7 +21,9 @@ def needs(*frameworks: str) -> list[pytest.MarkDecorator]:
 
 
 def job(program: str, *arguments: str, ranks: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that stands beside this file, or ``arguments`` of it."""
+    """Run a program that stands beside this file, or those of its functions that ``arguments`` name."""
+    paths = [str(HERE.parent / "helpers"), environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return subprocess.run(
         [sys.executable, "-m", "multiring", "run", "-n", str(ranks), str(HERE / program), *arguments],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environment},

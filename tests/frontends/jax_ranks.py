@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from sklearn.datasets import load_digits
+from workers import run, worker
 
 import multiring as mr
 import multiring.jax as mrj
@@ -37,6 +38,7 @@ def same(actual, expected) -> None:
     np.testing.assert_array_equal(np.asarray(actual, np.asarray(expected).dtype), expected)
 
 
+@worker
 def collectives() -> None:
     for wrap in (lambda f: f, jax.jit):
         for dtype in ("float32", "float64", "bfloat16", "float16", "int8", "uint32", "int64", "complex64"):
@@ -60,6 +62,7 @@ def collectives() -> None:
     mrj.barrier()
 
 
+@worker
 def groups() -> None:
     group = mr.new_group([SIZE - 1, 0])
     if group is not None:
@@ -70,6 +73,7 @@ def groups() -> None:
             jax.block_until_ready(reduce(own(RANK, 10)))
 
 
+@worker
 def joined_again() -> None:
     """What was compiled calls the communicator that was there then; without JAX's caches it is compiled anew."""
     reduce = jax.jit(lambda x: mrj.all_reduce(x))
@@ -82,6 +86,7 @@ def joined_again() -> None:
     same(reduce(own(RANK, 10)), everyone(10).sum(0))
 
 
+@worker
 def left_with_steps_on_their_way() -> None:
     """``shutdown`` waits for what was dispatched, here behind a computation that takes rank 0 some time."""
     step = jax.jit(lambda x: mrj.all_reduce(x) + 0 * jnp.linalg.matrix_power(jnp.eye(300), 2 if RANK else 99).sum())
@@ -94,6 +99,7 @@ def left_with_steps_on_their_way() -> None:
     jax.clear_caches()
 
 
+@worker
 def overtaken() -> None:
     """A call of NumPy's in the place of one that JAX makes is a Mismatch, though both sum as many numbers."""
     reduce = jax.jit(lambda x: mrj.all_reduce(x))
@@ -106,6 +112,7 @@ def overtaken() -> None:
     assert "1 array: of a JAX program" in str(error.value)
 
 
+@worker
 def failed_before() -> None:
     """A call fails in a thread of XLA; the next job, begun in this process, knows nothing of it."""
     ones = np.ones((1500, 1500), np.float32)  # enough for XLA to work in a thread of its own
@@ -130,6 +137,7 @@ def failed_before() -> None:
     mrj.barrier()
 
 
+@worker
 def derivatives() -> None:
     """Against central differences of the sum of all ranks' functions."""
     weights = jnp.asarray(own(RANK, 2 * SIZE, "float64") + 1)
@@ -159,6 +167,7 @@ def derivatives() -> None:
         jax.grad(lambda x: mrj.all_reduce(x, "max").sum())(x)
 
 
+@worker
 def loops() -> None:
     def body(carry, number):
         total = mrj.all_reduce(carry + number * RANK, "avg")
@@ -172,6 +181,7 @@ def loops() -> None:
     same(jax.lax.fori_loop(0, 3, lambda i, x: mrj.all_reduce(x), jnp.ones(2)), np.full(2, float(SIZE) ** 3))
 
 
+@worker
 def order() -> None:
     """Independent collectives of one shape, ready at different times on different ranks, are not mixed up."""
 
@@ -194,6 +204,7 @@ def order() -> None:
         same(jnp.stack([one(x), other(x)]), [total, 10 * total])  # dispatched without waiting in between
 
 
+@worker
 def trees() -> None:
     tree = {"a": own(RANK, 3), "b": [own(RANK, 4, "float64").reshape(2, 2), RANK], "key": jax.random.PRNGKey(RANK)}
     received = mrj.broadcast_parameters(tree, root=1)
@@ -218,6 +229,7 @@ def trees() -> None:
         assert np.isnan(wrap(lambda x: mrj.average(x, weight=0))(jnp.ones(2))).all()
 
 
+@worker
 def recipe_as_schedule() -> None:
     """Optax takes the table of a schedule, inside jit."""
     schedule = recipes.scaled(recipes.warm_up(recipes.cosine(8), 4, start=0.25), 0.2)
@@ -230,6 +242,7 @@ def recipe_as_schedule() -> None:
         np.testing.assert_allclose(change, -schedule(step) * (np.arange(3) + (SIZE - 1) / 2), rtol=1e-12)
 
 
+@worker
 def mistakes() -> None:
     with pytest.raises(TypeError, match="group='all': a communicator is needed"):
         mrj.average(own(RANK, 3), group="all")
@@ -251,6 +264,7 @@ def mistakes() -> None:
         jax.block_until_ready(mrj.all_reduce(own(RANK, 3 + RANK)))
 
 
+@worker
 def other_trees() -> None:
     """Trees of other names, order or holes are not averaged with each other."""
     optimizer = optax.chain(mrj.all_reduce_gradients(), optax.sgd(0.1))
@@ -284,6 +298,7 @@ def other_trees() -> None:
     jax.clear_caches()
 
 
+@worker
 def retraced_alone() -> None:
     """What one rank alone traces again is no difference."""
 
@@ -295,6 +310,7 @@ def retraced_alone() -> None:
         same(mean({"x": jnp.asarray(own(RANK, 3) * SIZE)}, flag)["x"], everyone(3).sum(0))
 
 
+@worker
 def training() -> None:
     """Ranks with uneven parts of 1,797 images end where one process with all of them ends."""
     images, labels = load_digits(return_X_y=True)
@@ -332,6 +348,7 @@ def training() -> None:
     np.testing.assert_allclose(mrj.average(value, weight=len(mine)), expected_value, rtol=1e-9)
 
 
+@worker
 def loss_of_a_rank() -> None:
     """The highest rank is killed in a step; prints what the others are told, and after how long."""
     step = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: mrj.all_reduce(x, "avg"), x))
@@ -345,5 +362,4 @@ def loss_of_a_rank() -> None:
     print(caught.value, "and rank", named.value.rank)
 
 
-for name in sys.argv[1:]:
-    globals()[name]()
+run(sys.argv[1:])

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from workers import run, worker
 
 import multiring as mr
 import multiring.keras as mrk
@@ -53,6 +54,7 @@ def same_everywhere(model: keras.Model) -> None:
     np.testing.assert_array_equal(mr.all_gather(flat), np.tile(flat, (SIZE, 1)))
 
 
+@worker
 def training() -> None:
     """Ranks with uneven parts of 1,797 images end where one process with all of them ends; compiled and not."""
     mine = mr.shard(len(X))
@@ -68,6 +70,7 @@ def training() -> None:
             np.testing.assert_allclose(found[name], history[name], rtol=1e-5)
 
 
+@worker
 def saving() -> None:
     """What is saved is plain Keras; loaded and wrapped again, it goes on where it was."""
     name = f"{os.environ['FOLDER']}/model{RANK}.keras"
@@ -94,6 +97,7 @@ class Registered(keras.optimizers.SGD):
     """An optimizer that a user has registered."""
 
 
+@worker
 def saving_what_is_registered() -> None:
     name = f"{os.environ['FOLDER']}/registered{RANK}.keras"
     model = network(0)
@@ -104,6 +108,7 @@ def saving_what_is_registered() -> None:
     assert type(keras.models.load_model(name).optimizer) is Registered
 
 
+@worker
 def copies() -> None:
     """A copy of the optimizer averages as the first one does."""
     part = slice(RANK, 100 * SIZE, SIZE)
@@ -118,6 +123,7 @@ def copies() -> None:
         assert optimizer.get_config() == {**first.get_config(), "name": optimizer.name}
 
 
+@worker
 def compiled_by_torch() -> None:
     if keras.backend.backend() == "torch":
         model, expected = network(0), network(0)
@@ -128,6 +134,7 @@ def compiled_by_torch() -> None:
         close(model, expected)
 
 
+@worker
 def trained_before() -> None:
     """A step that was compiled with the plain optimizer is told apart; compiled again, training goes on with ranks."""
     part = slice(RANK, 100 * SIZE, SIZE)
@@ -144,6 +151,7 @@ def trained_before() -> None:
     fit(model, X[part], Y[part], callbacks=callbacks, epochs=1)
 
 
+@worker
 def warm_up() -> None:
     class Rates(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -171,6 +179,7 @@ def warm_up() -> None:
     np.testing.assert_allclose(seen, [0.05, 0.05], rtol=1e-6)
 
 
+@worker
 def recipe_as_schedule() -> None:
     """Keras' own callback takes a schedule of epochs as it is."""
     schedule = recipes.scaled(recipes.warm_up(recipes.cosine(8), 4, start=0.25), 0.2)
@@ -185,6 +194,7 @@ def recipe_as_schedule() -> None:
     np.testing.assert_allclose(seen["learning_rate"], [schedule(epoch) for epoch in range(6)], rtol=1e-6)
 
 
+@worker
 def scaled_losses() -> None:
     """An overflow on one rank is a step that all of them skip, and after which all halve the scale."""
     keras.config.set_dtype_policy("mixed_float16")
@@ -215,6 +225,7 @@ def scaled_losses() -> None:
         keras.config.set_dtype_policy("float64")
 
 
+@worker
 def uneven_batches() -> None:
     """Batches of other sizes on each rank, the last ones smaller, train what one process trains on all.
 
@@ -249,6 +260,7 @@ def uneven_batches() -> None:
         mrk.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), weight=lambda batch: 1)
 
 
+@worker
 def corrected_momentum() -> None:
     """SGD at a rate that changes ends where momentum without the rate in it ends, in compiled steps too."""
     rates = [1 / 64, 1 / 64, 3 / 64, 3 / 32, 3 / 256, 3 / 256]  # whose ratios are exact in float32
@@ -298,6 +310,7 @@ class Branches(keras.Model):
         return self.branches[self.used](x)
 
 
+@worker
 def other_variables() -> None:
     """Layers that were counted differently are the same; gradients of other layers are not."""
     part = slice(RANK, 10 * SIZE, SIZE)
@@ -349,6 +362,7 @@ def freezing(layer: int) -> keras.Model:
     return model
 
 
+@worker
 def mistakes() -> None:
     with pytest.raises(TypeError, match="no optimizer of Keras"):
         mrk.DistributedOptimizer("adam")
@@ -358,6 +372,7 @@ def mistakes() -> None:
         mrk.LearningRateWarmupCallback(0.1, warmup_epochs=-1)
 
 
+@worker
 def plain_optimizer() -> None:
     """It trains each rank for itself, and the callback that makes them equal at first says so."""
     lines: list[str] = []
@@ -371,6 +386,7 @@ def plain_optimizer() -> None:
     logging.getLogger("multiring").removeHandler(handler)
 
 
+@worker
 def loss_of_a_rank() -> None:
     """The highest rank is killed in an epoch; prints what the others are told."""
 
@@ -387,5 +403,4 @@ def loss_of_a_rank() -> None:
     print(type(caught.value).__name__, "and rank", named.value.rank)
 
 
-for name in sys.argv[1:]:
-    globals()[name]()
+run(sys.argv[1:])

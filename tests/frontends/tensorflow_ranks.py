@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
+from workers import run, worker
 
 import multiring as mr
 import multiring.tensorflow as mrt
@@ -29,6 +30,7 @@ def everyone(count: int, dtype: str = "float32") -> np.ndarray:
     return np.stack([own(rank, count, dtype) for rank in range(SIZE)])
 
 
+@worker
 def averages() -> None:
     mean, weighted = everyone(700, "float64").mean(0), np.average(everyone(700, "float64"), 0, WEIGHTS)
     nest = {"a": tf.constant(own(RANK, 700, "float64").reshape(7, 100)), "b": [None, tf.constant(own(RANK, 5))]}
@@ -54,6 +56,7 @@ def averages() -> None:
         tf.function(mrt.average, input_signature=[tf.TensorSpec([None])])(own(RANK, 3))
 
 
+@worker
 def mistakes() -> None:
     with pytest.raises(TypeError, match="group='all': a communicator is needed"):
         mrt.average(tf.constant(own(RANK, 3)), group="all")
@@ -64,6 +67,7 @@ def mistakes() -> None:
                     wrap(lambda n=wrong, weight=weight: mrt.average({"n": n, "x": 3.0}, weight=weight))()
 
 
+@worker
 def nothing_is_written_to() -> None:
     """Constant gradients, gradients shared by variables, results that are kept: none changes."""
     expected = everyone(4).mean(0)
@@ -90,6 +94,7 @@ def nothing_is_written_to() -> None:
     assert (given.numpy() == own(RANK, 4)).all()
 
 
+@worker
 def variables() -> None:
     mine = [tf.Variable(own(RANK, 4)), tf.Variable(RANK, dtype=tf.int64), tf.Variable([RANK > 0])]
     mrt.broadcast_variables(mine, root=SIZE - 1)
@@ -98,6 +103,7 @@ def variables() -> None:
     assert mine[2].numpy() == [SIZE > 1]
 
 
+@worker
 def optimizer_of_plain_variables() -> None:
     x, y = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
     optimizer = mrt.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
@@ -107,6 +113,7 @@ def optimizer_of_plain_variables() -> None:
     np.testing.assert_allclose(y, 3 - 2 * mean)
 
 
+@worker
 def training() -> None:
     """Ranks with uneven parts of 1,797 images end where one process with all of them ends."""
     images, labels = load_digits(return_X_y=True)
@@ -143,6 +150,7 @@ def training() -> None:
     np.testing.assert_allclose(mrt.average(loss, weight=len(mine)), expected, rtol=1e-9)
 
 
+@worker
 def other_gradients() -> None:
     """Gradients that are missing in other places, or in another order, are not averaged with each other."""
     first, second = tf.Variable(own(RANK, 4), name="first"), tf.Variable(own(RANK, 4), name="second")
@@ -173,6 +181,7 @@ def other_gradients() -> None:
     disagreeing.all_see(lambda: mr.average({("loss", "rate")[RANK % 2]: 1.0}), "1 metrics: loss", "1 metrics: rate")
 
 
+@worker
 def retraced_alone() -> None:
     """What one rank alone traces again, or has made besides, is no difference."""
 
@@ -189,6 +198,7 @@ def retraced_alone() -> None:
     assert len(others) == RANK
 
 
+@worker
 def loss_of_a_rank() -> None:
     """The highest rank is killed in a step; prints what the others are told."""
     x = tf.Variable(own(RANK, 1000))
@@ -210,5 +220,4 @@ def loss_of_a_rank() -> None:
     print(told.strip(), "and rank", named.value.rank)
 
 
-for name in sys.argv[1:]:
-    globals()[name]()
+run(sys.argv[1:])

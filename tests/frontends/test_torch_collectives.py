@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch_helpers import caught, everyone, group, own, same
 from torch_ranks import values
+from workers import worker, workers
 
 import multiring
 from multiring import _native
@@ -23,6 +24,7 @@ FORMATS += [torch.int32, torch.int64]
 SIZES = [0, 1, 2, 3, 17, 1000]
 
 
+@worker
 def all_reduce() -> None:
     reductions = {
         dist.ReduceOp.SUM: lambda all: all.sum(0),
@@ -64,6 +66,7 @@ def all_reduce() -> None:
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
 
+@worker
 def rare_formats() -> None:
     with group() as (rank, size):
         for dtype in (*FLOAT8, torch.uint16, torch.uint32, torch.uint64):
@@ -102,6 +105,7 @@ def rare_formats() -> None:
         assert "cannot reduce torch.float8_e8m0fnu" in str(error), error
 
 
+@worker
 def all_reduce_asynchronously() -> None:
     with group() as (rank, size):
         tensors = [own(rank + i, 100 * i) for i in range(20)]
@@ -123,6 +127,7 @@ def all_reduce_asynchronously() -> None:
         same(second, everyone(size, 6).sum(0))
 
 
+@worker
 def all_reduce_any_layout() -> None:
     with group() as (rank, size):
         images = own(rank, 2 * 3 * 4 * 5).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
@@ -140,6 +145,7 @@ class Twice(torch.Tensor):
     """A class of tensors whose memory may hold anything."""
 
 
+@worker
 def plain_tensors() -> None:
     """What is taken as it lies, in one native call, and what is left as it is, for the steps of Python."""
     with group() as (rank, size):
@@ -176,6 +182,7 @@ def plain_tensors() -> None:
             same(x, before)
 
 
+@worker
 def sparse_all_reduce() -> None:
     with group() as (rank, size):
         rows = torch.tensor([[0, rank + 1, rank + 1]])
@@ -191,6 +198,7 @@ def sparse_all_reduce() -> None:
         assert nothing._nnz() == 0
 
 
+@worker
 def broadcast_and_reduce() -> None:
     with group() as (rank, size):
         for root in range(size):
@@ -204,6 +212,7 @@ def broadcast_and_reduce() -> None:
                 same(x, everyone(size, 33).sum(0))
 
 
+@worker
 def all_gather() -> None:
     with group() as (rank, size):
         for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.float8_e4m3fn):
@@ -236,6 +245,7 @@ def all_gather() -> None:
         assert "['2 x torch.float32', '3 x torch.float32'" in str(error), error
 
 
+@worker
 def reduce_scatter() -> None:
     with group() as (rank, size):
         for count in SIZES:
@@ -260,6 +270,7 @@ def reduce_scatter() -> None:
         same(two, everyone(size, 3 * size).sum(0).view(size, 3)[rank])
 
 
+@worker
 def result_waits_for_its_caller() -> None:
     """A completed work keeps what it has not handed over yet, whatever happens before ``wait``."""
     with group() as (rank, size):
@@ -274,6 +285,7 @@ def result_waits_for_its_caller() -> None:
         assert len(litter) == 100
 
 
+@worker
 def all_to_all() -> None:
     with group() as (rank, size):
         mine = torch.cat([own(rank * 10 + peer, 3) for peer in range(size)])
@@ -292,6 +304,7 @@ def all_to_all() -> None:
             same(piece, own(peer * 10 + rank, peer + rank + 1))
 
 
+@worker
 def storage_given_up_in_flight() -> None:
     with group() as (rank, size):
         for start in (dist.all_reduce, lambda x, async_op: dist.broadcast(x, 0, async_op=async_op)):
@@ -306,6 +319,7 @@ def storage_given_up_in_flight() -> None:
             assert not any(other.any() for other in others)
 
 
+@worker
 def storage_taken_by_another_thread() -> None:
     with group() as (rank, size):
         x, others = own(rank, 100_000), []
@@ -325,6 +339,7 @@ def storage_taken_by_another_thread() -> None:
         assert not any(other.any() for other in others)
 
 
+@worker
 def storage_of_a_call_by_multiring() -> None:
     with group() as (rank, size):
         x = own(rank, 100_000)
@@ -337,6 +352,7 @@ def storage_of_a_call_by_multiring() -> None:
         assert not any(other.any() for other in others)
 
 
+@worker
 def calls_as_torch_makes_them_itself() -> None:
     with group() as (rank, size):
         here = dist.group.WORLD
@@ -355,6 +371,7 @@ def calls_as_torch_makes_them_itself() -> None:
                 model(torch.ones(2, 3)).sum().backward()
 
 
+@worker
 def blocks_that_do_not_fit() -> None:
     with group() as (rank, size):
         unequal = [own(rank, 4 + (peer == 0) - (peer == 1)) for peer in range(size)]
@@ -363,6 +380,7 @@ def blocks_that_do_not_fit() -> None:
         dist.barrier()
 
 
+@worker
 def future_after_the_group() -> None:
     with group() as (rank, _):
         dist.all_reduce(own(rank, 3), async_op=True).get_future().wait()
@@ -374,6 +392,7 @@ def future_after_the_group() -> None:
     assert not asked.is_alive()
 
 
+@worker
 def storage_is_resized_later() -> None:
     with group() as (rank, size):
         x = own(rank, 6)
@@ -387,6 +406,7 @@ def storage_is_resized_later() -> None:
             tensor.resize_(1000)
 
 
+@worker
 def negated_views() -> None:
     with group() as (rank, size):
         x = torch.full((1,), complex(1, 1 + rank)).conj().imag
@@ -396,6 +416,7 @@ def negated_views() -> None:
         same(x, torch.tensor([-sum(1.0 + r for r in range(size))]))
 
 
+@worker
 def gather_and_scatter() -> None:
     with group() as (rank, size):
         for root in range(size):
@@ -409,6 +430,7 @@ def gather_and_scatter() -> None:
             same(output, own(rank + root, 5))
 
 
+@worker
 def objects() -> None:
     with group() as (rank, size):
         found: list[Any] = [None] * size
@@ -425,6 +447,7 @@ def objects() -> None:
         assert part == [f"to {rank}"], part
 
 
+@worker
 def messages() -> None:
     with group() as (rank, size):
         after, before = (rank + 1) % size, (rank - 1) % size
@@ -450,6 +473,7 @@ def messages() -> None:
             same(three, own(3, 4))
 
 
+@worker
 def receive_from_any() -> None:
     with group() as (rank, size):
         for count in (6, 100_000):
@@ -480,6 +504,7 @@ def receive_from_any() -> None:
             dist.send(own(0, 2), 0, group=reversed_ranks)
 
 
+@worker
 def groups() -> None:
     with group() as (rank, size):
         pairs = [dist.new_group([0, size - 1]), dist.new_group([1, 2] if size > 2 else [1])]
@@ -507,6 +532,7 @@ def groups() -> None:
         dist.barrier()
 
 
+@worker
 def beside_gloo() -> None:
     with group("gloo") as (rank, size):
         ours = dist.new_group(backend="multiring")
@@ -515,6 +541,7 @@ def beside_gloo() -> None:
         same(x, everyone(size, 12).sum(0))
 
 
+@worker
 def groups_of_some_beside_gloo() -> None:
     with group("gloo") as (rank, size):
         pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
@@ -527,38 +554,8 @@ def groups_of_some_beside_gloo() -> None:
         dist.barrier()
 
 
-WORKERS = [
-    all_reduce,
-    rare_formats,
-    all_reduce_asynchronously,
-    all_reduce_any_layout,
-    plain_tensors,
-    sparse_all_reduce,
-    broadcast_and_reduce,
-    all_gather,
-    reduce_scatter,
-    result_waits_for_its_caller,
-    all_to_all,
-    storage_given_up_in_flight,
-    storage_taken_by_another_thread,
-    storage_of_a_call_by_multiring,
-    calls_as_torch_makes_them_itself,
-    blocks_that_do_not_fit,
-    future_after_the_group,
-    storage_is_resized_later,
-    negated_views,
-    gather_and_scatter,
-    objects,
-    messages,
-    receive_from_any,
-    groups,
-    beside_gloo,
-    groups_of_some_beside_gloo,
-]
-
-
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("worker", WORKERS, ids=lambda worker: worker.__name__)
+@pytest.mark.parametrize("worker", workers(__name__), ids=lambda worker: worker.__name__)
 def test_collectives(worker: Callable[[], None], world_size: int) -> None:
     values(worker, world_size=world_size)
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch_helpers import caught, group, same
 from torch_ranks import values
+from workers import worker, workers
 
 from multiring.torch import broadcast_parameters
 
@@ -249,6 +250,7 @@ def test_elements_keep_their_indices(world_size: int) -> None:
     values(every_layout, world_size=world_size, timeout=300)
 
 
+@worker
 def between_columns() -> None:
     """What lies between the elements of a view stays as it is; columns of one matrix are tensors of their own."""
     with group() as (rank, size):
@@ -262,6 +264,7 @@ def between_columns() -> None:
         same(matrix[:, 1::2], torch.full((5, size), -7.0))
 
 
+@worker
 def rare_formats() -> None:
     with group() as (rank, size):
         for dtype in (torch.float8_e8m0fnu, torch.float8_e4m3fn, torch.bfloat16, torch.uint16):
@@ -278,6 +281,7 @@ def _bytes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return (numbers.view(dtype) if dtype.itemsize == 1 else numbers.to(dtype)).view(torch.uint8)
 
 
+@worker
 def conjugates() -> None:
     """Where torch takes them: most of its functions refuse them with the remedy before the group is asked."""
     with group() as (rank, size):
@@ -308,6 +312,7 @@ def conjugates() -> None:
             same(got, lay(expected((rank - 1) % size)))
 
 
+@worker
 def of_autograd_and_inference() -> None:
     with group() as (rank, size):
         expected = torch.stack([torch.arange(6.0).view(2, 3) + peer for peer in range(size)])
@@ -327,6 +332,7 @@ def of_autograd_and_inference() -> None:
         same(torch.stack(copies), expected)
 
 
+@worker
 def given_other_memory_in_flight() -> None:
     """The result goes where the tensor lay when the call was made."""
     with group() as (rank, size):
@@ -339,6 +345,7 @@ def given_other_memory_in_flight() -> None:
         same(before, sum(torch.arange(6.0).view(2, 3) + peer for peer in range(size)).t())
 
 
+@worker
 def memory_that_is_shared() -> None:
     """Outputs whose elements are the same memory are refused, before anything is sent, by each rank alone."""
     with group() as (rank, size):
@@ -368,6 +375,7 @@ def memory_that_is_shared() -> None:
         dist.barrier()
 
 
+@worker
 def inputs_that_are_overwritten() -> None:
     """An input that lies in an output is read as it was when the call was made."""
     with group() as (rank, size):
@@ -393,6 +401,7 @@ def inputs_that_are_overwritten() -> None:
             same(mine, torch.stack([rows(peer)[0] for peer in range(size)]))
 
 
+@worker
 def blocks_of_other_sizes_and_types() -> None:
     with group() as (rank, size):
         x = torch.arange(4.0)
@@ -421,6 +430,7 @@ def _at(options: dist.GatherOptions | dist.ScatterOptions, root: int) -> dist.Ga
     return options
 
 
+@worker
 def parameters_in_columns() -> None:
     with group() as (rank, _):
         wide = torch.zeros(3, 4)
@@ -431,19 +441,6 @@ def parameters_in_columns() -> None:
         same(last, torch.arange(24.0).view(1, 2, 3, 4) + 100)
 
 
-WORKERS = [
-    between_columns,
-    rare_formats,
-    conjugates,
-    of_autograd_and_inference,
-    given_other_memory_in_flight,
-    memory_that_is_shared,
-    inputs_that_are_overwritten,
-    blocks_of_other_sizes_and_types,
-    parameters_in_columns,
-]
-
-
-@pytest.mark.parametrize("worker", WORKERS, ids=lambda worker: worker.__name__)
+@pytest.mark.parametrize("worker", workers(__name__), ids=lambda worker: worker.__name__)
 def test_layouts(worker: Callable[[], None]) -> None:
     values(worker, world_size=3)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_helpers import Net, batch, caught, close, deadly, group, same, steps
 from torch_ranks import run, the_killed_last_rank_is_named, values
+from workers import worker, workers
 
 import multiring as mr
 from multiring.torch import (
@@ -51,6 +52,7 @@ def uneven(step: int, rank: int, size: int, idle: bool = True) -> tuple[Tensor, 
 # --- the buckets themselves, without a framework ---
 
 
+@worker
 def buckets() -> None:
     with group() as (rank, size):
         for dtype, weighted in (("float64", False), ("float32", True)):
@@ -87,6 +89,7 @@ def buckets() -> None:
 # --- the optimizer ---
 
 
+@worker
 def equals_one_process() -> None:
     with group() as (rank, size):
         net = Net()
@@ -100,6 +103,7 @@ def equals_one_process() -> None:
         assert arena["arena_allocated"] > 0
 
 
+@worker
 def equals_one_process_without_setting_gradients_to_none() -> None:
     with group() as (rank, size):
         net = Net()
@@ -112,6 +116,7 @@ def equals_one_process_without_setting_gradients_to_none() -> None:
         close(net)
 
 
+@worker
 def uneven_shards() -> None:
     with group() as (rank, size):
         net, optimizer = Net(), None
@@ -141,6 +146,7 @@ def uneven_shards() -> None:
         np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-12)
 
 
+@worker
 def accumulation() -> None:
     with group() as (rank, size):
         net = Net()
@@ -161,6 +167,7 @@ def accumulation() -> None:
         close(net)
 
 
+@worker
 def two_losses() -> None:
     """Each backward pass averages; what an earlier one averaged stays."""
     with group() as (rank, size):
@@ -190,6 +197,7 @@ class Branches(nn.Module):
         return self.branches[branch](self.common(x)).square().mean()
 
 
+@worker
 def unused_parameters() -> None:
     with group() as (rank, size):
         net, reference = Branches(size), Branches(size)
@@ -210,6 +218,7 @@ def unused_parameters() -> None:
         assert net.branches[size].weight.grad is None
 
 
+@worker
 def sparse_gradients() -> None:
     with group() as (rank, size):
         torch.manual_seed(0)
@@ -236,6 +245,7 @@ def sparse_gradients() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+@worker
 def number_formats() -> None:
     with group() as (rank, size):
         torch.manual_seed(0)
@@ -255,6 +265,7 @@ def number_formats() -> None:
             assert parameter.grad.stride() == parameter.stride()
 
 
+@worker
 def compiled() -> None:
     with group() as (rank, size):
         net = Net()
@@ -263,6 +274,7 @@ def compiled() -> None:
         close(net)
 
 
+@worker
 def compiled_with_its_backward_pass() -> None:
     """By SGD: compiled, Adam corrects its bias in float32."""
     with group() as (rank, size):
@@ -292,6 +304,7 @@ def compiled_with_its_backward_pass() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+@worker
 def reentrant_checkpoints() -> None:
     """A backward pass within a backward pass: the same parameters become ready several times."""
     from torch.utils.checkpoint import checkpoint
@@ -316,6 +329,7 @@ def reentrant_checkpoints() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+@worker
 def scheduler_clipping_and_closures() -> None:
     with group() as (rank, size):
         net, reference = Net(), Net()
@@ -343,6 +357,7 @@ def scheduler_clipping_and_closures() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+@worker
 def scaled_losses() -> None:
     """A step in which one rank overflows is skipped by all; fused optimizers would unscale by themselves."""
     with group() as (rank, size):
@@ -368,6 +383,7 @@ def scaled_losses() -> None:
                 torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+@worker
 def line_searches() -> None:
     """L-BFGS tries steps until the loss, that of all ranks, is small enough: all ranks take the same one."""
     with group() as (rank, size):
@@ -396,6 +412,7 @@ def line_searches() -> None:
                 torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
 
 
+@worker
 def what_is_set_anew() -> None:
     """Rates and state that are assigned as a whole are those by which steps are made."""
     with group() as (rank, size):
@@ -415,6 +432,7 @@ def what_is_set_anew() -> None:
         assert "a DistributedOptimizer is not copied" in str(caught(TypeError, lambda: copy.deepcopy(optimizer)))
 
 
+@worker
 def added_parameters() -> None:
     with group() as (rank, size):
         net = Net()
@@ -435,6 +453,7 @@ def steps_from(net: nn.Module, optimizer: torch.optim.Optimizer, rank: int, size
         optimizer.step()
 
 
+@worker
 def join() -> None:
     """Rank r has 2 + r batches; the mean is over those that still have one, and all ranks stay equal."""
     from torch.distributed.algorithms.join import Join
@@ -460,6 +479,7 @@ def join() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+@worker
 def join_of_several_passes() -> None:
     """A step after every second pass; rank r has 3 + 2 r passes, so that all run out between two steps."""
     from torch.distributed.algorithms.join import Join
@@ -494,6 +514,7 @@ def join_of_several_passes() -> None:
                 torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+@worker
 def made_again() -> None:
     """A second DistributedOptimizer around the same model replaces the first, whose gradients nobody reduces."""
     with group() as (rank, size):
@@ -513,6 +534,7 @@ def made_again() -> None:
             assert f"another DistributedOptimizer was made for parameter {name} since: use that one" in str(said)
 
 
+@worker
 def weighted_hook() -> None:
     """DistributedDataParallel with another number of samples on each rank."""
     from torch.nn.parallel import DistributedDataParallel
@@ -538,6 +560,7 @@ def weighted_hook() -> None:
 # --- beginning with the same ---
 
 
+@worker
 def broadcasts() -> None:
     with group() as (rank, size):
         root = size - 1
@@ -559,6 +582,7 @@ def broadcasts() -> None:
         assert optimizer.param_groups[0]["lr"] == 0.003
 
 
+@worker
 def frozen_for_a_while() -> None:
     """A layer that is frozen at first is trained later, and another one is frozen then, as in fine-tuning."""
     with group() as (rank, size):
@@ -578,6 +602,7 @@ def frozen_for_a_while() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+@worker
 def complex_parameters() -> None:
     with group() as (rank, size):
         net = nn.ParameterList([torch.arange(3) * (1 + 2j)])
@@ -592,6 +617,7 @@ def complex_parameters() -> None:
         same(later.grad, torch.full((2,), (size - 1) / 2 + 0j))
 
 
+@worker
 def weights_of_any_type() -> None:
     with group() as (rank, size):
         weights = [np.uint8(200), torch.tensor(100, dtype=torch.int8), True][:size]
@@ -601,6 +627,7 @@ def weights_of_any_type() -> None:
         assert mr.average(rank, weight=weights[rank]) == mean
 
 
+@worker
 def what_counts_for_nothing_may_be_nan() -> None:
     with group() as (rank, _):
         net = nn.Linear(3, 1)
@@ -669,38 +696,8 @@ def different_models() -> list[str]:
         return said
 
 
-WORKERS = [
-    buckets,
-    equals_one_process,
-    equals_one_process_without_setting_gradients_to_none,
-    uneven_shards,
-    accumulation,
-    two_losses,
-    unused_parameters,
-    sparse_gradients,
-    number_formats,
-    compiled,
-    compiled_with_its_backward_pass,
-    reentrant_checkpoints,
-    scheduler_clipping_and_closures,
-    scaled_losses,
-    line_searches,
-    what_is_set_anew,
-    added_parameters,
-    frozen_for_a_while,
-    complex_parameters,
-    weights_of_any_type,
-    what_counts_for_nothing_may_be_nan,
-    join,
-    join_of_several_passes,
-    made_again,
-    weighted_hook,
-    broadcasts,
-]
-
-
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("worker", WORKERS, ids=lambda worker: worker.__name__)
+@pytest.mark.parametrize("worker", workers(__name__), ids=lambda worker: worker.__name__)
 def test_optimizer(worker: Callable[[], None], world_size: int) -> None:
     values(worker, world_size=world_size)
 

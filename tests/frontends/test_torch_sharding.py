@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 from torch_helpers import Net, alone, close, everyone, group, own, same, steps
 from torch_ranks import values
+from workers import worker, workers
 
 
 def sharded_net(mesh: dist.DeviceMesh) -> Net:
@@ -25,6 +26,7 @@ def sharded_net(mesh: dist.DeviceMesh) -> Net:
     return fully_shard(net, mesh=mesh)
 
 
+@worker
 def fsdp() -> None:
     with group() as (rank, size):
         net = sharded_net(init_device_mesh("cpu", (size,)))
@@ -34,6 +36,7 @@ def fsdp() -> None:
             torch.testing.assert_close(actual.full_tensor().detach(), expected, rtol=0, atol=1e-12)
 
 
+@worker
 def zero_redundancy_optimizer() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer  # its import warns
 
@@ -43,6 +46,7 @@ def zero_redundancy_optimizer() -> None:
         close(net)
 
 
+@worker
 def device_mesh() -> None:
     with group() as (rank, size):
         mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("outer", "inner"))
@@ -58,6 +62,7 @@ def device_mesh() -> None:
         same(column.redistribute(placements=[Replicate()]).to_local(), whole)
 
 
+@worker
 def functional_collectives() -> None:
     with group() as (rank, size):
         world = dist.group.WORLD
@@ -91,25 +96,17 @@ def save_and_load(asynchronously: bool) -> None:
             same(actual.to_local().detach(), expected.to_local().detach())
 
 
+@worker
 def checkpoints() -> None:
     save_and_load(asynchronously=False)
 
 
+@worker
 def asynchronous_checkpoints() -> None:
     save_and_load(asynchronously=True)
 
 
-WORKERS = [
-    fsdp,
-    zero_redundancy_optimizer,
-    device_mesh,
-    functional_collectives,
-    checkpoints,
-    asynchronous_checkpoints,
-]
-
-
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("worker", WORKERS, ids=lambda worker: worker.__name__)
+@pytest.mark.parametrize("worker", workers(__name__), ids=lambda worker: worker.__name__)
 def test_sharding(worker: Callable[[], None], world_size: int) -> None:
     values(worker, world_size=world_size)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch_helpers import Net, batch, close, group, steps
 from torch_ranks import values
+from workers import worker, workers
 
 
 def ddp_equals_one_process(**options: Any) -> None:
@@ -22,12 +23,14 @@ def ddp_equals_one_process(**options: Any) -> None:
         close(net)
 
 
+@worker
 def ddp_options() -> None:
     ddp_equals_one_process(gradient_as_bucket_view=True)
     ddp_equals_one_process(static_graph=True)
     ddp_equals_one_process(find_unused_parameters=True)
 
 
+@worker
 def ddp_hooks() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -44,6 +47,7 @@ def ddp_hooks() -> None:
             torch.testing.assert_close(actual.grad, exact.grad.float(), rtol=0.002, atol=0.001)
 
 
+@worker
 def ddp_power_sgd() -> None:
     """A hook whose callbacks wait for collectives that they start: it trains what it trains over Gloo.
 
@@ -68,6 +72,7 @@ def ddp_power_sgd() -> None:
         torch.testing.assert_close(*weights, rtol=0, atol=1e-9)
 
 
+@worker
 def callbacks_that_wait() -> None:
     with group() as (rank, size):
         x = torch.full((4,), rank + 1.0, dtype=torch.float64)
@@ -83,6 +88,7 @@ def callbacks_that_wait() -> None:
         assert first.then(both).wait().tolist() == [expected] * 4
 
 
+@worker
 def ddp_sparse_embedding() -> None:
     with group() as (rank, size):
         torch.manual_seed(0)
@@ -98,6 +104,7 @@ def ddp_sparse_embedding() -> None:
         torch.testing.assert_close(table.weight.detach(), expected, rtol=0, atol=1e-12)
 
 
+@worker
 def ddp_uneven_inputs() -> None:
     from torch.distributed.algorithms.join import Join
 
@@ -113,10 +120,7 @@ def ddp_uneven_inputs() -> None:
             torch.testing.assert_close(theirs, mine, rtol=0, atol=0)
 
 
-WORKERS = [ddp_options, ddp_hooks, ddp_power_sgd, callbacks_that_wait, ddp_sparse_embedding, ddp_uneven_inputs]
-
-
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("worker", WORKERS, ids=lambda worker: worker.__name__)
+@pytest.mark.parametrize("worker", workers(__name__), ids=lambda worker: worker.__name__)
 def test_training(worker: Callable[[], None], world_size: int) -> None:
     values(worker, world_size=world_size)

@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 from torch_helpers import caught, everyone, group, own, same, tell, wait_for
 from torch_ranks import run, values
+from workers import worker, workers
 
 import multiring
 from multiring.torch.work import OrderedWatcher, TorchWork, Watcher
 
 
+@worker
 def futures_of_works_that_were_waited_for() -> None:
     with group() as (rank, size):
         expected = everyone(size, 50).sum(0)
@@ -50,6 +52,7 @@ def futures_of_works_that_were_waited_for() -> None:
         assert sent.get_future().done()
 
 
+@worker
 def callbacks_after_and_before() -> None:
     with group() as (rank, size):
         work = dist.all_reduce(own(rank, 5), async_op=True)
@@ -65,6 +68,7 @@ def callbacks_after_and_before() -> None:
         assert work.result()[0] is work.get_future().value()[0]
 
 
+@worker
 def callbacks_that_wait_for_their_waiter() -> None:
     """A callback may need what the thread holds that waits for the work."""
     with group() as (rank, size):
@@ -91,6 +95,7 @@ def callbacks_that_wait_for_their_waiter() -> None:
         same(later.value()[0], everyone(size, 7).sum(0))
 
 
+@worker
 def many_threads() -> None:
     with group() as (rank, size):
         expected = everyone(size, 20).sum(0)
@@ -115,15 +120,7 @@ def many_threads() -> None:
                 same(x, expected)
 
 
-WORKERS = [
-    futures_of_works_that_were_waited_for,
-    callbacks_after_and_before,
-    callbacks_that_wait_for_their_waiter,
-    many_threads,
-]
-
-
-@pytest.mark.parametrize("worker", WORKERS, ids=lambda worker: worker.__name__)
+@pytest.mark.parametrize("worker", workers(__name__), ids=lambda worker: worker.__name__)
 def test_futures_are_done_for_who_knows_the_outcome(worker: Callable[[], None]) -> None:
     values(worker)
 

@@ -10,6 +10,7 @@ import losing
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from workers import run, worker
 
 import multiring as mr
 from multiring.theano import average, broadcast_variables
@@ -27,6 +28,7 @@ def own(rank: int, shape: tuple[int, ...], dtype: str = "float64") -> np.ndarray
     return ((np.arange(np.prod(shape, dtype=int)) * 3 + rank * 5) % 7).reshape(shape).astype(dtype)
 
 
+@worker
 def averages() -> None:
     shapes = ((7, 100), (5,), ())
     weight = tensor.dscalar("weight")
@@ -52,6 +54,7 @@ def averages() -> None:
     assert average([]) == []
 
 
+@worker
 def mistakes() -> None:
     with pytest.raises(TypeError, match=r"numpy\.ndarray is no variable of theano, aesara, pytensor"):
         average([np.zeros(3)])
@@ -59,6 +62,7 @@ def mistakes() -> None:
         average([tensor.lvector("n")])
 
 
+@worker
 def variables() -> None:
     columns_first = np.asfortranarray(own(RANK, (3, 2))) if RANK else own(RANK, (3, 2))
     shared = [library.shared(own(RANK, (2, 3))), library.shared(np.asarray(RANK)), library.shared(columns_first)]
@@ -89,6 +93,7 @@ def training_step(parameters: list, averaged: bool, weight: float | None = None)
     return library.function([x, y], loss, updates=updates)
 
 
+@worker
 def training() -> None:
     """Ranks with uneven parts of 1,797 images end where one process with all of them ends."""
     images, labels = load_digits(return_X_y=True)
@@ -103,6 +108,7 @@ def training() -> None:
         np.testing.assert_allclose(part.get_value(), one.get_value(), rtol=0, atol=1e-9)
 
 
+@worker
 def loss_of_a_rank() -> None:
     """The highest rank is killed in a step; prints what the others are told."""
     x = tensor.dvector("x")
@@ -117,5 +123,4 @@ def loss_of_a_rank() -> None:
     print("lost rank", named.value.rank)
 
 
-for name in sys.argv[2:]:
-    globals()[name]()
+run(sys.argv[2:])

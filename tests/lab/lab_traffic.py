@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+from workers import named, worker
 
 from multiring.lab import Cluster
 
@@ -30,6 +33,7 @@ def _listen(address: str) -> socket.socket:
     return connection
 
 
+@worker
 def receive(address: str) -> None:
     """Print when the first and the last byte of a connection came, and how many came in between."""
     connection = _listen(address)
@@ -40,18 +44,21 @@ def receive(address: str) -> None:
     print(start, time.monotonic(), received)
 
 
+@worker
 def send(address: str, nbytes: str) -> None:
     with socket.create_connection((address, PORT)) as connection:
         for _ in range(int(nbytes) // len(CHUNK)):
             connection.sendall(CHUNK)
 
 
+@worker
 def echo(address: str) -> None:
     connection = _listen(address)
     while data := connection.recv(1):
         connection.sendall(data)
 
 
+@worker
 def ping(address: str) -> None:
     """Print the seconds of the fastest of ten round trips."""
     with socket.create_connection((address, PORT)) as connection:
@@ -67,7 +74,12 @@ def ping(address: str) -> None:
 
 def _start(cluster: Cluster, host: str, *words: str) -> subprocess.Popen[str]:
     script = str(Path(__file__).resolve())
-    return subprocess.Popen(cluster.command(host, sys.executable, script, *words), stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        cluster.command(host, sys.executable, script, *words),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _start_listening(cluster: Cluster, what: str, stream: Stream) -> subprocess.Popen[str]:
@@ -117,4 +129,4 @@ def measure_round_trip(cluster: Cluster, source: str, sink: str) -> float:
 
 
 if __name__ == "__main__":
-    {"receive": receive, "send": send, "echo": echo, "ping": ping}[sys.argv[1]](*sys.argv[2:])
+    named(sys.argv[1])(*sys.argv[2:])

@@ -178,7 +178,7 @@ def overlapping() -> None:
 
 
 def messages() -> None:
-    """send and recv around a circle: several tags out of order, and a large one that both sides send at once."""
+    """send and recv around a cycle: several tags out of order, and a large one that both sides send at once."""
     rank, size = mr.rank(), mr.world_size()
     right, left = (rank + 1) % size, (rank - 1) % size
     sends = [mr.send(np.array([rank, tag]), right, tag, async_op=True) for tag in (1, 2, 1)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from engines import Rank, all_reduce_plan, blocked_plan
+from workers import worker
 
 from multiring.errors import MultiringError
 
@@ -20,6 +21,7 @@ def contribution(rank: int, count: int) -> np.ndarray:
     return ((np.arange(count) * 7 + rank * 3) % 11 - 3).astype(np.float32)
 
 
+@worker
 def all_reduce_sizes(rank: Rank, n: int, arena: bool) -> bool:
     for method in ("at once", "direct", "ring"):
         for segment_bytes, count in ((64, 1), (64, 3001), (1 << 16, 0), (1 << 16, 300_007)):
@@ -32,11 +34,13 @@ def all_reduce_sizes(rank: Rank, n: int, arena: bool) -> bool:
     return True
 
 
+@worker
 def same_bits(rank: Rank, n: int) -> str:
     mine = np.random.default_rng(rank.rank).standard_normal(1 << 20).astype(np.float32)
     return hashlib.sha256(rank.run(all_reduce_plan(n, "direct"), mine).tobytes()).hexdigest()
 
 
+@worker
 def gather_and_exchange(rank: Rank, n: int) -> bool:
     count = 30001
     mine = contribution(rank.rank, n * count)
@@ -48,6 +52,7 @@ def gather_and_exchange(rank: Rank, n: int) -> bool:
     return True
 
 
+@worker
 def random_sizes(rank: Rank, n: int, collectives: int) -> bool:
     """Many collectives of random sizes, blocking and not; memory, descriptors and arena stay flat."""
     counts = np.random.default_rng(1).integers(0, 20000, collectives)
@@ -69,6 +74,7 @@ def random_sizes(rank: Rank, n: int, collectives: int) -> bool:
     return True
 
 
+@worker
 def until_it_fails(rank: Rank, n: int, count: int, asynchronous: bool) -> dict[str, Any]:
     """Reduce forever; report the error that ends it."""
     plan = all_reduce_plan(n, "direct", 1 << 16)
@@ -91,6 +97,7 @@ def until_it_fails(rank: Rank, n: int, count: int, asynchronous: bool) -> dict[s
         }
 
 
+@worker
 def fork_between_collectives(rank: Rank, n: int) -> bool:
     """Children that outlive a collective, look at the arena, write into it, and try to use the engine."""
     plan = all_reduce_plan(n, "direct", 1 << 14)
@@ -122,6 +129,7 @@ def fork_between_collectives(rank: Rank, n: int) -> bool:
     return True
 
 
+@worker
 def killed_with_a_child_alive(rank: Rank, n: int) -> dict[str, Any]:
     """Rank 1 forks and is killed; its child lives on and must not keep the connections open."""
     plan = all_reduce_plan(n, "direct", 1 << 14)
@@ -140,6 +148,7 @@ def killed_with_a_child_alive(rank: Rank, n: int) -> dict[str, Any]:
     raise AssertionError("the collective completed without rank 1")
 
 
+@worker
 def interrupted(rank: Rank, n: int) -> dict[str, Any]:
     """Rank 0 waits alone in a collective until a signal raises in it."""
     plan = all_reduce_plan(n, "direct", 1 << 14)

@@ -98,6 +98,7 @@ def connect(engine: Any, fds: dict[str, list[int]]) -> None:
 def main() -> None:
     import engine_programs
     from engines import Rank
+    from workers import named
 
     from multiring import _native as native
 
@@ -105,7 +106,7 @@ def main() -> None:
     engine = native.Engine(rank, n, hosts=["here"] * n)
     connect(engine, fds)
     engine.communicator(0, list(range(n)))
-    print(json.dumps(getattr(engine_programs, program)(Rank(engine, rank), n, *arguments)))
+    print(json.dumps(named(program, engine_programs.__name__)(Rank(engine, rank), n, *arguments)))
     engine.shutdown()
 
 

@@ -118,12 +118,12 @@ def lose_another(dying: int, number: int, when: str, go: str) -> dict[str, Any]:
         wait_for(go)
     while "size" not in outcome:
         try:
-            while 2 not in mr.init().world.members:
+            while 2 not in mr.init().world.membership.members:
                 mr.grow(20)
                 time.sleep(0.02)
             outcome.update(members())
         except mr.PeerLost as error:
-            outcome["lost"].append(mr.init().world.members[error.rank])
+            outcome["lost"].append(mr.init().world.membership.members[error.rank])
             mr.shrink()
     mr.shutdown()
     return outcome

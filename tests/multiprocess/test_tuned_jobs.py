@@ -44,7 +44,7 @@ def test_ranks_agree_and_the_next_job_knows(environment: dict[str, str], tmp_pat
     assert not (set(first[0]["tried"]) - {first[0]["plan"]}) & set(second[0]["used"])
 
 
-def test_works_in_flight_over_the_end_of_a_heat(environment: dict[str, str]) -> None:
+def test_works_in_flight_over_the_end_of_a_rung(environment: dict[str, str]) -> None:
     sums = [[sum(4 * call + 6.0 for call in range(CALLS))] * 2] * 4
     assert jobs.run(tuning_ranks.many_at_once, 4, CALLS, environment=environment) == sums
 
@@ -72,10 +72,10 @@ def test_a_plan_that_keeps_others_from_being_tried_is_logged_once(environment: d
 
 @pytest.mark.parametrize("hosts", [None, "aab"], ids=["shared", "mixed"])
 @pytest.mark.parametrize("async_op", [False, True], ids=["synchronous", "started"])
-def test_the_time_limit_holds_at_the_end_of_a_heat(
+def test_the_time_limit_holds_at_the_end_of_a_rung(
     async_op: bool, hosts: str | None, environment: dict[str, str]
 ) -> None:
-    job = jobs.start(tuning_ranks.miss_the_end_of_a_heat, 3, async_op, hosts=hosts, environment=environment)
+    job = jobs.start(tuning_ranks.miss_the_end_of_a_rung, 3, async_op, hosts=hosts, environment=environment)
     assert job.line(0) == job.line(2) == "raised"
     job.signal(1, signal.SIGKILL)
     outcomes = job.wait(20)

@@ -73,7 +73,7 @@ def many_at_once(calls: int) -> list[float]:
     return sums
 
 
-def miss_the_end_of_a_heat(async_op: bool) -> Any:
+def miss_the_end_of_a_rung(async_op: bool) -> Any:
     """Rank 1 does not come to the end of the first rung; with ``async_op`` nor to its last call, which others start."""
     communicator = mr.init()
     for call in range(CALLS):

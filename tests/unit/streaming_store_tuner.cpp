@@ -10,19 +10,19 @@
 int main(int count, char** arguments) {
     using multiring::StreamingStoreTuner;
     const bool is_small = count > 1 && std::strcmp(arguments[1], "small_copies") == 0;
-    StreamingStoreTuner pace(is_small ? StreamingStoreTuner::small_copies : StreamingStoreTuner::copies);
-    const auto size = static_cast<double>(pace.fewest_bytes());
+    StreamingStoreTuner tuner(is_small ? StreamingStoreTuner::small_copies : StreamingStoreTuner::copies);
+    const auto size = static_cast<double>(tuner.fewest_bytes());
     int timed = 0;
     for (int i = 2; i + 2 < count; i += 3) {
         const int copies = std::atoi(arguments[i]);
         const double rates[] = {std::atof(arguments[i + 1]), std::atof(arguments[i + 2])};
         int streamed = 0;
         for (int copy = 0; copy < copies; ++copy) {
-            const bool streams = pace.streams();
+            const bool streams = tuner.streams();
             streamed += streams;
-            if (!pace.is_due()) continue;
+            if (!tuner.is_due()) continue;
             const double nanoseconds = size / rates[streams] * (++timed % 10 == 0 ? 100 : 1);
-            pace.note(streams, pace.fewest_bytes(), std::chrono::nanoseconds(static_cast<long>(nanoseconds)));
+            tuner.note(streams, tuner.fewest_bytes(), std::chrono::nanoseconds(static_cast<long>(nanoseconds)));
         }
         std::printf("%d\n", streamed);
     }

@@ -11,9 +11,10 @@ import pytest
 
 from multiring.net import auth
 from multiring.net.acceptor import Acceptor
-from multiring.net.cards import Route, ways_between
+from multiring.net.cards import Route, routes_between
 from multiring.net.links import Links
 from multiring.net.listen import bind
+from multiring.net.membership import Membership
 from multiring.planning.compose import SPLIT, Stage, compose
 from multiring.planning.layout import Dimension
 from multiring.planning.topology import RANK_LINK, Link, Place, Topology, card_pairs, ranks_in_host
@@ -32,18 +33,18 @@ def test_messages_take_turns_over_all_cards_alike() -> None:
     assert {card: sum(b == card for _, b in pairs) for card in range(3)} == {0: 2, 1: 2, 2: 2}
 
 
-def test_both_hosts_number_their_ways_alike() -> None:
+def test_both_hosts_number_their_routes_alike() -> None:
     here = [[("10.0.0.1", 5)], [("10.0.1.1", 5)]]
     there = [[("fd00::2", 7), ("10.0.0.2", 7)], [("10.0.1.2", 7)]]
-    assert ways_between(here, there) == [Route("10.0.0.1", ("10.0.0.2", 7)), Route("10.0.1.1", ("10.0.1.2", 7))]
-    assert ways_between(there, here) == [Route("10.0.0.2", ("10.0.0.1", 5)), Route("10.0.1.2", ("10.0.1.1", 5))]
+    assert routes_between(here, there) == [Route("10.0.0.1", ("10.0.0.2", 7)), Route("10.0.1.1", ("10.0.1.2", 7))]
+    assert routes_between(there, here) == [Route("10.0.0.2", ("10.0.0.1", 5)), Route("10.0.1.2", ("10.0.1.1", 5))]
 
 
-def test_no_ways_where_one_card_is_all_or_two_cannot_talk() -> None:
+def test_no_routes_where_one_card_is_all_or_two_cannot_talk() -> None:
     card, other = [("10.0.0.1", 5)], [("fd00::2", 7)]
-    assert ways_between([card], [card]) == []
-    assert ways_between([card, card], [card, other]) == []
-    assert ways_between([], [card, card]) == []
+    assert routes_between([card], [card]) == []
+    assert routes_between([card, card], [card, other]) == []
+    assert routes_between([], [card, card]) == []
 
 
 SECRET = b"0123456789abcdef"
@@ -66,7 +67,7 @@ class Pair:
 
         addresses = {1 - rank: [card[0] for card in self.cards[1 - rank]]}
         hello = auth.Hello(auth.DATA, rank, job="cards")
-        acceptor = Acceptor(self.sockets[rank], SECRET, hello, rank, addresses, [], 30.0)
+        acceptor = Acceptor(self.sockets[rank], SECRET, hello, Membership.at_start(2), addresses, [], 30.0)
         stack.callback(acceptor.close)
         links = Links(acceptor, hello, addresses, 1, attach, lambda rank: f"rank {rank}")
         stack.callback(links.close)
@@ -86,7 +87,7 @@ def pair() -> Iterator[Pair]:
 @pytest.mark.parametrize("dialling", [0, 1])
 def test_a_link_has_a_stream_for_each_pair_of_cards(pair: Pair, dialling: int) -> None:
     for rank, links in enumerate(pair.links):
-        links.spread({1 - rank: ways_between(pair.cards[rank], pair.cards[1 - rank])})
+        links.spread({1 - rank: routes_between(pair.cards[rank], pair.cards[1 - rank])})
     pair.links[dialling].ensure(auth.DATA, [1 - dialling], 10, lambda: None)
     pair.links[1 - dialling].ensure(auth.DATA, [dialling], 10, lambda: None)
     for rank in range(2):
@@ -97,8 +98,8 @@ def test_a_link_has_a_stream_for_each_pair_of_cards(pair: Pair, dialling: int) -
 def test_where_a_card_leads_nowhere_the_others_are_used(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.1.2", 0))
-        ways = [Route("127.0.0.1", pair.cards[1][0][0]), Route("127.0.1.1", closed.getsockname())]
-        pair.links[0].spread({1: ways})
+        routes = [Route("127.0.0.1", pair.cards[1][0][0]), Route("127.0.1.1", closed.getsockname())]
+        pair.links[0].spread({1: routes})
         with caplog.at_level(logging.WARNING, logger="multiring"):
             pair.links[0].ensure(auth.DATA, [1], 20, lambda: None)
     assert len(pair.attached[0]) == 1

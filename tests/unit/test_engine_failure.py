@@ -453,7 +453,7 @@ def test_ranks_that_wait_for_each_other_in_different_calls_are_a_mismatch():
         errors = errors_of(ranks, lambda rank: rank.run(plan, np.zeros(10), timeout=1.0, communicator=rank.rank))
     for error in errors:
         assert isinstance(error, Mismatch)
-        assert "ranks wait for each other in a circle: rank " in str(error)
+        assert "ranks wait for each other in a cycle: rank " in str(error)
         for number in (0, 1):
             assert f"all_reduce number 0 of communicator {number} for rank {1 - number}" in str(error)
 

@@ -73,7 +73,7 @@ def test_messages_are_received_in_another_order_than_sent(count, apart):
         in_threads(ranks, program)
 
 
-def test_many_messages_in_flight_are_no_circle():
+def test_many_messages_in_flight_are_no_cycle():
     """More than a rank tells of: that one waits for another in a message that is not told is no reason to accuse."""
     with world(2) as ranks:
         large = [np.zeros(1_000_000, np.float32) for _ in range(8)]

@@ -255,8 +255,8 @@ def test_the_seconds_of_a_burst_are_those_until_its_last_byte_is_acknowledged(mo
 
     receive = measure.auth.receive
 
-    def late(stream: socket.socket, count: int) -> bytes:
-        received = receive(stream, count)
+    def late(stream: socket.socket, count: int, *deadline: float) -> bytes:
+        received = receive(stream, count, *deadline)
         if count == 100_000:
             time.sleep(0.1)
         return received

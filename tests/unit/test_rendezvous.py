@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from multiring.errors import CollectiveTimeout, MultiringError, PeerLost, Rendez
 from multiring.job import rendezvous
 from multiring.job.bootstrap import JobMeeting, RankIdentity
 from multiring.job.exchange import Exchange, spans
+from multiring.job.hosts import control_edges
+from multiring.job.introduction import Introduction
 from multiring.job.store import Client, Server
 from multiring.net import auth, interfaces, local, unix
 from multiring.planning import topology_file
@@ -29,6 +32,20 @@ from multiring.planning.speeds import INTERNAL_WIRE_OVERHEAD, NATIVE
 from multiring.planning.topology import Link, Topology
 
 SECRET = b"0123456789abcdef"
+INTRODUCTION = Introduction(
+    version="0.1.0",
+    agreed={"the number of ranks": "2", "MULTIRING_STREAMS": "1"},
+    host="a",
+    machine="m",
+    kernel="k",
+    unix="socket",
+    addresses=(("10.0.0.1", 5), ("127.0.0.1", 6)),
+    cards=("eth0", "lo"),
+    fastest=("eth0",),
+    hardware=("02:00:00:00:00:01",),
+    cpus=frozenset({0, 1, 2, 9}),
+    quota=1.5,
+)
 
 
 class Peers:
@@ -181,7 +198,7 @@ def test_hosts_are_connected(job: Job, hosts: str, streams: int) -> None:
     for rank in range(size):
         assert job.worlds[rank].topology.hosts == tuple(hosts)
         assert set(job.engine(rank).local) == {p for p in range(size) if p != rank and hosts[p] == hosts[rank]}
-        assert sorted(job.engine(rank).control) == sorted(rendezvous.control_edges(hosts, rank))
+        assert sorted(job.engine(rank).control) == sorted(control_edges(hosts, rank))
         assert not job.engine(rank).tcp  # opened when first needed
     others = {rank: {p for p in range(size) if hosts[p] != hosts[rank]} for rank in range(size)}
     job.run([lambda r=rank: job.worlds[r].connect(others[r], 10) for rank in range(size)])
@@ -215,12 +232,12 @@ def test_one_end_wants_a_link_the_other_accepts(job: Job) -> None:
 
 @pytest.mark.parametrize("able", [0, 1])
 def test_one_way_reachability_is_enough(job: Job, monkeypatch: pytest.MonkeyPatch, able: int) -> None:
-    reachable = rendezvous._reachable
+    addresses_for = Introduction.addresses_for
 
-    def one_way(record: dict[str, Any], mine: dict[str, Any]) -> list[tuple[str, int]]:
-        return reachable(record, mine) if mine["host"] == "ab"[able] else [("127.0.0.1", 1)]
+    def one_way(one: Introduction, mine: Introduction) -> list[tuple[str, int]]:
+        return addresses_for(one, mine) if mine.host == "ab"[able] else [("127.0.0.1", 1)]
 
-    monkeypatch.setattr(rendezvous, "_reachable", one_way)
+    monkeypatch.setattr(Introduction, "addresses_for", one_way)
     job.join(2, settings("ab", streams=2))
     job.run([lambda r=rank: job.worlds[r].connect({1 - r}, 10) for rank in range(2)])
     assert not job.errors
@@ -229,15 +246,15 @@ def test_one_way_reachability_is_enough(job: Job, monkeypatch: pytest.MonkeyPatc
 
 def test_an_address_that_leads_to_somebody_else(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """As 172.17.0.1 does, which every host has: the first address of all ranks is that of rank 2."""
-    reachable = rendezvous._reachable
+    addresses_for = Introduction.addresses_for
     first: list[tuple[str, int]] = []
 
-    def shared(record: dict[str, Any], mine: dict[str, Any]) -> list[tuple[str, int]]:
-        if record["host"] == "c":
-            first[:] = reachable(record, mine)[:1]
-        return [*first, *reachable(record, mine)]
+    def shared(one: Introduction, mine: Introduction) -> list[tuple[str, int]]:
+        if one.host == "c":
+            first[:] = addresses_for(one, mine)[:1]
+        return [*first, *addresses_for(one, mine)]
 
-    monkeypatch.setattr(rendezvous, "_reachable", shared)
+    monkeypatch.setattr(Introduction, "addresses_for", shared)
     job.join(3, settings("abc"))
     assert not job.errors
     job.run([lambda r=rank: job.worlds[r].connect({0, 1, 2} - {r}, 10) for rank in range(3)])
@@ -245,7 +262,7 @@ def test_an_address_that_leads_to_somebody_else(job: Job, monkeypatch: pytest.Mo
 
 
 def test_unreachable_names_both_and_the_addresses(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_reachable", lambda record, mine: [("127.0.0.1", 1)])
+    monkeypatch.setattr(Introduction, "addresses_for", lambda one, mine: [("127.0.0.1", 1)])
     job.join(2, lambda rank: env.Settings(host="ab"[rank], init_timeout=1))
     for rank in range(2):
         with pytest.raises(RendezvousError, match=r"127\.0\.0\.1:1: Connection refused"):
@@ -384,15 +401,18 @@ def test_a_different_number_of_ranks(job: Job) -> None:
     assert str(job.errors[1]) == str(job.errors[0])
 
 
-def test_versions_that_differ(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("says", ["as we do", "in words of its own"])
+def test_versions_that_differ(job: Job, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
     agree = rendezvous._agree
 
     def older(records: list[dict[str, Any]], shared: dict[str, Any]) -> dict[str, Any]:
-        return agree([records[0], records[1] | {"version": "0.0.9"}], shared)
+        known = records[1] if says == "as we do" else {"host": "a"}
+        return agree([records[0], known | {"version": "0.0.9"}], shared)
 
     monkeypatch.setattr(rendezvous, "_agree", older)
     job.join(2, settings("aa"))
     assert "rank 1 (host a) runs multiring 0.0.9, rank 0 (host a) multiring 0.1" in str(job.errors[0])
+    assert str(job.errors[1]) == str(job.errors[0])
 
 
 def test_who_did_not_arrive(job: Job) -> None:
@@ -619,21 +639,53 @@ def test_joining_twice_reads_nothing_old(job: Job) -> None:
     ],
 )
 def test_control_tree(hosts: str, edges: dict[int, list[int]]) -> None:
-    assert {rank: rendezvous.control_edges(hosts, rank) for rank in edges} == edges
+    assert {rank: control_edges(hosts, rank) for rank in edges} == edges
 
 
 def test_control_tree_is_symmetric_and_connected() -> None:
     hosts = [str(rank // 3) for rank in range(300)]
-    edges = {(rank, peer) for rank in range(300) for peer in rendezvous.control_edges(hosts, rank)}
+    edges = {(rank, peer) for rank in range(300) for peer in control_edges(hosts, rank)}
     assert edges == {(peer, rank) for rank, peer in edges}
     assert len(edges) == 2 * 99
 
 
 def test_loopback_never_leads_to_another_machine() -> None:
-    here = {"machine": "m", "addresses": [["10.0.0.1", 5], ["fd00::1", 5], ["127.0.0.1", 5], ["::1", 5]]}
-    there = {"machine": "n", "addresses": []}
-    assert rendezvous._reachable(here, there) == [("10.0.0.1", 5), ("fd00::1", 5)]
-    assert rendezvous._reachable(here, here)[0] == ("::1", 5)
+    here = replace(INTRODUCTION, addresses=(("10.0.0.1", 5), ("fd00::1", 5), ("127.0.0.1", 5), ("::1", 5)))
+    there = replace(INTRODUCTION, machine="n")
+    assert here.addresses_for(there) == [("10.0.0.1", 5), ("fd00::1", 5)]
+    assert here.addresses_for(here)[0] == ("::1", 5)
+
+
+def test_cards_that_are_no_equals_are_not_used() -> None:
+    addresses = (("10.0.0.1", 5), ("10.1.0.1", 6), ("10.0.0.2", 5), ("10.2.0.1", 7), ("127.0.0.1", 5))
+    cards = ("eth0", "eth1", "eth0", "eth2", "lo")
+    here = replace(INTRODUCTION, addresses=addresses, cards=cards, fastest=("eth0", "eth2", "lo"))
+    apart = [[("10.0.0.1", 5), ("10.0.0.2", 5)], [("10.2.0.1", 7)]]
+    assert here.usable_cards() == here.cards_for(replace(here, machine="n")) == apart
+    assert here.cards_for(replace(here, host="b")) == [[*addresses[::-1]]]  # no network lies between them
+
+
+def test_what_the_store_carries_says_the_same() -> None:
+    carried = json.loads(json.dumps(INTRODUCTION.encode()))
+    assert Introduction.decode(carried | {"claim": {"pid": 7}}, 3) == INTRODUCTION
+    assert carried["cpus"] == "0-2,9"
+
+
+@pytest.mark.parametrize("name", sorted(field.name for field in fields(Introduction)))
+def test_an_introduction_that_lacks_something_names_its_rank(name: str) -> None:
+    carried = INTRODUCTION.encode()
+    del carried[name]
+    with pytest.raises(RendezvousError, match=rf"^what rank 3 says of itself lacks '{name}': .* install the same") as e:
+        Introduction.decode(carried, 3)
+    assert e.value.rank == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("addresses", [["10.0.0.1"]]), ("cpus", "two"), ("cpus", 2), ("cards", None)]
+)
+def test_an_introduction_that_cannot_be_read_names_its_rank(name: str, wrong: object) -> None:
+    with pytest.raises(RendezvousError, match=r"^what rank 3 says of itself cannot be read \(.*install the same"):
+        Introduction.decode(INTRODUCTION.encode() | {name: wrong}, 3)
 
 
 def test_ranks_in_words() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from multiring.net import auth, dial, unix
 from multiring.net.acceptor import Acceptor
+from multiring.net.membership import Membership
 
 SECRET = b"0123456789abcdef"
 
@@ -106,12 +107,12 @@ def another_user(monkeypatch: pytest.MonkeyPatch) -> int:
     return user
 
 
-def test_a_gate_says_nothing_to_another_user(another_user: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_acceptor_says_nothing_to_another_user(another_user: int, caplog: pytest.LogCaptureFixture) -> None:
     """Not even to one that knows the secret, as one that is derived from what the machine tells all."""
     listening, name = unix.listen()
     listening.setblocking(False)
     mine = auth.Hello(auth.LOCAL, 0, job="test")
-    acceptor = Acceptor([listening], SECRET, mine, 0, {1: []}, [], patience=5)
+    acceptor = Acceptor([listening], SECRET, mine, Membership.at_start(2), {1: []}, [], patience=5)
     try:
         for role in (auth.SURVIVOR, auth.DATA, auth.CONTROL, auth.LOCAL) * 20:
             with socket.socket(socket.AF_UNIX) as stranger:

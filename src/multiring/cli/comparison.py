@@ -23,7 +23,7 @@ from multiring.bench.peers import BY_SOCKETS, ON_CARDS, ONE_HOST, ONLY_ALL_REDUC
 from multiring.bench.report import through
 from multiring.cli.errors import check_output, leave_out, write_output
 from multiring.errors import RendezvousError
-from multiring.job.rendezvous import check_settings
+from multiring.job.checks import check_settings
 from multiring.planning import topology_file
 from multiring.planning.bound import cut_bound
 from multiring.planning.planner import plan

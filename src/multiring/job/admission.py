@@ -176,7 +176,9 @@ class Admission:
         return self.failure()
 
     def conclude(self, reason: str = "") -> str:
-        """Settle the verdict, unless it is: kept for this reason, grown without one. The reason that stands, or ""."""
+        """Settle the verdict, unless it is: the old world goes on for this reason, the larger one without any.
+
+        The reason that stands, or ""."""
         verdict = self._store.settle(self._verdict, reason.encode() or _GROWN)
         return "" if verdict == _GROWN else verdict.decode()
 

@@ -22,6 +22,7 @@ from multiring.job import pet
 from multiring.job.hostlist import expand
 from multiring.job.store import Client, JobStore, Server, TorchStore
 from multiring.net import interfaces, listen
+from multiring.net.membership import Membership
 
 SLURM_PORTS = range(20000, 30000)
 """The ports on which rank 0 of a Slurm step may serve the store if MULTIRING_PORTS does not say."""
@@ -72,14 +73,10 @@ class RankIdentity:
     job: str = ""
     restart: int = 0
     """How often all ranks were started before: what is left over from an earlier start is refused."""
-    generation: int = 0
-    """How often the membership has changed since."""
     replacement: int = 0
     """Above 0: this process takes the place of a rank that was lost, and is to be admitted by the others."""
-    members: tuple[int, ...] = ()
-    """The ranks that they had, or took the places of, when the job started; (): their own."""
-    entered: tuple[int, ...] = ()
-    """The generation in which each rank came; (): this one."""
+    membership: Membership | None = None
+    """Who is in a job that goes on; None: it starts."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -87,6 +84,11 @@ class RankIdentity:
                 f"the environment of {self.launcher} says rank {self.rank} in a world of {self.world_size}: ranks are "
                 f"0 to {self.world_size - 1}, so correct the rank or the size"
             )
+
+    @property
+    def present(self) -> Membership:
+        """The membership of the generation that this rank is of."""
+        return Membership.at_start(self.world_size) if self.membership is None else self.membership
 
 
 def rank_identity(environ: Mapping[str, str] | None = None) -> RankIdentity:

@@ -22,9 +22,11 @@ from multiring.errors import MultiringError, RendezvousError
 from multiring.job import bootstrap, rendezvous
 from multiring.job.admission import ANSWER_SECONDS, Admission, JoinQueue, NotAdmitted, Record
 from multiring.job.bootstrap import RankIdentity, no_meeting
+from multiring.job.checks import Terms, check_settings, difference
 from multiring.job.exchange import Exchange
 from multiring.job.membership import Agreement
 from multiring.job.store import Client
+from multiring.net.membership import Membership
 from multiring.runtime.comm import Communicator
 from multiring.runtime.world import World
 
@@ -44,7 +46,7 @@ def grow(communicator: Communicator, timeout: float | None) -> tuple[World, Agre
     completed = world.engine.completed(0) - 1
     seconds = _patience(world.settings) if timeout is None else timeout
     with contextlib.ExitStack() as stack:
-        identity, label = bootstrap.rank_identity(), world.members[world.rank]
+        identity, label = bootstrap.rank_identity(), world.membership.members[world.rank]
         admission: Admission | None = None
         member_list: Record | None = None
         if communicator.rank == 0 and world.acceptor is not None and env.read(env.Launch).store:
@@ -64,15 +66,15 @@ def grow(communicator: Communicator, timeout: float | None) -> tuple[World, Agre
             admission = queue.join(member_list["admission"], f"rank {label}")
         try:
             joined = _meet(admission, member_list, label, identity, world.settings_again, world.engine.failure)
-        except NotAdmitted as kept:
+        except NotAdmitted as refused:
             # Raises if it was one of those who are there.
             communicator.internal.barrier(timeout=communicator.timeout + seconds)
             if communicator.rank == 0:
-                _log.warning("nobody was admitted, and the job goes on with %d ranks: %s", communicator.size, kept)
+                _log.warning("nobody was admitted, and the job goes on with %d ranks: %s", communicator.size, refused)
             return None
-    before = {label: rank for rank, label in enumerate(world.members)}
-    members = tuple(before.get(label, -1) for label in joined.members)
-    return replace(joined, settings=world.settings), Agreement(member_list["generation"], members, completed)
+    before = {label: rank for rank, label in enumerate(world.membership.members)}
+    members = tuple(before.get(label, -1) for label in joined.membership.members)
+    return replace(joined, settings=world.settings), Agreement(joined.membership.generation, members, completed)
 
 
 def enter(identity: RankIdentity, settings: env.Settings) -> World:
@@ -80,7 +82,7 @@ def enter(identity: RankIdentity, settings: env.Settings) -> World:
 
     RendezvousError if that does not happen in time, or this one does not fit.
     """
-    rendezvous.check_settings(settings)
+    check_settings(settings)
     until = time.monotonic() + settings.init_timeout
     with _join_queue(identity, settings) as queue:
         host = settings.host or socket.gethostname()
@@ -97,11 +99,12 @@ def enter(identity: RankIdentity, settings: env.Settings) -> World:
                     f"{settings.init_timeout:g} s (MULTIRING_INIT_TIMEOUT): the others do that when they call grow()"
                 ) from None
             if member_list is not None:
+                membership = Membership.decode(member_list["membership"])
                 queue.enter(identity.replacement, admission)
                 try:
                     return _meet(admission, member_list, identity.rank, identity, settings, lambda: None)
-                except NotAdmitted as kept:
-                    _raise_own(kept.__cause__, member_list["members"].index(identity.rank))
+                except NotAdmitted as refused:
+                    _raise_own(refused.__cause__, membership.members.index(identity.rank))
     raise AssertionError("not reached")
 
 
@@ -126,12 +129,14 @@ def _join_queue(identity: RankIdentity, settings: env.Settings) -> Iterator[Join
 def _look(queue: JoinQueue, world: World, seconds: float) -> tuple[Admission | None, Record | None]:
     """The list of members with those who may come and have answered, if there are any."""
     fitting: dict[int, int] = {}
-    mine = {"host": world.topology.hosts[world.rank], "agreed": env.agreed(world.settings)}
+    mine = Terms(world.topology.hosts[world.rank], env.agreed(world.settings))
+    members = world.membership.members
     for join_id, newcomer in queue.waiting().items():
         rank = newcomer["rank"]
-        if rank in world.members:
+        if rank in members:
             continue
-        different = rendezvous.difference(f"rank {rank}", newcomer, f"rank {world.members[world.rank]}", mine)
+        its = Terms(newcomer["host"], newcomer["agreed"])
+        different = difference(f"rank {rank}", its, f"rank {members[world.rank]}", mine)
         if different:
             _log.warning("a newcomer was refused: %s", different)
             queue.refuse(join_id, different)
@@ -139,28 +144,22 @@ def _look(queue: JoinQueue, world: World, seconds: float) -> tuple[Admission | N
             fitting[rank] = join_id
     if not fitting:
         return None, None
-    assert world.acceptor is not None
-    admission = queue.admission(f"rank {world.members[world.rank]}")
+    admission = queue.admission(f"rank {members[world.rank]}")
     invited = {rank: join_id for rank, join_id in fitting.items() if queue.invite(admission, join_id)}
     try:
         came = admission.answered(invited)
-    except NotAdmitted as kept:  # the others that wait are invited by the next call
-        _log.warning("nobody was admitted: %s", kept)
+    except NotAdmitted as refused:  # the others that wait are invited by the next call
+        _log.warning("nobody was admitted: %s", refused)
         return None, None
     for rank in invited.keys() - came.keys():
         queue.refuse(invited[rank], f"this rank did not answer within {ANSWER_SECONDS:g} s when it was invited")
         _log.warning("rank %d waited to be admitted, and did not answer within %g s", rank, ANSWER_SECONDS)
     if not came:
         return None, None
-    generation = world.acceptor.membership.generation + 1
-    entered = {**dict(zip(world.members, world.entered, strict=True)), **dict.fromkeys(came, generation)}
-    members = sorted(entered)
     member_list = {
         "admission": admission.key,
         "join_ids": sorted(came.values()),
-        "generation": generation,
-        "members": members,
-        "entered": [entered[rank] for rank in members],
+        "membership": world.membership.admitting(came).encode(),
         "topology": world.measured,
         "seconds": seconds,
     }
@@ -187,23 +186,12 @@ def _meet(
 
     NotAdmitted if it has not come about, Excluded if it may have without this rank.
     """
-    members, generation = tuple(member_list["members"]), member_list["generation"]
-    rank = members.index(rank_at_start)
-    entered = tuple(member_list["entered"])
-    identity = RankIdentity(
-        rank,
-        len(members),
-        "grow",
-        no_meeting,
-        at_start.job,
-        at_start.restart,
-        generation,
-        members=members,
-        entered=entered,
-    )
+    membership = Membership.decode(member_list["membership"])
+    rank, size = membership.members.index(rank_at_start), len(membership.members)
+    identity = RankIdentity(rank, size, "grow", no_meeting, at_start.job, at_start.restart, membership=membership)
     secret = bootstrap.given_secret(env.read(env.Launch))
     admission.failure = failure
-    exchange = Exchange(admission, "meet", rank, len(members), member_list["seconds"])
+    exchange = Exchange(admission, "meet", rank, size, member_list["seconds"])
     with contextlib.ExitStack() as undo:
         try:
             joined = rendezvous.join_beside(
@@ -218,7 +206,9 @@ def _meet(
         if reason:
             raise NotAdmitted(reason) from error
         if error is not None:
-            raise Excluded(f"the job went on as generation {generation} without this rank: {error}") from error
+            raise Excluded(
+                f"the job went on as generation {membership.generation} without this rank: {error}"
+            ) from error
         undo.pop_all()
         return joined
 

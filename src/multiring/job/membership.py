@@ -22,25 +22,26 @@ Ranks are here those that they had at the job's start.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from multiring.errors import PeerLost, RendezvousError
 from multiring.job import rendezvous
 from multiring.job.exchange import spans
+from multiring.job.late_ranks import RETRY_SECONDS, LateRanks
+from multiring.job.leader_store import LeaderStore
 from multiring.net import auth, dial
-from multiring.net.acceptor import Acceptor, Membership, Message, RankConnection
+from multiring.net.acceptor import Acceptor, RankConnection
+from multiring.net.framing import Message
 from multiring.net.loop import within
 from multiring.runtime.world import World
 
 WATCH_AFTER_SECONDS = 0.5
 """Seconds after which a rank that has not come is looked for."""
 
-RETRY_SECONDS = 0.2
 ASKED_AT_ONCE = 16
 """Number of lower ranks that are asked at the same time whether they live."""
 
@@ -93,9 +94,9 @@ def shrink(world: World, completed: int, timeout: float) -> tuple[World, Agreeme
         if acceptor.rank in apart:
             raise RendezvousError(_no_member(str(failure)))
         while True:
-            star = survivor.agree()
+            store = survivor.agree()
             try:
-                joined = rendezvous.rejoin(world, acceptor, acceptor.membership, star, star.failure)
+                joined = rendezvous.rejoin(world, acceptor, store, store.failure)
             except RendezvousError as error:
                 if str(error) != reason:
                     reason = str(error)
@@ -103,9 +104,9 @@ def shrink(world: World, completed: int, timeout: float) -> tuple[World, Agreeme
                 survivor.count_failure(error)
                 continue
             finally:
-                star.close()
+                store.close()
             members = tuple(map(before.members.index, acceptor.membership.members))
-            return joined, Agreement(acceptor.membership.generation, members, star.completed - 1)
+            return joined, Agreement(acceptor.membership.generation, members, store.completed - 1)
     except BaseException:
         acceptor.close()
         raise
@@ -116,7 +117,7 @@ def _given_up(failure: PeerLost, world: World) -> set[int]:
     hosts = world.topology.hosts
     if failure.apart < 0:
         return set()
-    return {world.members[rank] for rank, host in enumerate(hosts) if host == hosts[failure.rank]}
+    return {world.membership.members[rank] for rank, host in enumerate(hosts) if host == hosts[failure.rank]}
 
 
 def _no_member(reason: str) -> str:
@@ -144,12 +145,18 @@ class Survivor:
         self._silent = set(silent)
         self._apart = set(apart)
         self._timeout = timeout
-        self._late_seconds = late_seconds
-        self._told_of: set[int] = set()
-        self._left_out: set[int] = set()  # they were late for the whole time
         self._began = time.monotonic()
+        self._late = LateRanks(acceptor, self._began, late_seconds)
         self._promised: Ballot = (0, 0)
         self._accepted: tuple[Ballot, tuple[int, ...]] | None = None
+        self._handlers: dict[str, Callable[[RankConnection, Message], Awaitable[LeaderStore | None]]] = {
+            "news": self._take_news,
+            "admitted": self._wait_on,
+            "minority": self._end,
+            "prepare": self._promise,
+            "accept": self._accept,
+            "decided": self._go_on,
+        }
 
     def agree(self) -> LeaderStore:
         """The store of the next generation, whose membership the acceptor knows then.
@@ -179,7 +186,7 @@ class Survivor:
         except asyncio.TimeoutError:
             leader.close()
             self._silent.add(rank)
-            self._leave_out({rank})
+            self._late.leave_out({rank})
             raise _Again(f"the lowest rank lives, but has not called this in {self._timeout:g} s") from None
         except ConnectionError as error:
             leader.close()
@@ -265,34 +272,7 @@ class Survivor:
                 "only end"
             )
         self._accepted = None
-        await self._acceptor.announce(Membership(told["generation"], members))
-
-    # ---- who is late ----
-
-    async def _tell_of(self, late: Callable[[], Collection[int]]) -> None:
-        """Log once for whom this rank waits, when it has for long."""
-        while True:
-            await asyncio.sleep(max(self._began + self._late_seconds - time.monotonic(), RETRY_SECONDS))
-            found = set(late()) - self._told_of
-            self._told_of |= found
-            self._tell("has waited for others in shrink() for", found)
-
-    def _leave_out(self, late: Collection[int]) -> None:
-        self._left_out |= set(late)
-        self._tell("waits no longer in shrink(), after", late)
-
-    def _tell(self, what: str, late: Collection[int]) -> None:
-        if words := self._in_words(late):
-            _log.warning("this rank %s %.1f s: %s", what, time.monotonic() - self._began, words)
-
-    def _in_words(self, late: Collection[int]) -> str:
-        """What is said of ranks that are late, if there are any."""
-        members = self._acceptor.membership.members
-        now = [members.index(rank) for rank in sorted(late) if rank in members]
-        if not now:
-            return ""
-        live = f"rank {now[0]} lives, and has" if len(now) == 1 else f"ranks {spans(now)} live, and have"
-        return f"{live} not called shrink()"
+        await self._acceptor.announce(self._acceptor.membership.after(told["generation"], members))
 
     # ---- one that follows ----
 
@@ -311,45 +291,53 @@ class Survivor:
     async def _follow(self, rank: int, leader: RankConnection) -> LeaderStore:
         await leader.send(self._join())
         patience = self._began + self._timeout + self._acceptor.patience - time.monotonic()
-        telling = asyncio.create_task(self._tell_of(lambda: {rank}))
+        telling = asyncio.create_task(self._late.tell_of(lambda: {rank}))
         try:
             told = await within(max(patience, self._acceptor.patience), leader.receive())
         finally:
             telling.cancel()
-        while True:
-            if told["kind"] == "news":
-                await self._learn(told)
-            elif told["kind"] == "minority":
-                raise RendezvousError(told["text"])
-            elif told["kind"] == "prepare":
-                self._promised = max(self._promised, tuple(told["ballot"]))
-                await leader.send({"kind": "promise"})
-            elif told["kind"] == "accept":
-                ballot = tuple(told["ballot"])
-                if ballot < self._promised:
-                    raise _Again("a later ballot was promised to another rank")
-                self._accepted = ballot, tuple(told["members"])
-                await leader.send({"kind": "accepted"})
-            elif told["kind"] == "decided":
-                await self._decide(told)
-                if not told["complete"]:
-                    raise _Again("a membership of before was decided on")
-                return LeaderStore(self._acceptor, {self._acceptor.membership.members[0]: leader}, told["completed"])
+        while (store := await self._handlers[told["kind"]](leader, told)) is None:
             told = await leader.receive()
+        return store
+
+    async def _take_news(self, leader: RankConnection, told: Message) -> None:
+        await self._learn(told)
+
+    async def _wait_on(self, leader: RankConnection, told: Message) -> None:
+        """The leader has taken this rank's call, and waits for others."""
+
+    async def _end(self, leader: RankConnection, told: Message) -> None:
+        raise RendezvousError(told["text"])
+
+    async def _promise(self, leader: RankConnection, told: Message) -> None:
+        self._promised = max(self._promised, tuple(told["ballot"]))
+        await leader.send({"kind": "promise"})
+
+    async def _accept(self, leader: RankConnection, told: Message) -> None:
+        ballot = tuple(told["ballot"])
+        if ballot < self._promised:
+            raise _Again("a later ballot was promised to another rank")
+        self._accepted = ballot, tuple(told["members"])
+        await leader.send({"kind": "accepted"})
+
+    async def _go_on(self, leader: RankConnection, told: Message) -> LeaderStore:
+        await self._decide(told)
+        if not told["complete"]:
+            raise _Again("a membership of before was decided on")
+        return LeaderStore(self._acceptor, {self._acceptor.membership.members[0]: leader}, told["completed"])
 
     # ---- the one that leads ----
 
     async def _lead(self) -> LeaderStore:
         joined = await self._gather()
         try:
-            star = await self._ballot(joined)
+            return await self._ballot(joined)
         except ConnectionError as error:
             _close(joined)
             raise _Again(f"a survivor was lost: {error}") from error
         except BaseException:
             _close(joined)
             raise
-        return star
 
     async def _gather(self) -> dict[int, tuple[RankConnection, Message]]:
         """Those who came, when all others are dead, silent, or have been waited for long enough."""
@@ -358,13 +346,13 @@ class Survivor:
         higher = [rank for rank in self._acceptor.membership.members if rank > self._rank]
         alive: set[int] = set()
         watches = {rank: asyncio.create_task(self._watch(rank, alive)) for rank in higher}
-        telling = asyncio.create_task(self._tell_of(lambda: alive - joined.keys()))
+        telling = asyncio.create_task(self._late.tell_of(lambda: alive - joined.keys()))
         arrival = asyncio.ensure_future(self._acceptor.arrived.get())
         try:
             while missing := [rank for rank in higher if rank not in joined and not watches[rank].done()]:
                 remaining = until - time.monotonic()
                 if remaining <= 0:
-                    self._leave_out(alive & set(missing))
+                    self._late.leave_out(alive & set(missing))
                     break
                 await asyncio.wait(
                     [arrival, *(watches[rank] for rank in missing)],
@@ -459,7 +447,7 @@ class Survivor:
         members = self._acceptor.membership.members
         now = [members.index(rank) for rank in present]
         seconds = time.monotonic() - self._began
-        late = self._in_words(self._left_out - set(present))
+        late = self._late.in_words(self._late.left_out - set(present))
         return (
             f"of the {len(members)} ranks only {spans(now)} found each other, in {seconds:.1f} s: "
             f"not more than half of them, nor half with rank 0, and so the others may have gone on without them"
@@ -475,75 +463,6 @@ class Survivor:
         for told in await asyncio.gather(*(connection.receive() for connection in connections.values())):
             if told["kind"] != answer:
                 raise ConnectionError(f"it answers {told['kind']}")
-
-
-class LeaderStore:
-    """A `KeyValueStore` over the connections of the agreement.
-
-    What the leader sets reaches all; what others set reaches the leader.
-    """
-
-    def __init__(self, acceptor: Acceptor, connections: dict[int, RankConnection], completed: int) -> None:
-        self.completed = completed
-        """How many collectives all have completed."""
-        self._acceptor = acceptor
-        self._connections = connections
-        self._values: dict[str, bytes] = {}
-        self._lost: RendezvousError | None = None
-        self._changed = asyncio.Event()
-        self._pumps = [asyncio.create_task(self._pump(rank, connection)) for rank, connection in connections.items()]
-
-    async def _pump(self, rank: int, connection: RankConnection) -> None:
-        try:
-            while True:
-                told = await connection.receive()
-                self._values[told["key"]] = base64.b64decode(told["value"])
-                self._changed.set()
-        except (ConnectionError, KeyError) as error:
-            before = self._acceptor.membership.members
-            self._lost = RendezvousError(f"rank {before.index(rank)} of the survivors was lost: {error}")
-            self._changed.set()
-
-    def failure(self) -> BaseException | None:
-        """The loss of another one, if there was one."""
-        return self._lost
-
-    def set(self, key: str, value: bytes) -> None:
-        """Set ``key`` to ``value``."""
-        self._acceptor.loop.run(self._set(key, value))
-
-    async def _set(self, key: str, value: bytes) -> None:
-        self._values[key] = value
-        message = {"key": key, "value": base64.b64encode(value).decode()}
-        with contextlib.suppress(ConnectionError):  # its pump tells
-            await asyncio.gather(*(connection.send(message) for connection in self._connections.values()))
-
-    def get(self, key: str, timeout: float) -> bytes:
-        """The value of ``key``, waiting up to ``timeout`` seconds for it to be set; TimeoutError after that."""
-        return self._acceptor.loop.run(self._get(key, timeout))
-
-    async def _get(self, key: str, timeout: float) -> bytes:
-        until = time.monotonic() + timeout
-        while key not in self._values:
-            if self._lost is not None:
-                raise self._lost
-            self._changed.clear()
-            try:
-                await within(until - time.monotonic(), self._changed.wait())
-            except asyncio.TimeoutError:
-                raise TimeoutError(f"{key!r} was not set within {timeout:g} s") from None
-        return self._values[key]
-
-    def close(self) -> None:
-        """Part from the others."""
-        self._acceptor.loop.run(self._end())
-
-    async def _end(self) -> None:
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-        for connection in self._connections.values():
-            connection.close()
 
 
 def _discard(found: tuple[RankConnection, Message]) -> None:

@@ -12,37 +12,30 @@ store that one of them stands for (membership.py):
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
-import os
 import secrets
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from multiring import _native, env, probe, version
+from multiring import _native, env, probe
 from multiring.errors import RendezvousError
-from multiring.job import bootstrap, descriptors
+from multiring.job import bootstrap, descriptors, hosts
 from multiring.job.bootstrap import RankIdentity, no_meeting
-from multiring.job.cores import cgroup_quota, format_list, parse_list
-from multiring.job.exchange import Exchange, Record, spans
+from multiring.job.checks import check_formats, check_settings, check_strategy, difference, topology_of, topology_text
+from multiring.job.exchange import Exchange, Record
+from multiring.job.hosts import Proof
+from multiring.job.introduction import Introduction, introduce
 from multiring.job.store import KeyValueStore
 from multiring.net import auth, interfaces, listen, local, unix
-from multiring.net.acceptor import Acceptor, Membership
-from multiring.net.cards import Route, ways_between
+from multiring.net.acceptor import Acceptor
 from multiring.net.dial import Address
 from multiring.net.links import Links
-from multiring.planning import topology_file
-from multiring.planning.plan import is_id
-from multiring.planning.planner import check_wire
-from multiring.planning.speeds import RankPlacement, speeds
-from multiring.planning.strategies import Strategy
-from multiring.planning.topology import Topology
+from multiring.planning.speeds import speeds
 from multiring.runtime import trace
 from multiring.runtime.world import World
 from multiring.simulate import forced
@@ -50,14 +43,62 @@ from multiring.simulate import forced
 if TYPE_CHECKING:
     from multiring.runtime.mpi.engine import MpiEngine
 
-CONTROL_FANOUT = 4
-"""Children of a host in the control tree: depth 5 at 1,024 hosts."""
-
 REJOIN_HEARTBEATS = 4
 """Number of heartbeat time-outs in which survivors must meet; after that they look once more for who survives."""
 
 _log = logging.getLogger("multiring")
 _joins: Counter[str] = Counter()  # init after shutdown must not read what the last one wrote
+
+
+@dataclass(frozen=True)
+class _Joiner:
+    """What a rank brings to the three rounds."""
+
+    identity: RankIdentity
+    settings: env.Settings
+    exchange: Exchange
+    secret: bytes | None
+    """None: rank 0 draws one."""
+    topology_text: Callable[[], str]
+    """Asked for on rank 0."""
+    acceptor: Acceptor | None = None
+    """This rank's from an earlier generation."""
+    failure: Callable[[], BaseException | None] = lambda: None
+    """Tells why the world cannot come about any more."""
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """What a rank has once all have arrived."""
+
+    hello: auth.Hello
+    unix_socket: socket.socket
+    """Where the ranks of its host connect."""
+    listening: list[socket.socket]
+    """Where other hosts connect; none if the acceptor of an earlier generation goes on."""
+    timeline: trace.Timeline | None
+    introductions: tuple[Introduction, ...]
+    secret: bytes
+    topology: str
+    """The text of the topology file of rank 0, "" if it has none."""
+
+
+@dataclass(frozen=True)
+class _Attachment:
+    """What a rank has once all have proved who shares a host: its engine, to which those of its host are attached."""
+
+    engine: _native.Engine | MpiEngine
+    proof: Proof
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """What a rank has once the hosts are connected."""
+
+    acceptor: Acceptor | None
+    links: Links | None
+    topology: str
+    """What a file or a measurement says of the links between the hosts; "" if none does."""
 
 
 def join(identity: RankIdentity, settings: env.Settings) -> World:
@@ -69,7 +110,7 @@ def join(identity: RankIdentity, settings: env.Settings) -> World:
     check_settings(settings)
     strategy = forced.wanted(settings.plan, settings.wire)
     if identity.world_size == 1:
-        return _alone(identity, settings, _topology_text(settings))
+        return _alone(identity, settings, topology_text(settings))
     job = f"multiring/{identity.job}"
     prefix = f"{job}/{identity.restart}"
     _joins[prefix] += 1
@@ -80,8 +121,9 @@ def join(identity: RankIdentity, settings: env.Settings) -> World:
         with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
             exchange.outdate(meeting.store, f"{job}/newest", identity.restart)
             exchange.claim(meeting.store, settings.host or socket.gethostname())
-            world = _join(identity, settings, exchange, meeting.secret, lambda: _topology_text(settings), undo)
-            _check_strategy(strategy, world.topology)
+            text = partial(topology_text, settings)
+            world = _join(_Joiner(identity, settings, exchange, meeting.secret, text), undo)
+            check_strategy(strategy, world.topology)
             undo.pop_all()
             return world
 
@@ -91,15 +133,17 @@ def join_beside(
     settings: env.Settings,
     exchange: Exchange,
     secret: bytes | None,
-    topology_text: str,
+    text: str,
     failure: Callable[[], BaseException | None],
 ) -> World:
     """A world beside the one that this rank may be in, which is left alone, with an acceptor of its own.
 
-    ``failure`` tells why it cannot come about any more. RendezvousError for all that `join` raises it for.
+    ``text`` is that of the topology file, "" if there is none; ``failure`` tells why it cannot come about any more.
+    RendezvousError for all that `join` raises it for.
     """
     with contextlib.ExitStack() as undo:
-        world = _join(identity, settings, exchange, secret, lambda: topology_text, undo, failure=failure)
+        joiner = _Joiner(identity, settings, exchange, secret, lambda: text, failure=failure)
+        world = _join(joiner, undo)
         undo.pop_all()
         return world
 
@@ -116,159 +160,150 @@ def _blaming(rank: int) -> Iterator[None]:
 
 
 def rejoin(
-    world: World,
-    acceptor: Acceptor,
-    membership: Membership,
-    store: KeyValueStore,
-    failure: Callable[[], BaseException | None],
+    world: World, acceptor: Acceptor, store: KeyValueStore, failure: Callable[[], BaseException | None]
 ) -> World:
-    """The world of those who have agreed to go on, at whose rank 0 is ``store``; ``world`` has been left.
+    """The world of those who have agreed to go on, whom the acceptor knows; ``store`` is at their rank 0.
 
-    ``failure`` tells of another loss in the meantime. RendezvousError for all that `join` raises it for.
+    ``world`` has been left; ``failure`` tells of another loss in the meantime. RendezvousError for all that `join`
+    raises it for.
     """
+    membership, hello = acceptor.membership, acceptor.hello
     rank, size = membership.members.index(acceptor.rank), len(membership.members)
-    entered = tuple(world.entered[world.members.index(member)] for member in membership.members)
-    identity = RankIdentity(
-        rank,
-        size,
-        "shrink",
-        no_meeting,
-        acceptor.hello.job,
-        acceptor.hello.restart,
-        membership.generation,
-        members=membership.members,
-        entered=entered,
-    )
+    identity = RankIdentity(rank, size, "shrink", no_meeting, hello.job, hello.restart, membership=membership)
     settings = world.settings_again
     if size == 1:
         return replace(_alone(identity, settings, world.measured, acceptor), settings=world.settings)
     patience = min(settings.init_timeout, REJOIN_HEARTBEATS * settings.heartbeat_timeout)
     exchange = Exchange(store, "shrink", rank, size, patience)
+    joiner = _Joiner(identity, settings, exchange, acceptor.secret, lambda: world.measured, acceptor, failure)
     with contextlib.ExitStack() as undo:
-        joined = _join(identity, settings, exchange, acceptor.secret, lambda: world.measured, undo, acceptor, failure)
+        joined = _join(joiner, undo)
         undo.pop_all()
         return replace(joined, settings=world.settings)
 
 
 def _alone(identity: RankIdentity, settings: env.Settings, text: str, acceptor: Acceptor | None = None) -> World:
-    hosts = [settings.host or socket.gethostname()]
-    topology, timeline = _topology(text, hosts), _timeline(identity, settings)
-    engine = _engine(identity, hosts, settings)
-    return World(0, topology, engine, None, settings, acceptor, text, *_origins(identity), timeline=timeline)
+    names = [settings.host or socket.gethostname()]
+    topology, timeline = topology_of(text, names), _timeline(identity, settings)
+    engine = _engine(identity, names, settings)
+    return World(0, topology, engine, None, settings, acceptor, text, identity.present, timeline=timeline)
 
 
-def _origins(identity: RankIdentity) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The rank that each had when the job started, and the generation in which each came."""
-    size = identity.world_size
-    return identity.members or tuple(range(size)), identity.entered or (identity.generation,) * size
-
-
-def _join(
-    identity: RankIdentity,
-    settings: env.Settings,
-    exchange: Exchange,
-    secret: bytes | None,
-    topology_text: Callable[[], str],
-    undo: contextlib.ExitStack,
-    acceptor: Acceptor | None = None,
-    failure: Callable[[], BaseException | None] = lambda: None,
-) -> World:
-    """``acceptor`` is this rank's from an earlier generation; ``topology_text`` is asked for on rank 0."""
-    hello = auth.Hello(
-        auth.LOCAL, identity.rank, restart=identity.restart, generation=identity.generation, job=identity.job
+def _join(joiner: _Joiner, undo: contextlib.ExitStack) -> World:
+    """The three rounds; ``undo`` releases what they have made, if the world does not come about."""
+    arrival = _arrive(joiner, undo)
+    attachment = _prove(joiner, arrival, undo)
+    connection = _connect(joiner, arrival, attachment, undo)
+    identity, settings, names = joiner.identity, joiner.settings, attachment.proof.hosts
+    topology = topology_of(connection.topology, names)
+    check_formats(settings, topology)
+    if connection.links:
+        connection.links.spread(hosts.routes_over_cards(arrival.introductions, topology, identity.rank))
+        if identity.rank == 0:
+            hosts.warn_of_missing_cards(arrival.introductions, topology)
+    if arrival.timeline is not None:
+        arrival.timeline.host = names[identity.rank]
+    return World(
+        identity.rank,
+        topology,
+        attachment.engine,
+        connection.links,
+        settings,
+        connection.acceptor,
+        connection.topology,
+        identity.present,
+        timeline=arrival.timeline,
+        speeds=speeds([one.placement(name) for one, name in zip(arrival.introductions, names, strict=True)]),
     )
+
+
+def _arrive(joiner: _Joiner, undo: contextlib.ExitStack) -> _Arrival:
+    """The first round: every rank publishes its introduction, and rank 0 the secret and the topology file."""
+    identity, settings, exchange = joiner.identity, joiner.settings, joiner.exchange
+    generation = identity.present.generation
+    hello = auth.Hello(auth.LOCAL, identity.rank, restart=identity.restart, generation=generation, job=identity.job)
     listening: list[socket.socket] = []
     with exchange.reporting("arrive"):
-        here, unix_name = unix.listen()
-        undo.enter_context(here)
-        if acceptor is None:
+        unix_socket, unix_name = unix.listen()
+        undo.enter_context(unix_socket)
+        if joiner.acceptor is None:
             listening, own = _listen(settings) if settings.engine == "native" else ([], [])
             for sock in listening:
                 undo.enter_context(sock)
         else:
-            own = list(acceptor.own)
-            acceptor.hello = hello
-        text = topology_text() if identity.rank == 0 else ""
+            own = list(joiner.acceptor.own)
+            joiner.acceptor.hello = hello
+        text = joiner.topology_text() if identity.rank == 0 else ""
         timeline = _timeline(identity, settings)
-    ports = dict(own)
-    cards = [card for card in interfaces.admitted(settings.interface, loopback=True) if str(card[1]) in ports]
-    introduction = {
-        "version": version.__version__,
-        "agreed": {"the number of ranks": str(identity.world_size), **env.agreed(settings)},
-        "host": settings.host or socket.gethostname(),
-        "machine": local.machine(),
-        "kernel": local.kernel(),
-        "unix": unix_name,
-        "addresses": [(str(ip), ports[str(ip)]) for _, ip in cards],
-        "cards": [name for name, _ in cards],
-        "fastest": interfaces.fastest(name for name, ip in cards if not ip.is_loopback),
-        "hardware": sorted({interfaces.hardware(name) for name, ip in cards if not ip.is_loopback}),
-        "cpus": format_list(sorted(os.sched_getaffinity(0))),
-        "quota": cgroup_quota(),
-    }
-    shared = {"secret": "" if secret else secrets.token_hex(32), "topology": text}
-    records, shared = exchange.round("arrive", introduction, partial(_agree, shared=shared))
-    secret = secret or bytes.fromhex(shared["secret"])
+    introduction = introduce(identity.world_size, settings, unix_name, own)
+    shared = {"secret": "" if joiner.secret else secrets.token_hex(32), "topology": text}
+    records, shared = exchange.round("arrive", introduction.encode(), partial(_agree, shared=shared))
+    return _Arrival(
+        hello,
+        unix_socket,
+        listening,
+        timeline,
+        tuple(Introduction.decode(record, rank) for rank, record in enumerate(records)),
+        joiner.secret or bytes.fromhex(shared["secret"]),
+        shared["topology"],
+    )
 
+
+def _prove(joiner: _Joiner, arrival: _Arrival, undo: contextlib.ExitStack) -> _Attachment:
+    """The second round: ranks that claim one host attach each other, and rank 0 judges who has."""
+    identity, settings, exchange = joiner.identity, joiner.settings, joiner.exchange
+    introductions = arrival.introductions
     with exchange.reporting("prove"):
-        engine = _engine(identity, [record["host"] for record in records], settings)
+        engine = _engine(identity, [each.host for each in introductions], settings)
         undo.callback(engine.shutdown)
-        claimed = _claimed(records, identity.rank)
-        attached = local.attach(engine, here, claimed, secret, hello, exchange.deadline, failure)
-    judge = partial(_prove, introductions=records, text=shared["topology"], settings=settings)
-    _, proof = exchange.round("prove", {"attached": attached}, judge)
-    hosts: list[str] = proof["hosts"]
+        mine = introductions[identity.rank]
+        claimed = {peer: each.unix for peer, each in enumerate(introductions) if each.claims_host_of(mine)}
+        del claimed[identity.rank]
+        attached = local.attach(
+            engine, arrival.unix_socket, claimed, arrival.secret, arrival.hello, exchange.deadline, joiner.failure
+        )
 
-    links = None
-    text = proof["topology"]
+    def judge(records: Sequence[Record]) -> Record:
+        found = [record["attached"] for record in records]
+        return hosts.prove(found, introductions, arrival.topology, settings).encode()
+
+    _, verdict = exchange.round("prove", {"attached": attached}, judge)
+    return _Attachment(engine, Proof.decode(verdict))
+
+
+def _connect(joiner: _Joiner, arrival: _Arrival, attachment: _Attachment, undo: contextlib.ExitStack) -> _Connection:
+    """The third round: the lowest ranks of the hosts connect, and measure the links if nobody knows their rates."""
+    settings, exchange, introductions = joiner.settings, joiner.exchange, arrival.introductions
+    acceptor, engine, names = joiner.acceptor, attachment.engine, attachment.proof.hosts
+    links, text, rank = None, attachment.proof.topology, joiner.identity.rank
     with exchange.reporting("connect"):
-        _topology(text, hosts)
+        topology_of(text, names)
         if settings.engine == "mpi":
-            here.close()
+            arrival.unix_socket.close()
             cast("MpiEngine", engine).connect()
         elif acceptor is None:
-            acceptor = _acceptor(hello, _origins(identity)[0], secret, listening, here, records, hosts, settings)
+            acceptor = _acceptor(joiner, arrival, names)
             undo.callback(acceptor.close)
         else:
-            here.close()
-        if acceptor is not None and len(set(hosts)) > 1:
-            links = _links(acceptor, hello, records, hosts, cast("_native.Engine", engine), settings)
+            arrival.unix_socket.close()
+        if acceptor is not None and len(set(names)) > 1:
+            links = _links(acceptor, arrival, names, cast("_native.Engine", engine), settings)
             undo.callback(links.close)
             remaining = max(exchange.deadline - time.monotonic(), 0.0)
-            either = partial(_first, failure, engine.failure)
-            links.ensure(auth.CONTROL, control_edges(hosts, identity.rank), remaining, either)
-            if proof["measure"] and identity.rank in _leaders(hosts):
-                text = probe.measured(links, _party(records, hosts, identity.rank), exchange.deadline)
+            either = partial(_first, joiner.failure, engine.failure)
+            links.ensure(auth.CONTROL, hosts.control_edges(names, rank), remaining, either)
+            if attachment.proof.measure and rank in hosts.leaders(names):
+                text = probe.measured(links, hosts.probe_group(introductions, names, rank), exchange.deadline)
     _, told = exchange.round("connect", {}, lambda _: {"topology": text})
-    text = told["topology"]
-    topology = _topology(text, hosts)
-    _check_wire(settings, topology)
-    if links:
-        links.spread(_over_cards(records, topology, identity.rank))
-        if identity.rank == 0:
-            _warn_of_missing_cards(records, topology)
-    if timeline is not None:
-        timeline.host = hosts[identity.rank]
-    return World(
-        identity.rank,
-        topology,
-        engine,
-        links,
-        settings,
-        acceptor,
-        text,
-        *_origins(identity),
-        timeline=timeline,
-        speeds=speeds([_seat(record, host) for record, host in zip(records, hosts, strict=True)]),
-    )
+    return _Connection(acceptor, links, told["topology"])
 
 
 def _timeline(identity: RankIdentity, settings: env.Settings) -> trace.Timeline | None:
     if not settings.trace:
         return None
     host = settings.host or socket.gethostname()
-    if identity.members:  # of a job that goes on
-        return trace.resume(settings.trace, identity.rank, host, identity.restart, identity.generation)
+    if identity.membership is not None:  # of a job that goes on
+        return trace.resume(settings.trace, identity.rank, host, identity.restart, identity.membership.generation)
     return trace.prepare(settings.trace, identity.rank, host, identity.restart)
 
 
@@ -276,66 +311,17 @@ def _first(*failures: Callable[[], BaseException | None]) -> BaseException | Non
     return next((error for error in (failure() for failure in failures) if error is not None), None)
 
 
-def _topology_text(settings: env.Settings) -> str:
-    if not settings.topology:
-        return ""
-    path = Path(settings.topology)
-    try:
-        topology_file.load(path)  # what is wrong in it is said of the file, before it is handed to all
-        return path.read_text()
-    except OSError as error:
-        raise RendezvousError(f"MULTIRING_TOPOLOGY={path}: {error.strerror}") from None
-
-
-def _topology(text: str, hosts: Sequence[str]) -> Topology:
-    """What the file says of the hosts that are there; without one, two levels with links as usual."""
-    return topology_file.parse(text).assign(hosts) if text else Topology.of_hosts(hosts)
-
-
-def _check_wire(settings: env.Settings, topology: Topology) -> None:
-    try:
-        check_wire(env.parse_wire(settings.wire), topology)
-    except ValueError as error:
-        raise RendezvousError(f"{error} (of init, or MULTIRING_WIRE)") from None
-
-
-def check_settings(settings: env.Settings) -> None:
-    """RendezvousError for settings that contradict one another, wherever the job runs."""
-    trace, engine = f"MULTIRING_TRACE={settings.trace}", f"MULTIRING_ENGINE={settings.engine}"
-    wire, plan = f"MULTIRING_WIRE={settings.wire}", f"MULTIRING_PLAN={settings.plan}"
-    if settings.trace and settings.engine != "native":
-        raise _contradiction(trace, engine, "the native engine alone notes what happens when")
-    if settings.reproducible and settings.wire:
-        why = "where a sum is rounded to a narrower format depends on where the ranks are"
-        raise _contradiction(wire, "MULTIRING_REPRODUCIBLE", why)
-    if settings.reproducible and settings.plan and not is_id(settings.plan):
-        raise _contradiction(plan, "MULTIRING_REPRODUCIBLE", "the strategy sums in an order of its own")
-
-
-def _contradiction(one: str, other: str, why: str) -> RendezvousError:
-    return RendezvousError(f"{one} and {other} do not go together: {why}")
-
-
-def _check_strategy(strategy: Strategy | None, topology: Topology) -> None:
-    if strategy is None:
-        return
-    try:
-        strategy.plan(topology, 1)
-    except ValueError as error:
-        raise RendezvousError(f"MULTIRING_PLAN={strategy.name}: {error}") from None
-
-
-def _engine(identity: RankIdentity, hosts: list[str], settings: env.Settings) -> _native.Engine | MpiEngine:
+def _engine(identity: RankIdentity, names: list[str], settings: env.Settings) -> _native.Engine | MpiEngine:
     if settings.engine == "mpi" and identity.world_size > 1:
         world = bootstrap.mpi_that_moves_data(identity)
         from multiring.runtime.mpi.engine import MpiEngine
 
-        return MpiEngine(world, hosts, settings)
+        return MpiEngine(world, names, settings)
     return _native.Engine(
         identity.rank,
         identity.world_size,
-        generation=identity.generation,
-        hosts=hosts,
+        generation=identity.present.generation,
+        hosts=names,
         arena_bytes=settings.arena_bytes,
         spin_seconds=settings.spin_seconds,
         heartbeat_timeout=settings.heartbeat_timeout,
@@ -346,7 +332,7 @@ def _engine(identity: RankIdentity, hosts: list[str], settings: env.Settings) ->
     )
 
 
-def _listen(settings: env.Settings) -> tuple[list[socket.socket], list[tuple[str, int]]]:
+def _listen(settings: env.Settings) -> tuple[list[socket.socket], list[Address]]:
     """The sockets on which other hosts may connect, and their addresses, loopback included."""
     found = interfaces.addresses(settings.interface, loopback=True)
     if not settings.interface:
@@ -357,191 +343,43 @@ def _listen(settings: env.Settings) -> tuple[list[socket.socket], list[tuple[str
 
 
 def _agree(records: list[Record], shared: Record) -> Record:
-    """RendezvousError shows both sides of the first difference to rank 0."""
-    first = records[0]
+    """What rank 0 shares, if all fit together; RendezvousError shows both sides of the first difference to it."""
+    first = Introduction.decode(records[0], 0)
     for rank, record in enumerate(records):
-        if record["version"] != first["version"]:
+        runs = record.get("version")
+        if runs != first.version:  # before it is decoded: another version may introduce itself otherwise
             raise RendezvousError(
-                f"rank {rank} (host {record['host']}) runs multiring {record['version']}, rank 0 (host "
-                f"{first['host']}) multiring {first['version']}: install the same version everywhere",
+                f"rank {rank} (host {record.get('host')}) runs multiring {runs}, rank 0 (host {first.host}) multiring "
+                f"{first.version}: install the same version everywhere",
                 rank=rank,
             )
-        different = difference(f"rank {rank}", record, "rank 0", first)
+        different = difference(f"rank {rank}", Introduction.decode(record, rank).terms, "rank 0", first.terms)
         if different:
             raise RendezvousError(different, rank=rank)
     return shared
 
 
-def difference(one: str, record: Record, other: str, first: Record) -> str:
-    """Both sides of the first setting in which two ranks differ that must agree; "" if they do."""
-    for name, value in record["agreed"].items():
-        if value != first["agreed"][name]:
-            theirs = first["agreed"][name]
-            return (
-                f"{name} is {value or 'not set'} on {one} (host {record['host']}) and {theirs or 'not set'} on {other} "
-                f"(host {first['host']}): it must be the same everywhere"
-            )
-    return ""
-
-
-def _claimed(records: list[Record], rank: int) -> dict[int, str]:
-    """The unix sockets of the ranks that say they share this rank's host."""
-    mine = records[rank]
-    return {
-        peer: record["unix"]
-        for peer, record in enumerate(records)
-        if peer != rank and (record["host"], record["machine"]) == (mine["host"], mine["machine"])
-    }
-
-
-def _seat(introduction: Record, host: str) -> RankPlacement:
-    return RankPlacement(
-        host, introduction["kernel"], frozenset(parse_list(introduction["cpus"])), introduction["quota"]
-    )
-
-
-def _prove(records: list[Record], introductions: list[Record], text: str, settings: env.Settings) -> Record:
-    """Who shares a host; and what is known of the links between the hosts, or that they are to be measured."""
-    hosts = _proven(records, [introduction["host"] for introduction in introductions])
-    leaders = [introductions[rank] for rank in _leaders(hosts)]
-    if text or len(leaders) == 1 or settings.probe == "off" or settings.engine == "mpi":
-        return {"hosts": hosts, "topology": text, "measure": False}
-    if len(leaders) > probe.MOST_HOSTS:
-        _log.warning(
-            "%d hosts are more than the %d between which links are measured: they are taken for equal; give a topology "
-            "file by MULTIRING_TOPOLOGY",
-            len(leaders),
-            probe.MOST_HOSTS,
-        )
-        return {"hosts": hosts, "topology": "", "measure": False}
-    if settings.probe == "refresh":
-        return {"hosts": hosts, "topology": "", "measure": True}
-    elsewhere = len({leader["machine"] for leader in leaders}) > 1  # else there is no network between them
-    text = probe.kept(_identity(introductions, hosts)) if elsewhere else ""
-    return {"hosts": hosts, "topology": text, "measure": elsewhere and not text}
-
-
-def _proven(records: list[Record], hosts: list[str]) -> list[str]:
-    """The host of each rank by who attached whom; the second of two hosts that have one name is told apart."""
-    groups = [sorted({rank, *record["attached"]}) for rank, record in enumerate(records)]
-    names: dict[int, str] = {}
-    for rank, group in enumerate(groups):
-        for peer in group:
-            if groups[peer] != group:
-                raise RendezvousError(
-                    f"rank {rank} shares memory with {spans(group)}, but rank {peer} with {spans(groups[peer])}: give "
-                    "the ranks of one host the same MULTIRING_HOST, and those of others another",
-                    rank=rank,
-                )
-        if group[0] == rank:
-            names[rank] = f"{hosts[rank]}#{rank}" if hosts[rank] in names.values() else hosts[rank]
-    return [names[group[0]] for group in groups]
-
-
-def _leaders(hosts: Sequence[str]) -> list[int]:
-    """The lowest rank of each host."""
-    return [hosts.index(host) for host in dict.fromkeys(hosts)]
-
-
-def _identity(records: Sequence[Record], hosts: Sequence[str]) -> list[list[str]]:
-    """What tells this set of hosts from others: their names, addresses and cards."""
-    return [
-        [hosts[rank], *records[rank]["hardware"], *sorted(host for host, _ in records[rank]["addresses"])]
-        for rank in _leaders(hosts)
-    ]
-
-
-def _party(records: list[Record], hosts: Sequence[str], rank: int) -> probe.ProbeGroup:
-    """Those who measure, as this rank sees them."""
-    leaders = _leaders(hosts)
-    found = tuple(
-        probe.ProbedHost(hosts[each], tuple(r for r, host in enumerate(hosts) if host == hosts[each]))
-        for each in leaders
-    )
-    ways = tuple(_ways(records[each], records[rank], each == rank) for each in leaders)
-    return probe.ProbeGroup(found, leaders.index(rank), ways, _identity(records, hosts))
-
-
-def _ways(record: Record, mine: Record, own: bool) -> list[list[tuple[str, int]]]:
-    """The addresses of another rank (or of this one as others see it) by card; on the same machine there are none."""
-    if record["machine"] == mine["machine"] and not own:
-        return [_reachable(record, mine)]
-    cards: dict[str, list[tuple[str, int]]] = {}
-    for (host, port), card in zip(record["addresses"], record["cards"], strict=True):
-        if card in record["fastest"] and not ipaddress.ip_address(host).is_loopback:
-            cards.setdefault(card, []).append((host, port))
-    return list(cards.values())
-
-
-def _over_cards(records: list[Record], topology: Topology, rank: int) -> dict[int, list[Route]]:
-    """The ways to the ranks of other hosts, over the cards that the topology gives each host."""
-
-    def cards(peer: int) -> list[list[tuple[str, int]]]:
-        return _ways(records[peer], records[rank], peer == rank)[: topology.cards[peer]]
-
-    mine = cards(rank)
-    others = (peer for peer, host in enumerate(topology.hosts) if host != topology.hosts[rank])
-    return {peer: ways_between(mine, cards(peer)) for peer in others}
-
-
-def _warn_of_missing_cards(records: list[Record], topology: Topology) -> None:
-    """Say which hosts have fewer usable cards than plans count on."""
-    for rank in _leaders(topology.hosts):
-        usable = _ways(records[rank], records[rank], True)
-        if max(len(usable), 1) < topology.cards[rank]:
-            _log.warning(
-                "host %s has %d cards by the topology, but only %d of its interfaces (%s) can be used as equals: plans "
-                "count on more than there is. Correct `cards` in the topology file, or see MULTIRING_INTERFACE",
-                topology.hosts[rank],
-                topology.cards[rank],
-                len(usable),
-                ", ".join(records[rank]["fastest"]) or "none",
-            )
-
-
-def control_edges(hosts: Sequence[str], rank: int) -> list[int]:
-    """The ranks to which ``rank`` keeps a control connection: the tree over the lowest ranks of the hosts."""
-    leaders = _leaders(hosts)
-    if rank not in leaders:
-        return []
-    position = leaders.index(rank)
-    children = range(CONTROL_FANOUT * position + 1, CONTROL_FANOUT * position + CONTROL_FANOUT + 1)
-    edges = [leaders[child] for child in children if child < len(leaders)]
-    return [leaders[(position - 1) // CONTROL_FANOUT], *edges] if position else edges
-
-
-def _acceptor(
-    hello: auth.Hello,
-    members: Sequence[int],
-    secret: bytes,
-    listening: list[socket.socket],
-    here: socket.socket,
-    records: list[Record],
-    hosts: Sequence[str],
-    settings: env.Settings,
-) -> Acceptor:
+def _acceptor(joiner: _Joiner, arrival: _Arrival, names: Sequence[str]) -> Acceptor:
     """Where all ranks share a host, nobody else can reach it: it is the unix socket, over which they have attached."""
-    own: Sequence[Address] = records[hello.rank]["addresses"]
-    if len(set(hosts)) > 1:
-        here.close()
-        addresses = [_reachable(record, records[hello.rank]) for record in records]
+    hello, listening = arrival.hello, arrival.listening
+    mine = arrival.introductions[hello.rank]
+    if len(set(names)) > 1:
+        arrival.unix_socket.close()
+        addresses = [each.addresses_for(mine) for each in arrival.introductions]
     else:
         for sock in listening:
             sock.close()
-        here.setblocking(False)
-        listening = [here]
-        addresses = [[("\0" + record["unix"], 0)] for record in records]
-    others = {members[rank]: found for rank, found in enumerate(addresses) if rank != hello.rank}
-    return Acceptor(listening, secret, hello, members[hello.rank], others, own, settings.heartbeat_timeout)
+        arrival.unix_socket.setblocking(False)
+        listening = [arrival.unix_socket]
+        addresses = [[("\0" + each.unix, 0)] for each in arrival.introductions]
+    membership = joiner.identity.present
+    others = {membership.members[rank]: found for rank, found in enumerate(addresses) if rank != hello.rank}
+    patience = joiner.settings.heartbeat_timeout
+    return Acceptor(listening, arrival.secret, hello, membership, others, mine.addresses, patience)
 
 
 def _links(
-    acceptor: Acceptor,
-    hello: auth.Hello,
-    records: list[Record],
-    hosts: Sequence[str],
-    engine: _native.Engine,
-    settings: env.Settings,
+    acceptor: Acceptor, arrival: _Arrival, names: Sequence[str], engine: _native.Engine, settings: env.Settings
 ) -> Links:
     def attach(role: int, peer: int, descriptors: list[int]) -> None:
         if role == auth.CONTROL:
@@ -549,21 +387,12 @@ def _links(
         else:
             engine.attach_tcp(peer, descriptors)
 
+    mine = arrival.introductions[arrival.hello.rank]
     return Links(
         acceptor,
-        hello,
-        {peer: _reachable(record, records[hello.rank]) for peer, record in enumerate(records)},
+        arrival.hello,
+        {peer: each.addresses_for(mine) for peer, each in enumerate(arrival.introductions)},
         settings.streams,
         attach,
-        lambda rank: f"rank {rank} (host {hosts[rank]})",
+        lambda rank: f"rank {rank} (host {names[rank]})",
     )
-
-
-def _reachable(record: Record, mine: Record) -> list[tuple[str, int]]:
-    """The addresses of another rank; loopback ones lead there only on the same machine, and then before others."""
-    same = record["machine"] == mine["machine"]
-    loopback = [ipaddress.ip_address(host).is_loopback for host, _ in record["addresses"]]
-    found = [
-        (host, port) for (host, port), local in zip(record["addresses"], loopback, strict=True) if same or not local
-    ]
-    return found[::-1] if same else found

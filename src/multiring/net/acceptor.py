@@ -8,32 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from multiring.net import auth
+from multiring.net import auth, framing
 from multiring.net.dial import Address
+from multiring.net.framing import Message
 from multiring.net.listen import Listener
 from multiring.net.loop import LoopThread, within
+from multiring.net.membership import Membership
 
 BEAT_SECONDS = 1.0
 MAX_MESSAGE = 1 << 26
-
-_LENGTH = struct.Struct("!I")
-
-Message = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Membership:
-    """Who is in the job, by the ranks that they had at its start, in the order of the ranks that they have now."""
-
-    generation: int
-    members: tuple[int, ...]
 
 
 class RankConnection:
@@ -62,24 +49,18 @@ class RankConnection:
         with contextlib.suppress(ConnectionError):
             while True:
                 await asyncio.sleep(min(BEAT_SECONDS, self._patience / 5))
-                await self._write(b"")
+                await self._write(framing.SIGN_OF_LIFE)
 
     async def _write(self, content: bytes) -> None:
-        self._writer.write(_LENGTH.pack(len(content)) + content)
+        self._writer.write(content)
         await self._writer.drain()
 
     async def send(self, message: Message) -> None:
-        await self._write(json.dumps(message).encode())
+        await self._write(framing.pack(message))
 
     async def receive(self) -> Message:
         try:
-            while True:
-                (size,) = _LENGTH.unpack(await self._read(_LENGTH.size))
-                if size > MAX_MESSAGE:
-                    raise ConnectionError(f"a message of {size} bytes")
-                if size:
-                    message: Message = json.loads(await self._read(size))
-                    return message
+            return await framing.receive_async(self._read, MAX_MESSAGE)
         except asyncio.IncompleteReadError:
             raise ConnectionError("closed by the other side") from None
         except asyncio.TimeoutError:
@@ -102,21 +83,22 @@ class Acceptor:
         listening: Sequence[socket.socket],
         secret: bytes,
         hello: auth.Hello,
-        rank: int,
+        membership: Membership,
         addresses: Mapping[int, Sequence[Address]],
         own: Sequence[Address],
         patience: float,
     ) -> None:
-        """``hello`` as this rank says it now; ``rank`` was its rank at the job's start, and ``addresses[r]`` are those
-        of the acceptor of the one that was rank r then; ``own`` are those that this rank told all of. After
-        ``patience`` seconds of silence another rank counts as lost."""
+        """``hello`` as this rank says it now; ``membership`` is that of its generation, and ``addresses[r]`` are
+        those of the acceptor of the one that was rank r at the job's start; ``own`` are those that this rank told all
+        of. After ``patience`` seconds of silence another rank counts as lost."""
         self.secret = secret
-        self.rank = rank
+        self.rank = membership.members[hello.rank]
+        """The rank that it had at the job's start."""
         self.hello = hello
         self.addresses = addresses
         self.own = own
         self.patience = patience
-        self.membership = Membership(hello.generation, tuple(sorted({rank, *addresses})))
+        self.membership = membership
         self.arrived: asyncio.Queue[tuple[RankConnection, Message]] = asyncio.Queue()
         """Ranks that look for survivors, each with its first message."""
         self._waiting: set[RankConnection] = set()

@@ -19,15 +19,15 @@ class Route:
     address: Address
 
 
-def ways_between(mine: Sequence[Sequence[Address]], theirs: Sequence[Sequence[Address]]) -> list[Route]:
-    """The ways that messages between two hosts take in turn, by the addresses of each card.
+def routes_between(mine: Sequence[Sequence[Address]], theirs: Sequence[Sequence[Address]]) -> list[Route]:
+    """The routes that messages between two hosts take in turn, by the addresses of each card.
 
     None where neither host has several cards, or two of them have no family of addresses in common.
     """
     if not mine or not theirs:
         return []
     found = [_between(mine[here], theirs[there]) for here, there in card_pairs(len(mine), len(theirs))]
-    return [way for way in found if way] if len(found) > 1 and all(found) else []
+    return [route for route in found if route] if len(found) > 1 and all(found) else []
 
 
 def _between(mine: Sequence[Address], theirs: Sequence[Address]) -> Route | None:

@@ -77,15 +77,15 @@ class Links:
         self._streams = streams
         self._attach = attach
         self._describe = describe
-        self._ways: dict[int, Sequence[Route]] = {}
+        self._routes: dict[int, Sequence[Route]] = {}
         self._links: dict[tuple[int, int, int], _Link] = {}
         self._loop = acceptor.loop
         self._closed = False
         acceptor.open(self._accept)
 
-    def spread(self, ways: Mapping[int, Sequence[Route]]) -> None:
-        """Let the streams of data links to these ranks take turns over the ways to each."""
-        self._ways = {peer: over for peer, over in ways.items() if over}
+    def spread(self, routes: Mapping[int, Sequence[Route]]) -> None:
+        """Let the streams of data links to these ranks take turns over the routes to each."""
+        self._routes = {peer: over for peer, over in routes.items() if over}
 
     def ensure_data(self, peers: Iterable[int], timeout: float, failure: Callable[[], BaseException | None]) -> None:
         """`ensure` for the links that carry the data of collectives."""
@@ -190,7 +190,7 @@ class Links:
         noticed = False
         while not link.attached.is_set():
             try:
-                if link.role == auth.DATA and link.peer in self._ways:
+                if link.role == auth.DATA and link.peer in self._routes:
                     await self._dial_by_cards(link)
                 else:
                     await dial.race(link.addresses, lambda address: self._attempt(link, [Route("", address)]))
@@ -224,8 +224,8 @@ class Links:
 
     async def _dial_by_cards(self, link: _Link) -> None:
         """Open streams over all cards; where neither side can, the next try is over any."""
-        ways = self._ways[link.peer]
-        attempt = asyncio.ensure_future(self._attempt(link, ways))
+        routes = self._routes[link.peer]
+        attempt = asyncio.ensure_future(self._attempt(link, routes))
         try:
             await asyncio.wait([attempt], timeout=CARDS_SECONDS)
         finally:
@@ -240,14 +240,14 @@ class Links:
             "%s cannot be linked to %s over the cards %s (%s): they use one",
             self._describe(self._mine.rank),
             self._describe(link.peer),
-            ", ".join(f"{way.source} - {way.address[0]}" for way in ways),
+            ", ".join(f"{route.source} - {route.address[0]}" for route in routes),
             str(error) or "no answer",
         )
-        del self._ways[link.peer]
+        del self._routes[link.peer]
 
-    async def _attempt(self, link: _Link, ways: Sequence[Route]) -> None:
-        """Open all streams of a link, in turn over the ways, and attach them if they are chosen."""
-        count = self._streams * len(ways) if link.role == auth.DATA else 1
+    async def _attempt(self, link: _Link, routes: Sequence[Route]) -> None:
+        """Open all streams of a link, in turn over the routes, and attach them if they are chosen."""
+        count = self._streams * len(routes) if link.role == auth.DATA else 1
         session = secrets.randbits(64)
         streams: list[socket.socket] = []
         try:
@@ -260,8 +260,8 @@ class Links:
                     streams=count,
                     session=session,
                 )
-                way = ways[index % len(ways)]
-                sock, _ = await dial.connect(way.address, auth.client(self._acceptor.secret, hello), way.source)
+                route = routes[index % len(routes)]
+                sock, _ = await dial.connect(route.address, auth.client(self._acceptor.secret, hello), route.source)
                 streams.append(sock)
             await self._choose(link, streams)
         except BaseException:

@@ -73,7 +73,7 @@ def attach(
     """Attach the ranks that can be reached by their sockets' ``names``, and return them.
 
     The higher rank of a pair connects. A rank dials the lower ones before it answers the higher ones, so each waits
-    only for lower ranks, and nobody in a circle. RendezvousError names a rank that has ended meanwhile, and those that
+    only for lower ranks, and there is no cycle. RendezvousError names a rank that has ended meanwhile, and those that
     have not come at ``deadline``; what ``failure`` returns in the meantime is raised.
     """
     mine = replace(mine, role=auth.LOCAL)

@@ -120,14 +120,14 @@ class Prediction:
 class _Phase:
     """What a phase adds to a segment's time: ``latency`` seconds, and the seconds a byte on each of its ``hops``, one
     after the other. ``loads`` are the bytes on its links. By the class of the ranks' links, ``work`` is the seconds a
-    byte in which ranks reduce or store, and ``handling`` the seconds in which they handle a segment's messages."""
+    byte in which ranks reduce or store, and ``message_seconds`` the seconds that a segment's messages take them."""
 
     kind: str
     stage: Stage
     members: int
     steps: int
     latency: float
-    handling: dict[Key, float]
+    message_seconds: dict[Key, float]
     hops: tuple[float, ...]
     loads: Loads
     work: dict[Key, float]
@@ -202,10 +202,10 @@ class CostModel:
         phases = [phase for phase in (self._phase(depth, kind, stages) for depth, kind in kinds) if phase is not None]
         loads = _sum(phase.loads for phase in phases)
         work: Counter[Key] = Counter()
-        handling: Counter[Key] = Counter()
+        message_seconds: Counter[Key] = Counter()
         for phase in phases:
             work.update(phase.work)
-            handling.update(phase.handling)
+            message_seconds.update(phase.message_seconds)
         working = max(work.values(), default=0.0)
         copying, wires = self._busiest(loads, is_local=True), self._busiest(loads, is_local=False)
         cores_copy = self._speeds.copy_seconds_per_byte > 0
@@ -214,9 +214,9 @@ class CostModel:
             working += sum(max(phase.work.values(), default=0.0) for phase in exchanges)
         pipeline = _Pipeline(
             phases,
-            self._saved(loads, nbytes),
+            self._burst_seconds(loads, nbytes),
             wires if cores_copy else max(copying, wires),
-            max(handling.values(), default=0.0),
+            max(message_seconds.values(), default=0.0),
             working + copying if cores_copy else working,
             LOCAL_WINDOW_BYTES if all(phase.is_local for phase in phases) else WIRE_WINDOW_BYTES,
         )
@@ -256,10 +256,10 @@ class CostModel:
             work = self._work(whole, self._speeds.gamma) if kind in REDUCING else {}  # as wide as it is summed
         steps, latency = 0, 0.0
         handled = self._map.handled(depth, kind, stages)
-        handling = {key: self._speeds.message_seconds(*counts) for key, counts in handled.items()}
+        message_seconds = {key: self._speeds.message_seconds(*counts) for key, counts in handled.items()}
         hops: list[float] = [max(self._link_seconds(key, load) for key, load in loads.items())]
         involved = self._map.part_in_rings(depth, stages)
-        turn = self._speeds.scheduling_delay(involved)
+        delay = self._speeds.scheduling_delay(involved)
         for shape in self._map.shapes(depth):
             ring = (kind, stage.method, len(shape.children), self._blocks > 1)
             counts = messages(*ring)
@@ -267,13 +267,13 @@ class CostModel:
             carried = max(sum(counts), on_core) * self._map.messages_per_share(shape, stages)
             steps = max(steps, len(counts))
             crossed = self._crossed(shape, kind, stage.method)
-            alpha = sum(max(link.latency for link in links) + turn for links in crossed)
+            alpha = sum(max(link.latency for link in links) + delay for links in crossed)
             latency = max(latency, alpha + (carried - len(counts)) * one)
             if hands_on(kind, stage.method):
                 row = [part * turns / min(min(link.up, link.down) for link in links) for links in crossed]
                 hops = max(hops, row, key=sum)
         members = max(len(shape.children) for shape in self._map.shapes(depth))
-        return _Phase(kind, stage, members, steps, latency, handling, tuple(hops), loads, work)
+        return _Phase(kind, stage, members, steps, latency, message_seconds, tuple(hops), loads, work)
 
     def _crossed(self, shape: Shape, kind: str, method: str) -> list[frozenset[Link]]:
         """The links that messages may cross in each step of a shape's rings: all of them where all members send."""
@@ -282,7 +282,7 @@ class CostModel:
             return [shape.crossed] * len(messages(kind, method, size, False))
         return [frozenset().union(*(shape.between(*pair) for pair in met)) for met in pairs(kind, method, size)]
 
-    def _saved(self, loads: Loads, nbytes: int) -> float:
+    def _burst_seconds(self, loads: Loads, nbytes: int) -> float:
         """Seconds of credit that the token bucket of every link between hosts still holds, in the directions that are
         used, when the link has passed the whole call: the least of all links, at least 0."""
         links = (

@@ -8,7 +8,6 @@ at once; in a round each host goes by its own clock, from the moment it was told
 from __future__ import annotations
 
 import contextlib
-import json
 import selectors
 import socket
 import struct
@@ -17,7 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from multiring.net import auth
+from multiring.net import auth, framing
+from multiring.net.framing import Message
 from multiring.probe.rounds import Burst, ProbeRound, Rates, Survey
 from multiring.probe.tree import Seconds
 
@@ -40,8 +40,7 @@ TAIL_SECONDS = 4e-3
 LAST = b"\1"
 """The byte that ends a round's bytes, which are zeros."""
 
-_HEADER = struct.Struct("!I")
-_MAX_MESSAGE = 1 << 20
+MAX_MESSAGE = 1 << 20
 _TCP_INFO_SIZE = 192
 _SENDER_MSS = struct.Struct("=16xI")
 _BYTES_RECEIVED = struct.Struct("=128xQ")
@@ -80,14 +79,14 @@ class Member:
     hosts: int
     streams: Mapping[int, dict[int, socket.socket]]
 
-    def report(self, order: dict[str, Any]) -> dict[str, Any]:
+    def report(self, order: Message) -> Message:
         """Execute one order: what was measured, or who did not do their part."""
         try:
             return self._execute(order)
         except Unresponsive as error:
             return {"silent": error.hosts}
 
-    def _execute(self, order: dict[str, Any]) -> dict[str, Any]:
+    def _execute(self, order: Message) -> Message:
         if order["do"] == "ping":
             return {"seconds": self._ping()}
         if order["do"] == "tell":
@@ -260,8 +259,8 @@ def _partners(index: int, hosts: int) -> list[int]:
     size = hosts + hosts % 2
     turns = []
     for turn in range(size - 1):
-        seats = [size - 1, *((turn + seat) % (size - 1) for seat in range(size - 1))]
-        turns.append(seats[size - 1 - seats.index(index)])
+        order = [size - 1, *((turn + place) % (size - 1) for place in range(size - 1))]
+        turns.append(order[size - 1 - order.index(index)])
     return [peer for peer in turns if peer < hosts and peer != index]
 
 
@@ -269,7 +268,7 @@ def follow(member: Member, control: socket.socket, deadline: float) -> None:
     """Do what the host that leads says, until it says that it is over, or ends."""
     with contextlib.suppress(OSError):
         while True:
-            order = _receive(control, deadline)
+            order = framing.receive(control, MAX_MESSAGE, deadline)
             if order["do"] == "end":
                 return
             _send(control, member.report(order))
@@ -331,7 +330,7 @@ class Leader:
             with contextlib.suppress(OSError):
                 _send(control, {"do": "end"})
 
-    def _perform(self, orders: Sequence[dict[str, Any]], patience: float) -> list[dict[str, Any]]:
+    def _perform(self, orders: Sequence[Message], patience: float) -> list[Message]:
         """Have every host execute its order; their reports."""
         deadline = time.monotonic() + patience
         step = _STEPS[orders[0]["do"]]
@@ -343,14 +342,14 @@ class Leader:
         reports = {self._member.index: self._member.report(orders[self._member.index])}
         for host, control in self._controls.items():
             with contextlib.suppress(OSError):
-                reports[host] = _receive(control, deadline)
+                reports[host] = framing.receive(control, MAX_MESSAGE, deadline)
         culprits = _culprits(reports, self._member.hosts)
         if culprits:
             raise Unresponsive(culprits, step)
         return [reports[host] for host in range(self._member.hosts)]
 
 
-def _culprits(reports: Mapping[int, dict[str, Any]], hosts: int) -> set[int]:
+def _culprits(reports: Mapping[int, Message], hosts: int) -> set[int]:
     """The hosts that did not report; else those of whom others complain, and who do not complain themselves, for who
     waits in vain keeps others waiting."""
     absent = set(range(hosts)) - reports.keys()
@@ -359,7 +358,7 @@ def _culprits(reports: Mapping[int, dict[str, Any]], hosts: int) -> set[int]:
     return absent or blamed - complaining or blamed
 
 
-def _order(asked: ProbeRound, host: int) -> dict[str, Any]:
+def _order(asked: ProbeRound, host: int) -> Message:
     return {
         "do": "carry",
         "send": [to for sender, to in asked.flows if sender == host],
@@ -370,22 +369,11 @@ def _order(asked: ProbeRound, host: int) -> dict[str, Any]:
     }
 
 
-def _by_flow(reports: Sequence[dict[str, Any]], what: str) -> dict[tuple[int, int], float]:
+def _by_flow(reports: Sequence[Message], what: str) -> dict[tuple[int, int], float]:
     """What hosts report, by the host that it came from and the one that it came to."""
     return {(int(peer), host): value for host, report in enumerate(reports) for peer, value in report[what].items()}
 
 
-def _send(sock: socket.socket, message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode()
+def _send(sock: socket.socket, message: Message) -> None:
     sock.settimeout(PATIENCE_SECONDS)
-    sock.sendall(_HEADER.pack(len(data)) + data)
-
-
-def _receive(sock: socket.socket, deadline: float) -> dict[str, Any]:
-    """A message; OSError if it has not come by then."""
-    sock.settimeout(max(deadline - time.monotonic(), 0.001))
-    (size,) = _HEADER.unpack(auth.receive(sock, _HEADER.size))
-    if size > _MAX_MESSAGE:
-        raise ConnectionError(f"a message of {size} bytes")
-    message: dict[str, Any] = json.loads(auth.receive(sock, size))
-    return message
+    sock.sendall(framing.pack(message))

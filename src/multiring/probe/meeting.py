@@ -37,32 +37,32 @@ _log = logging.getLogger("multiring")
 class ProbeGroup:
     """Those who measure: the hosts in order, the rank of each that takes part, and the cards by which it is reached.
 
-    ``ways[h]`` lists the addresses of each card of host h as this rank sees them; ``identity`` tells these hosts from
+    ``cards[h]`` lists the addresses of each card of host h as this rank sees them; ``identity`` tells these hosts from
     others. The first host leads.
     """
 
     hosts: tuple[ProbedHost, ...]
     mine: int
-    ways: tuple[Sequence[Sequence[Address]], ...]
+    cards: tuple[Sequence[Sequence[Address]], ...]
     identity: Sequence[Sequence[str]]
 
     def rank(self, host: int) -> int:
         """The rank that takes part for a host."""
         return min(self.hosts[host].ranks)
 
-    def cards(self, host: int, streams: Mapping[int, set[int]]) -> int:
+    def reachable_cards(self, host: int, streams: Mapping[int, set[int]]) -> int:
         """How many cards of a host can be reached, by the streams to it."""
-        return max(sum(number <= len(self.ways[host]) for number in numbers) for numbers in streams.values())
+        return max(sum(number <= len(self.cards[host]) for number in numbers) for numbers in streams.values())
 
 
-def measured(links: Links, party: ProbeGroup, deadline: float) -> str:
+def measured(links: Links, group: ProbeGroup, deadline: float) -> str:
     """Measure, and keep and log what was found: as the text of a topology file on the host that leads, "" on others.
 
     Also "" if it fails, for a job can do without.
     """
     started = time.monotonic()
     try:
-        found = probe(links, party, deadline)
+        found = probe(links, group, deadline)
         if found is None:
             return ""
         text = topology_file.text(found)
@@ -71,18 +71,18 @@ def measured(links: Links, party: ProbeGroup, deadline: float) -> str:
         about: object = error
         if isinstance(error, Unresponsive):
             about = (
-                f"{error.step}: {' and '.join(f'host {party.hosts[each].name}' for each in error.hosts)} did not answer"
+                f"{error.step}: {' and '.join(f'host {group.hosts[each].name}' for each in error.hosts)} did not answer"
             )
         _log.warning("the links between the hosts could not be measured (%s); the plan takes them for equal", about)
         return ""
-    file = cache.path(party.identity)
+    file = cache.path(group.identity)
     try:
         cache.keep(file, text)
-        kept = f"kept in {file}"
+        where = f"kept in {file}"
     except OSError as error:
-        kept = f"not kept, {error.filename}: {error.strerror}"
+        where = f"not kept, {error.filename}: {error.strerror}"
     seconds = time.monotonic() - started
-    _log.warning("measured the links of %d hosts in %.1f s: %s; %s", len(party.hosts), seconds, summary(found), kept)
+    _log.warning("measured the links of %d hosts in %.1f s: %s; %s", len(group.hosts), seconds, summary(found), where)
     return text
 
 
@@ -113,46 +113,46 @@ def summary(topology: Topology) -> str:
     return ", ".join(words)
 
 
-def probe(links: Links, party: ProbeGroup, deadline: float) -> Topology | None:
+def probe(links: Links, group: ProbeGroup, deadline: float) -> Topology | None:
     """Take part in measuring; the topology on the host that leads, None on others.
 
     Unresponsive on the host that leads if a host does not do its part; the others learn nothing of it.
     """
     with contextlib.ExitStack() as stack:
-        controls, streams = _connect(links, party)
+        controls, streams = _connect(links, group)
         for sock in [*controls.values(), *(each for numbered in streams.values() for each in numbered.values())]:
             stack.enter_context(sock)
-        member = Member(party.mine, len(party.hosts), streams)
-        if party.mine != 0:
+        member = Member(group.mine, len(group.hosts), streams)
+        if group.mine != 0:
             if 0 in controls:
                 follow(member, controls[0], deadline)
             return None
-        missing = [host for host in range(1, len(party.hosts)) if host not in controls]
+        missing = [host for host in range(1, len(group.hosts)) if host not in controls]
         if missing:
             raise Unresponsive(missing, "connecting to the first host")
         leader = Leader(member, controls)
         try:
             streams_of = leader.agree()
-            findings = leader.measure(lambda seconds: survey(len(party.hosts), seconds))
+            findings = leader.measure(lambda seconds: survey(len(group.hosts), seconds))
         finally:
             leader.end()
-        hosts = (replace(host, cards=party.cards(n, streams_of[n])) for n, host in enumerate(party.hosts))
+        hosts = (replace(host, cards=group.reachable_cards(n, streams_of[n])) for n, host in enumerate(group.hosts))
         return topology(findings, tuple(hosts))
 
 
-def _connect(links: Links, party: ProbeGroup) -> tuple[dict[int, socket.socket], dict[int, dict[int, socket.socket]]]:
+def _connect(links: Links, group: ProbeGroup) -> tuple[dict[int, socket.socket], dict[int, dict[int, socket.socket]]]:
     """The control connections, and the streams to each host, numbered from 1 as its cards or ours."""
-    others = [host for host in range(len(party.hosts)) if host != party.mine]
-    host_of = {party.rank(host): host for host in others}
+    others = [host for host in range(len(group.hosts)) if host != group.mine]
+    host_of = {group.rank(host): host for host in others}
     first: dict[tuple[int, int], Sequence[Address]] = {}
     more: dict[tuple[int, int], Sequence[Address]] = {}
     for host in others:
-        if 0 in (host, party.mine):
-            first[party.rank(host), 0] = [address for card in party.ways[host] for address in card]
-        ways = party.ways[host][:MOST_CARDS]
-        first[party.rank(host), 1] = ways[0] if ways else ()
-        for number in range(2, max(len(ways), min(len(party.ways[party.mine]), MOST_CARDS)) + 1):
-            more[party.rank(host), number] = ways[number - 1] if number <= len(ways) else ()
+        if 0 in (host, group.mine):
+            first[group.rank(host), 0] = [address for card in group.cards[host] for address in card]
+        cards = group.cards[host][:MOST_CARDS]
+        first[group.rank(host), 1] = cards[0] if cards else ()
+        for number in range(2, max(len(cards), min(len(group.cards[group.mine]), MOST_CARDS)) + 1):
+            more[group.rank(host), number] = cards[number - 1] if number <= len(cards) else ()
     reached = links.reach(first, CONNECT_SECONDS)
     if more:
         reached |= links.reach(more, MORE_SECONDS)

@@ -141,7 +141,7 @@ def survey(hosts: int, seconds: Seconds) -> Survey[Findings]:
         [[_Direction(group, outwards)] for group in suspected for outwards in (True, False)], hosts, seconds
     )
     links = needed(of_hosts, {group: _capacity(values, group) for group in suspected}, seconds)
-    of_links = {way: value for way, value in values.items() if way.group in links}
+    of_links = {direction: value for direction, value in values.items() if direction.group in links}
     values |= yield from _settled(of_links, hosts, seconds)
     found = Findings(seconds, tuple(of_hosts), {group: _capacity(values, group) for group in suspected})
     return replace(found, bursts=(yield from _bursts(found)))
@@ -189,29 +189,29 @@ def _measured(
 ) -> Survey[dict[_Direction, float]]:
     """What passes each way, those of a round at the same time."""
     values: dict[_Direction, float] = {}
-    for ways in rounds:
-        flows = dict.fromkeys(flow for way in ways for flow in way.flows(hosts))
-        rates = yield _round(list(flows), len(ways), seconds, window)
-        values |= {way: _sum(rates, way.flows(hosts)) for way in ways}
+    for directions in rounds:
+        flows = dict.fromkeys(flow for direction in directions for flow in direction.flows(hosts))
+        rates = yield _round(list(flows), len(directions), seconds, window)
+        values |= {each: _sum(rates, each.flows(hosts)) for each in directions}
     return values
 
 
 def _settled(values: dict[_Direction, float], hosts: int, seconds: Seconds) -> Survey[dict[_Direction, float]]:
     """The values, and of those in doubt what passes that way alone and for longer, unless it was held up."""
-    again = yield from _measured([[way] for way in _doubtful(values)], hosts, seconds, LONG_WINDOW_SECONDS)
-    return values | {way: longer for way, longer in again.items() if longer > MUCH_LOWER * values[way]}
+    again = yield from _measured([[direction] for direction in _doubtful(values)], hosts, seconds, LONG_WINDOW_SECONDS)
+    return values | {each: longer for each, longer in again.items() if longer > MUCH_LOWER * values[each]}
 
 
 def _doubtful(values: Mapping[_Direction, float]) -> list[_Direction]:
-    """The ways whose values no others confirm, and those that carry less than the same hosts' other way, where that is
-    so with no others: what is measured together may lack what it takes from each other."""
+    """The directions whose values no others confirm, and those that carry less than the same hosts' other one, where
+    that is so with no others: what is measured together may lack what it takes from each other."""
     rates = dict(zip(values, classes.rates(list(values.values())), strict=True))
     single = Counter(rates.values())
-    pairs = Counter((rates[way], rates[way.other]) for way in values)
+    pairs = Counter((rates[each], rates[each.other]) for each in values)
     return [
-        way
-        for way, rate in rates.items()
-        if single[rate] < CONFIRMED or (rate < rates[way.other] and pairs[rate, rates[way.other]] < CONFIRMED)
+        each
+        for each, rate in rates.items()
+        if single[rate] < CONFIRMED or (rate < rates[each.other] and pairs[rate, rates[each.other]] < CONFIRMED)
     ]
 
 

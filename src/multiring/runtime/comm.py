@@ -155,7 +155,7 @@ class Communicator:
     @property
     def oldest(self) -> int:
         """The lowest of the ranks that have been in the job for longest: the others came by `grow`, after them."""
-        return min(range(self.size), key=lambda rank: self.world.entered[self.members[rank]])
+        return min(range(self.size), key=lambda rank: self.world.membership.entered[self.members[rank]])
 
     def all_reduce(
         self, x: Any, op: str = "sum", *, async_op: bool = False, timeout: float | None = None, label: int = 0

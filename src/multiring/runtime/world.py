@@ -7,10 +7,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from multiring import env
 from multiring.errors import MultiringError, PeerLost, RendezvousError
+from multiring.net.membership import Membership
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 from multiring.runtime import trace
@@ -44,10 +46,8 @@ class World:
     """None where this rank has always been alone."""
     measured: str = ""
     """What a file or a measurement says of the links between the hosts; "": in the topology they are as usual."""
-    members: tuple[int, ...] = (0,)
-    """The ranks that they had, or took the places of, when the job started: the launcher knows them by these."""
-    entered: tuple[int, ...] = (0,)
-    """The generation in which each rank came."""
+    membership: Membership = field(default_factory=partial(Membership.at_start, 1))
+    """Its ranks by those that they had at the job's start, and when each came."""
     groups: set[int] = field(default_factory=set)
     """The numbers of the communicators that exist."""
     dropped: deque[int] = field(default_factory=deque)
@@ -130,7 +130,7 @@ class World:
             "in_calls": counted["seconds_in_calls"],
             "waiting": counted["seconds_waiting"],
             "waited_for": Counter(
-                {self.members[rank]: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()}
+                {self.membership.members[rank]: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()}
             ),
         }
         return {name: self.former[name] + account[name] for name in account} if self.former else account

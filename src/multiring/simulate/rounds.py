@@ -193,7 +193,7 @@ class _Sum:
         self._bytes = np.zeros(len(links.capacity))
         self._before, self._after, self._reduced = (np.zeros(links.world_size) for _ in range(3))
         self._message = self._latency = 0.0
-        self._circles: list[Ranks] = []
+        self._circular: list[Ranks] = []
         self._pairs: list[Hashable] = []
         for rings, step in running:
             np.add.at(self._reduced, rings.members, np.broadcast_to(rings.part * step.reduced, rings.members.shape))
@@ -211,8 +211,8 @@ class _Sum:
             self._message,
             flows,
             self._latency,
-            min((_excess(self._before[circle], self._after[circle]) for circle in self._circles), default=0.0),
-            min((_excess(self._seconds(circle, flows)) for circle in self._circles), default=0.0),
+            min((_excess(self._before[ring], self._after[ring]) for ring in self._circular), default=0.0),
+            min((_excess(self._seconds(ring, flows)) for ring in self._circular), default=0.0),
             self._before,
             self._after,
             self._reduced,
@@ -235,7 +235,7 @@ class _Sum:
         latency = np.maximum(latency - overhead, 0.0)
         if pairs.circular:
             latency = latency.mean(axis=1)
-            self._circles.append(rings.members)
+            self._circular.append(rings.members)
         self._latency = max(self._latency, float(latency.max()))
         self._message = max(self._message, float(parts.max()))
         self._pairs.append((sources.tobytes(), targets.tobytes(), _proportions(parts)))
@@ -275,13 +275,13 @@ class _Sum:
     def _add_bytes(self, links: Ranks, nbytes: Floats) -> None:
         self._bytes += np.bincount(links, weights=nbytes, minlength=len(self._bytes))
 
-    def _seconds(self, circle: Ranks, flows: Floats) -> Floats:
+    def _seconds(self, ring: Ranks, flows: Floats) -> Floats:
         """Seconds for each byte of the largest message that each hop of a ring takes alone."""
-        after = np.roll(circle, -1, axis=1)
+        after = np.roll(ring, -1, axis=1)
         busy = flows / np.array(self._links.capacity)
-        seconds = np.zeros(circle.shape)
+        seconds = np.zeros(ring.shape)
         for places in self._links.place_of:
-            here, there = places[circle], places[after]
+            here, there = places[ring], places[after]
             slower = np.maximum(busy[2 * here], busy[2 * there + 1])
             seconds = np.where(here != there, np.maximum(seconds, slower), seconds)
         return seconds

@@ -1,0 +1,59 @@
+"""Messages over a proven connection: JSON, each behind its length in four bytes; a length of 0 is a sign of life."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from multiring.net import auth
+
+Message = dict[str, Any]
+
+_LENGTH = struct.Struct("!I")
+
+SIGN_OF_LIFE = _LENGTH.pack(0)
+"""What is sent to show that this side lives; receiving a message passes over it."""
+
+
+def pack(message: Message) -> bytes:
+    """A message as it is sent."""
+    content = json.dumps(message).encode()
+    return _LENGTH.pack(len(content)) + content
+
+
+def receive(sock: socket.socket, limit: int, deadline: float) -> Message:
+    """The next message from a blocking socket; it changes the socket's time-out.
+
+    TimeoutError at ``deadline`` (monotonic seconds), ConnectionError if the other side closes, or announces more than
+    ``limit`` bytes.
+    """
+    while True:
+        size = _size(auth.receive(sock, _LENGTH.size, deadline), limit)
+        if size:
+            return _message(auth.receive(sock, size, deadline))
+
+
+async def receive_async(read: Callable[[int], Awaitable[bytes]], limit: int) -> Message:
+    """The next message, where ``read(n)`` yields exactly n bytes, and raises what ends the connection.
+
+    ConnectionError if the other side announces more than ``limit`` bytes.
+    """
+    while True:
+        size = _size(await read(_LENGTH.size), limit)
+        if size:
+            return _message(await read(size))
+
+
+def _size(header: bytes, limit: int) -> int:
+    size: int = _LENGTH.unpack(header)[0]
+    if size > limit:
+        raise ConnectionError(f"a message of {size} bytes")
+    return size
+
+
+def _message(content: bytes) -> Message:
+    message: Message = json.loads(content)
+    return message

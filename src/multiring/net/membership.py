@@ -1,0 +1,46 @@
+"""Who is in a job: what its launcher, its acceptors and its generations say with one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The ranks of one generation of a job, in the order of the ranks that they have in it.
+
+    ``members[r]`` is the rank that rank r had, or took the place of, when the job started: the launcher knows it by
+    this one. ``entered[r]`` is the generation in which it came. ``generation`` counts the changes of membership.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+    entered: tuple[int, ...]
+
+    @classmethod
+    def at_start(cls, size: int) -> Membership:
+        """The first generation of a job of ``size`` ranks."""
+        return cls(0, tuple(range(size)), (0,) * size)
+
+    def after(self, generation: int, members: Sequence[int]) -> Membership:
+        """A later generation, in which those ``members`` of this one go on; ValueError if it does not have one."""
+        entered = tuple(self.entered[self.members.index(member)] for member in members)
+        return Membership(generation, tuple(members), entered)
+
+    def admitting(self, newcomers: Iterable[int]) -> Membership:
+        """The next generation, with these ranks besides, in the order of the ranks at the job's start."""
+        generation = self.generation + 1
+        entered = {**dict(zip(self.members, self.entered, strict=True)), **dict.fromkeys(newcomers, generation)}
+        members = tuple(sorted(entered))
+        return Membership(generation, members, tuple(entered[member] for member in members))
+
+    def encode(self) -> dict[str, Any]:
+        """What a message or the store carries."""
+        return {"generation": self.generation, "members": self.members, "entered": self.entered}
+
+    @classmethod
+    def decode(cls, record: Mapping[str, Any]) -> Membership:
+        """The reverse of `encode`."""
+        return cls(record["generation"], tuple(record["members"]), tuple(record["entered"]))
