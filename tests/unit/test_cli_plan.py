@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from multiring import units
+from multiring.cli import plan
 from multiring.planning import planner, topology_file
 from multiring.planning.choice import TIE
 from multiring.planning.strategies import strategy
@@ -89,15 +92,47 @@ def test_collective_and_root_are_planned(tmp_path: Path) -> None:
     assert record["bound_seconds"] == pytest.approx(MB / (200e6 / 8))
 
 
-def test_table_and_printed_choice_show_the_same(tmp_path: Path) -> None:
+def test_table_and_printed_choice_show_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "topology.toml"
     file.write_text(RACKS)
     choice = planner.choose(topology_file.load(file), "all_reduce", planner.size_class(8 * MB))
     shown = run("--topology", str(file), "--size", "8MB").stdout
-    for line in str(choice).splitlines():
-        assert line.split() in [other.split() for other in shown.splitlines()] or line.endswith(":")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what is printed by a job is the same everywhere
+    monkeypatch.setenv("COLUMNS", "40")
+    assert [line.rstrip() for line in shown.splitlines()] == str(choice).splitlines()
+    phases, *rows = str(choice).partition("\n\n")[2].splitlines()[: 2 + len(choice.plan.phases)]
+    assert phases == "phases:"
+    assert rows[0] == "  kind            level  method  rings   shares  steps  alone"
+    assert [row.split()[:2] for row in rows[1:]] == [[phase.kind, phase.level] for phase in choice.plan.phases]
     for word in (choice.plan.id, "reduce_scatter", "200 Mbit/s", "rejected", "cut bound"):
         assert word in shown
+
+
+def test_a_narrow_terminal_breaks_cells_and_not_columns(tmp_path: Path) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(RACKS)
+    app = typer.Typer()
+    plan.register(app)
+    shown = CliRunner().invoke(app, ["--topology", str(file), "--size", "8MB"], env={"COLUMNS": "60"}).output
+    rejected = shown.partition("rejected:\n")[2].splitlines()
+    assert max(map(len, rejected)) <= 60
+    assert rejected[0].split() == ["plan", "stages", "predicted", "longer", "by"]
+    assert rejected[2].startswith(" " * 16)  # the second line of a cell stands under its first
+
+
+def test_a_plan_is_made_without_what_shows_it() -> None:
+    program = (
+        "import sys, multiring\n"
+        "from multiring.planning import planner\n"
+        "from multiring.planning.topology import Topology\n"
+        "choice = planner.choose(Topology.flat([4]), 'all_reduce', 4096)\n"
+        "assert not any(name.partition('.')[0] == 'rich' for name in sys.modules)\n"
+        "print(choice)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("plan ")
+    assert "\nphases:\n  kind " in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from topologies import CORE, card, nested
+from typer.testing import CliRunner
 
-from multiring.cli.errors import check_output
+from multiring.cli import report
 from multiring.pages import page
 from multiring.planning import planner
 from multiring.planning.choice import Measured
@@ -200,6 +202,9 @@ def test_a_page_is_not_written_through_a_symbolic_link(tmp_path: Path) -> None:
     target, link = tmp_path / "precious", tmp_path / "page.html"
     target.write_text("mine")
     link.symlink_to(target)
-    with pytest.raises(ValueError, match=r"page\.html: it is a symbolic link, to .*precious; name the file itself$"):
-        check_output("FILE.html", link)
+    app = typer.Typer(rich_markup_mode=None)
+    report.register(app)
+    done = CliRunner().invoke(app, [str(link), "--machine", "minsky"])
+    assert done.exit_code == 2
+    assert f"'FILE.html': {link}: it is a symbolic link, to {target}; name the file itself" in done.output
     assert target.read_text() == "mine"
