@@ -109,13 +109,13 @@ def test_a_terminal_shows_how_many_strategies_are_done(
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(TOPOLOGY.replace('"a"', '"[/a]:cat:"'))
-    save(Recording("[/red]", 0.5, (Gradient(30 << 20, 0.5),)), tmp_path / "job.json")
+    (tmp_path / "cluster.toml").write_text(TOPOLOGY.replace('"a"', '"[/a]"'))
+    save(Recording("[/red]:cat:", 0.5, (Gradient(30 << 20, 0.5),)), tmp_path / "job.json")
     files = ("--topology", str(tmp_path / "cluster.toml"), "--job", str(tmp_path / "job.json"))
     shown = run(*files, "--strategy", "ring")
     assert shown.exit_code == 0, shown.output
-    assert shown.output.startswith("[/red] on 3 hosts")
-    assert "host [/a]:cat: up" in shown.output
+    assert shown.output.startswith("[/red]:cat: on 3 hosts")
+    assert "host [/a] up" in shown.output
 
 
 def test_files_that_are_nested_without_end_are_refused(tmp_path: Path) -> None:
