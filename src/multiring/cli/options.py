@@ -1,4 +1,4 @@
-"""Options that people mistype, and those that they know from other launchers."""
+"""The values of options, options that people mistype, and those that they know from other launchers."""
 
 from __future__ import annotations
 
