@@ -5,15 +5,36 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
 import multiring
-from multiring.cli import COMMANDS
+from multiring.cli import COMMANDS, main
+
+
+class Ended(NamedTuple):
+    code: str | int | None
+    output: str
+    errors: str
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "multiring", *words], capture_output=True, text=True)
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """The same in this process."""
+
+    def ended(*words: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["multiring", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Ended(end.value.code, *capsys.readouterr())
+
+    return ended
 
 
 def test_version() -> None:
@@ -38,21 +59,17 @@ def test_help_imports_nothing_of_other_commands(words: list[str]) -> None:
     assert not imported & {"numpy", "multiring.cli.bench", "multiring.job.rendezvous", "multiring.simulate"}
 
 
-def test_help_is_readable_in_80_columns() -> None:
+def test_help_is_readable_in_80_columns(inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for words in ([], ["run"], ["bench"], ["lab"]):
-        shown = subprocess.run(
-            [sys.executable, "-m", "multiring", *words, "--help"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "COLUMNS": "80"},
-        ).stdout.splitlines()
+        shown = inside(*words, "--help").output.splitlines()
         assert max(map(len, shown)) <= 80
         assert len(shown) < 60
 
 
-def test_every_command_is_told_of_in_help() -> None:
+def test_every_command_is_told_of_in_help(inside: Callable[..., Ended]) -> None:
     for command in COMMANDS:
-        assert run(command, "--help").stdout.startswith(f"Usage: multiring {command} ")
+        assert inside(command, "--help").output.startswith(f"Usage: multiring {command} ")
 
 
 def test_a_shell_completes_commands_and_options() -> None:
@@ -71,17 +88,19 @@ def test_a_shell_completes_commands_and_options() -> None:
     assert "--install-completion" in run("--help").stdout
 
 
-def test_help_names_every_command() -> None:
-    shown = run("--help").stdout
-    assert all(command in shown for command in ("run", "plan", "doctor", "bench"))
+def test_help_names_every_command(inside: Callable[..., Ended]) -> None:
+    shown = inside("--help").output
+    assert all(f"\n  {command} " in shown for command in COMMANDS)
 
 
-def test_run_refuses_a_plan_that_every_rank_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_refuses_a_plan_that_every_rank_would_refuse(
+    inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for plan, fault in (("async-server", "it can be simulated only"), ("rings", "unknown strategy 'rings'")):
         monkeypatch.setenv("MULTIRING_PLAN", plan)
-        refused = run("run", "-n", "2", "true")
-        assert refused.returncode == 2
-        (line,) = refused.stderr.splitlines()
+        refused = inside("run", "-n", "2", "true")
+        assert (refused.code, refused.output) == (2, "")
+        (line,) = refused.errors.splitlines()
         assert line.startswith("multiring run: MULTIRING_PLAN: ")
         assert fault in line
 

@@ -13,10 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from multiring.bench import curves, parse_sizes, peers, report
 from multiring.bench.contestants import Task
 from multiring.bench.measure import Figure, check, size_of_buffer
+from multiring.cli import bench as cli_bench
+from multiring.cli import bench_rank
 
 MB = 1 << 20
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626"
@@ -29,6 +33,22 @@ def launches(*seconds: float, buffer: str = "private") -> list[list[Figure]]:
 def bench(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "multiring", "bench", *options]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=220)
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, *options: str, **environment: str) -> str:
+    """What the command says, in this process, before anything starts."""
+
+    def started(*_: object) -> None:
+        raise AssertionError("nothing may be started")
+
+    monkeypatch.setattr("multiring.cli.comparison.alternate", started)
+    monkeypatch.setattr("os.execv", started)
+    app = typer.Typer(rich_markup_mode=None)
+    cli_bench.register(app)
+    result = CliRunner().invoke(app, list(options), env=environment)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    return result.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -179,11 +199,11 @@ def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeyp
         (["--sizes", "4KB,3"], "--sizes '4KB,3': expected at least 4 bytes, a float32, not 3"),
         (["-n", "3", "--sizes", "9999GB"], "3 ranks with buffers of 9999 GB take 3e+04 GB at least"),
         (["-n", "99999", "--sizes", "4KB"], "99999 ranks with buffers of 4 KB take 2344 GB at least"),
-        (["--json", "/proc/figures.json"], "--json /proc/figures.json: it cannot be made"),
-        (["--peers", "nccl"], "nccl"),
-        (["--api", "fortran"], "fortran"),
-        (["--collective", "scan"], "scan"),
-        (["--plot", "curves.txt"], "curves.txt"),
+        (["--json", "/proc/figures.json"], "'--json': /proc/figures.json: it cannot be made"),
+        (["--peers", "nccl"], "--peers nccl: it moves tensors of CUDA devices"),
+        (["--api", "fortran"], "'fortran' is not one of 'numpy', 'torch'"),
+        (["--collective", "scan"], "'scan' is not one of 'all_reduce', 'all_gather', 'reduce_scatter', 'broadcast'"),
+        (["--plot", "curves.txt"], "--plot curves.txt: the suffix says the format"),
         (["--json", "one.png", "--plot", "./one.png"], "--json one.png and --plot one.png are one file"),
         (["--plot", "/nonexistent/curves.png"], "/nonexistent is no directory"),
         (["--json", "/nonexistent/figures.json"], "/nonexistent is no directory"),
@@ -194,29 +214,49 @@ def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeyp
         (["--record", "job.json", "--launchs", "3", "train.py"], "no such option: --launchs"),
     ],
 )
-def test_bad_option_is_named_before_anything_starts(options: list[str], offending: str) -> None:
-    refused = bench(*options)
-    assert refused.returncode == 2
-    assert offending in refused.stderr
+def test_bad_option_is_named_before_anything_starts(
+    options: list[str], offending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert offending in refused(monkeypatch, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "offending"),
+    [
+        (["--sizes", "4KB,1XB"], "multiring bench: --sizes '4KB,1XB'"),
+        (["--json", "/nonexistent/figures.json"], "'--json': /nonexistent/figures.json: /nonexistent is no directory"),
+    ],
+)
+def test_a_refusal_is_the_exit_code_of_the_process(options: list[str], offending: str) -> None:
+    done = bench(*options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert offending in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "offending"),
     [
         (["--sizes", "4KB,1XB"], "1XB"),
-        (["--collective", "barrier"], "--collective 'barrier': known are all_reduce"),
         (["--library", "nccl"], "--library 'nccl': known on cpu are multiring, gloo"),
         (["--replay", "/nonexistent/job.json"], "/nonexistent/job.json: No such file"),
         (["--library", "openmpi"], "the ranks of an MPI are started by its own launcher"),
     ],
 )
 def test_a_launch_that_cannot_be_is_one_line_and_joins_no_job(options: list[str], offending: str) -> None:
-    program = [sys.executable, "-m", "multiring.cli.bench_rank", *options]
-    refused = subprocess.run(program, env={**os.environ, "RANK": "0"}, capture_output=True, text=True, timeout=60)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("multiring bench: ")
-    assert offending in refused.stderr
-    assert refused.stderr.count("\n") == 1
+    done = CliRunner().invoke(bench_rank.app, options, env={"RANK": "0"})
+    assert done.exit_code == 2
+    assert done.stderr.startswith("multiring bench: ")
+    assert offending in done.stderr
+    assert done.output.count("\n") == 1
+
+
+def test_a_rank_is_told_what_it_can_measure() -> None:
+    program = [sys.executable, "-m", "multiring.cli.bench_rank", "--collective", "barrier"]
+    done = subprocess.run(program, env={**os.environ, "RANK": "0"}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'barrier' is not one of 'all_reduce', 'all_gather'" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -226,11 +266,12 @@ def test_a_launch_that_cannot_be_is_one_line_and_joins_no_job(options: list[str]
         ({"MULTIRING_REPRODUCIBLE": "1", "MULTIRING_PLAN": "ring"}, "MULTIRING_PLAN=ring and MULTIRING_REPRODUCIBLE"),
     ],
 )
-def test_a_setting_that_every_rank_would_refuse_is_refused_once(settings: dict[str, str], offending: str) -> None:
-    refused = bench(**settings)
-    assert refused.returncode == 2
-    assert offending in refused.stderr
-    assert "Traceback" not in refused.stderr
+def test_a_setting_that_every_rank_would_refuse_is_refused_once(
+    settings: dict[str, str], offending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = refused(monkeypatch, **settings)
+    assert offending in said
+    assert said.count("\n") == 1
 
 
 def test_a_peer_that_is_not_here_is_named_with_its_remedy(tmp_path: Path) -> None:
@@ -241,10 +282,8 @@ def test_a_peer_that_is_not_here_is_named_with_its_remedy(tmp_path: Path) -> Non
     assert refused.stderr == "multiring bench: --peers gloo: it is not here. Gloo comes with torch: pip install torch\n"
 
 
-def test_a_rank_does_not_start_ranks() -> None:
-    refused = bench(RANK="1")
-    assert refused.returncode == 2
-    assert "-m multiring.cli.bench_rank" in refused.stderr
+def test_a_rank_does_not_start_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "-m multiring.cli.bench_rank" in refused(monkeypatch, RANK="1")
 
 
 def test_two_ranks_are_measured_recorded_and_drawn(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from multiring.bench import cards, report
-from multiring.bench.contestants import Planned, Task, Waitable
+from multiring.bench.contestants import Measurable, Planned, Task, Waitable
 from multiring.bench.measure import Figure, measure
-from multiring.cli import bench
+from multiring.cli import bench, bench_rank
 
 MB = 1 << 20
 
@@ -56,12 +56,46 @@ def started(*options: str, **environment: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=220)
 
 
-@pytest.fixture
-def stand_in(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a Python whose torch has a card."""
     pytest.importorskip("torch")
-    (tmp_path / "sitecustomize.py").write_text(STAND_IN)
-    return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    folder = tmp_path_factory.mktemp("card")
+    (folder / "sitecustomize.py").write_text(STAND_IN)
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
+RANK = """
+import json, sys
+from dataclasses import asdict
+from multiring.bench import contestants
+from multiring.bench.contestants import Api, Measurable, Device
+from multiring.bench.measure import measure
+
+found = {}
+for library in ("gloo", "multiring"):
+    contestant = contestants.join(library, Api.torch, Device.cuda)
+    for collective in Measurable:
+        figures = [measure(contestant, collective.value, size, "cuda", 0.01) for size in (4 << 10, 512 << 10)]
+        found[f"{library} {collective.value}"] = [asdict(figure) for figure in figures]
+    rank = contestant.rank
+    contestant.close()
+if rank == 0:
+    json.dump(found, open(sys.argv[1], "w"))
+"""
+"""Measures, and checks, every collective of ours and of Gloo in one launch."""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, stand_in: dict[str, str]) -> dict[str, list[Figure]]:
+    """The figures of every collective by library and collective, which `measure` has found right on both ranks."""
+    folder = tmp_path_factory.mktemp("collectives")
+    (folder / "rank.py").write_text(RANK)
+    command = [sys.executable, "-m", "multiring", "run", "-n", "2", str(folder / "rank.py"), str(folder / "found.json")]
+    done = subprocess.run(command, env={**os.environ, **stand_in}, capture_output=True, text=True, timeout=220)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "found.json").read_text())
+    return {name: [Figure(**each) for each in figures] for name, figures in found.items()}
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, found: cards.Cards | None, *options: str) -> str:
@@ -135,18 +169,15 @@ def test_a_host_without_cards_says_why(torch: str, line: str, tmp_path: Path) ->
 
 
 def test_a_rank_says_so_too() -> None:
-    program = [sys.executable, "-m", "multiring.cli.bench_rank", "--device", "cuda", "--library", "openmpi"]
-    done = subprocess.run(program, env={**os.environ, "RANK": "0"}, capture_output=True, text=True, timeout=60)
+    done = CliRunner().invoke(bench_rank.app, ["--device", "cuda", "--library", "openmpi"], env={"RANK": "0"})
     line = "multiring bench: --library 'openmpi': known on cuda are multiring, gloo, nccl\n"
-    assert (done.returncode, done.stderr) == (2, line)
+    assert (done.exit_code, done.output) == (2, line)
 
 
 def test_ranks_are_hosts_of_their_own_only_if_they_are_ranks() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
-    program = [sys.executable, "-m", "multiring.cli.bench_rank", "--apart"]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
+    done = CliRunner().invoke(bench_rank.app, ["--apart"], env={"RANK": None})
     line = "multiring bench: --apart: it takes ranks on one host that `multiring run` or torchrun has started\n"
-    assert (done.returncode, done.stderr) == (2, line)
+    assert (done.exit_code, done.output) == (2, line)
 
 
 def launches(*seconds: float, enqueue: float) -> list[list[Figure]]:
@@ -227,9 +258,22 @@ def test_a_call_on_a_card_is_timed_until_the_card_is_done(nbytes: int) -> None:
     assert figure.pass_seconds >= 0
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
-def test_a_whole_run(collective: str, tmp_path: Path, stand_in: dict[str, str]) -> None:
-    file = tmp_path / "result.json"
+@pytest.mark.parametrize("collective", list(Measurable))
+def test_each_collective_is_right_on_a_card(collective: Measurable, measured: dict[str, list[Figure]]) -> None:
+    ours, theirs = measured[f"multiring {collective.value}"], measured[f"gloo {collective.value}"]
+    rows = report.summarise({"torch": [ours]}, {"gloo": [theirs]}, collective.value, 2)
+    assert [(row.nbytes, row.buffer, row.api) for row in rows] == [
+        (4 << 10, "cuda", "torch"),
+        (512 << 10, "cuda", "torch"),
+    ]
+    for row in rows:
+        assert row.enqueue_seconds is not None
+        assert 0 < row.enqueue_seconds <= row.seconds
+        assert list(row.peer_enqueue_seconds) == ["gloo"]
+
+
+def test_a_whole_run(tmp_path: Path, stand_in: dict[str, str]) -> None:
+    file, collective = tmp_path / "result.json", "all_gather"
     options = ["--device", "cuda", "--peers", "gloo", "--sizes", "4KB,512KB", "--launches", "1", "--seconds", "0.01"]
     done = started("-n", "2", "--collective", collective, *options, "--json", str(file), **stand_in)
     assert done.returncode == 0, done.stderr

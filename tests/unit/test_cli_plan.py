@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner, Result
 
 from multiring import units
+from multiring.cli import plan
 from multiring.planning import planner, topology_file
 from multiring.planning.choice import TIE
 from multiring.planning.strategies import strategy
@@ -37,18 +39,17 @@ host = [{ name = "a", ranks = 1 }, { name = "b", ranks = 1 }, { name = "c", rank
 """
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    wide = {**os.environ, "COLUMNS": "120"}  # which readline, in pytest, sets to 80 where there is no terminal
-    return subprocess.run(
-        [sys.executable, "-m", "multiring", "plan", *options], capture_output=True, text=True, env=wide
-    )
+def run(*options: str, columns: int = 120) -> Result:
+    app = typer.Typer(rich_markup_mode=None)
+    plan.register(app)
+    return CliRunner().invoke(app, options, env={"COLUMNS": str(columns)})
 
 
 def planned(tmp_path: Path, topology: str, size: str, *options: str) -> dict[str, Any]:
     file = tmp_path / "topology.toml"
     file.write_text(topology)
     shown = run("--topology", str(file), "--size", size, "--json", *options)
-    assert shown.returncode == 0, shown.stderr
+    assert shown.exit_code == 0, shown.output
     record: dict[str, Any] = json.loads(shown.stdout)
     return record
 
@@ -89,15 +90,45 @@ def test_collective_and_root_are_planned(tmp_path: Path) -> None:
     assert record["bound_seconds"] == pytest.approx(MB / (200e6 / 8))
 
 
-def test_table_and_printed_choice_show_the_same(tmp_path: Path) -> None:
+def test_table_and_printed_choice_show_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "topology.toml"
     file.write_text(RACKS)
     choice = planner.choose(topology_file.load(file), "all_reduce", planner.size_class(8 * MB))
     shown = run("--topology", str(file), "--size", "8MB").stdout
-    for line in str(choice).splitlines():
-        assert line.split() in [other.split() for other in shown.splitlines()] or line.endswith(":")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what is printed by a job is the same everywhere
+    monkeypatch.setenv("COLUMNS", "40")
+    assert [line.rstrip() for line in shown.splitlines()] == str(choice).splitlines()
+    phases, *rows = str(choice).partition("\n\n")[2].splitlines()[: 2 + len(choice.plan.phases)]
+    assert phases == "phases:"
+    assert rows[0] == "  kind            level  method  rings   shares  steps  alone"
+    assert [row.split()[:2] for row in rows[1:]] == [[phase.kind, phase.level] for phase in choice.plan.phases]
     for word in (choice.plan.id, "reduce_scatter", "200 Mbit/s", "rejected", "cut bound"):
         assert word in shown
+
+
+def test_a_narrow_terminal_breaks_cells_and_not_columns(tmp_path: Path) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(RACKS)
+    shown = run("--topology", str(file), "--size", "8MB", columns=60).stdout
+    rejected = shown.partition("rejected:\n")[2].splitlines()
+    assert max(map(len, rejected)) <= 60
+    assert rejected[0].split() == ["plan", "stages", "predicted", "longer", "by"]
+    assert rejected[2].startswith(" " * 16)  # the second line of a cell stands under its first
+
+
+def test_a_plan_is_made_without_what_shows_it() -> None:
+    program = (
+        "import sys, multiring\n"
+        "from multiring.planning import planner\n"
+        "from multiring.planning.topology import Topology\n"
+        "choice = planner.choose(Topology.flat([4]), 'all_reduce', 4096)\n"
+        "assert not any(name.partition('.')[0] == 'rich' for name in sys.modules)\n"
+        "print(choice)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("plan ")
+    assert "\nphases:\n  kind " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -121,7 +152,7 @@ def test_one_line_says_what_cannot_be_planned(options: list[str], offending: str
     (tmp_path / "BROKEN").write_text('[[hots]]\nname = "a"\nranks = 1\n')
     options = [str(tmp_path / option) if option in ("FILE", "BROKEN") else option for option in options]
     refused = run(*options)
-    assert refused.returncode == 2
+    assert refused.exit_code == 2
     assert refused.stdout == ""
     assert offending in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
@@ -176,7 +207,7 @@ def test_a_strategy_that_cannot_be_had_is_one_line(tmp_path: Path, options: list
     file = tmp_path / "racks.toml"
     file.write_text(RACKS)
     refused = run("--topology", str(file), "--size", "8MB", *options)
-    assert refused.returncode == 2
+    assert refused.exit_code == 2
     assert reason in refused.stderr
     assert refused.stderr.count("\n") == 1
 
@@ -184,6 +215,7 @@ def test_a_strategy_that_cannot_be_had_is_one_line(tmp_path: Path, options: list
 def test_a_strategy_of_too_many_messages_is_refused_as_the_simulator_does(tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     file.write_text('host = [{ name = "a", ranks = 200 }, { name = "b", ranks = 200 }]')
-    refused = run("--topology", str(file), "--size", "64MB", "--strategy", "halving")
-    assert refused.returncode == 2
+    options = ["--topology", str(file), "--size", "64MB", "--strategy", "halving"]
+    refused = subprocess.run([sys.executable, "-m", "multiring", "plan", *options], capture_output=True, text=True)
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "multiring plan: too many messages to simulate: 256 x 400 different steps of 400 ranks\n"

@@ -24,7 +24,7 @@ host = [{ name = "a", ranks = 1 }, { name = "b", ranks = 1 }, { name = "c", rank
 
 
 def run(*options: str) -> Result:
-    app = typer.Typer()
+    app = typer.Typer(rich_markup_mode=None)
     simulate.register(app)
     return CliRunner().invoke(app, options, env={"COLUMNS": "150"})
 
@@ -110,11 +110,11 @@ def test_a_terminal_shows_how_many_strategies_are_done(
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(TOPOLOGY.replace('"a"', '"[/a]"'))
-    save(Recording("[/red]", 0.5, (Gradient(30 << 20, 0.5),)), tmp_path / "job.json")
+    save(Recording("[/red]:cat:", 0.5, (Gradient(30 << 20, 0.5),)), tmp_path / "job.json")
     files = ("--topology", str(tmp_path / "cluster.toml"), "--job", str(tmp_path / "job.json"))
     shown = run(*files, "--strategy", "ring")
     assert shown.exit_code == 0, shown.output
-    assert shown.output.startswith("[/red] on 3 hosts")
+    assert shown.output.startswith("[/red]:cat: on 3 hosts")
     assert "host [/a] up" in shown.output
 
 
@@ -215,7 +215,6 @@ def test_numbers_have_sources() -> None:
         (("--machine", "cray"), "unknown machine 'cray'; known are minsky"),
         (("--machine", "minsky", "--model", "lenet"), "unknown model 'lenet'"),
         (("--machine", "minsky", "--strategy", "rings"), "masters:16; in the simulator also async-server, groups"),
-        (("--machine", "minsky", "--gradients", "int8"), "'int8'; it may be float32 or float16"),
         (("--machine", "minsky", "--sweep", "ranks=1..8"), "hosts or batch can be swept"),
         (("--machine", "minsky", "--sweep", "hosts=8..1"), "'8..1' is no range"),
         (("--machine", "minsky", "--plot", "a.png"), "--plot draws a sweep"),
@@ -243,6 +242,19 @@ def test_what_does_not_fit_is_one_line(options: tuple[str, ...], fault: str) -> 
     assert shown.exit_code == 2
     assert fault in shown.output
     assert len(shown.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (("--gradients", "int8"), "'int8' is not one of 'float32', 'float16'"),
+        (("--sweep", "hosts=1,2", "--plot", "/proc/a.svg"), "'--plot': /proc/a.svg: it cannot be made"),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_is_named(options: tuple[str, ...], fault: str) -> None:
+    shown = run("--machine", "minsky", *options)
+    assert shown.exit_code == 2
+    assert fault in shown.output
 
 
 def test_ranges() -> None:

@@ -18,7 +18,16 @@ from multiring.job.cores import allowed_cores, cgroup_quota, divide
 
 Array = NDArray[np.float32]
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+
+class Measurable(str, Enum):
+    """A collective that is measured."""
+
+    all_reduce = "all_reduce"
+    all_gather = "all_gather"
+    reduce_scatter = "reduce_scatter"
+    broadcast = "broadcast"
+
+
 BUFFERS = ("private", "arena")
 
 
@@ -347,12 +356,6 @@ def stand_apart() -> None:
     if "RANK" not in os.environ or not cards.all_are_here():
         raise ValueError("--apart: it takes ranks on one host that `multiring run` or torchrun has started")
     os.environ.update(MULTIRING_HOST=f"rank{os.environ['RANK']}", MULTIRING_INTERFACE="lo")
-
-
-def check_collective(name: str) -> None:
-    """ValueError unless it is one that is measured."""
-    if name not in COLLECTIVES:
-        raise ValueError(f"--collective {name!r}: known are {', '.join(COLLECTIVES)}")
 
 
 def join(library: str, api: Api, device: Device = Device.cpu, *, apart: bool = False) -> Contestant:

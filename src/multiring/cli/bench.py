@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from multiring.bench import DEFAULT_SIZES
-from multiring.bench.contestants import Device
+from multiring.bench.contestants import Device, Measurable
 from multiring.bench.peers import ALL, ON_CARDS, PEERS, start_here
 from multiring.cli.comparison import (
     Collective,
@@ -31,8 +31,8 @@ from multiring.cli.comparison import (
     choose_peers,
     recording_of,
 )
-from multiring.cli.errors import check_output, given, leave_out, one_line_errors
-from multiring.cli.options import no_such_option, whole
+from multiring.cli.errors import given, leave_out, one_line_errors
+from multiring.cli.options import no_such_option, output_file, whole
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +59,7 @@ def bench(
             show_default="2; 1 with --record",
         ),
     ] = None,
-    collective: Collective = "all_reduce",
+    collective: Collective = Measurable.all_reduce,
     sizes: Sizes = DEFAULT_SIZES,
     api: ThroughApi = None,
     device: Annotated[
@@ -74,7 +74,10 @@ def bench(
     json_file: Json = None,
     plot: Plot = None,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Run PROGRAM; write its gradients and backward times here.")
+        Path | None,
+        typer.Option(
+            parser=output_file, metavar="FILE", help="Run PROGRAM; write its gradients and backward times here."
+        ),
     ] = None,
     replayed: Replayed = None,
     samples: Samples = 32,
@@ -104,7 +107,7 @@ def bench(
         chosen = choose_peers(peers, ON_CARDS if device is Device.cuda else PEERS)
         if replayed is None:
             Comparison(
-                collective, sizes, api, chosen, launches, seconds, json_file, plot, device=device, apart=apart
+                collective.value, sizes, api, chosen, launches, seconds, json_file, plot, device=device, apart=apart
             ).run(site)
         else:
             step = recording_of(context, replayed, samples, speed)
@@ -117,6 +120,5 @@ def _record(file: Path, program: list[str], ranks: int) -> None:
         raise ValueError("--record FILE: which program? multiring bench --record FILE train.py")
     if program[0] != "-m" and not Path(program[0]).is_file():
         raise ValueError(f"--record {file}: no such script: {program[0]}")
-    check_output("--record", file)
     command = [sys.executable, "-m", "multiring", "run", "-H", f"localhost:{ranks}", "-m", "multiring.bench.recorder"]
     os.execv(sys.executable, [*command, str(file), *program])

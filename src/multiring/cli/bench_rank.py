@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, peers, replay, report
-from multiring.bench.contestants import COLLECTIVES, Api, Device
+from multiring.bench.contestants import Api, Device, Measurable
 from multiring.bench.measure import measure, size_of_buffer
 from multiring.cli.errors import one_line_errors
 from multiring.simulate.recording import load
@@ -23,7 +23,7 @@ SETTLING_SECONDS = 0.5
 
 
 def main(
-    collective: Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")] = "all_reduce",
+    collective: Annotated[Measurable, typer.Option(help="What to measure.")] = Measurable.all_reduce,
     sizes: Annotated[str, typer.Option(help="Sizes of the buffer, all blocks together.")] = DEFAULT_SIZES,
     api: Annotated[Api, typer.Option(help="What multiring is called through.")] = Api.numpy,
     library: Annotated[str, typer.Option(help=f"multiring, or a peer: {', '.join(peers.ALL)}.")] = "multiring",
@@ -38,7 +38,6 @@ def main(
 ) -> None:
     """Measure a collective, or training steps, over the ranks of this job."""
     with one_line_errors("bench"):
-        contestants.check_collective(collective)
         wanted = parse_sizes(sizes)
         recording = load(replayed) if replayed else None
         if recording and device is Device.cuda:
@@ -51,7 +50,7 @@ def main(
         time.sleep(SETTLING_SECONDS)
         rounded = dict.fromkeys(size_of_buffer(nbytes, contestant.world_size) for nbytes in wanted)
         kinds = [(nbytes, kind) for nbytes in rounded for kind in contestant.buffers]
-        figures = [measure(contestant, collective, size, kind, seconds) for size, kind in kinds]
+        figures = [measure(contestant, collective.value, size, kind, seconds) for size, kind in kinds]
         found = [asdict(figure) for figure in figures]
     if contestant.rank == 0:
         if json_file:
@@ -59,8 +58,8 @@ def main(
         elif recording:
             Console().print(replay.table(replay.rows(recording, {library: [found]}, None)))
         else:
-            rows = report.summarise({_api(api, device).value: [figures]}, {}, collective, contestant.world_size)
-            report.show(rows, f"{collective}, {count(contestant.world_size, 'rank')}, {library}")
+            rows = report.summarise({_api(api, device).value: [figures]}, {}, collective.value, contestant.world_size)
+            report.show(rows, f"{collective.value}, {count(contestant.world_size, 'rank')}, {library}")
     contestant.close()
 
 
@@ -68,7 +67,7 @@ def _api(api: Api, device: Device) -> Api:
     return Api.torch if device is Device.cuda else api
 
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 app.command()(main)
 if __name__ == "__main__":
     app()

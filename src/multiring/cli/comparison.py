@@ -16,12 +16,13 @@ from rich.console import Console
 
 from multiring import env
 from multiring.bench import cards, curves, parse_sizes, replay, report
-from multiring.bench.contestants import COLLECTIVES, Api, Device, check_collective
+from multiring.bench.contestants import Api, Device, Measurable
 from multiring.bench.launches import Entry, Start, Written, alternate, unnamed_file
 from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import BY_SOCKETS, ON_CARDS, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
-from multiring.cli.errors import check_output, leave_out, write_output
+from multiring.cli.errors import leave_out, write_output
+from multiring.cli.options import output_file
 from multiring.errors import RendezvousError
 from multiring.job.checks import check_settings
 from multiring.planning import topology_file
@@ -36,14 +37,18 @@ from multiring.units import count, duration, size
 LEAST_OF_A_RANK = 24 << 20
 """What Python and NumPy take, bytes."""
 
-Collective = Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")]
+Collective = Annotated[Measurable, typer.Option("--collective", help="What to measure.")]
 Sizes = Annotated[
     str, typer.Option(help="Sizes of the buffer, all blocks together, rounded up to equal blocks of float32.")
 ]
 Launches = Annotated[int, typer.Option(min=1, help="How often each is launched, in turns.")]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write figures and conditions here.")]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", parser=output_file, metavar="FILE", help="Also write figures and conditions here."),
+]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw time over size (needs matplotlib).")
+    Path | None,
+    typer.Option("--plot", parser=output_file, metavar="FILE.png", help="Also draw time over size (needs matplotlib)."),
 ]
 ThroughApi = Annotated[
     Api | None, typer.Option(help="What multiring is called through.", show_default="what each peer takes; numpy alone")
@@ -93,15 +98,12 @@ class Comparison:
     def check(self) -> None:
         """ValueError for what cannot be measured."""
         _check_environment()
-        check_collective(self.collective)
         parse_sizes(self.sizes)
         for peer in self.peers:
             if peer in ONLY_ALL_REDUCE and self.collective != "all_reduce":
                 raise ValueError(f"--peers {peer}: it has all_reduce only, no {self.collective}")
             if self.apart and peer not in BY_SOCKETS:
                 raise ValueError(f"--peers {peer}: it shares memory within a host, and --apart makes ranks hosts")
-        check_output("--json", self.json_file)
-        check_output("--plot", self.plot)
         if self.plot is not None:
             curves.check(self.plot)
             if self.json_file is not None and self.json_file.resolve() == self.plot.resolve():
@@ -160,7 +162,6 @@ class Replay:
         for peer in self.peers:
             if peer in ONLY_ALL_REDUCE:
                 raise ValueError(f"--peers {peer}: it has no asynchronous all_reduce to replay a training step with")
-        check_output("--json", self.json_file)
 
     def run(self, site: Site) -> None:
         """Measure, print, and write what was asked for."""

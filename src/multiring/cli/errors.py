@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import subprocess
@@ -17,27 +16,6 @@ import typer
 from multiring.errors import MultiringError
 
 USAGE_ERROR = 2
-
-
-def check_output(option: str, file: Path | None) -> None:
-    """ValueError for a file that could not be written at the end of what takes long."""
-    if file is None:
-        return
-    if file.is_symlink() and file.resolve().is_file() and file.parent != Path("/dev"):
-        raise ValueError(f"{option} {file}: it is a symbolic link, to {file.resolve()}; name the file itself")
-    if file.is_dir():
-        raise ValueError(f"{option} {file}: it is a directory; name a file")
-    if file.exists() and not os.access(file, os.W_OK):
-        raise ValueError(f"{option} {file}: it cannot be written to")
-    if not os.access(file.parent, os.W_OK | os.X_OK):
-        reason = "cannot be written to" if file.parent.is_dir() else "is no directory"
-        raise ValueError(f"{option} {file}: {file.parent} {reason}")
-    if not file.exists():
-        try:
-            file.touch()  # root may everything, and still makes no file in /proc
-            file.resolve().unlink()
-        except OSError as error:
-            raise ValueError(f"{option} {file}: it cannot be made ({error.strerror})") from None
 
 
 def write_output(file: Path, text: str) -> None:

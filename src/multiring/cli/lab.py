@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from multiring import lab
+from multiring.bench.contestants import Measurable
 from multiring.bench.peers import ONE_HOST, PEERS, installed
 from multiring.cli.comparison import (
     Collective,
@@ -99,7 +100,7 @@ def compare(
     wanted: Annotated[
         str, typer.Option("--peers", help=f"Which: {', '.join(ON_A_LAB)}.", show_default="those here")
     ] = "",
-    collective: Collective = "all_reduce",
+    collective: Collective = Measurable.all_reduce,
     sizes: Sizes = "4KB,256KB,8MB",
     api: ThroughApi = None,
     launches: Launches = 5,
@@ -116,7 +117,7 @@ def compare(
         check_kind(context, replayed)
         named = choose_peers(wanted, ON_A_LAB) if wanted else [peer for peer in installed() if peer in ON_A_LAB]
         measurement = (
-            Comparison(collective, sizes, api, named, launches, seconds, json_file, plot)
+            Comparison(collective.value, sizes, api, named, launches, seconds, json_file, plot)
             if replayed is None
             else Replay(recording_of(context, replayed, samples, speed), api, named, launches, steps, json_file)
         )

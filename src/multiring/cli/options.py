@@ -1,9 +1,11 @@
-"""Options that people mistype, and those that they know from other launchers."""
+"""The values of options, options that people mistype, and those that they know from other launchers."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import typer
 
@@ -34,6 +36,32 @@ def whole(least: int) -> Callable[[str | int], int]:
         return int(text)
 
     return parse
+
+
+def output_file(text: str | Path) -> Path:
+    """Parses the name of a file to be written at the end of what takes long; the error says why it could not be."""
+    file = Path(text)
+    if reason := _why_not_written(file):
+        raise typer.BadParameter(f"{file}: {reason}")
+    return file
+
+
+def _why_not_written(file: Path) -> str:
+    if file.is_symlink() and file.resolve().is_file() and file.parent != Path("/dev"):
+        return f"it is a symbolic link, to {file.resolve()}; name the file itself"
+    if file.is_dir():
+        return "it is a directory; name a file"
+    if file.exists() and not os.access(file, os.W_OK):
+        return "it cannot be written to"
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        return f"{file.parent} {'cannot be written to' if file.parent.is_dir() else 'is no directory'}"
+    if not file.exists():
+        try:
+            file.touch()  # root may everything, and still makes no file in /proc
+            file.resolve().unlink()
+        except OSError as error:
+            return f"it cannot be made ({error.strerror})"
+    return ""
 
 
 def no_such_option(context: typer.Context, word: str) -> str:

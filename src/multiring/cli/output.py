@@ -14,4 +14,4 @@ WIDTH = 120
 def console() -> Console:
     """Standard output, for names as their owners wrote them."""
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if is_known else WIDTH, markup=False)
+    return Console(width=None if is_known else WIDTH, markup=False, emoji=False)

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from multiring.cli import output
 from multiring.cli.errors import one_line_errors
 from multiring.env import parse_size, parse_wire
-from multiring.planning import choice as choices
 from multiring.planning import planner, topology_file
-from multiring.planning.choice import Choice
+from multiring.planning.choice import Choice, record
 from multiring.planning.plan import COLLECTIVES, ROOTED
 from multiring.planning.planner import size_class
 from multiring.planning.strategies import STRATEGIES
@@ -53,12 +51,9 @@ def plan(
         else:
             choice = _of_strategy(strategy, cluster, collective, nbytes, wire)
     if as_json:
-        typer.echo(json.dumps(choices.record(choice), indent=1))
+        typer.echo(json.dumps(record(choice), indent=1))
         return
-    console = output.console()
-    console.print(choices.summary(choice), highlight=False)
-    for table in choices.tables(choice):
-        console.print(_rich(table))
+    output.console().print(choice)
 
 
 def _of_strategy(name: str, topology: Topology, collective: str, nbytes: int, wire: str) -> Choice:
@@ -85,12 +80,3 @@ def _wire(text: str) -> planner.Wire:
         return parse_wire(text)
     except ValueError as error:
         raise ValueError(f"--wire {text!r}: expected {error}") from None
-
-
-def _rich(table: choices.Table) -> Table:
-    found = Table(title=f"\n{table.title}", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in table.headings:
-        found.add_column(heading)
-    for row in table.rows:
-        found.add_row(*row)
-    return found

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated
+
+import typer
 
 from multiring import api
 from multiring.planning import topology_file
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"multiring probe: {message}; known is --output FILE\n")
-
-    def print_help(self, file: object = None) -> None:
-        if os.environ.get("RANK", "0") == "0":  # once a job
-            print(self.format_help(), end="")
-
-
-def main(words: Sequence[str]) -> int:
-    """Measure whatever is known already; the exit code."""
-    output = _output(words)
+def main(
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the topology file there.")] = None,
+) -> None:
+    """Measure the links between the hosts of this job, whatever is known of them, and show them as a tree."""
     world = api.init(probe="refresh", topology="").world
     alone, failed = len(set(world.topology.hosts)) == 1, False
     if world.rank == 0:
@@ -35,16 +26,7 @@ def main(words: Sequence[str]) -> int:
             if output:
                 failed = _write(output, topology_file.text(world.topology))
     api.shutdown()
-    return int(failed or (not alone and not world.known))
-
-
-def _output(words: Sequence[str]) -> Path | None:
-    """The file to write, on rank 0's host; SystemExit for words that are no options."""
-    about = "Measure the links between the hosts of this job, and show them as a tree."
-    parser = _Parser("multiring run -m multiring.cli.probe_rank", description=about, allow_abbrev=False)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the topology file there")
-    found: Path | None = parser.parse_args(words).output
-    return found
+    raise typer.Exit(int(failed or (not alone and not world.known)))
 
 
 def _write(file: Path, text: str) -> bool:
@@ -57,5 +39,7 @@ def _write(file: Path, text: str) -> bool:
     return False
 
 
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+app.command()(main)
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    app(prog_name="multiring run -m multiring.cli.probe_rank")

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from multiring import units
-from multiring.cli.errors import check_output, one_line_errors
+from multiring.cli.errors import one_line_errors
+from multiring.cli.options import output_file
 from multiring.cli.scenario import (
     Batch,
     Cluster,
@@ -46,7 +47,7 @@ def register(app: typer.Typer) -> None:
 
 def write(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE.html", help="Where to write the page.")],
+    file: Annotated[Path, typer.Argument(parser=output_file, metavar="FILE.html", help="Where to write the page.")],
     machine: Cluster = None,
     hosts: Hosts = 16,
     topology: TopologyFile = None,
@@ -67,7 +68,6 @@ def write(
         check_given(context)
         request = Request(machine, topology, hosts, model, job, batch, speed, "float32", True, None)
         names = chosen(strategy)
-        check_output("FILE.html", file)
         point, *points = simulated([request, *(swept(request, sweep) if sweep else ())], names)
         file.write_text(_page(point, points, names, (sweep or "").partition("=")[0]))
         typer.echo(f"{file}: {units.size(file.stat().st_size)}")

@@ -19,7 +19,7 @@ from multiring.cli.errors import USAGE_ERROR
 from multiring.cli.options import no_such_option, whole
 from multiring.errors import MultiringError
 from multiring.job import pet
-from multiring.job.cores import BINDINGS
+from multiring.job.cores import Binding
 from multiring.launch import LaunchError, mpi
 from multiring.launch.hosts import NAME, HostEntry, Placement, is_here, parse_hosts, place, read_hostfile
 from multiring.launch.join import HostMeeting
@@ -94,13 +94,11 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="The links between the hosts, which are then not measured.")
     ] = None,
     launcher: Annotated[
-        str | None,
-        typer.Option(metavar="|".join(mpi.LAUNCHERS), help="Let the site's own launcher start the ranks."),
+        mpi.SiteLauncher | None, typer.Option(help="Let the site's own launcher start the ranks.")
     ] = None,
     bind: Annotated[
-        str,
-        typer.Option(metavar="|".join(BINDINGS), help="Bind ranks to their share of the cores, or of NUMA domains."),
-    ] = BINDINGS[0],
+        Binding, typer.Option(help="Bind ranks to their share of the cores, or of NUMA domains.")
+    ] = Binding.core,
     max_restarts: Annotated[
         int, typer.Option(parser=whole(0), metavar="N", help="Start all ranks again after a failure, so often.")
     ] = 0,
@@ -141,7 +139,7 @@ def run(
             completed(given, pet.read() if is_free else pet.TorchrunOptions())
         )
         typed = {"--hosts": host_count, "--host-index": host_index, "--rendezvous": rendezvous}
-        _check(context, program, bind, typed, listed)
+        _check(context, program, typed, listed)
         if ranks_per_host is not None and not is_free:
             raise LaunchError(
                 f"--nproc-per-node {ranks_per_host} is for hosts that are not listed: -H a:{ranks_per_host},b:"
@@ -149,22 +147,22 @@ def run(
             )
         _check_plan()
         own = {
-            "--bind": bind != BINDINGS[0],
+            "--bind": bind is not Binding.core,
             "--max-restarts": max_restarts,
             "--min-ranks": min_ranks,
             "--max-replacements": max_replacements,
             "--log-dir": log_dir,
             "--python": python != sys.executable,
         }
-        _check_launcher(launcher, [name for name, value in {**own, **typed}.items() if value])
         if launcher is not None:
-            _become(launcher, program, _placements(ranks, hosts, hostfile), listed=bool(hosts or hostfile))
+            _check_launcher(launcher.value, [name for name, value in {**own, **typed}.items() if value])
+            _become(launcher.value, program, _placements(ranks, hosts, hostfile), listed=bool(hosts or hostfile))
         if max_replacements and min_ranks is None:
             raise LaunchError(
                 f"--max-replacements {max_replacements} needs --min-ranks M: while so many ranks are left, others are "
                 "replaced"
             )
-        job = Job(tuple(program), bind, max_restarts, log_dir, verbose, min_ranks, max_replacements, summary)
+        job = Job(tuple(program), bind.value, max_restarts, log_dir, verbose, min_ranks, max_replacements, summary)
         if host_count is not None and host_index is not None and rendezvous is not None:
             total, meeting = _meeting(ranks, host_count, host_index, rendezvous)
             _check_min_ranks(min_ranks, total)
@@ -206,11 +204,7 @@ def _check_plan() -> None:
         forced.wanted(settings.plan, settings.wire)
 
 
-def _check_launcher(launcher: str | None, given: list[str]) -> None:
-    if launcher is None:
-        return
-    if launcher not in mpi.LAUNCHERS:
-        raise LaunchError(f"--launcher {launcher}: choose one of {', '.join(mpi.LAUNCHERS)}")
+def _check_launcher(launcher: str, given: list[str]) -> None:
     if given:
         raise LaunchError(f"{' and '.join(given)} and --launcher do not go together: {launcher} starts the ranks then")
 
@@ -238,14 +232,8 @@ def _note(text: str) -> None:
 
 
 def _check(
-    context: typer.Context,
-    program: list[str],
-    bind: str,
-    typed: Mapping[str, object],
-    listed: Mapping[str, object],
+    context: typer.Context, program: list[str], typed: Mapping[str, object], listed: Mapping[str, object]
 ) -> None:
-    if bind not in BINDINGS:
-        raise LaunchError(f"--bind {bind}: choose one of {', '.join(BINDINGS)}")
     if program[0].startswith("-") and program[0] != "-m":
         raise LaunchError(no_such_option(context, program[0]))
     if program == ["-m"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import islice, product
 from math import isfinite
 from pathlib import Path
@@ -27,7 +28,15 @@ from multiring.simulate.models import MODELS, model
 from multiring.simulate.recording import Recording
 from multiring.simulate.spread import slowest, slowness
 
-ITEMSIZES = {"float32": 4, "float16": 2}
+
+class Gradients(str, Enum):
+    """The type of gradients that travel."""
+
+    float32 = "float32"
+    float16 = "float16"
+
+
+ITEMSIZES = {Gradients.float32.value: 4, Gradients.float16.value: 2}
 SWEPT = ("hosts", "batch")
 
 Cluster = Annotated[str | None, typer.Option(help=f"A known cluster: {', '.join(MACHINES)}.")]
@@ -87,8 +96,6 @@ class Request:
         if self.job is not None:
             return recording.load(self.job)
         trained = model(self.model)
-        if self.gradients not in ITEMSIZES:
-            raise ValueError(f"--gradients is {self.gradients!r}; it may be {' or '.join(ITEMSIZES)}")
         if self.speed is None and self.machine is None:
             raise ValueError("a topology file does not say how fast its ranks train: give --speed, or --job FILE")
         speed = self.speed if self.speed is not None else machine(str(self.machine)).speed(trained)

@@ -16,10 +16,12 @@ from multiring import units
 from multiring.bench.curves import check as check_picture
 from multiring.cli import output
 from multiring.cli.curves import plot_efficiency
-from multiring.cli.errors import check_output, given, leave_out, one_line_errors
+from multiring.cli.errors import given, leave_out, one_line_errors
+from multiring.cli.options import output_file
 from multiring.cli.scenario import (
     Batch,
     Cluster,
+    Gradients,
     Hosts,
     Job,
     Model,
@@ -58,7 +60,7 @@ def simulate(
     speed: Speed = None,
     job: Job = None,
     strategy: Strategies = "all",
-    gradients: Annotated[str, typer.Option(help="How gradients travel: float32 or float16.")] = "float32",
+    gradients: Annotated[Gradients, typer.Option(help="How gradients travel.")] = Gradients.float32,
     overlap: Annotated[bool, typer.Option(help="Whether sums begin while backward runs.")] = True,
     spread: Annotated[
         float | None, typer.Option(min=0, help="Per cent by which speeds of equal devices differ (standard deviation).")
@@ -68,7 +70,8 @@ def simulate(
         typer.Option(metavar="hosts=1..1024", help="Hosts or batch: doubled from one to another, or a list."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the efficiency of a sweep (needs matplotlib).")
+        Path | None,
+        typer.Option(parser=output_file, metavar="FILE", help="Draw the efficiency of a sweep (needs matplotlib)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     sources: Annotated[
@@ -86,12 +89,11 @@ def simulate(
             return
         check_given(context)
         check_sweep(context, sweep)
-        request = Request(machine, topology, hosts, model, job, batch, speed, gradients, overlap, spread)
+        request = Request(machine, topology, hosts, model, job, batch, speed, gradients.value, overlap, spread)
         requests = swept(request, sweep)
         names = chosen(strategy)
         if plot is not None and sweep is None:
             raise ValueError("--plot draws a sweep: give --sweep hosts=1..1024")
-        check_output("--plot", plot)
         if plot is not None:
             check_picture(plot)
         points = simulated(requests, names)

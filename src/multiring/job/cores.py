@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-BINDINGS = ("core", "numa", "none")
+
+class Binding(str, Enum):
+    """What a rank is bound to."""
+
+    core = "core"
+    numa = "numa"
+    none = "none"
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
+from enum import Enum
 
 from multiring.launch import LaunchError
 from multiring.launch.hosts import Placement
 
-LAUNCHERS = ("mpirun", "srun")
+
+class SiteLauncher(str, Enum):
+    """A launcher that sites have."""
+
+    mpirun = "mpirun"
+    srun = "srun"
 
 
 def command(

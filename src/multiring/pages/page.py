@@ -127,7 +127,11 @@ def plan(choice: Choice) -> str:
 
 
 def table(content: Table) -> str:
-    """Rows of text."""
+    """Rows of text.
+
+    The HTML of rich is a picture of a terminal: it has no cells for a screen reader or a spreadsheet, and a narrow
+    window cuts it off.
+    """
     head = "".join(f"<th>{escape(text)}</th>" for text in content.headings)
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in content.rows)
     return (
@@ -343,7 +347,11 @@ def _named(name: str) -> str:
 
 
 def curves(title: str, key: str, values: Sequence[int], lines: Mapping[str, Sequence[float | None]]) -> str:
-    """Efficiencies, 0 to 1, over positive ``values`` on a logarithmic axis, a line each, named at its end."""
+    """Efficiencies, 0 to 1, over positive ``values`` on a logarithmic axis, a line each, named at its end.
+
+    Drawn here, as `multiring report` works without matplotlib, an extra. Its SVG of one such picture takes 20 KB, more
+    than the whole page, and is full of references, which the page has none of.
+    """
     height, left, right, bottom = 340, 60, 270, 44
     low, high = log2(min(values)), log2(max(values))
     known = [100 * part for parts in lines.values() for part in parts if part is not None]

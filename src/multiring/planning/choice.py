@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from io import StringIO
+from typing import TYPE_CHECKING, Any
 
 from multiring.units import count, precise_duration, rate, size
 
@@ -15,11 +16,18 @@ from .plan import Phase, Plan
 from .speeds import NATIVE, Speeds
 from .topology import Topology
 
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.padding import Padding
+
 TIE = 1.02
 """Predictions within this factor of the cheapest are ties: the model is not finer, and noise must not choose."""
 
 SHOWN = 8
 """Rejected candidates that are listed; the others are counted."""
+
+WIDEST = 100_000
+"""Columns of what is no terminal: no row is longer, so none is broken."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,9 @@ class Choice:
     def __str__(self) -> str:
         return text(self)
 
+    def __rich__(self) -> Group:
+        return explained(self)
+
     def __repr__(self) -> str:
         return f"<{summary(self).splitlines()[0]}; print it to see why>"
 
@@ -152,9 +163,22 @@ def tables(choice: Choice) -> list[Table]:
     return found
 
 
+def explained(choice: Choice) -> Group:
+    """The summary and all tables, for a console of rich."""
+    from rich.console import Group  # here and below: `import multiring` does without
+    from rich.text import Text
+
+    parts = [(Text(f"\n{table.title}:", "bold"), _columns(table)) for table in tables(choice)]
+    return Group(Text(summary(choice)), *(each for part in parts for each in part))
+
+
 def text(choice: Choice) -> str:
-    """The summary and all tables, in columns."""
-    return "\n\n".join([summary(choice), *("\n".join(_lines(table)) for table in tables(choice))])
+    """The same as plain text, whatever the terminal or notebook that it is printed in."""
+    from rich.console import Console
+
+    shown = StringIO()
+    Console(file=shown, width=WIDEST, color_system=None, force_jupyter=False).print(explained(choice))
+    return "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
 
 
 def record(choice: Choice) -> dict[str, Any]:
@@ -253,9 +277,12 @@ def _stages(candidate: Candidate) -> str:
     return ", ".join(str(stage) for stage in candidate.stages if stage.dimension.level in levels)
 
 
-def _lines(table: Table) -> Iterator[str]:
-    rows: Sequence[tuple[str, ...]] = [table.headings, *table.rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield f"{table.title}:"
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+def _columns(table: Table) -> Padding:
+    from rich.padding import Padding
+    from rich.table import Table as Columns
+    from rich.text import Text
+
+    columns = Columns(*table.headings, box=None, pad_edge=False, header_style="bold")
+    for row in table.rows:
+        columns.add_row(*map(Text, row))  # a string could hold markup
+    return Padding.indent(columns, 2)
