@@ -83,19 +83,21 @@ Enum code(int value, const std::array<std::string_view, n>&, const char* what) {
     return static_cast<Enum>(value);
 }
 
-Call make_call(Engine& engine, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
-               int dtype, int op, std::uint32_t root, double timeout, std::uint32_t label) {
-    Call call{};
-    call.installed = &engine.installed(schedule);
-    call.collective = code<Collective>(collective, collective_names, "collective");
-    call.pointer = reinterpret_cast<std::byte*>(pointer);
-    call.count = count;
-    call.dtype = code<Dtype>(dtype, dtype_names, "dtype");
-    call.op = code<Op>(op, op_names, "op");
-    call.root = root;
-    call.label = label;
-    call.timeout = timeout;
-    return call;
+// What Python calls for; NativeCalls and start_message complete it.
+void make_call(Call* self, int collective, std::uintptr_t pointer, std::size_t count, int dtype, double timeout, int op,
+               std::uint32_t root, std::uint32_t label, std::int64_t tag, int part_of) {
+    const Call call{.collective = code<Collective>(collective, collective_names, "collective"),
+                    .pointer = reinterpret_cast<std::byte*>(pointer),
+                    .count = count,
+                    .dtype = code<Dtype>(dtype, dtype_names, "dtype"),
+                    .op = code<Op>(op, op_names, "op"),
+                    .root = root,
+                    .label = label,
+                    .timeout = timeout,
+                    .tag = static_cast<std::uint64_t>(tag),
+                    .part_of = code<Collective>(part_of, collective_names, "collective")};
+    check_op(call);
+    new (self) Call(call);
 }
 
 // The arena's side of `empty`: keeps the memory until the last array over it is gone.
@@ -121,19 +123,21 @@ nb::object empty(Engine& engine, std::size_t bytes) {
 
 // A Work with the engine that it needs while it is waited for.
 struct WorkHandle {
-    nb::object engine_object;
-    Engine* engine;
+    std::shared_ptr<Engine> engine;
     std::shared_ptr<Work> work;
 };
 
-WorkHandle start(nb::handle self, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
-                 int dtype, int op, std::uint32_t root, double timeout, std::uint32_t label, nb::object owner) {
-    Engine& engine = nb::cast<Engine&>(self);
-    drop_owners(engine);
-    const Call call = make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout, label);
-    auto work = engine.start(call, owner.ptr());
+void run(NativeCalls& calls, const Call& call) {
+    drop_owners(*calls.engine);
+    const nb::gil_scoped_release nogil;
+    calls.run(call, attending(*calls.engine));
+}
+
+WorkHandle start(NativeCalls& calls, const Call& call, nb::object owner) {
+    drop_owners(*calls.engine);
+    auto work = calls.start(call, owner.ptr(), attending(*calls.engine));
     owner.release();  // given back through take_owners
-    return {nb::borrow(self), &engine, std::move(work)};
+    return {calls.engine, std::move(work)};
 }
 
 // (address, bytes from block to block, first block, number of blocks)
@@ -145,21 +149,18 @@ std::optional<CardBlocks> card_blocks(const std::optional<Blocks>& given) {
     return CardBlocks{at, pitch, first, count};
 }
 
-WorkHandle start_on_card(nb::handle self, std::uint32_t schedule, int collective, std::size_t count, int dtype, int op,
-                         std::uint32_t root, double timeout, std::uint32_t label, nb::object owner, int device,
-                         std::uintptr_t stream, const std::optional<Blocks>& out, const std::optional<Blocks>& in) {
-    Engine& engine = nb::cast<Engine&>(self);
-    drop_owners(engine);
-    const Call call = make_call(engine, schedule, collective, 0, count, dtype, op, root, timeout, label);
+WorkHandle start_on_card(NativeCalls& calls, const Call& call, nb::object owner, int device, std::uintptr_t stream,
+                         const std::optional<Blocks>& out, const std::optional<Blocks>& in) {
+    drop_owners(*calls.engine);
     const CardBuffer buffer{device, reinterpret_cast<cuda::Stream>(stream), card_blocks(out), card_blocks(in)};
     std::shared_ptr<Work> work;
     {
         const nb::gil_scoped_release nogil;  // the driver may wait for another thread that wants the GIL
-        work = engine.start_on_card(call, buffer, owner.ptr());
+        work = calls.start_on_card(call, buffer, owner.ptr(), attending(*calls.engine));
     }
     owner.release();  // given back through take_owners
     if (work->refused) throw EngineError(*work->refused);
-    return {nb::borrow(self), &engine, std::move(work)};
+    return {calls.engine, std::move(work)};
 }
 
 constexpr std::array<std::string_view, 3> wire_names{"same", "bfloat16", "float16"};
@@ -170,22 +171,13 @@ Wire narrow_wire(int value) {
     return wire;
 }
 
-template <Collective collective>
-WorkHandle start_point(nb::handle self, std::uint32_t communicator, int other, std::int64_t tag, std::uintptr_t pointer,
-                       std::size_t count, int dtype, double timeout, nb::object owner, int part_of) {
-    Engine& engine = nb::cast<Engine&>(self);
-    drop_owners(engine);
-    Call call{};
-    call.collective = collective;
-    call.pointer = reinterpret_cast<std::byte*>(pointer);
-    call.count = count;
-    call.dtype = code<Dtype>(dtype, dtype_names, "dtype");
-    call.timeout = timeout;
-    call.tag = static_cast<std::uint64_t>(tag);
-    call.part_of = code<Collective>(part_of, collective_names, "collective");
-    auto work = engine.start_point(communicator, other, call, owner.ptr());
+WorkHandle start_message(std::shared_ptr<Engine> engine, std::uint32_t communicator, int peer, const Call& call,
+                         nb::object owner) {
+    if (!call.is_point()) throw std::invalid_argument(std::string(name(call.collective)) + " is no message");
+    drop_owners(*engine);
+    auto work = engine->start_point(communicator, peer, call, owner.ptr());
     owner.release();  // given back through take_owners
-    return {nb::borrow(self), &engine, std::move(work)};
+    return {std::move(engine), std::move(work)};
 }
 
 nb::dict statistics(const Engine& engine) {
@@ -293,30 +285,56 @@ std::optional<Op> op_named(nb::handle wanted) {
     return {};
 }
 
-bool all_reduce(NativeCalls& calls, nb::handle x, nb::handle op, nb::handle timeout, std::uint32_t label) {
-    std::optional<double> seconds;
+bool all_reduce_plain(NativeCalls& calls, nb::handle x, nb::handle op, nb::handle timeout, std::uint32_t label) {
+    double seconds = calls.timeout;
     if (!timeout.is_none()) {
         if (!PyFloat_CheckExact(timeout.ptr())) return false;
         seconds = PyFloat_AsDouble(timeout.ptr());
-        if (!(*seconds >= 0)) return false;
+        if (!(seconds >= 0)) return false;
     }
     const std::optional<Plain> buffer = plain(x);
     const std::optional<Op> by = op_named(op);
     if (!buffer || !by || !is_defined(*by, buffer->dtype)) return false;
-    Engine& engine = *calls.engine;
-    drop_owners(engine);
-    const nb::gil_scoped_release nogil;
-    calls.run(Collective::all_reduce, buffer->pointer, buffer->count, buffer->dtype, *by, 0, attending(engine), label,
-              seconds);
+    run(calls, {.collective = Collective::all_reduce,
+                .pointer = static_cast<std::byte*>(buffer->pointer),
+                .count = buffer->count,
+                .dtype = buffer->dtype,
+                .op = *by,
+                .label = label,
+                .timeout = seconds});
     return true;
 }
 
 void barrier(NativeCalls& calls, double timeout) {
-    Engine& engine = *calls.engine;
-    drop_owners(engine);
-    const nb::gil_scoped_release nogil;
-    std::uint8_t token = 0;
-    calls.run(Collective::barrier, &token, 1, Dtype::uint8, Op::sum, 0, attending(engine), 0, timeout);
+    std::byte token{};
+    run(calls,
+        {.collective = Collective::barrier, .pointer = &token, .count = 1, .dtype = Dtype::uint8, .timeout = timeout});
+}
+
+void bind_call(nb::module_& m) {
+    nb::class_<Call>(m, "Call")
+        .def("__init__", &make_call, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "timeout"_a, "op"_a = 0,
+             "root"_a = 0, "label"_a = 0, "tag"_a = 0, "part_of"_a = static_cast<int>(Collective::send))
+        .def_prop_ro("collective", [](const Call& call) { return static_cast<int>(call.collective); })
+        .def_prop_ro("pointer", [](const Call& call) { return reinterpret_cast<std::uintptr_t>(call.pointer); })
+        .def_ro("count", &Call::count)
+        .def_prop_ro("dtype", [](const Call& call) { return static_cast<int>(call.dtype); })
+        .def_ro("timeout", &Call::timeout)
+        .def_prop_ro("op", [](const Call& call) { return static_cast<int>(call.op); })
+        .def_ro("root", &Call::root)
+        .def_ro("label", &Call::label)
+        .def_prop_ro("tag", [](const Call& call) { return static_cast<std::int64_t>(call.tag); })
+        .def_prop_ro("part_of", [](const Call& call) { return static_cast<int>(call.part_of); })
+        .def("nbytes", &bytes_of, "size"_a);
+}
+
+// The end of a call that Python's own engine started: an object with `wait` and `ended`.
+Trials::End end_of(nb::object part) {
+    return [part = std::move(part)](double seconds) {
+        const nb::gil_scoped_acquire gil;
+        part.attr("wait")(seconds);
+        return nb::cast<double>(part.attr("ended"));
+    };
 }
 
 void bind_native_calls(nb::module_& m) {
@@ -324,15 +342,13 @@ void bind_native_calls(nb::module_& m) {
         .def(nb::init<std::vector<std::uint32_t>>(), "handles"_a)
         .def("take", &Trials::take)
         .def("handle", &Trials::handle, "number"_a)
+        .def("enter", &Trials::enter, "number"_a)
+        .def("leave", &Trials::leave, "number"_a)
         .def(
-            "enter", [](Trials& trials, std::size_t number) { trials.stamp(number).entered = Trials::now(); },
-            "number"_a)
-        .def(
-            "leave",
-            [](Trials& trials, std::size_t number, std::optional<double> at) {
-                trials.stamp(number).left = at.value_or(Trials::now());
-            },
-            "number"_a, "at"_a = nb::none())
+            "go_on",
+            [](Trials& trials, std::size_t number, nb::object part) { trials.go_on(number, end_of(std::move(part))); },
+            "number"_a, "part"_a)
+        .def("complete", &Trials::complete, "timeout"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("over", &Trials::over)
         .def_prop_ro("stamps", [](const Trials& trials) {
             std::vector<std::tuple<double, double>> found;
@@ -340,8 +356,13 @@ void bind_native_calls(nb::module_& m) {
             return found;
         });
     nb::class_<NativeCalls>(m, "NativeCalls")
-        .def("all_reduce", &all_reduce, "x"_a.none(), "op"_a.none(), "timeout"_a.none() = nb::none(), "label"_a = 0)
-        .def("barrier", &barrier, "timeout"_a);
+        .def("all_reduce_plain", &all_reduce_plain, "x"_a.none(), "op"_a.none(), "timeout"_a.none() = nb::none(),
+             "label"_a = 0)
+        .def("barrier", &barrier, "timeout"_a)
+        .def("run", &run, "call"_a)
+        .def("start", &start, "call"_a, "owner"_a.none())
+        .def("start_on_card", &start_on_card, "call"_a, "owner"_a.none(), "device"_a, "stream"_a, "out"_a.none(),
+             "into"_a.none());
 }
 
 // The arithmetic of an executor outside this library, on memory that it answers for.
@@ -469,25 +490,7 @@ void bind_engine(nb::module_& m) {
         .def("completed", &Engine::completed, "communicator"_a)
         .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "blocks"_a, "segment_bytes"_a,
              "window"_a, "plan_id"_a)
-        .def(
-            "run",
-            [](Engine& engine, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
-               int dtype, int op, std::uint32_t root, double timeout, std::uint32_t label) {
-                drop_owners(engine);
-                const nb::gil_scoped_release nogil;
-                engine.run(make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout, label),
-                           attending(engine));
-            },
-            "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a, "timeout"_a,
-            "label"_a = 0)
-        .def("start", &start, "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
-             "timeout"_a, "label"_a = 0, "owner"_a = nb::none())
-        .def("start_on_card", &start_on_card, "schedule"_a, "collective"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
-             "timeout"_a, "label"_a, "owner"_a.none(), "device"_a, "stream"_a, "out"_a.none(), "into"_a.none())
-        .def("send", &start_point<Collective::send>, "communicator"_a, "dst"_a, "tag"_a, "pointer"_a, "count"_a,
-             "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send))
-        .def("recv", &start_point<Collective::recv>, "communicator"_a, "src"_a, "tag"_a, "pointer"_a, "count"_a,
-             "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send))
+        .def("start_message", &start_message, "communicator"_a, "peer"_a, "call"_a, "owner"_a.none())
         .def("empty", &empty, "nbytes"_a)
         .def(
             "fail",
@@ -503,7 +506,7 @@ void bind_engine(nb::module_& m) {
         .def("statistics", &statistics)
         .def("traced", &traced)
         .def(
-            "native_calls",
+            "calls",
             [](std::shared_ptr<Engine> engine, int rank, int size, double timeout, nb::object choose_plan) {
                 return std::make_shared<NativeCalls>(std::move(engine), rank, size, timeout,
                                                      choose_plan_by(std::move(choose_plan)));
@@ -597,6 +600,7 @@ NB_MODULE(_native, m) {
     bind_arithmetic(m);
     bind_describe(m);
     bind_work(m);
+    bind_call(m);
     bind_native_calls(m);
     bind_engine(m);
 }

@@ -4,7 +4,7 @@ Ranks are world ranks, except in schedules, whose peers are indices into the com
 Errors are raised as the classes of ``multiring.errors``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,16 +48,25 @@ def describe(x: Any) -> Description:
     """Describe a buffer without copying it; TypeError if it is none."""
 
 class Trials:
-    """The calls of a rung, by number: the schedule that each runs, and when it was entered and left."""
+    """The calls of a rung, by number: the schedule that each runs, and when it was entered and left, or ended."""
 
     def __init__(self, handles: Sequence[int]) -> None: ...
     def take(self) -> int | None:
         """The number of the next call; None once all are taken."""
 
     def handle(self, number: int) -> int: ...
-    def enter(self, number: int) -> None: ...
-    def leave(self, number: int, at: float | None = None) -> None:
-        """Now, or when time.monotonic() showed ``at``."""
+    def enter(self, number: int) -> None:
+        """Now."""
+
+    def leave(self, number: int) -> None:
+        """Now."""
+
+    def go_on(self, number: int, part: Any) -> None:
+        """The call goes on without its caller: it is left when `complete` finds out that ``part`` has ended."""
+
+    def complete(self, timeout: float) -> None:
+        """Wait until all calls that went on have ended, ``timeout`` seconds at most for all of them; raise what they
+        raise."""
 
     @property
     def over(self) -> bool:
@@ -67,16 +76,77 @@ class Trials:
     def stamps(self) -> list[tuple[float, float]]:
         """Entered, left; in seconds of time.monotonic(), infinite of calls that have not been left."""
 
-class NativeCalls:
-    """Calls of a communicator that native code makes whole."""
+class Call:
+    """What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).
 
-    def all_reduce(self, x: Any, op: Any, timeout: float | None = None, label: int = 0) -> bool:
+    Collective, type and reduction are codes; ``count`` is elements per block, ``timeout`` in seconds, ``label`` see
+    `LabelName`. ValueError for unknown codes, and for a reduction that is not defined for the type.
+    """
+
+    def __init__(
+        self,
+        collective: int,
+        pointer: int,
+        count: int,
+        dtype: int,
+        timeout: float,
+        op: int = 0,
+        root: int = 0,
+        label: int = 0,
+        tag: int = 0,
+        part_of: int = ...,
+    ) -> None: ...
+    @property
+    def collective(self) -> int: ...
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def dtype(self) -> int: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def op(self) -> int: ...
+    @property
+    def root(self) -> int: ...
+    @property
+    def label(self) -> int: ...
+    @property
+    def tag(self) -> int: ...
+    @property
+    def part_of(self) -> int: ...
+    def nbytes(self, size: int) -> int:
+        """Bytes of all blocks together, in a communicator of ``size`` ranks."""
+
+class NativeCalls:
+    """The collectives of one communicator: each call is given its plan, or one to try, and run or started."""
+
+    def all_reduce_plain(self, x: Any, op: Any, timeout: float | None = None, label: int = 0) -> bool:
         """Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no view
         that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None: the
         communicator's); anything else is left as it is."""
 
     def barrier(self, timeout: float) -> None:
         """Return when every rank has called it."""
+
+    def run(self, call: Call) -> None:
+        """Execute the call's schedule in the calling thread."""
+
+    def start(self, call: Call, owner: object) -> Work:
+        """The same by the progress thread; ``owner`` is kept alive until it is done."""
+
+    def start_on_card(
+        self,
+        call: Call,
+        owner: object,
+        device: int,
+        stream: int,
+        out: tuple[int, int, int, int] | None,
+        into: tuple[int, int, int, int] | None,
+    ) -> Work:
+        """The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first block,
+        number of blocks), after what ``stream`` has been given; done when the device is. The call's pointer is 0."""
 
 def cut(numerator: int, denominator: int, count: int, itemsize: int) -> int:
     """The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md)."""
@@ -218,81 +288,20 @@ class Engine:
         float16; ``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a malformed table.
         """
 
-    def run(
-        self,
-        schedule: int,
-        collective: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int = 0,
-    ) -> None:
-        """Execute a schedule in the calling thread; ``count`` is elements per block, ``label`` see `LabelName`."""
+    def calls(
+        self, rank: int, size: int, timeout: float, choose_plan: Callable[[int, int, int, float], int | Trials]
+    ) -> NativeCalls:
+        """The calls of a communicator of ``size`` ranks, whose usual time limit is ``timeout`` seconds.
 
-    def start(
-        self,
-        schedule: int,
-        collective: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int = 0,
-        owner: object = None,
-    ) -> Work:
-        """The same by the progress thread."""
+        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or `Trials` that
+        are not all taken. It is asked once for each size class, and again once all trials are taken.
+        """
 
-    def start_on_card(
-        self,
-        schedule: int,
-        collective: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int,
-        owner: object,
-        device: int,
-        stream: int,
-        out: tuple[int, int, int, int] | None,
-        into: tuple[int, int, int, int] | None,
-    ) -> Work:
-        """The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first block,
-        number of blocks), after what ``stream`` has been given; done when the device is."""
+    def start_message(self, communicator: int, peer: int, call: Call, owner: object) -> Work:
+        """Start sending a message to a rank, or receiving one from it, as the call's collective says: send or recv.
 
-    def send(
-        self,
-        communicator: int,
-        dst: int,
-        tag: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        timeout: float,
-        owner: object = None,
-        part_of: int = ...,
-    ) -> Work:
-        """Start sending a message; ``part_of`` is the code of the collective that it belongs to, send by default."""
-
-    def recv(
-        self,
-        communicator: int,
-        src: int,
-        tag: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        timeout: float,
-        owner: object = None,
-        part_of: int = ...,
-    ) -> Work:
-        """Start receiving one; ``src`` may be ANY_SOURCE."""
+        The ``peer`` of a recv may be ANY_SOURCE; ``owner`` is kept alive until the message is done.
+        """
 
     def empty(self, nbytes: int) -> Any:
         """A uint8 array of ``nbytes`` in the arena, 64-byte aligned, freed with its last reference."""
@@ -301,13 +310,6 @@ class Engine:
         """Fail everything pending and tell the other ranks; ``kind`` is the name of an error class."""
 
     def failure(self) -> BaseException | None: ...
-    def native_calls(self, rank: int, size: int, timeout: float, choose_plan: Any) -> NativeCalls:
-        """Calls of a communicator, which chooses plans for them.
-
-        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or `Trials` that
-        are not all taken: of communicators that are not published.
-        """
-
     def publish(self, communicator: int, calls: NativeCalls) -> None:
         """Let native code call a communicator by its number."""
 
