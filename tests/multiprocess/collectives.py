@@ -302,7 +302,7 @@ def groups() -> list[list[int]]:
         again.all_reduce(x)
         assert x[0] == size * (size - 1) // 2
         again.close()
-        numbers.append(again._number)
+        numbers.append(group_of(again).number)
     assert len(set(numbers)) == 30
     mr.shutdown()
     return [sums, [mine.rank, mine.size]]
