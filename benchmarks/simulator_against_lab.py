@@ -34,7 +34,7 @@ from multiring.planning.compose import compose
 from multiring.planning.plan import Plan
 from multiring.planning.strategies import STRATEGIES
 from multiring.planning.topology import Link, Place, Topology
-from multiring.runtime.comm import Communicator
+from multiring.runtime.comm import Communicator, group_of
 from multiring.simulate import Call, simulate
 from multiring.units import duration, size
 
@@ -104,10 +104,12 @@ def _thinned(place: Place) -> Place:
 
 def force(communicator: Communicator, plan: Plan, nbytes: int) -> None:
     """Let the communicator use this plan for all-reduces of a size."""
-    plans = communicator._plans
+    group = group_of(communicator)
+    handle = group.plans.install(plan, communicator.timeout)
     key = mr._native.COLLECTIVES.index("all_reduce"), nbytes.bit_length(), 0
-    plans._handles[key] = plans.install(plan, communicator.timeout)
-    communicator._native_calls = communicator._make_native_calls()  # those of before know the plan of before
+    group.plans._handles[key] = handle
+    # Calls of before know the plan of before.
+    group.calls = group.engine.calls(group.rank, group.size, group.timeout, group.plans.handle)
 
 
 def measure(file: Path, sizes: list[int], rounds: int) -> None:

@@ -32,7 +32,7 @@ from multiring.bench import report
 from multiring.planning import topology_file
 from multiring.planning.choice import Choice
 from multiring.planning.plan import Plan
-from multiring.runtime.comm import Communicator
+from multiring.runtime.comm import Communicator, group_of
 from multiring.units import duration, size
 
 SIZES = (4 << 10, 256 << 10, 4 << 20)
@@ -84,8 +84,9 @@ class Contest:
 def tune(communicator: Communicator, nbytes: int) -> Choice:
     """Call until the plan is settled."""
     buffer = np.zeros(nbytes // 4, np.float32)
-    assert communicator._tuner is not None
-    while not communicator._tuner.is_settled(mr._native.COLLECTIVES.index("all_reduce"), nbytes):
+    tuner = group_of(communicator).tuner
+    assert tuner is not None
+    while not tuner.is_settled(mr._native.COLLECTIVES.index("all_reduce"), nbytes):
         mr.all_reduce(buffer)
     return mr.plan(nbytes)
 

@@ -83,19 +83,21 @@ Enum code(int value, const std::array<std::string_view, n>&, const char* what) {
     return static_cast<Enum>(value);
 }
 
-Call make_call(Engine& engine, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
-               int dtype, int op, std::uint32_t root, double timeout, std::uint32_t label) {
-    Call call{};
-    call.installed = &engine.installed(schedule);
-    call.collective = code<Collective>(collective, collective_names, "collective");
-    call.pointer = reinterpret_cast<std::byte*>(pointer);
-    call.count = count;
-    call.dtype = code<Dtype>(dtype, dtype_names, "dtype");
-    call.op = code<Op>(op, op_names, "op");
-    call.root = root;
-    call.label = label;
-    call.timeout = timeout;
-    return call;
+// What Python calls for; NativeCalls and start_message complete it.
+void make_call(Call* self, int collective, std::uintptr_t pointer, std::size_t count, int dtype, double timeout, int op,
+               std::uint32_t root, std::uint32_t label, std::int64_t tag, int part_of) {
+    const Call call{.collective = code<Collective>(collective, collective_names, "collective"),
+                    .pointer = reinterpret_cast<std::byte*>(pointer),
+                    .count = count,
+                    .dtype = code<Dtype>(dtype, dtype_names, "dtype"),
+                    .op = code<Op>(op, op_names, "op"),
+                    .root = root,
+                    .label = label,
+                    .timeout = timeout,
+                    .tag = static_cast<std::uint64_t>(tag),
+                    .part_of = code<Collective>(part_of, collective_names, "collective")};
+    check_op(call);
+    new (self) Call(call);
 }
 
 // The arena's side of `empty`: keeps the memory until the last array over it is gone.
@@ -123,19 +125,21 @@ Bytes empty(Engine& engine, std::size_t bytes) {
 
 // A Work with the engine that it needs while it is waited for.
 struct WorkHandle {
-    nb::object engine_object;
-    Engine* engine;
+    std::shared_ptr<Engine> engine;
     std::shared_ptr<Work> work;
 };
 
-WorkHandle start(nb::handle self, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
-                 int dtype, int op, std::uint32_t root, double timeout, std::uint32_t label, nb::object owner) {
-    Engine& engine = nb::cast<Engine&>(self);
-    drop_owners(engine);
-    const Call call = make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout, label);
-    auto work = engine.start(call, owner.ptr());
+void run(NativeCalls& calls, const Call& call) {
+    drop_owners(*calls.engine);
+    const nb::gil_scoped_release nogil;
+    calls.run(call, attending(*calls.engine));
+}
+
+WorkHandle start(NativeCalls& calls, const Call& call, nb::object owner) {
+    drop_owners(*calls.engine);
+    auto work = calls.start(call, owner.ptr(), attending(*calls.engine));
     owner.release();  // given back through take_owners
-    return {nb::borrow(self), &engine, std::move(work)};
+    return {calls.engine, std::move(work)};
 }
 
 // (address, bytes from block to block, first block, number of blocks)
@@ -147,21 +151,18 @@ std::optional<CardBlocks> card_blocks(const std::optional<Blocks>& given) {
     return CardBlocks{at, pitch, first, count};
 }
 
-WorkHandle start_on_card(nb::handle self, std::uint32_t schedule, int collective, std::size_t count, int dtype, int op,
-                         std::uint32_t root, double timeout, std::uint32_t label, nb::object owner, int device,
-                         std::uintptr_t stream, const std::optional<Blocks>& out, const std::optional<Blocks>& in) {
-    Engine& engine = nb::cast<Engine&>(self);
-    drop_owners(engine);
-    const Call call = make_call(engine, schedule, collective, 0, count, dtype, op, root, timeout, label);
+WorkHandle start_on_card(NativeCalls& calls, const Call& call, nb::object owner, int device, std::uintptr_t stream,
+                         const std::optional<Blocks>& out, const std::optional<Blocks>& in) {
+    drop_owners(*calls.engine);
     const CardBuffer buffer{device, reinterpret_cast<cuda::Stream>(stream), card_blocks(out), card_blocks(in)};
     std::shared_ptr<Work> work;
     {
         const nb::gil_scoped_release nogil;  // the driver may wait for another thread that wants the GIL
-        work = engine.start_on_card(call, buffer, owner.ptr());
+        work = calls.start_on_card(call, buffer, owner.ptr(), attending(*calls.engine));
     }
     owner.release();  // given back through take_owners
     if (work->refused) throw EngineError(*work->refused);
-    return {nb::borrow(self), &engine, std::move(work)};
+    return {calls.engine, std::move(work)};
 }
 
 constexpr std::array<std::string_view, 3> wire_names{"same", "bfloat16", "float16"};
@@ -172,22 +173,13 @@ Wire narrow_wire(int value) {
     return wire;
 }
 
-template <Collective collective>
-WorkHandle start_point(nb::handle self, std::uint32_t communicator, int other, std::int64_t tag, std::uintptr_t pointer,
-                       std::size_t count, int dtype, double timeout, nb::object owner, int part_of) {
-    Engine& engine = nb::cast<Engine&>(self);
-    drop_owners(engine);
-    Call call{};
-    call.collective = collective;
-    call.pointer = reinterpret_cast<std::byte*>(pointer);
-    call.count = count;
-    call.dtype = code<Dtype>(dtype, dtype_names, "dtype");
-    call.timeout = timeout;
-    call.tag = static_cast<std::uint64_t>(tag);
-    call.part_of = code<Collective>(part_of, collective_names, "collective");
-    auto work = engine.start_point(communicator, other, call, owner.ptr());
+WorkHandle start_message(std::shared_ptr<Engine> engine, std::uint32_t communicator, int peer, const Call& call,
+                         nb::object owner) {
+    if (!call.is_point()) throw std::invalid_argument(std::string(name(call.collective)) + " is no message");
+    drop_owners(*engine);
+    auto work = engine->start_point(communicator, peer, call, owner.ptr());
     owner.release();  // given back through take_owners
-    return {nb::borrow(self), &engine, std::move(work)};
+    return {std::move(engine), std::move(work)};
 }
 
 nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
@@ -295,47 +287,80 @@ std::optional<Op> op_named(nb::handle wanted) {
     return {};
 }
 
-bool all_reduce(NativeCalls& calls, nb::handle x, nb::handle op, nb::handle timeout, std::uint32_t label) {
-    std::optional<double> seconds;
+bool all_reduce_plain(NativeCalls& calls, nb::handle x, nb::handle op, nb::handle timeout, std::uint32_t label) {
+    double seconds = calls.timeout;
     if (!timeout.is_none()) {
         if (!PyFloat_CheckExact(timeout.ptr())) return false;
         seconds = PyFloat_AsDouble(timeout.ptr());
-        if (!(*seconds >= 0)) return false;
+        if (!(seconds >= 0)) return false;
     }
     const std::optional<Plain> buffer = plain(x);
     const std::optional<Op> by = op_named(op);
     if (!buffer || !by || !is_defined(*by, buffer->dtype)) return false;
-    Engine& engine = *calls.engine;
-    drop_owners(engine);
-    const nb::gil_scoped_release nogil;
-    calls.run(Collective::all_reduce, buffer->pointer, buffer->count, buffer->dtype, *by, 0, attending(engine), label,
-              seconds);
+    run(calls, {.collective = Collective::all_reduce,
+                .pointer = static_cast<std::byte*>(buffer->pointer),
+                .count = buffer->count,
+                .dtype = buffer->dtype,
+                .op = *by,
+                .label = label,
+                .timeout = seconds});
     return true;
 }
 
 void barrier(NativeCalls& calls, double timeout) {
-    Engine& engine = *calls.engine;
-    drop_owners(engine);
-    const nb::gil_scoped_release nogil;
-    std::uint8_t token = 0;
-    calls.run(Collective::barrier, &token, 1, Dtype::uint8, Op::sum, 0, attending(engine), 0, timeout);
+    std::byte token{};
+    run(calls,
+        {.collective = Collective::barrier, .pointer = &token, .count = 1, .dtype = Dtype::uint8, .timeout = timeout});
+}
+
+void bind_call(nb::module_& m) {
+    nb::class_<Call>(
+        m, "Call",
+        "What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).\n\n"
+        "Collective, type and reduction are codes; ``count`` is elements per block, ``timeout`` in seconds, ``label``\n"
+        "see `LabelName`. ValueError for unknown codes, and for a reduction that is not defined for the type.")
+        .def("__init__", &make_call, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "timeout"_a, "op"_a = 0,
+             "root"_a = 0, "label"_a = 0, "tag"_a = 0, "part_of"_a = static_cast<int>(Collective::send))
+        .def_prop_ro("collective", [](const Call& call) { return static_cast<int>(call.collective); })
+        .def_prop_ro("pointer", [](const Call& call) { return reinterpret_cast<std::uintptr_t>(call.pointer); })
+        .def_ro("count", &Call::count)
+        .def_prop_ro("dtype", [](const Call& call) { return static_cast<int>(call.dtype); })
+        .def_ro("timeout", &Call::timeout)
+        .def_prop_ro("op", [](const Call& call) { return static_cast<int>(call.op); })
+        .def_ro("root", &Call::root)
+        .def_ro("label", &Call::label)
+        .def_prop_ro("tag", [](const Call& call) { return static_cast<std::int64_t>(call.tag); })
+        .def_prop_ro("part_of", [](const Call& call) { return static_cast<int>(call.part_of); })
+        .def("nbytes", &bytes_of, "size"_a, "Bytes of all blocks together, in a communicator of ``size`` ranks.");
+}
+
+// The end of a call that Python's own engine started: an object with `wait` and `ended`.
+Trials::End end_of(nb::object part) {
+    return [part = std::move(part)](double seconds) {
+        const nb::gil_scoped_acquire gil;
+        part.attr("wait")(seconds);
+        return nb::cast<double>(part.attr("ended"));
+    };
 }
 
 void bind_native_calls(nb::module_& m) {
-    nb::class_<Trials>(m, "Trials",
-                       "The calls of a rung, by number: the schedule that each runs, and when it was entered and left.")
+    nb::class_<Trials>(
+        m, "Trials",
+        "The calls of a rung, by number: the schedule that each runs, and when it was entered and left,\n"
+        "or ended.")
         .def(nb::init<std::vector<std::uint32_t>>(), "handles"_a)
         .def("take", &Trials::take, "The number of the next call; None once all are taken.")
         .def("handle", &Trials::handle, "number"_a)
+        .def("enter", &Trials::enter, "number"_a)
+        .def("leave", &Trials::leave, "number"_a)
         .def(
-            "enter", [](Trials& trials, std::size_t number) { trials.stamp(number).entered = Trials::now(); },
-            "number"_a)
-        .def(
-            "leave",
-            [](Trials& trials, std::size_t number, std::optional<double> at) {
-                trials.stamp(number).left = at.value_or(Trials::now());
-            },
-            "number"_a, "at"_a = nb::none(), "Now, or when time.monotonic() showed ``at``.")
+            "go_on",
+            [](Trials& trials, std::size_t number, nb::object part) { trials.go_on(number, end_of(std::move(part))); },
+            "number"_a, "part"_a,
+            "The call goes on without its caller: it is left when `complete` finds out that ``part`` has ended.")
+        .def("complete", &Trials::complete, "timeout"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Wait until all calls that went on have ended, ``timeout`` seconds at most for all of them; raise what\n"
+             "they raise.")
         .def_prop_ro("over", &Trials::over, "All are taken.")
         .def_prop_ro(
             "stamps",
@@ -345,14 +370,25 @@ void bind_native_calls(nb::module_& m) {
                 return found;
             },
             "Entered, left; in seconds of time.monotonic(), infinite of calls that have not been left.");
-    nb::class_<NativeCalls>(m, "NativeCalls", "Calls of a communicator that native code makes whole.")
-        .def("all_reduce", &all_reduce, "x"_a.none(), "op"_a.none(), "timeout"_a.none() = nb::none(), "label"_a = 0,
-             nb::sig(
-                 "def all_reduce(self, x: object, op: object, timeout: float | None = None, label: int = 0) -> bool"),
+    nb::class_<NativeCalls>(
+        m, "NativeCalls",
+        "The collectives of one communicator: each call is given its plan, or one to try, and run or started.")
+        .def("all_reduce_plain", &all_reduce_plain, "x"_a.none(), "op"_a.none(), "timeout"_a.none() = nb::none(),
+             "label"_a = 0,
+             nb::sig("def all_reduce_plain(self, x: object, op: object, timeout: float | None = None, label: int = 0) "
+                     "-> bool"),
              "Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no\n"
              "view that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None:\n"
              "the communicator's); anything else is left as it is.")
-        .def("barrier", &barrier, "timeout"_a, "Return when every rank has called it.");
+        .def("barrier", &barrier, "timeout"_a, "Return when every rank has called it.")
+        .def("run", &run, "call"_a, "Execute the call's schedule in the calling thread.")
+        .def("start", &start, "call"_a, "owner"_a.none(),
+             "The same by the progress thread; ``owner`` is kept alive until it is done.")
+        .def("start_on_card", &start_on_card, "call"_a, "owner"_a.none(), "device"_a, "stream"_a, "out"_a.none(),
+             "into"_a.none(),
+             "The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first\n"
+             "block, number of blocks), after what ``stream`` has been given; done when the device is. The call's\n"
+             "pointer is 0.");
 }
 
 // The arithmetic of an executor outside this library, on memory that it answers for.
@@ -518,30 +554,10 @@ void bind_engine(nb::module_& m) {
              "is,\n"
              "1 bfloat16, 2 float16; ``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a\n"
              "malformed table.")
-        .def(
-            "run",
-            [](Engine& engine, std::uint32_t schedule, int collective, std::uintptr_t pointer, std::size_t count,
-               int dtype, int op, std::uint32_t root, double timeout, std::uint32_t label) {
-                drop_owners(engine);
-                const nb::gil_scoped_release nogil;
-                engine.run(make_call(engine, schedule, collective, pointer, count, dtype, op, root, timeout, label),
-                           attending(engine));
-            },
-            "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a, "timeout"_a,
-            "label"_a = 0,
-            "Execute a schedule in the calling thread; ``count`` is elements per block, ``label`` see `LabelName`.")
-        .def("start", &start, "schedule"_a, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
-             "timeout"_a, "label"_a = 0, "owner"_a = nb::none(), "The same by the progress thread.")
-        .def("start_on_card", &start_on_card, "schedule"_a, "collective"_a, "count"_a, "dtype"_a, "op"_a, "root"_a,
-             "timeout"_a, "label"_a, "owner"_a.none(), "device"_a, "stream"_a, "out"_a.none(), "into"_a.none(),
-             "The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first\n"
-             "block, number of blocks), after what ``stream`` has been given; done when the device is.")
-        .def("send", &start_point<Collective::send>, "communicator"_a, "dst"_a, "tag"_a, "pointer"_a, "count"_a,
-             "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send),
-             "Start sending a message; ``part_of`` is the code of the collective that it belongs to, send by default.")
-        .def("recv", &start_point<Collective::recv>, "communicator"_a, "src"_a, "tag"_a, "pointer"_a, "count"_a,
-             "dtype"_a, "timeout"_a, "owner"_a = nb::none(), "part_of"_a = static_cast<int>(Collective::send),
-             "Start receiving one; ``src`` may be ANY_SOURCE.")
+        .def("start_message", &start_message, "communicator"_a, "peer"_a, "call"_a, "owner"_a.none(),
+             "Start sending a message to a rank, or receiving one from it, as the call's collective says: send or\n"
+             "recv.\n\n"
+             "The ``peer`` of a recv may be ANY_SOURCE; ``owner`` is kept alive until the message is done.")
         .def("empty", &empty, "nbytes"_a,
              "A uint8 array of ``nbytes`` in the arena, 64-byte aligned, freed with its last reference.")
         .def(
@@ -569,16 +585,18 @@ void bind_engine(nb::module_& m) {
         .def("traced", &traced,
              "What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.")
         .def(
-            "native_calls",
+            "calls",
             [](std::shared_ptr<Engine> engine, int rank, int size, double timeout, nb::object choose_plan) {
                 return std::make_shared<NativeCalls>(std::move(engine), rank, size, timeout,
                                                      choose_plan_by(std::move(choose_plan)));
             },
             "rank"_a, "size"_a, "timeout"_a, "choose_plan"_a,
-            "Calls of a communicator, which chooses plans for them.\n\n"
-            "``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or "
-            "`Trials`\n"
-            "that are not all taken: of communicators that are not published.")
+            nb::sig("def calls(self, rank: int, size: int, timeout: float, "
+                    "choose_plan: collections.abc.Callable[[int, int, int, float], int | Trials]) -> NativeCalls"),
+            "The calls of a communicator of ``size`` ranks, whose usual time limit is ``timeout`` seconds.\n\n"
+            "``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or\n"
+            "`Trials` that are not all taken. It is asked once for each size class, and again once all trials are\n"
+            "taken.")
         .def(
             "publish",
             [](const Engine&, std::uint32_t communicator, std::shared_ptr<NativeCalls> calls) {
@@ -683,6 +701,7 @@ NB_MODULE(_native, m) {
     bind_arithmetic(m);
     bind_describe(m);
     bind_work(m);
+    bind_call(m);
     bind_native_calls(m);
     bind_engine(m);
 }

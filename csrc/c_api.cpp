@@ -45,18 +45,24 @@ int run_collective(int collective, void* data, std::size_t count, int dtype, int
     if (count > PTRDIFF_MAX / itemsize(type))  // such as a negative number
         throw std::invalid_argument("count=" + std::to_string(count) + ": no buffer has so many elements");
     const auto what = checked<Collective>(collective, collective_names, "collective");
-    const auto by = checked<Op>(op, op_names, "op");
-    const auto from = static_cast<std::uint32_t>(root);
+    const Call call{.collective = what,
+                    .pointer = static_cast<std::byte*>(data),
+                    .count = count,
+                    .dtype = type,
+                    .op = checked<Op>(op, op_names, "op"),
+                    .root = static_cast<std::uint32_t>(root),
+                    .timeout = world->timeout};
+    const auto sees_no_signals = [] {};
     if (done == nullptr) {
-        world->run(what, data, count, type, by, from, [] {});
+        world->run(call, sees_no_signals);
     } else {
-        const Call call = world->call(what, data, count, type, by, from);
-        world->engine->start(call, nullptr, [done, context](const std::optional<Failure>& failure) {
+        const auto on_done = [done, context](const std::optional<Failure>& failure) {
             if (failure)
                 done(context, code_of(failure->kind), error_text(*failure).c_str());
             else
                 done(context, MULTIRING_OK, "");
-        });
+        };
+        world->start(call, nullptr, sees_no_signals, on_done);
     }
     return MULTIRING_OK;
 } catch (const EngineError& failed) {

@@ -89,7 +89,7 @@ struct Call {
     std::uint64_t number = 0;
     std::uint64_t ticket = 0;  // recv: of one that waits for its turn
     Clock::time_point deadline{};
-    std::shared_ptr<DeviceTransfer> transfer;  // of a buffer that lies on a card; `pointer` is none then
+    std::shared_ptr<DeviceTransfer> transfer{};  // of a buffer that lies on a card; `pointer` is none then
 
     bool is_point() const { return collective == Collective::send || collective == Collective::recv; }
     std::string_view called() const {  // by the user

@@ -28,55 +28,82 @@ bool is_defined(Op op, Dtype dtype) {
     return type.starts_with("float") || type.starts_with("bfloat") ? op <= Op::prod : op != Op::avg;
 }
 
+namespace {
+
+bool reduces(Collective collective) {
+    return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
+           collective == Collective::reduce;
+}
+
+}  // namespace
+
+std::size_t bytes_of(const Call& call, int size) {
+    const bool blocked = call.collective == Collective::all_gather || call.collective == Collective::reduce_scatter ||
+                         call.collective == Collective::all_to_all;
+    return call.count * itemsize(call.dtype) * (blocked ? static_cast<std::size_t>(size) : 1);
+}
+
+void check_op(const Call& call) {
+    if (!reduces(call.collective) || is_defined(call.op, call.dtype)) return;
+    std::string known;
+    for (std::size_t code = 0; code < op_names.size(); ++code)
+        if (is_defined(static_cast<Op>(code), call.dtype))
+            known += (known.empty() ? "" : ", ") + std::string(op_names[code]);
+    throw std::invalid_argument(std::string(name(call.op)) + " is not defined for " + std::string(name(call.dtype)) +
+                                ": it has " + known);
+}
+
 NativeCalls::NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan)
-    : engine(std::move(engine)), rank(rank), size(size), timeout_(timeout), choose_plan_(std::move(choose_plan)) {}
+    : engine(std::move(engine)), rank(rank), size(size), timeout(timeout), choose_plan_(std::move(choose_plan)) {}
 
-void NativeCalls::run(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
-                      const Engine::CheckSignals& check_signals, std::uint32_t label, std::optional<double> timeout) {
-    const Prepared prepared = prepare(collective, pointer, count, dtype, op, root, label, timeout);
-    if (!prepared.turn.trials) return engine->run(prepared.call, check_signals);
-    Trials::Stamp& stamp = prepared.turn.trials->stamp(prepared.turn.number);
-    stamp.entered = Trials::now();
-    engine->run(prepared.call, check_signals);
-    stamp.left = Trials::now();
+void NativeCalls::run(Call call, const Engine::CheckSignals& check_signals) {
+    const Turn turn = prepare(call);
+    if (!turn.trials) return engine->run(call, check_signals);
+    turn.trials->enter(turn.number);
+    engine->run(call, check_signals);
+    turn.trials->leave(turn.number);
 }
 
-Call NativeCalls::call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op,
-                       std::uint32_t root) {
-    const Prepared prepared = prepare(collective, pointer, count, dtype, op, root, 0, {});
-    if (prepared.turn.trials) throw std::logic_error("a call that tries a plan is started");
-    return prepared.call;
+std::shared_ptr<Work> NativeCalls::start(Call call, void* owner, const Engine::CheckSignals& check_signals,
+                                         std::function<void(const std::optional<Failure>&)> on_done) {
+    const Turn turn = prepare(call);
+    return start(turn, check_signals, [&] { return engine->start(call, owner, std::move(on_done)); });
 }
 
-NativeCalls::Prepared NativeCalls::prepare(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op,
-                                           std::uint32_t root, std::uint32_t label, std::optional<double> timeout) {
+std::shared_ptr<Work> NativeCalls::start_on_card(Call call, const CardBuffer& buffer, void* owner,
+                                                 const Engine::CheckSignals& check_signals) {
+    const Turn turn = prepare(call);
+    return start(turn, check_signals, [&] { return engine->start_on_card(call, buffer, owner); });
+}
+
+std::shared_ptr<Work> NativeCalls::start(const Turn& turn, const Engine::CheckSignals& check_signals,
+                                         std::invocable auto&& start_work) {
+    if (!turn.trials) return start_work();
+    turn.trials->enter(turn.number);
+    const std::shared_ptr<Work> work = start_work();
+    turn.trials->go_on(turn.number, [work, check_signals, engine = engine](double seconds) {
+        engine->wait(work, seconds, check_signals);
+        return Trials::seconds_of(work->ended);
+    });
+    return work;
+}
+
+// Check a call, and give it the schedule that it runs.
+NativeCalls::Turn NativeCalls::prepare(Call& call) {
     engine->check_owned();  // in a forked child somebody who is not there may hold the lock of `turn`
-    const double seconds = timeout.value_or(timeout_);
-    const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter;
-    if (reduces && !is_defined(op, dtype))
-        throw std::invalid_argument(std::string(name(op)) + " is not defined for " + std::string(name(dtype)));
-    if (root >= static_cast<std::uint32_t>(size))
-        throw std::invalid_argument("root=" + std::to_string(root) + ": ranks of this communicator are 0 to " +
+    check_op(call);
+    if (!reduces(call.collective)) call.op = Op::sum;
+    if (call.root >= static_cast<std::uint32_t>(size))
+        throw std::invalid_argument("root=" + std::to_string(call.root) + ": ranks of this communicator are 0 to " +
                                     std::to_string(size - 1));
-    const bool blocked = collective == Collective::all_gather || collective == Collective::reduce_scatter ||
-                         collective == Collective::all_to_all;
-    const std::size_t bytes = count * itemsize(dtype) * (blocked ? static_cast<std::size_t>(size) : 1);
-    Prepared prepared{{}, turn(collective, bytes, root, seconds)};
-    Call& call = prepared.call;
-    call.installed = &engine->installed(prepared.turn.handle);
-    call.collective = collective;
-    call.pointer = static_cast<std::byte*>(pointer);
-    call.count = count;
-    call.dtype = dtype;
-    call.op = reduces ? op : Op::sum;
-    call.root = root;
-    call.label = label;
-    call.timeout = seconds;
-    return prepared;
+    Turn found = turn(call);
+    call.installed = &engine->installed(found.handle);
+    return found;
 }
 
-NativeCalls::Turn NativeCalls::turn(Collective collective, std::size_t bytes, std::uint32_t root, double seconds) {
-    const std::tuple key(collective, std::bit_width(bytes), root);
+NativeCalls::Turn NativeCalls::turn(const Call& call) {
+    const std::size_t bytes = bytes_of(call, size);
+    const std::tuple key(call.collective, std::bit_width(bytes), call.root);
     while (true) {
         std::shared_ptr<Trials> trials;
         {
@@ -90,7 +117,7 @@ NativeCalls::Turn NativeCalls::turn(Collective collective, std::size_t bytes, st
             if (const auto number = trials->take()) return {trials->handle(*number), trials, *number};
         // Not under the lock: Python needs the GIL to choose, and to let go of trials, and its holder may be on its
         // way here.
-        Chosen chosen = choose_plan_(collective, bytes, root, seconds);
+        Chosen chosen = choose_plan_(call.collective, bytes, call.root, call.timeout);
         const std::lock_guard lock(mutex_);
         std::swap(chosen_[key], chosen);
     }

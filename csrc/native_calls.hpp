@@ -1,10 +1,12 @@
-// Communicators as native code calls them: Python itself, in one step where a buffer is plain; multiring.h and XLA's
-// handlers, which name one by the number under which Python has published it.
+// The calls of a communicator: each is checked here, given its plan, and run or started. Python makes all its
+// collectives by them; so do multiring.h and XLA's handlers, which name a communicator by the number under which Python
+// has published it.
 //
 // Python chooses the plans: each is asked for once, when its size is first met, and found here afterwards without the
 // GIL; where plans are tried, with all calls of a rung at once.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -27,21 +29,24 @@ using Chosen = std::variant<std::uint32_t, std::shared_ptr<Trials>>;
 using ChoosePlan = std::function<Chosen(Collective, std::size_t, std::uint32_t, double)>;
 
 bool is_defined(Op op, Dtype dtype);
+std::size_t bytes_of(const Call& call, int size);  // of all blocks together, over `size` ranks
+void check_op(const Call& call);                   // std::invalid_argument if it is not defined for the type
 
+// Each call names its collective, buffer, op, root, label and timeout. What is wrong with op or root is
+// std::invalid_argument.
 class NativeCalls {
   public:
     NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan);
 
-    // `count` elements in each block; `timeout` in seconds, the communicator's unless given. What is wrong with dtype,
-    // op or root is std::invalid_argument.
-    void run(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
-             const Engine::CheckSignals& check_signals, std::uint32_t label = 0, std::optional<double> timeout = {});
-
-    // The same, for the engine to start; std::logic_error where plans are tried, whose times `run` takes.
-    Call call(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root);
+    void run(Call call, const Engine::CheckSignals& check_signals);
+    std::shared_ptr<Work> start(Call call, void* owner, const Engine::CheckSignals& check_signals,
+                                std::function<void(const std::optional<Failure>&)> on_done = {});
+    std::shared_ptr<Work> start_on_card(Call call, const CardBuffer& buffer, void* owner,
+                                        const Engine::CheckSignals& check_signals);
 
     const std::shared_ptr<Engine> engine;
     const int rank, size;
+    const double timeout;  // the communicator's
 
   private:
     struct Turn {  // of a plan: a trial has a number
@@ -49,15 +54,11 @@ class NativeCalls {
         std::shared_ptr<Trials> trials;
         std::size_t number = 0;
     };
-    struct Prepared {
-        Call call;
-        Turn turn;
-    };
-    Prepared prepare(Collective collective, void* pointer, std::size_t count, Dtype dtype, Op op, std::uint32_t root,
-                     std::uint32_t label, std::optional<double> timeout);
-    Turn turn(Collective collective, std::size_t bytes, std::uint32_t root, double seconds);
+    Turn prepare(Call& call);
+    Turn turn(const Call& call);
+    std::shared_ptr<Work> start(const Turn& turn, const Engine::CheckSignals& check_signals,
+                                std::invocable auto&& start_work);
 
-    const double timeout_;
     const ChoosePlan choose_plan_;
     std::mutex mutex_;
     std::map<std::tuple<Collective, int, std::uint32_t>, Chosen> chosen_;  // by collective, bits of size, root

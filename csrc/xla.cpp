@@ -83,7 +83,15 @@ void run(const Attributes& attributes, const Buffer& in, const Buffer& out) {
     auto* const data = static_cast<std::byte*>(out.data);
     const auto block = [&](std::size_t count) { return static_cast<std::size_t>(communicator->rank) * count; };
     const auto go = [&](void* pointer, std::size_t count) {
-        communicator->run(collective, pointer, count, dtype, op, root, [] {}, label);
+        communicator->run({.collective = collective,
+                           .pointer = static_cast<std::byte*>(pointer),
+                           .count = count,
+                           .dtype = dtype,
+                           .op = op,
+                           .root = root,
+                           .label = label,
+                           .timeout = communicator->timeout},
+                          [] {});
     };
     const auto copy = [&](void* to, const void* from, std::size_t count) {
         if (count != 0 && to != from) std::memcpy(to, from, count * itemsize(dtype));

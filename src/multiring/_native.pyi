@@ -5,7 +5,7 @@ Ranks are world ranks, except in schedules, whose peers are indices into the com
 Errors are raised as the classes of ``multiring.errors``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy
@@ -25,7 +25,7 @@ OPS_OF: dict[str, tuple[str, ...]]
 """The reductions that are defined for each type."""
 
 ANY_SOURCE: int
-"""As ``src`` of `Engine.recv`: whoever sends first."""
+"""As the peer of a recv in `Engine.start_message`: whoever sends first."""
 
 INTERNAL: int
 """From this number on a communicator is for the library's own calls, beside the one whose number is so much less."""
@@ -160,9 +160,54 @@ class Work:
 
     def error(self) -> BaseException | None: ...
 
+class Call:
+    """
+    What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).
+
+    Collective, type and reduction are codes; ``count`` is elements per block, ``timeout`` in seconds, ``label``
+    see `LabelName`. ValueError for unknown codes, and for a reduction that is not defined for the type.
+    """
+
+    def __init__(
+        self,
+        collective: int,
+        pointer: int,
+        count: int,
+        dtype: int,
+        timeout: float,
+        op: int = 0,
+        root: int = 0,
+        label: int = 0,
+        tag: int = 0,
+        part_of: int = 7,
+    ) -> None: ...
+    @property
+    def collective(self) -> int: ...
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def dtype(self) -> int: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def op(self) -> int: ...
+    @property
+    def root(self) -> int: ...
+    @property
+    def label(self) -> int: ...
+    @property
+    def tag(self) -> int: ...
+    @property
+    def part_of(self) -> int: ...
+    def nbytes(self, size: int) -> int:
+        """Bytes of all blocks together, in a communicator of ``size`` ranks."""
+
 class Trials:
     """
-    The calls of a rung, by number: the schedule that each runs, and when it was entered and left.
+    The calls of a rung, by number: the schedule that each runs, and when it was entered and left,
+    or ended.
     """
 
     def __init__(self, handles: Sequence[int]) -> None: ...
@@ -171,8 +216,17 @@ class Trials:
 
     def handle(self, number: int) -> int: ...
     def enter(self, number: int) -> None: ...
-    def leave(self, number: int, at: float | None = None) -> None:
-        """Now, or when time.monotonic() showed ``at``."""
+    def leave(self, number: int) -> None: ...
+    def go_on(self, number: int, part: object) -> None:
+        """
+        The call goes on without its caller: it is left when `complete` finds out that ``part`` has ended.
+        """
+
+    def complete(self, timeout: float) -> None:
+        """
+        Wait until all calls that went on have ended, ``timeout`` seconds at most for all of them; raise what
+        they raise.
+        """
 
     @property
     def over(self) -> bool:
@@ -185,9 +239,11 @@ class Trials:
         """
 
 class NativeCalls:
-    """Calls of a communicator that native code makes whole."""
+    """
+    The collectives of one communicator: each call is given its plan, or one to try, and run or started.
+    """
 
-    def all_reduce(self, x: object, op: object, timeout: float | None = None, label: int = 0) -> bool:
+    def all_reduce_plain(self, x: object, op: object, timeout: float | None = None, label: int = 0) -> bool:
         """
         Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no
         view that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None:
@@ -196,6 +252,29 @@ class NativeCalls:
 
     def barrier(self, timeout: float) -> None:
         """Return when every rank has called it."""
+
+    def run(self, call: Call) -> None:
+        """Execute the call's schedule in the calling thread."""
+
+    def start(self, call: Call, owner: object | None) -> Work:
+        """
+        The same by the progress thread; ``owner`` is kept alive until it is done.
+        """
+
+    def start_on_card(
+        self,
+        call: Call,
+        owner: object | None,
+        device: int,
+        stream: int,
+        out: tuple[int, int, int, int] | None,
+        into: tuple[int, int, int, int] | None,
+    ) -> Work:
+        """
+        The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first
+        block, number of blocks), after what ``stream`` has been given; done when the device is. The call's
+        pointer is 0.
+        """
 
 class Engine:
     def __init__(
@@ -280,87 +359,13 @@ class Engine:
         malformed table.
         """
 
-    def run(
-        self,
-        schedule: int,
-        collective: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int = 0,
-    ) -> None:
+    def start_message(self, communicator: int, peer: int, call: Call, owner: object | None) -> Work:
         """
-        Execute a schedule in the calling thread; ``count`` is elements per block, ``label`` see `LabelName`.
-        """
+        Start sending a message to a rank, or receiving one from it, as the call's collective says: send or
+        recv.
 
-    def start(
-        self,
-        schedule: int,
-        collective: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int = 0,
-        owner: object | None = None,
-    ) -> Work:
-        """The same by the progress thread."""
-
-    def start_on_card(
-        self,
-        schedule: int,
-        collective: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int,
-        owner: object | None,
-        device: int,
-        stream: int,
-        out: tuple[int, int, int, int] | None,
-        into: tuple[int, int, int, int] | None,
-    ) -> Work:
+        The ``peer`` of a recv may be ANY_SOURCE; ``owner`` is kept alive until the message is done.
         """
-        The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first
-        block, number of blocks), after what ``stream`` has been given; done when the device is.
-        """
-
-    def send(
-        self,
-        communicator: int,
-        dst: int,
-        tag: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        timeout: float,
-        owner: object | None = None,
-        part_of: int = 7,
-    ) -> Work:
-        """
-        Start sending a message; ``part_of`` is the code of the collective that it belongs to, send by default.
-        """
-
-    def recv(
-        self,
-        communicator: int,
-        src: int,
-        tag: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        timeout: float,
-        owner: object | None = None,
-        part_of: int = 7,
-    ) -> Work:
-        """Start receiving one; ``src`` may be ANY_SOURCE."""
 
     def empty(self, nbytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """
@@ -389,12 +394,15 @@ class Engine:
         What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.
         """
 
-    def native_calls(self, rank: int, size: int, timeout: float, choose_plan: object) -> NativeCalls:
+    def calls(
+        self, rank: int, size: int, timeout: float, choose_plan: Callable[[int, int, int, float], int | Trials]
+    ) -> NativeCalls:
         """
-        Calls of a communicator, which chooses plans for them.
+        The calls of a communicator of ``size`` ranks, whose usual time limit is ``timeout`` seconds.
 
-        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or `Trials`
-        that are not all taken: of communicators that are not published.
+        ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or
+        `Trials` that are not all taken. It is asked once for each size class, and again once all trials are
+        taken.
         """
 
     def publish(self, communicator: int, calls: NativeCalls) -> None:

@@ -16,7 +16,8 @@ from multiring import env
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
 from multiring.planning.choice import Choice
 from multiring.runtime import clocks
-from multiring.runtime.comm import Communicator
+from multiring.runtime.comm import Communicator, group_of
+from multiring.runtime.group import Group
 from multiring.runtime.work import time_limit
 from multiring.training import sharding, weights
 
@@ -51,7 +52,7 @@ def init(**options: Any) -> Communicator:
             _refuse_to_impersonate()
             identity = bootstrap.rank_identity()
             join = growth.enter if identity.replacement else rendezvous.join
-            adopt(Communicator(join(identity, settings)))
+            adopt(Communicator(Group(join(identity, settings))))
         elif options and settings != _default.world.settings:
             raise ValueError(f"multiring is initialised with other settings than {options}: call shutdown() first")
         return _communicator(None)
@@ -66,7 +67,7 @@ def adopt(communicator: Communicator) -> None:
     bootstrap.report(None)
     if communicator.world.timeline is not None and communicator.size > 1:
         timeline = communicator.world.timeline
-        timeline.offset = clocks.job_offset(communicator.internal, timeline.offset)
+        timeline.offset = clocks.job_offset(group_of(communicator).internal, timeline.offset)
     atexit.unregister(_exit)
     atexit.register(_exit)
 
@@ -134,7 +135,7 @@ def shrink(timeout: float | None = None) -> Agreement:
         _default, former = None, world
         world, agreement = membership.shrink(former, completed, seconds)
         world.follow(former, account)
-        adopt(Communicator(world, timeout=communicator.timeout))
+        adopt(Communicator(Group(world, timeout=communicator.timeout)))
         return agreement
 
 
@@ -165,7 +166,7 @@ def grow(timeout: float | None = None) -> Agreement | None:
         world, agreement = grown
         world.follow(communicator.world, communicator.world.account())
         try:
-            adopt(Communicator(world, timeout=communicator.timeout))
+            adopt(Communicator(Group(world, timeout=communicator.timeout)))
         finally:
             communicator.world.close()
         return agreement

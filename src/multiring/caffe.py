@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from multiring import api
-from multiring.runtime.comm import Communicator
+from multiring.runtime.buffers import writable
+from multiring.runtime.comm import Communicator, group_of
 from multiring.training.buckets import BUCKET_BYTES, Buckets, GradientSpec, fill
 from multiring.training.labels import label, part
 
@@ -65,7 +66,8 @@ class Distribution:
         _check_steps(solver, communicator)
         for name, blob in named:
             value = np.array(blob.data)
-            communicator.broadcast(value, label=label("parameters", [part(name, value.shape)]))
+            parameter = label("parameters", [part(name, value.shape)])
+            group_of(communicator).run("broadcast", writable(value), label=parameter)
             blob.data[...] = value
         outputs = [(name, self._net.blobs[name]) for name in self._net.outputs]
         # Each element of a top with axes belongs to a sample of this rank, even where there is but one.

@@ -32,9 +32,10 @@ def init(table: int) -> None:
 
     try:
         from multiring import api
+        from multiring.runtime.comm import group_of
 
         communicator = api.init()
-        communicator.publish()
+        group_of(communicator).publish()
     except Exception as error:  # the program is told: nobody above could catch it
         _native.answer_c(table, type(error).__name__, str(error))
     else:

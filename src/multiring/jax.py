@@ -23,7 +23,7 @@ from jax.interpreters import ad, batching
 
 from multiring import _native, api
 from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
-from multiring.runtime.comm import Communicator
+from multiring.runtime.comm import Communicator, group_of
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, arrange, bucket_label
 from multiring.training.labels import label as label_of
 from multiring.training.labels import part
@@ -246,7 +246,7 @@ def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | Non
         op=op,
         root=root,
         label=label,
-        communicator=communicator.publish(),
+        communicator=group_of(communicator).publish(),
         size=communicator.size,
         rank=communicator.rank,
     )

@@ -17,7 +17,8 @@ import numpy as np
 
 from multiring import api
 from multiring.errors import MultiringError
-from multiring.runtime.comm import Communicator
+from multiring.runtime.buffers import writable
+from multiring.runtime.comm import Communicator, group_of
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, averages
 from multiring.training.labels import label, part, variable_names
 from multiring.training.weights import average, valid
@@ -229,7 +230,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self._broadcast()
 
     def _broadcast(self) -> None:
-        communicator = api.joined(self._group)
+        ranks = group_of(api.joined(self._group))
         _settle(self.model)
         variables = [*self.model.variables, *self.model.optimizer.variables]
         # The names of an optimizer's variables contain those of the model's, counted by Keras, in a word.
@@ -238,7 +239,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             value = np.array(keras.ops.convert_to_numpy(variable.value), order="C")
             # Ranks that train other variables would average them with each other.
             kind = "variables" if variable.trainable else "frozen variables"
-            communicator.broadcast(value, self._root, label=label(kind, [part(name, value.shape)]))
+            named = label(kind, [part(name, value.shape)])
+            ranks.run("broadcast", writable(value), root=self._root, label=named)
             variable.assign(value)
         self._done = True
 

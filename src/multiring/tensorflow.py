@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from multiring import api
 from multiring._tensorflow_average import average
-from multiring.runtime.comm import Communicator
+from multiring.runtime.buffers import writable
+from multiring.runtime.comm import Communicator, group_of
 from multiring.training.buckets import BUCKET_BYTES
 from multiring.training.labels import label, part, variable_names
 
@@ -83,11 +84,12 @@ def DistributedOptimizer(optimizer: Any, **options: Any) -> Any:
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0, *, group: Communicator | None = None) -> None:
     """Assign the values of rank ``root`` to variables of TensorFlow or Keras; all ranks name the same ones."""
-    communicator = api.joined(group)
+    ranks = group_of(api.joined(group))
     variables = list(variables)
     for name, variable in zip(_names(variables), variables, strict=True):
         value = np.array(variable.numpy())
-        communicator.broadcast(value, root, label=label("variables", [part(name, value.shape)]))
+        named = label("variables", [part(name, value.shape)])
+        ranks.run("broadcast", writable(value), root=root, label=named)
         variable.assign(value)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from multiring import api
-from multiring.runtime.comm import Communicator
+from multiring.runtime.buffers import writable
+from multiring.runtime.comm import Communicator, group_of
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, averages, fill
 from multiring.training.labels import label, part
 
@@ -52,7 +53,7 @@ def average(
     if weight is not None:
         inputs.append(as_variable(weight).astype("float64"))
     communicator = api.joined(group)
-    number = communicator.publish()
+    number = group_of(communicator).publish()
     _communicators[number] = communicator
     op = _average_op(library)(number, bucket_bytes, weight is not None)
     return list(op.make_node(*inputs).outputs)
@@ -60,10 +61,11 @@ def average(
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0, *, group: Communicator | None = None) -> None:
     """Set shared variables of parameters and of an optimizer's state to their values on rank ``root``."""
-    communicator = api.joined(group)
+    ranks = group_of(api.joined(group))
     for i, variable in enumerate(variables):
         value = np.array(variable.get_value(), order="C")
-        communicator.broadcast(value, root, label=label("variables", [part(variable.name or str(i), value.shape)]))
+        named = label("variables", [part(variable.name or str(i), value.shape)])
+        ranks.run("broadcast", writable(value), root=root, label=named)
         variable.set_value(value)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from cards import COLLECTIVES, Case, Stream, case
 from engines import COLLECTIVE, DTYPE, OP, Rank, all_reduce_plan, blocked_plan, in_threads, rooted_plan, world
 
+from multiring._native import Call
 from multiring.planning.plan import Plan
 
 
@@ -20,21 +21,8 @@ def plan_of(one: Case, segment_bytes: int) -> Plan:
 
 def start(rank: Rank, one: Case, segment_bytes: int, stream: Stream) -> Any:
     plan, buffer = plan_of(one, segment_bytes), one.buffer(stream)
-    return rank.engine.start_on_card(
-        rank.install(plan),
-        COLLECTIVE[one.collective],
-        buffer.count,
-        DTYPE[buffer.dtype],
-        OP["sum"],
-        plan.root,
-        30.0,
-        0,
-        buffer.owner,
-        buffer.device,
-        buffer.stream,
-        buffer.out,
-        buffer.into,
-    )
+    call = Call(COLLECTIVE[one.collective], 0, buffer.count, DTYPE[buffer.dtype], 30.0, OP["sum"], plan.root)
+    return rank.calls(plan).start_on_card(call, buffer.owner, buffer.device, buffer.stream, buffer.out, buffer.into)
 
 
 def every_collective(size: int) -> None:

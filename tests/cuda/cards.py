@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from multiring.runtime.buffers import CardBlocks, CardBuffer
+from multiring.runtime.comm import group_of
 from multiring.runtime.engine import CardPart
 
 Array = np.ndarray[Any, Any]
@@ -157,10 +158,10 @@ def case(collective: str, rank: int, size: int, count: int, dtype: str = "float3
 
 
 def start(communicator: Any, one: Case, stream: Stream, owner: Any = None, timeout: float | None = None) -> CardPart:
-    """Start it through `multiring.Communicator`."""
+    """Start it as front ends do."""
     root = one.root if one.collective in ("broadcast", "reduce") else 0
     buffer = one.buffer(stream, owner)
-    return communicator.start_on_card(one.collective, buffer, "sum", root, timeout=timeout)  # type: ignore[no-any-return]
+    return group_of(communicator).start_on_card(one.collective, buffer, "sum", root, timeout=timeout)
 
 
 def on_host(communicator: Any, one: Case) -> Any:

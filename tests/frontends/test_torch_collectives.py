@@ -149,7 +149,7 @@ class Twice(torch.Tensor):
 def plain_tensors() -> None:
     """What is taken as it lies, in one native call, and what is left as it is, for the steps of Python."""
     with group() as (rank, size):
-        reduce_plain = dist.group.WORLD.communicator.all_reduce_plain
+        reduce_plain = dist.group.WORLD.group.calls.all_reduce_plain
         whole = own(rank, 12)
         assert reduce_plain(whole[2:7], "sum")
         same(whole[2:7], everyone(size, 12).sum(0)[2:7])

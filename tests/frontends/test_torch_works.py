@@ -188,14 +188,19 @@ def test_what_torch_asks_of_the_backend_of_a_device_is_answered() -> None:
 
 def synchronous_calls_offered_natively() -> None:
     with group() as (rank, size):
-        communicator, offered = dist.group.WORLD.communicator, []
-        natively = communicator.all_reduce_plain
+        members, offered = dist.group.WORLD.group, []
+        natively = members.calls
 
-        def all_reduce_plain(*arguments: Any) -> bool:
-            offered.append(arguments)
-            return natively(*arguments)
+        class Spy:
+            """The calls of the group, of which those that are offered are noted."""
 
-        communicator.all_reduce_plain = all_reduce_plain
+            run = natively.run
+
+            def all_reduce_plain(self, *arguments: Any) -> bool:
+                offered.append(arguments)
+                return natively.all_reduce_plain(*arguments)
+
+        members.calls = Spy()
         for x in (own(rank, 6), own(rank, 6).requires_grad_(), own(rank, 6).view(2, 3).t(), own(rank, 12)[::2]):
             expected = sum(own(peer, x.numel()) for peer in range(size)) if x.is_contiguous() else None
             offered.clear()

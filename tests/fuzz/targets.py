@@ -88,7 +88,9 @@ def _engine_fed(data: bytes, attach: Callable[[native.Engine, int], None]) -> No
     with there:
         attach(engine, here.detach())
         engine.communicator(0, [0, 1])
-        engine.recv(0, 1, 7, np.zeros(4).ctypes.data, 0, 0, 60.0)
+        memory = np.zeros(4)
+        recv = native.Call(native.COLLECTIVES.index("recv"), memory.ctypes.data, 0, 0, 60.0, tag=7)
+        engine.start_message(0, 1, recv, memory)
         with contextlib.suppress(OSError):
             there.sendall(data)
     deadline = time.monotonic() + 10

@@ -18,6 +18,8 @@ import numpy as np
 import multiring as mr
 from multiring import env
 from multiring.net import local
+from multiring.runtime.buffers import writable
+from multiring.runtime.comm import group_of
 from multiring.training.labels import label
 
 
@@ -353,9 +355,11 @@ def _disagreeing(what: str) -> Any:
     if what in ("ahead", "behind"):
         return partial(_one_more_call, odd == (what == "behind"), x, np.ones(8 if what == "ahead" else 6, "float32"))
     if what == "unlabelled":
-        return partial(mr.init().all_reduce, x, label=0 if odd else label("gradients", ["kernel", "bias"]))
+        named = 0 if odd else label("gradients", ["kernel", "bias"])
+        return partial(group_of(mr.init()).run, "all_reduce", writable(x), label=named)
     if what == "label":
-        return partial(mr.init().all_reduce, x, label=label("gradients", ["kernel", "bias"][:: -1 if odd else 1]))
+        named = label("gradients", ["kernel", "bias"][:: -1 if odd else 1])
+        return partial(group_of(mr.init()).run, "all_reduce", writable(x), label=named)
     return partial(mr.all_reduce, x, "max" if odd and what == "op" else "sum")
 
 

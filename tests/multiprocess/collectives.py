@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import multiring as mr
-from multiring.runtime.comm import GROUPS
+from multiring.runtime.comm import group_of
+from multiring.runtime.group import GROUPS
 
 Array = np.ndarray[Any, Any]
 
@@ -301,7 +302,7 @@ def groups() -> list[list[int]]:
         again.all_reduce(x)
         assert x[0] == size * (size - 1) // 2
         again.close()
-        numbers.append(again._number)
+        numbers.append(group_of(again).number)
     assert len(set(numbers)) == 30
     mr.shutdown()
     return [sums, [mine.rank, mine.size]]
@@ -329,14 +330,14 @@ def dropped_groups(count: int) -> list[int]:
     # A call in flight keeps its group; native code that knows the number of a group keeps it too.
     group = mr.new_group([0, 1])
     assert group is not None
-    number, y = group._number, np.arange(300_000, dtype="float32") * (rank + 1)
+    number, y = group_of(group).number, np.arange(300_000, dtype="float32") * (rank + 1)
     if rank == 1:
         time.sleep(0.2)
     work = group.all_reduce(y, async_op=True)
     del group
     published = mr.new_group([0, 1])
     assert published is not None
-    kept = published.publish()
+    kept = group_of(published).publish()
     del published
     work.wait()
     assert (y == 3 * np.arange(300_000, dtype="float32")).all()
@@ -364,7 +365,7 @@ def groups_of_one_number() -> None:
     for round in range(5):
         group = mr.new_group(range(2))
         assert group is not None
-        assert group._number == 8
+        assert group_of(group).number == 8
         x, said = np.ones(100 + round, "float32"), np.full(10 + round, round)
         group.all_reduce(x)
         assert (x == 2).all()

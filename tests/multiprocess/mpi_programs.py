@@ -11,6 +11,8 @@ import collectives
 import numpy as np
 
 import multiring as mr
+from multiring.runtime.buffers import writable
+from multiring.runtime.comm import group_of
 from multiring.training.labels import label
 
 
@@ -29,7 +31,7 @@ def what_is_not_one_plan() -> str:
     mr.barrier()
     assert sum(counted["bytes_sent"] for counted in communicator.stats()["peers"].values()) > 0
     try:
-        communicator.publish()
+        group_of(communicator).publish()
     except mr.MultiringError as error:
         return str(error)
     return "published"
@@ -78,7 +80,7 @@ def fail(how: str) -> None:
     try:
         names = ["kernel", "bias"][:: -1 if communicator.rank == 1 and how == "rename" else 1]
         given = x[:10] if communicator.rank == 1 and how == "differ" else x
-        communicator.all_reduce(given, label=label("gradients", names))
+        group_of(communicator).run("all_reduce", writable(given), label=label("gradients", names))
         communicator.all_reduce(x)
     except mr.MultiringError as error:
         print(type(error).__name__, error.rank, error.host, error.collective, error.number, file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import multiring as mr
+from multiring.runtime.comm import group_of
 
 COUNT = 3000
 CALLS = 5600
@@ -22,8 +23,9 @@ def reduce_until_tuned(calls: int = CALLS) -> dict[str, Any]:
     logging.basicConfig(level=logging.ERROR)
     communicator = mr.init()
     rank, size = mr.rank(), mr.world_size()
+    group = group_of(communicator)
     is_native = os.environ.get("MULTIRING_ENGINE") != "mpi"
-    settled = communicator._tuner.is_settled if communicator._tuner else lambda *_: False
+    settled = group.tuner.is_settled if group.tuner else lambda *_: False
     before = mr.plan(4 * COUNT)
     tuned_at = 0 if before.tuned else None
     for call in range(calls):
@@ -32,7 +34,7 @@ def reduce_until_tuned(calls: int = CALLS) -> dict[str, Any]:
         if way == 0:
             mr.all_reduce(x, async_op=True).wait(20)
         elif way == 1 and is_native:
-            assert communicator.all_reduce_plain(x, "sum")
+            assert group.calls.all_reduce_plain(x, "sum")
         else:
             mr.all_reduce(x, timeout=20)  # no float: not plain
         assert (x == np.arange(COUNT) % 101 * (size * (size + 1) // 2) + call * size).all()
@@ -75,11 +77,9 @@ def many_at_once(calls: int) -> list[float]:
 
 def miss_the_end_of_a_rung(async_op: bool) -> Any:
     """Rank 1 does not come to the end of the first rung; with ``async_op`` nor to its last call, which others start."""
-    communicator = mr.init()
+    tuner = group_of(mr.init()).tuner
     for call in range(CALLS):
-        trial_run = (
-            communicator._tuner._trial_runs.get((0, (4 * COUNT).bit_length(), 0)) if communicator._tuner else None
-        )
+        trial_run = tuner._trial_runs.get((0, (4 * COUNT).bit_length(), 0)) if tuner else None
         if mr.rank() == 1 and trial_run and call == trial_run.rung.calls - async_op:
             time.sleep(60)
         x = np.ones(COUNT, np.float32)

@@ -70,6 +70,7 @@ class Rank:
         self.engine = engine
         self.rank = rank
         self._installed: dict[tuple[int, int], int] = {}
+        self._calls: dict[int, native.NativeCalls] = {}
 
     def install(self, plan: Plan, communicator: int = 0, member: int | None = None) -> int:
         key = communicator, plan.number
@@ -80,31 +81,52 @@ class Rank:
             )
         return self._installed[key]
 
-    def _arguments(self, plan: Plan, array: np.ndarray, op: str, timeout: float, handle: int) -> tuple[object, ...]:
+    def calls(self, plan: Plan, communicator: int = 0) -> native.NativeCalls:
+        """Calls that have this plan."""
+        handle = self.install(plan, communicator)
+        if handle not in self._calls:
+            self._calls[handle] = self.engine.calls(self.rank, plan.world_size, 30.0, lambda *_: handle)
+        return self._calls[handle]
+
+    def _call(self, plan: Plan, array: np.ndarray, op: str, timeout: float, label: int = 0) -> native.Call:
         described = native.describe(array)
         blocks = plan.blocks if plan.collective in BLOCKED else 1
-        return (
-            handle,
-            COLLECTIVE[plan.collective],
-            described.pointer,
-            described.count // blocks,
-            DTYPE[described.dtype],
-            OP[op],
-            plan.root,
-            timeout,
-        )
+        collective, count, dtype = COLLECTIVE[plan.collective], described.count // blocks, DTYPE[described.dtype]
+        return native.Call(collective, described.pointer, count, dtype, timeout, OP[op], plan.root, label)
 
     def run(
-        self, plan: Plan, array: np.ndarray, op: str = "sum", timeout: float = 30.0, communicator: int = 0
+        self,
+        plan: Plan,
+        array: np.ndarray,
+        op: str = "sum",
+        timeout: float = 30.0,
+        communicator: int = 0,
+        label: int = 0,
     ) -> np.ndarray:
-        self.engine.run(*self._arguments(plan, array, op, timeout, self.install(plan, communicator)))
+        self.calls(plan, communicator).run(self._call(plan, array, op, timeout, label))
         return array
 
     def start(
         self, plan: Plan, array: np.ndarray, op: str = "sum", timeout: float = 30.0, communicator: int = 0
     ) -> native.Work:
-        handle = self.install(plan, communicator)
-        return self.engine.start(*self._arguments(plan, array, op, timeout, handle), owner=array)
+        return self.calls(plan, communicator).start(self._call(plan, array, op, timeout), array)
+
+    def send(self, to: int, array: np.ndarray, tag: int = 0, timeout: float = 30.0) -> native.Work:
+        return message(self.engine, "send", 0, to, array, tag, timeout)
+
+    def recv(self, source: int, array: np.ndarray, tag: int = 0, timeout: float = 30.0) -> native.Work:
+        return message(self.engine, "recv", 0, source, array, tag, timeout)
+
+
+def message(
+    engine: native.Engine, direction: str, communicator: int, peer: int, array: np.ndarray, tag: int, timeout: float
+) -> native.Work:
+    """Start to send or receive one."""
+    described = native.describe(array)
+    call = native.Call(
+        COLLECTIVE[direction], described.pointer, described.count, DTYPE[described.dtype], timeout, tag=tag
+    )
+    return engine.start_message(communicator, peer, call, array)
 
 
 def in_threads(ranks: list[Rank], program: Callable[[Rank], object]) -> list[object]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from multiring.runtime import clocks
+from multiring.runtime.buffers import Piece
 
 
 def test_the_shortest_round_trip_gives_the_offset() -> None:
@@ -17,17 +18,22 @@ def test_the_shortest_round_trip_gives_the_offset() -> None:
 
 
 class Pair:
-    """Two ranks that exchange arrays through queues."""
+    """Two ranks that exchange arrays through queues, at once."""
 
     def __init__(self, rank: int, boxes: list[queue.Queue[Any]]) -> None:
         self.rank = rank
         self._boxes = boxes
 
-    def send(self, x: np.ndarray, dst: int) -> None:
-        self._boxes[dst].put(x.copy())
+    def send(self, piece: Piece, dst: int) -> Pair:
+        self._boxes[dst].put(piece.owner.copy())
+        return self
 
-    def recv(self, x: np.ndarray, src: int) -> None:
-        x[:] = self._boxes[self.rank].get(timeout=30)
+    def recv(self, piece: Piece, src: int) -> Pair:
+        piece.owner[:] = self._boxes[self.rank].get(timeout=30)
+        return self
+
+    def wait(self) -> None:
+        """It is done."""
 
 
 def test_hosts_ask_rank_0_for_the_time() -> None:

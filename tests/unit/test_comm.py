@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def test_collectives_of_one() -> None:
     work = mr.all_reduce(x, async_op=True)
     assert work.wait(5) is None
     assert work.done()
+
+
+def test_a_communicator_offers_what_the_functions_of_the_module_offer(alone: mr.Communicator) -> None:
+    """What front ends build on is the group's: `publish`, messages of a gather, labels, the internal group."""
+    functions = {name for name in mr.__all__ if callable(getattr(mr, name)) and name[0].islower()}
+    offered = {name for name in dir(alone) if not name.startswith("_")}
+    values = {"world", "members", "rank", "size", "timeout", "hosts", "local_rank", "local_size", "oldest"}
+    assert offered - functions - values == {"close", "plans_used"}
+    assert "label" not in inspect.signature(alone.all_reduce).parameters
 
 
 def test_init_twice_is_one(alone: mr.Communicator) -> None:

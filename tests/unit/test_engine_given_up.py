@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from engines import DTYPE, Rank, in_threads, rooted_plan
+from engines import Rank, in_threads, rooted_plan
 
 from multiring import _native as native
 from multiring.errors import PeerLost
@@ -94,13 +94,11 @@ def broadcast(rank: Rank, array: np.ndarray, size: int) -> native.Work:
 
 
 def send(rank: Rank, array: np.ndarray, size: int) -> native.Work:
-    d = native.describe(array)
-    return rank.engine.send(0, 1, 5, d.pointer, d.count, DTYPE[d.dtype], 20.0, owner=array)
+    return rank.send(1, array, 5, 20.0)
 
 
 def recv(rank: Rank, array: np.ndarray, size: int) -> native.Work:
-    d = native.describe(array)
-    return rank.engine.recv(0, 0, 5, d.pointer, d.count, DTYPE[d.dtype], 20.0, owner=array)
+    return rank.recv(0, array, 5, 20.0)
 
 
 @pytest.mark.parametrize("told", [False, True])

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from engines import DTYPE, Rank, all_reduce_plan, in_threads, world
+from engines import Rank, all_reduce_plan, in_threads, world
 from test_engine import contribution
 
 from multiring import _native as native
@@ -22,13 +22,11 @@ def hosts(n: int, apart: bool) -> list[int]:
 
 
 def send(rank: Rank, to: int, array: np.ndarray, tag: int = 0, timeout: float = 30.0) -> native.Work:
-    d = native.describe(array)
-    return rank.engine.send(0, to, tag, d.pointer, d.count, DTYPE[d.dtype], timeout, owner=array)
+    return rank.send(to, array, tag, timeout)
 
 
 def recv(rank: Rank, source: int, array: np.ndarray, tag: int = 0, timeout: float = 30.0) -> native.Work:
-    d = native.describe(array)
-    return rank.engine.recv(0, source, tag, d.pointer, d.count, DTYPE[d.dtype], timeout, owner=array)
+    return rank.recv(source, array, tag, timeout)
 
 
 @transports

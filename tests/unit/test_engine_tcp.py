@@ -21,6 +21,7 @@ from engines import (
     blocked_plan,
     connected_sockets,
     in_threads,
+    message,
     rooted_plan,
     two_level_plan,
     world,
@@ -298,7 +299,7 @@ def test_what_comes_late_is_not_for_the_next_communicator_of_that_number(kind, b
         engine.communicator(5, [0, 1], 2)
     token, mine, early = np.zeros(1, np.float32), np.zeros(4, np.float32), np.ones(4, np.float32)
     with there:
-        seen = engine.recv(0, 1, 0, token.ctypes.data, 1, DTYPE["float32"], 20.0, owner=token)
+        seen = message(engine, "recv", 0, 1, token, 0, 20.0)
         there.sendall(
             message_frame(kind, 5, 1, tag=3, count=9)
             + message_frame("data", 5, 2, tag=8, count=4)
@@ -307,10 +308,9 @@ def test_what_comes_late_is_not_for_the_next_communicator_of_that_number(kind, b
         seen.wait(20)
         if before == "forgotten":
             engine.communicator(5, [0, 1], 2)
-        engine.recv(5, 1, 8, early.ctypes.data, 4, DTYPE["float32"], 20.0, owner=early).wait(20)
+        message(engine, "recv", 5, 1, early, 8, 20.0).wait(20)
         assert not early.any()
-        call = engine.send if kind == "grant" else engine.recv
-        work = call(5, 1, 3, mine.ctypes.data, 4, DTYPE["float32"], 20.0, owner=mine)
+        work = message(engine, "send" if kind == "grant" else "recv", 5, 1, mine, 3, 20.0)
         if kind != "grant":
             there.sendall(message_frame("data", 5, 2, tag=3, count=4))
         work.wait(20)
@@ -318,7 +318,7 @@ def test_what_comes_late_is_not_for_the_next_communicator_of_that_number(kind, b
         engine.forget(6)
         engine.communicator(6, [0, 1], 0)  # they go around
         there.sendall(message_frame("data", 6, (1 << 16) - 1, tag=3, count=9) + message_frame("data", 6, 0, 3, 4))
-        engine.recv(6, 1, 3, mine.ctypes.data, 4, DTYPE["float32"], 20.0, owner=mine).wait(20)
+        message(engine, "recv", 6, 1, mine, 3, 20.0).wait(20)
         engine.shutdown()
 
 
@@ -330,17 +330,17 @@ def test_messages_that_nobody_receives_are_given_back(hosts):
         engines_ = [rank.engine for rank in ranks]
         token, mine = np.zeros(1, np.float32), np.zeros(count, np.float32)
 
-        def message(number: int, tag: int, array: np.ndarray) -> native.Work:
-            return engines_[1].send(number, 0, tag, array.ctypes.data, array.size, 0, timeout, owner=array)
+        def send(number: int, tag: int, array: np.ndarray) -> native.Work:
+            return message(engines_[1], "send", number, 0, array, tag, timeout)
 
         for incarnation in range(100):
             for engine in engines_:
                 engine.communicator(5, [0, 1], incarnation)
-            message(5, 1, mine).wait(timeout)
+            send(5, 1, mine).wait(timeout)
             if incarnation % 2:
-                message(5, 2, token).wait(timeout)
-                engines_[0].recv(5, 1, 2, token.ctypes.data, 1, 0, timeout, owner=token).wait(timeout)
+                send(5, 2, token).wait(timeout)
+                message(engines_[0], "recv", 5, 1, token, 2, timeout).wait(timeout)
             for engine in engines_:
                 engine.forget(5)
-        message(0, 0, token).wait(timeout)  # what it can have only if so many have not used the credit up
-        engines_[0].recv(0, 1, 0, token.ctypes.data, 1, 0, timeout, owner=token).wait(timeout)
+        send(0, 0, token).wait(timeout)  # what it can have only if so many have not used the credit up
+        message(engines_[0], "recv", 0, 1, token, 0, timeout).wait(timeout)

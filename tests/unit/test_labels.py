@@ -127,8 +127,7 @@ def test_other_labels_are_a_mismatch_and_the_same_are_none(apart: bool, count: i
 
     def reduce(rank, one: int) -> np.ndarray:
         array = np.full(count, rank.rank + 1.0)
-        rank.engine.run(*rank._arguments(plan, array, "sum", 30.0, rank.install(plan)), one)
-        return array
+        return rank.run(plan, array, label=one)
 
     with world(2, hosts=[0, int(apart)]) as ranks:
         assert all((found == 3).all() for found in in_threads(ranks, lambda rank: reduce(rank, shared)))
@@ -151,7 +150,7 @@ def test_a_mismatch_shows_what_is_kept_and_else_the_number(kept: bool) -> None:
 
     def reduce(rank) -> None:
         array = np.full(10, rank.rank + 1.0)
-        rank.engine.run(*rank._arguments(plan, array, "sum", 30.0, rank.install(plan)), mine[rank.rank])
+        rank.run(plan, array, label=mine[rank.rank])
 
     with world(2) as ranks:
         errors = errors_of(ranks, reduce)
@@ -164,13 +163,13 @@ def test_a_mismatch_shows_what_is_kept_and_else_the_number(kept: bool) -> None:
 
 def test_a_label_has_24_bits() -> None:
     with world(1) as ranks:
-        handle = ranks[0].install(all_reduce_plan(1, "direct"))
+        calls = ranks[0].calls(all_reduce_plan(1, "direct"))
         with pytest.raises(ValueError, match="label=16777216: a label has 24 bits"):
-            ranks[0].engine.run(handle, 0, 64, 1, 0, 0, 0, 1.0, 1 << 24)
+            calls.run(native.Call(0, 64, 1, 0, 1.0, label=1 << 24))
 
 
 def test_more_elements_than_a_call_can_name_are_refused() -> None:
     with world(1) as ranks:
-        handle = ranks[0].install(all_reduce_plan(1, "direct"))
+        calls = ranks[0].calls(all_reduce_plan(1, "direct"))
         with pytest.raises(ValueError, match="count=1099511627776: a call moves at most 1099511627775 elements"):
-            ranks[0].engine.run(handle, 0, 64, 1 << 40, 0, 0, 0, 1.0)
+            calls.run(native.Call(0, 64, 1 << 40, 0, 1.0))

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engines import COLLECTIVE, DTYPE, Rank, all_reduce_plan, in_threads, world
 from topologies import CORE, card, nested
 
 from multiring import _native
+from multiring.errors import PeerLost
 from multiring.planning.choice import Candidate, Tuned
 from multiring.planning.planner import choose
 from multiring.runtime import tuner, tuning
@@ -157,12 +159,77 @@ def test_a_trial_is_taken_once_and_has_its_times() -> None:
     before = time.monotonic()
     trials.enter(0)
     trials.leave(0)
-    trials.leave(1, 12.5)
-    (entered, left), second, third = trials.stamps
+    (entered, left), *others = trials.stamps
     assert before <= entered <= left <= time.monotonic()
-    assert (second, third) == ((0.0, 12.5), (0.0, np.inf))
+    assert others == [(0.0, np.inf)] * 2
     with pytest.raises(IndexError):
         trials.handle(3)
+
+
+class Started:
+    """A call that has ended, or fails."""
+
+    def __init__(self, ended: float, fails: bool = False) -> None:
+        self.ended, self.fails = ended, fails
+        self.limits: list[float] = []
+
+    def wait(self, timeout: float) -> None:
+        self.limits.append(timeout)
+        if self.fails:
+            raise PeerLost("rank 1 is gone", rank=1)
+
+
+def test_a_trial_that_goes_on_is_left_when_it_has_ended() -> None:
+    trials = _native.Trials([5, 7, 5])
+    first, last = Started(12.5), Started(0.0, fails=True)
+    trials.enter(1)
+    trials.go_on(1, first)
+    trials.complete(2.0)
+    entered, left = trials.stamps[1]
+    assert 0 < entered <= time.monotonic()
+    assert left == 12.5
+    trials.go_on(2, last)
+    with pytest.raises(PeerLost, match="rank 1 is gone"):
+        trials.complete(0.0)
+    assert first.limits[0] == pytest.approx(2.0, abs=0.5)
+    assert [first.limits[1], *last.limits] == [0.0, 0.0]
+    assert trials.stamps[2] == (0.0, np.inf)
+
+
+def test_calls_take_trials_in_turn_and_then_ask_again() -> None:
+    """Run, started and plain calls of one size are trials alike; a started one is timed from its entry to its end."""
+    plans = [all_reduce_plan(2, method) for method in ("ring", "direct")]
+    with world(2) as ranks:
+
+        def program(rank: Rank) -> list[tuple[int, int]]:
+            handles = [rank.install(plan) for plan in plans]
+            trials = _native.Trials([handles[1], handles[0], handles[1]])
+            answers, asked = [trials, handles[0]], []
+
+            def choose_plan(*wanted: float) -> int | _native.Trials:
+                asked.append(wanted)
+                return answers.pop(0)
+
+            calls = rank.engine.calls(rank.rank, 2, 20.0, choose_plan)
+            x = np.arange(5.0) * (rank.rank + 1)
+            call = _native.Call(COLLECTIVE["all_reduce"], x.ctypes.data, 5, DTYPE["float64"], 30.0)
+            calls.run(call)
+            work = calls.start(call, x)
+            work.wait(20)
+            assert calls.all_reduce_plain(x, "sum")
+            trials.complete(20.0)
+            stamps = trials.stamps
+            assert trials.over
+            assert asked == [(COLLECTIVE["all_reduce"], 40, 0, 30.0)]
+            assert stamps[1][1] == work.ended
+            assert all(0 < entered <= left <= time.monotonic() for entered, left in stamps)
+            assert sorted(stamps) == stamps
+            calls.run(call)
+            assert asked == [(COLLECTIVE["all_reduce"], 40, 0, 30.0)] * 2
+            np.testing.assert_array_equal(x, np.arange(5.0) * 24)
+            return [rank.engine.installed_record(handle)[0] for handle in handles]
+
+        assert in_threads(ranks, program) == [[2, 2], [2, 2]]
 
 
 FOUND = {(0, 23, 0): Tuned("0123456789ab", {"0123456789ab": 0.25, "ba9876543210": 0.5}, "2026-11-21")}

@@ -27,7 +27,7 @@ from multiring.job.exchange import Exchange
 from multiring.job.membership import Agreement
 from multiring.job.store import Client
 from multiring.net.membership import Membership
-from multiring.runtime.comm import Communicator
+from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.world import World
 
 _log = logging.getLogger("multiring")
@@ -68,7 +68,7 @@ def grow(communicator: Communicator, timeout: float | None) -> tuple[World, Agre
             joined = _meet(admission, member_list, label, identity, world.settings_again, world.engine.failure)
         except NotAdmitted as refused:
             # Raises if it was one of those who are there.
-            communicator.internal.barrier(timeout=communicator.timeout + seconds)
+            group_of(communicator).internal.barrier(timeout=communicator.timeout + seconds)
             if communicator.rank == 0:
                 _log.warning("nobody was admitted, and the job goes on with %d ranks: %s", communicator.size, refused)
             return None
@@ -171,7 +171,7 @@ def _told(communicator: Communicator, member_list: Record | None) -> Record | No
     """What rank 0 has found, on all ranks. Whatever comes of it, `grow` is one call of the communicator."""
     someone = np.array([member_list is not None], np.uint8)
     communicator.broadcast(someone, timeout=communicator.timeout + 2 * ANSWER_SECONDS)
-    return communicator.internal.broadcast_object(member_list) if someone[0] else None
+    return group_of(communicator).internal.broadcast_object(member_list) if someone[0] else None
 
 
 def _meet(

@@ -75,6 +75,16 @@ def all_of(x: Any, found: Found) -> Piece:
     return found if type(found) is Piece else Piece(keeper(x), found.pointer, found.count, found.dtype)
 
 
+def readable(x: Any) -> Piece:
+    """The whole of a buffer that is read; TypeError or ValueError with the remedy if it cannot be."""
+    return all_of(x, source(x))
+
+
+def writable(x: Any) -> Piece:
+    """The whole of a buffer that is written in place; TypeError or ValueError with the remedy if it cannot be."""
+    return all_of(x, target(x))
+
+
 def keeper(x: Any) -> Any:
     """What keeps the memory of a buffer: of a torch tensor its storage, for ``x.data = y`` gives it another one."""
     storage = getattr(x, "untyped_storage", None)

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from multiring.runtime.buffers import Piece, writable
+from multiring.runtime.engine import Part
 from multiring.runtime.work import seconds_until
 
 ROUND_TRIPS = 16
@@ -18,8 +20,8 @@ BARRIERS = 4
 """Barriers by which `offset_by_barriers` compares the clocks of hosts."""
 
 
-class Group(Protocol):
-    """What finding an offset, and tuning, need of a communicator."""
+class Peers(Protocol):
+    """What finding an offset, and tuning, need of a group (`multiring.runtime.group.Group`)."""
 
     rank: int
     size: int
@@ -28,16 +30,17 @@ class Group(Protocol):
     def hosts(self) -> tuple[str, ...]: ...
     @property
     def oldest(self) -> int: ...
-    def barrier(self, *, timeout: float | None = None) -> Any: ...
-    def broadcast(self, x: Any, root: int = 0, *, timeout: float | None = None) -> Any: ...
-    def reduce(self, x: Any, op: str = "sum", root: int = 0, *, timeout: float | None = None) -> Any: ...
-    def send(self, x: Any, dst: int) -> Any: ...
-    def recv(self, x: Any, src: int) -> Any: ...
+    def barrier(self, *, timeout: float | None = None) -> None: ...
+    def run(
+        self, collective: str, piece: Piece, op: str = "sum", root: int = 0, *, timeout: float | None = None
+    ) -> None: ...
+    def send(self, piece: Piece, dst: int) -> Part: ...
+    def recv(self, piece: Piece, src: int) -> Part: ...
     def broadcast_object(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any: ...
     def all_gather_object(self, value: Any) -> list[Any]: ...
 
 
-def job_offset(group: Group, known: int, clock: Callable[[], int] = time.monotonic_ns) -> int:
+def job_offset(group: Peers, known: int, clock: Callable[[], int] = time.monotonic_ns) -> int:
     """Nanoseconds from this rank's clock to that of the job. All ranks call it, with the offset ``known`` so far.
 
     The rank that has been in the job for longest knows the job's clock, though rank 0 may have been lost meanwhile.
@@ -50,7 +53,7 @@ def job_offset(group: Group, known: int, clock: Callable[[], int] = time.monoton
     return measured + of_guide
 
 
-def offset_by_barriers(group: Group, until: float) -> float:
+def offset_by_barriers(group: Peers, until: float) -> float:
     """Seconds from this rank's clock to that of rank 0; ranks of one host share a clock. All ranks call it.
 
     CollectiveTimeout at the monotonic time ``until``.
@@ -63,7 +66,7 @@ def offset_by_barriers(group: Group, until: float) -> float:
         group.barrier(timeout=seconds_until(until))
         row[1] = time.monotonic()
     reference = stamps.copy()
-    group.broadcast(reference, timeout=seconds_until(until))
+    group.run("broadcast", writable(reference), timeout=seconds_until(until))
     return barrier_offset(stamps, reference)
 
 
@@ -87,24 +90,25 @@ def best_offset(round_trips: Sequence[tuple[int, int, int]]) -> int:
     return answered - (sent + received) // 2
 
 
-def _ask(group: Group, machines: Sequence[str], guide: int, clock: Callable[[], int]) -> int:
+def _ask(group: Peers, machines: Sequence[str], guide: int, clock: Callable[[], int]) -> int:
     """The lowest rank of each other machine asks rank ``guide`` for the time, one after the other."""
     time_there = np.zeros(1, np.int64)
+    piece = writable(time_there)
     leaders = [machines.index(machine) for machine in dict.fromkeys(machines) if machine != machines[guide]]
     if group.rank == guide:
         for leader in leaders:
             for _ in range(ROUND_TRIPS):
-                group.recv(time_there, leader)
+                group.recv(piece, leader).wait()
                 time_there[0] = clock()
-                group.send(time_there, leader)
+                group.send(piece, leader).wait()
         return 0
     if group.rank not in leaders:
         return 0
     trips = []
     for _ in range(ROUND_TRIPS):
         sent = clock()
-        group.send(time_there, guide)
-        group.recv(time_there, guide)
+        group.send(piece, guide).wait()
+        group.recv(piece, guide).wait()
         trips.append((sent, int(time_there[0]), clock()))
     return best_offset(trips)
 

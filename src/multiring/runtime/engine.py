@@ -1,15 +1,19 @@
-"""What the communicator asks of an engine: the native one (``_native.Engine``), or that over MPI (``mpi.engine``).
+"""What a group asks of an engine: the native one (``_native.Engine``), or that over MPI (``mpi.engine``).
 
-Buffers are addresses, which the caller answers for; types, reductions and collectives are codes (``_native``).
+A call is one value, `_native.Call`, for both. Buffers are addresses, which the caller answers for; types, reductions
+and collectives are codes (``_native``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from multiring._native import Call, Trials
 
 
 class Part(Protocol):
@@ -41,17 +45,45 @@ class CardPart(Part, Protocol):
     def error(self) -> BaseException | None: ...
 
 
-class NativeCalls(Protocol):
-    """Calls of a communicator that are made in one step."""
+ChoosePlan = Callable[[int, int, int, float], "int | Trials"]
+"""From the code of a collective, the bytes of all blocks together, the root and the seconds that a call has: the handle
+of an installed schedule, or trials that are not all taken."""
 
-    def all_reduce(self, x: Any, op: Any, timeout: float | None = None, label: int = 0) -> bool:
-        """False, and nothing is done, where an argument is not plain; the communicator's ``timeout`` unless given."""
+
+class Calls(Protocol):
+    """The collectives of one communicator: each call is given its plan, or one to try, and run or started."""
+
+    def all_reduce_plain(self, x: Any, op: Any, timeout: float | None = None, label: int = 0) -> bool:
+        """All-reduce an array or tensor in one step; False, and nothing is done, where an argument is not plain.
+
+        The communicator's ``timeout`` unless given.
+        """
 
     def barrier(self, timeout: float) -> None: ...
 
+    def run(self, call: Call) -> None:
+        """Return when the call is done here."""
+
+    def start(self, call: Call, owner: object) -> Part:
+        """Begin the call; ``owner`` keeps the buffer."""
+
+    def start_on_card(
+        self,
+        call: Call,
+        owner: object,
+        device: int,
+        stream: int,
+        out: tuple[int, int, int, int] | None,
+        into: tuple[int, int, int, int] | None,
+    ) -> CardPart:
+        """The same on blocks of a card; `multiring.runtime.buffers.CardBuffer` says what they are."""
+
 
 class Engine(Protocol):
-    """Executes installed schedules, and moves messages between two ranks; `_native.Engine` says what each call does."""
+    """Executes installed schedules, by the calls of each communicator, and moves messages between two ranks.
+
+    `_native.Engine` says what each method does.
+    """
 
     def attached(self, peer: int) -> bool: ...
 
@@ -72,83 +104,15 @@ class Engine(Protocol):
         plan_id: int,
     ) -> int: ...
 
-    def run(
-        self,
-        schedule: int,
-        collective: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int = 0,
-    ) -> None: ...
+    def calls(self, rank: int, size: int, timeout: float, choose_plan: ChoosePlan) -> Calls: ...
 
-    def start(
-        self,
-        schedule: int,
-        collective: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int = 0,
-        owner: object = None,
-    ) -> Part: ...
-
-    def send(
-        self,
-        communicator: int,
-        dst: int,
-        tag: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        timeout: float,
-        owner: object = None,
-        part_of: int = ...,
-    ) -> Part: ...
-
-    def recv(
-        self,
-        communicator: int,
-        src: int,
-        tag: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        timeout: float,
-        owner: object = None,
-        part_of: int = ...,
-    ) -> Part: ...
-
-    def start_on_card(
-        self,
-        schedule: int,
-        collective: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int,
-        owner: object,
-        device: int,
-        stream: int,
-        out: tuple[int, int, int, int] | None,
-        into: tuple[int, int, int, int] | None,
-    ) -> CardPart: ...
+    def start_message(self, communicator: int, peer: int, call: Call, owner: object) -> Part: ...
 
     def empty(self, nbytes: int) -> Any: ...
 
     def fail(self, kind: str, rank: int, message: str) -> None: ...
 
     def failure(self) -> BaseException | None: ...
-
-    def native_calls(self, rank: int, size: int, timeout: float, choose_plan: Any) -> NativeCalls | None: ...
 
     def publish(self, communicator: int, calls: Any) -> None: ...
 

@@ -4,8 +4,8 @@ The ranks agree without talking on what each call tries. After a rung the next c
 complete on all ranks; then their times, from the last entry to the last exit, go to rank 0, which tells everybody how
 to go on. What won is kept in the user's cache, by topology and settings.
 
-A rung is handed to native code as a whole: where ranks share cores, steps of Python around each call would change which
-plan is the fastest.
+A rung is handed as a whole to what makes the calls, native code where it can be: where ranks share cores, steps of
+Python around each call would change which plan is the fastest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from textwrap import shorten
@@ -28,8 +28,8 @@ from multiring.errors import CollectiveTimeout, MultiringError
 from multiring.planning.choice import Tuned
 from multiring.planning.plan import Plan
 from multiring.runtime import clocks, tuning
-from multiring.runtime.clocks import Group
-from multiring.runtime.engine import Part
+from multiring.runtime.buffers import writable
+from multiring.runtime.clocks import Peers
 from multiring.runtime.plans import Key, Plans
 from multiring.runtime.tuning import Rung
 from multiring.runtime.work import seconds_until
@@ -43,51 +43,19 @@ _log = logging.getLogger("multiring")
 
 
 @dataclass
-class Trial:
-    """A call that Python makes to try a plan, one of a rung."""
-
-    trial_run: TrialRun
-    number: int
-
-    @property
-    def handle(self) -> int:
-        """The schedule to run."""
-        return self.trial_run.trials.handle(self.number)
-
-    def __enter__(self) -> None:
-        self.trial_run.trials.enter(self.number)
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None:
-            self.trial_run.trials.leave(self.number)
-
-    def started(self, work: Part) -> Part:
-        """The call goes on without the caller."""
-        self.trial_run.started.append((self.number, work))
-        return work
-
-
-@dataclass
 class TrialRun:
-    """A rung that is being run, the plans of the field by id, and the calls; those that go on without the caller."""
+    """A rung that is being run, the plans of the field by id, and the calls."""
 
     rung: Rung
     plans: dict[str, Plan]
     trials: _native.Trials
-    started: list[tuple[int, Part]] = field(default_factory=list)
-
-    def complete(self, until: float) -> None:
-        """Wait until all calls have, but not beyond ``until``; raises what they raise."""
-        for number, work in self.started:
-            work.wait(seconds_until(until))
-            self.trials.leave(number, work.ended)
 
 
 class Tuner:
-    """The trials of one communicator. All members make it together, and ask it for the same calls in the same order."""
+    """The trials of one group. All members make it together, and ask it for the same calls in the same order."""
 
-    def __init__(self, world: World, group: Group, plans: Plans) -> None:
-        """``group`` is for the tuner's own calls, beside those of the communicator that has the ``plans``."""
+    def __init__(self, world: World, group: Peers, plans: Plans) -> None:
+        """``group`` is for the tuner's own calls, beside those of the group that has the ``plans``."""
         self._world, self._group = world, group
         self._plans = plans
         self._trial_runs: dict[Key, TrialRun] = {}
@@ -97,16 +65,9 @@ class Tuner:
         for key, tuned in kept.items():
             plans.settle(key, tuned)
 
-    def trial(self, collective: int, nbytes: int, root: int, timeout: float) -> Trial | None:
-        """What the next call for a buffer of ``nbytes`` tries; None if it is to use the plan that is settled."""
-        while trial_run := self._trial_run(collective, nbytes, root, timeout):
-            number = trial_run.trials.take()
-            if number is not None:
-                return Trial(trial_run, number)
-        return None
-
     def trials(self, collective: int, nbytes: int, root: int, timeout: float) -> _native.Trials | None:
-        """The same for this call and the next ones, which native code makes."""
+        """What this call and the next ones for a buffer of ``nbytes`` try, not all of them taken; None if they are to
+        use the plan that is settled."""
         trial_run = self._trial_run(collective, nbytes, root, timeout)
         return trial_run.trials if trial_run else None
 
@@ -170,7 +131,7 @@ class Tuner:
 
     def _verdict(self, trial_run: TrialRun, until: float) -> Rung | Tuned:
         """What a rung leads to, as rank 0 says, once all ranks have completed its calls."""
-        trial_run.complete(until)
+        trial_run.trials.complete(seconds_until(until))
         seconds = self._seconds(np.array(trial_run.trials.stamps), until)
         first = self._group.rank == 0
         mine = tuning.after(trial_run.rung, seconds, str(date.today())) if first else None
@@ -181,7 +142,7 @@ class Tuner:
         """Seconds from the last entry to the last exit of each call, on rank 0. ``stamps`` has a row for each call: the
         times at which this rank entered it and left it."""
         stamps = stamps + clocks.offset_by_barriers(self._group, until)
-        self._group.reduce(stamps, "max", timeout=seconds_until(until))
+        self._group.run("reduce", writable(stamps), "max", timeout=seconds_until(until))
         found: list[float] = (stamps[:, 1] - stamps[:, 0]).tolist()
         return found
 
@@ -203,7 +164,7 @@ class Tuner:
             _log.warning("the plan found by tuning cannot be kept in %s: %s", self._file, error.strerror)
 
 
-def _file(plans: Plans, world: World, group: Group) -> Path:
+def _file(plans: Plans, world: World, group: Peers) -> Path:
     """Where the results for this topology are kept, with the settings that times depend on."""
     wire, reproducible, streams = world.settings.wire, world.settings.reproducible, world.settings.streams
     about = repr((METHOD, plans.topology, wire, reproducible, streams, world.speeds, len(os.sched_getaffinity(0))))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from multiring.runtime.buffers import DTYPES, Piece
+from multiring.runtime.buffers import DTYPES, Piece, readable
 
 _T = TypeVar("_T")
 
@@ -71,12 +71,12 @@ def form(tensor: torch.Tensor) -> str:
     return words if tensor.is_contiguous() or not dense(tensor) else f"{words} with strides {tensor.stride()}"
 
 
-def raw(elements: torch.Tensor) -> Any:
+def raw(elements: torch.Tensor) -> Piece:
     """Elements in order for a collective that only moves them: formats unknown to the communicator travel as bytes."""
     return _shared(elements if elements.dtype in REDUCIBLE else elements.view(torch.uint8))
 
 
-def reducible(elements: torch.Tensor) -> Any:
+def reducible(elements: torch.Tensor) -> Piece:
     """Elements in order for a collective that computes; TypeError for a number format that cannot be reduced."""
     if elements.dtype not in REDUCIBLE:
         known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in REDUCIBLE))
@@ -84,7 +84,7 @@ def reducible(elements: torch.Tensor) -> Any:
     return _shared(elements)
 
 
-def _shared(elements: torch.Tensor) -> Any:
+def _shared(elements: torch.Tensor) -> Piece:
     """The same memory, described here where the tensor is a usual one: a view of it in NumPy takes as long as a small
     call, and its storage could never be resized again.
 
@@ -92,4 +92,4 @@ def _shared(elements: torch.Tensor) -> Any:
     """
     if type(elements) in _USUAL:
         return Piece(elements.untyped_storage(), elements.data_ptr(), elements.numel(), REDUCIBLE[elements.dtype])
-    return elements.numpy() if elements.dtype in _IN_NUMPY else elements
+    return readable(elements.numpy() if elements.dtype in _IN_NUMPY else elements)

@@ -15,6 +15,7 @@ from multiring import api, env
 from multiring.job import bootstrap, rendezvous
 from multiring.job.store import TorchStore
 from multiring.runtime.comm import Communicator
+from multiring.runtime.group import Group
 from multiring.runtime.world import World
 from multiring.torch.options import Options
 from multiring.torch.process_group import MultiringGroup
@@ -42,7 +43,7 @@ def create(settings: Any, options: Options | None) -> MultiringGroup:
         return _apart(settings, options)
     if api.is_initialized():
         return _beside(api.init(), settings, options)
-    communicator = Communicator(_join(settings, options), timeout=timeout)
+    communicator = Communicator(Group(_join(settings, options), timeout=timeout))
     api.adopt(communicator)
     return MultiringGroup(communicator, timeout, lambda: api.release(communicator))
 
@@ -57,7 +58,7 @@ def _beside(default: Communicator, settings: Any, options: Options | None) -> Mu
 def _apart(settings: Any, options: Options | None) -> MultiringGroup:
     """A group whose ranks meet by themselves: nothing is known of the others'."""
     timeout = _time_limit(settings)
-    communicator = Communicator(_join(settings, options), timeout=timeout)
+    communicator = Communicator(Group(_join(settings, options), timeout=timeout))
     return MultiringGroup(communicator, timeout, communicator.world.close)
 
 

@@ -28,8 +28,9 @@ from torch._C._distributed_c10d import (
 )
 
 from multiring.runtime.buffers import CardBlocks, CardBuffer
-from multiring.runtime.comm import Communicator
+from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import CardPart
+from multiring.runtime.group import Group
 from multiring.torch.buffers import REDUCIBLE, only, op_name, single, with_options
 from multiring.torch.layouts import refuse_overlap, refuse_shared
 from multiring.torch.work import Watcher
@@ -41,6 +42,7 @@ class _Group(Protocol):
     """What is needed here of a `MultiringGroup`."""
 
     communicator: Communicator
+    group: Group
     on_cuda: CudaCollectives
 
     @property
@@ -521,7 +523,7 @@ class _Call:
         owner = (x.untyped_storage(), *(tensor.untyped_storage() for tensor in kept))
         buffer = CardBuffer(owner, count, REDUCIBLE[x.dtype], x.device.index, _current(x.device), out, into)
         seconds = self._group._seconds(self._opts)
-        self._parts.append(self._group.communicator.start_on_card(collective, buffer, op, root, timeout=seconds))
+        self._parts.append(self._group.group.start_on_card(collective, buffer, op, root, timeout=seconds))
 
 
 def _ordered(tensor: Tensor) -> Tensor:
@@ -546,7 +548,7 @@ def all_reduce_on_card(communicator: Communicator, x: Tensor, op: str, watcher: 
     buffer = CardBuffer(
         x.untyped_storage(), x.numel(), REDUCIBLE[x.dtype], x.device.index, _current(x.device), _all(x), _all(x)
     )
-    part = communicator.start_on_card("all_reduce", buffer, op)
+    part = group_of(communicator).start_on_card("all_reduce", buffer, op)
     blocks = communicator.world.settings.blocking_wait
     return CardWork([part], [x], x.device, blocks=blocks, watcher=watcher)
 

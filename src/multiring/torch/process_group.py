@@ -30,7 +30,8 @@ from torch._C._distributed_c10d import (
 )
 from torch.autograd import profiler
 
-from multiring.runtime.comm import Communicator
+from multiring.runtime.buffers import Piece
+from multiring.runtime.comm import Communicator, group_of
 from multiring.torch.backend import DeviceBackend
 from multiring.torch.buffers import only, op_name, raw, reducible, single, with_options
 from multiring.torch.cuda import CudaCollectives, also_on_cuda
@@ -53,6 +54,7 @@ class MultiringGroup(dist.ProcessGroup):
     def __init__(self, communicator: Communicator, timeout: float, close: Callable[[], None]) -> None:
         super().__init__(communicator.rank, communicator.size)  # type: ignore[call-arg]
         self.communicator = communicator
+        self.group = group_of(communicator)
         self._timeout = timeout
         self._close = close
         self._name = ""
@@ -114,7 +116,7 @@ class MultiringGroup(dist.ProcessGroup):
             and not profiler._is_profiler_enabled
         ):
             seconds = opts.timeout.total_seconds()
-            if self.communicator.all_reduce_plain(
+            if self.group.calls.all_reduce_plain(
                 tensors[0], op_name(opts.reduceOp), seconds if seconds >= 0 else self._timeout
             ):
                 return None
@@ -129,7 +131,7 @@ class MultiringGroup(dist.ProcessGroup):
             opts = with_options(AllreduceOptions(), reduceOp=opts)
         opts = opts or AllreduceOptions()
         tensor, op, seconds = single(tensors), op_name(opts.reduceOp), self._seconds(opts)
-        if not (opts.asyncOp or refused) and self.communicator.all_reduce_plain(tensor, op, seconds):
+        if not (opts.asyncOp or refused) and self.group.calls.all_reduce_plain(tensor, op, seconds):
             return None
         if tensor.is_sparse:
             all_reduce_sparse(self.communicator, tensor, op, seconds)
@@ -150,7 +152,7 @@ class MultiringGroup(dist.ProcessGroup):
         opts = opts or BroadcastOptions()
         tensor, is_root = single(tensors), self.rank() == opts.rootRank
         x = target(tensor, read=is_root, write=not is_root)
-        step = self._step(opts, self.communicator.broadcast, raw(x.elements), opts.rootRank, finish=x.finish)
+        step = self._run(opts, "broadcast", raw(x.elements), root=opts.rootRank, finish=x.finish)
         return self._work(opts, [step], [tensor])
 
     @recorded("reduce")
@@ -158,7 +160,7 @@ class MultiringGroup(dist.ProcessGroup):
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or ReduceOptions()
         x, op = target(only(tensors), read=True, write=self.rank() == opts.rootRank), op_name(opts.reduceOp)
-        step = self._step(opts, self.communicator.reduce, reducible(x.elements), op, opts.rootRank, finish=x.finish)
+        step = self._run(opts, "reduce", reducible(x.elements), op, opts.rootRank, finish=x.finish)
         return self._work(opts, [step], tensors)
 
     @recorded("all_gather", argument=1)
@@ -310,10 +312,20 @@ class MultiringGroup(dist.ProcessGroup):
         seconds: float = opts.timeout.total_seconds() if opts else -1
         return seconds if seconds >= 0 else self._timeout
 
+    def _run(
+        self, opts: Any, collective: str, piece: Piece, op: str = "sum", root: int = 0, *, finish: Finish | None = None
+    ) -> StepInFlight:
+        """A collective in place; one that torch will wait for at once is made in this thread."""
+        seconds = self._seconds(opts)
+        if opts.asyncOp:
+            return StepInFlight([self.group.start(collective, piece, op, root, timeout=seconds)], finish)
+        self.group.run(collective, piece, op, root, timeout=seconds)
+        return StepInFlight([], finish)
+
     def _step(
         self, opts: Any, call: Callable[..., Any], *arguments: Any, finish: Finish | None = None, **keywords: Any
     ) -> StepInFlight:
-        """Call a method of the communicator; a call that torch will wait for at once is made in this thread."""
+        """The same by a method of the communicator, which moves what it reads to where it is written."""
         part = call(*arguments, async_op=opts.asyncOp, timeout=self._seconds(opts), **keywords)
         return StepInFlight([part] if opts.asyncOp else [], finish)
 
@@ -336,10 +348,10 @@ class MultiringGroup(dist.ProcessGroup):
         return TorchWork([part], tensors, [] if x.finish is None else [x.finish], watcher=self._messages)
 
     def _part_to(self, collective: str, elements: Tensor, peer: int, opts: Any) -> AsyncCall:
-        return self.communicator.send_part(collective, raw(elements), peer, self._seconds(opts))
+        return self.group.send_part(collective, raw(elements), peer, self._seconds(opts))
 
     def _part_from(self, collective: str, elements: Tensor, peer: int, opts: Any) -> AsyncCall:
-        return self.communicator.recv_part(collective, raw(elements), peer, self._seconds(opts))
+        return self.group.recv_part(collective, raw(elements), peer, self._seconds(opts))
 
     def _check(self, name: str, whole: Tensor, count: int, other: Tensor) -> None:
         """ValueError unless ``whole`` has ``count`` elements of the type of ``other``."""
@@ -373,14 +385,14 @@ class MultiringGroup(dist.ProcessGroup):
         op = op_name(opts.reduceOp)
         x = target(tensor, read=True)
         if op != "avg" or tensor.is_floating_point() or tensor.is_complex():
-            return self._step(opts, self.communicator.all_reduce, reducible(x.elements), op, finish=x.finish)
+            return self._run(opts, "all_reduce", reducible(x.elements), op, finish=x.finish)
 
         def divide() -> None:  # as NCCL averages integers
             fill(x.elements, torch.div(x.elements, self.size(), rounding_mode="trunc"))
             if x.finish is not None:
                 x.finish()
 
-        return self._step(opts, self.communicator.all_reduce, reducible(x.elements), "sum", finish=divide)
+        return self._run(opts, "all_reduce", reducible(x.elements), "sum", finish=divide)
 
     def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
         self._check("all_gather", output, self.size() * input.numel(), input)

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from multiring.errors import ResourceError
-from multiring.runtime.buffers import ITEMSIZES
-from multiring.runtime.comm import Communicator
-from multiring.runtime.work import Work
+from multiring.runtime.buffers import ITEMSIZES, writable
+from multiring.runtime.comm import Communicator, group_of
+from multiring.runtime.engine import Part
 from multiring.training.labels import label
 from multiring.training.weights import share
 
@@ -92,20 +92,21 @@ class Bucket:
         (dtype,) = {gradient.dtype for gradient in gradients}
         itemsize = ITEMSIZES[dtype]
         starts = np.cumsum([0, *map(_slot_bytes, gradients)]) // itemsize
-        self._communicator = communicator
+        self._group = group_of(communicator)
         self._label = bucket_label(gradients)
-        self._buffer = view(_memory(communicator, int(starts[-1] + len(gradients)) * itemsize), dtype)
-        self._buffer[:] = 0  # the gaps between the slots are summed too
+        buffer = view(_memory(communicator, int(starts[-1] + len(gradients)) * itemsize), dtype)
+        buffer[:] = 0  # the gaps between the slots are summed too
+        self._piece = writable(buffer)
         self.slots = [
-            self._buffer[int(start) : int(start) + gradient.elements]
+            buffer[int(start) : int(start) + gradient.elements]
             for start, gradient in zip(starts[:-1], gradients, strict=True)
         ]
-        self.marks = self._buffer[int(starts[-1]) :]
-        self._work: Work | None = None
+        self.marks = buffer[int(starts[-1]) :]
+        self._work: Part | None = None
 
     def start(self, op: str) -> None:
         """Begin to reduce it; until `wait` its memory may be neither read nor written."""
-        self._work = self._communicator.all_reduce(self._buffer, op, async_op=True, label=self._label)
+        self._work = self._group.start("all_reduce", self._piece, op, label=self._label)
 
     def wait(self) -> None:
         """Block until it is reduced."""

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from multiring.runtime.comm import Communicator
+from multiring.runtime.buffers import writable
+from multiring.runtime.comm import Communicator, group_of
 from multiring.training.labels import label
 
 _Metrics = TypeVar("_Metrics", float, Mapping[str, float])
@@ -40,7 +41,7 @@ def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) 
     counts: float = valid(weight)
     if counts:
         sums[:] = [*(counts * float(named[name]) for name in names), counts]
-    communicator.all_reduce(sums, label=label("metrics", names))
+    group_of(communicator).run("all_reduce", writable(sums), label=label("metrics", names))
     if sums[-1] == 0:
         raise ValueError(f"weight={weight}: the weights of all {communicator.size} ranks are 0")
     means = dict(zip(names, (sums[:-1] / sums[-1]).tolist(), strict=True))

@@ -16,8 +16,10 @@ import numpy as np
 from mpi4py import MPI
 
 from multiring import env, errors
-from multiring._native import ANY_SOURCE, COLLECTIVES, INTERNAL, OPS
+from multiring._native import ANY_SOURCE, COLLECTIVES, INTERNAL, Call
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
+from multiring.runtime.engine import ChoosePlan
+from multiring.runtime.mpi.calls import MpiCalls
 from multiring.runtime.mpi.channel import Channel, largest_tag
 from multiring.runtime.mpi.messages import Inbox, ReceiveMessage, SendMessage
 from multiring.runtime.mpi.neighbours import Neighbours
@@ -25,7 +27,7 @@ from multiring.runtime.mpi.notices import FailureNotice, Notices
 from multiring.runtime.mpi.operation import Operation
 from multiring.runtime.mpi.program import CACHE_LINE, Program
 from multiring.runtime.mpi.segments import Collective
-from multiring.runtime.mpi.signature import Signature
+from multiring.runtime.mpi.signature import of_collective, of_message
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +42,6 @@ LEFT_SECONDS = 1.0
 """How long after a rank's farewell what it sent before may still arrive."""
 
 _SEND = COLLECTIVES.index("send")
-_SUM = OPS.index("sum")
 _log = logging.getLogger("multiring")
 
 
@@ -165,108 +166,47 @@ class MpiEngine:
 
     # --- operations ---
 
-    def run(
-        self,
-        schedule: int,
-        collective: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int = 0,
-    ) -> None:
-        self.wait(self._start(schedule, collective, pointer, count, dtype, op, root, timeout, label, None))
+    def calls(self, rank: int, size: int, timeout: float, choose_plan: ChoosePlan) -> MpiCalls:
+        return MpiCalls(size, choose_plan, self._run, self._start)
 
-    def start(
-        self,
-        schedule: int,
-        collective: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int = 0,
-        owner: object = None,
-    ) -> MpiWork:
-        operation = self._start(schedule, collective, pointer, count, dtype, op, root, timeout, label, owner)
-        return self._in_background(operation)
+    def _run(self, schedule: int, call: Call) -> None:
+        self.wait(self._begin(schedule, call, None))
 
-    def start_on_card(self, *_: Any, **__: Any) -> Any:
-        raise ValueError(
-            "the engine over MPI moves tensors of the CPU only: set MULTIRING_ENGINE=native, or hand over tensor.cpu()"
-        )
+    def _start(self, schedule: int, call: Call, owner: object) -> MpiWork:
+        return self._in_background(self._begin(schedule, call, owner))
 
-    def send(
-        self,
-        communicator: int,
-        dst: int,
-        tag: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        timeout: float,
-        owner: object = None,
-        part_of: int = _SEND,
-    ) -> MpiWork:
-        with self._calling(communicator):
-            channel = self._channels[communicator]
-            member = channel.members.index(dst)
-            number = channel.numbers_sent[member]
-            channel.numbers_sent[member] += 1
-            signature = Signature(_SEND, number, count, dtype, _SUM, 0, tag, part_of)
-            operation = SendMessage(channel, signature, pointer, member, timeout, owner)
-            self._active.append(operation)
-        return self._in_background(operation)
-
-    def recv(
-        self,
-        communicator: int,
-        src: int,
-        tag: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        timeout: float,
-        owner: object = None,
-        part_of: int = _SEND,
-    ) -> MpiWork:
-        with self._calling(communicator):
-            channel = self._channels[communicator]
-            if src == ANY_SOURCE and len(channel.members) == 1:
-                raise ValueError(f"rank {self._rank} is alone in communicator {communicator}: nobody can send to it")
-            member = src if src == ANY_SOURCE else channel.members.index(src)
-            signature = Signature(_SEND, 0, count, dtype, _SUM, 0, tag, part_of)
-            operation = ReceiveMessage(channel, signature, pointer, member, timeout, owner)
-            self._inboxes[communicator].want(operation)
-            self._active.append(operation)
-        return self._in_background(operation)
-
-    def _start(
-        self,
-        schedule: int,
-        collective: int,
-        pointer: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout: float,
-        label: int,
-        owner: object,
-    ) -> Collective:
+    def _begin(self, schedule: int, call: Call, owner: object) -> Collective:
         program = self._programs[schedule]
         with self._calling(program.communicator):
             channel = self._channels[program.communicator]
             number, channel.next_number = channel.next_number, channel.next_number + 1
-            signature = Signature(collective, number, count, dtype, op, root, program.plan, collective, label)
-            operation = Collective(channel, program, signature, pointer, timeout, owner)
+            operation = Collective(channel, program, of_collective(call, number, program.plan), call, owner)
             self._active.append(operation)
             if program.communicator < INTERNAL:
                 self._segments += operation.segments
+        return operation
+
+    def start_message(self, communicator: int, peer: int, call: Call, owner: object) -> MpiWork:
+        begin = self._send if call.collective == _SEND else self._receive
+        with self._calling(communicator):
+            operation = begin(communicator, peer, call, owner)
+            self._active.append(operation)
+        return self._in_background(operation)
+
+    def _send(self, communicator: int, dst: int, call: Call, owner: object) -> Operation:
+        channel = self._channels[communicator]
+        member = channel.members.index(dst)
+        number = channel.numbers_sent[member]
+        channel.numbers_sent[member] += 1
+        return SendMessage(channel, of_message(call, number), call, member, owner)
+
+    def _receive(self, communicator: int, src: int, call: Call, owner: object) -> Operation:
+        channel = self._channels[communicator]
+        if src == ANY_SOURCE and len(channel.members) == 1:
+            raise ValueError(f"rank {self._rank} is alone in communicator {communicator}: nobody can send to it")
+        member = src if src == ANY_SOURCE else channel.members.index(src)
+        operation = ReceiveMessage(channel, of_message(call, 0), call, member, owner)
+        self._inboxes[communicator].want(operation)
         return operation
 
     @contextlib.contextmanager
@@ -482,16 +422,13 @@ class MpiEngine:
     def _name(self, rank: int) -> str:
         return f"rank {rank} (host {self._hosts[rank]})"
 
-    # --- memory, statistics, native callers ---
+    # --- memory, statistics, compiled callers ---
 
     def empty(self, nbytes: int) -> Any:
         """A uint8 array of ``nbytes``, 64-byte aligned; MPI has no memory that ranks share."""
         memory = np.empty(nbytes + CACHE_LINE, np.uint8)
         start = -memory.ctypes.data % CACHE_LINE
         return memory[start : start + nbytes]
-
-    def native_calls(self, rank: int, size: int, timeout: float, choose_plan: Any) -> None:
-        """There are none: every call takes the steps of Python."""
 
     def publish(self, communicator: int, calls: Any) -> None:
         raise MultiringError(

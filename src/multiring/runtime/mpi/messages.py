@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from multiring._native import ANY_SOURCE, ITEMSIZES
+from multiring._native import ANY_SOURCE, ITEMSIZES, Call
 from multiring.errors import Mismatch
 from multiring.runtime.mpi.channel import MESSAGE_TAG, Channel, complete
 from multiring.runtime.mpi.operation import Operation
@@ -17,19 +17,17 @@ from multiring.runtime.mpi.signature import NBYTES, Signature, both_sides, unpac
 
 
 class SendMessage(Operation):
-    """Complete when the memory at ``pointer`` is the caller's again."""
+    """Complete when the memory of the call is the caller's again."""
 
-    def __init__(
-        self, channel: Channel, signature: Signature, pointer: int, member: int, timeout: float, owner: object
-    ) -> None:
-        super().__init__(channel, signature, timeout, owner)
+    def __init__(self, channel: Channel, signature: Signature, call: Call, member: int, owner: object) -> None:
+        super().__init__(channel, signature, call, owner)
         self._member = member
         self.other = channel.members[member]
         self._header = signature.packed()
         self._requests = channel.send(self._header.ctypes.data, NBYTES, member, MESSAGE_TAG)
         nbytes = signature.elements * ITEMSIZES[signature.dtype]
         if nbytes:
-            self._requests += channel.send(pointer, nbytes, member, channel.contents_tag(signature.number))
+            self._requests += channel.send(self.pointer, nbytes, member, channel.contents_tag(signature.number))
 
     def advance(self) -> bool:
         if complete(self._requests):
@@ -43,11 +41,8 @@ class SendMessage(Operation):
 class ReceiveMessage(Operation):
     """Receives a message of ``member``, or with ANY_SOURCE the one that arrives first; the sender numbers it."""
 
-    def __init__(
-        self, channel: Channel, signature: Signature, pointer: int, member: int, timeout: float, owner: object
-    ) -> None:
-        super().__init__(channel, signature, timeout, owner)
-        self.pointer = pointer
+    def __init__(self, channel: Channel, signature: Signature, call: Call, member: int, owner: object) -> None:
+        super().__init__(channel, signature, call, owner)
         self.member = member
         self._contents: list[MPI.Request] | None = None
 

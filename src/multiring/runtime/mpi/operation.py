@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 
-from multiring._native import ANY_SOURCE
+from multiring._native import ANY_SOURCE, Call
 from multiring.errors import MultiringError
 from multiring.runtime.mpi.channel import Channel
 from multiring.runtime.mpi.signature import Signature
 
 
 class Operation(ABC):
-    """Advanced until it is done; ``owner`` is what keeps its buffer."""
+    """Advanced until it is done; ``owner`` is what keeps the buffer of the call."""
 
-    def __init__(self, channel: Channel, signature: Signature, timeout: float, owner: object) -> None:
+    def __init__(self, channel: Channel, signature: Signature, call: Call, owner: object) -> None:
         self.channel = channel
         self.signature = signature
-        self.timeout = timeout
+        self.pointer = call.pointer
+        self.timeout = call.timeout
         self.owner = owner
         self.began = time.monotonic()
         self.ended_at = 0.0

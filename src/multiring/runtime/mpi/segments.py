@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from multiring import _native
+from multiring._native import Call
 from multiring.errors import Mismatch
 from multiring.runtime.buffers import copy
 from multiring.runtime.mpi.channel import LANES, SLOTS, Channel, complete
@@ -25,20 +26,11 @@ Requests = list[MPI.Request]
 
 
 class Collective(Operation):
-    """A program on the buffer at ``pointer``, of ``signature.elements`` elements in each of its blocks."""
+    """A program on the buffer of a call, of ``signature.elements`` elements in each of its blocks."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        program: Program,
-        signature: Signature,
-        pointer: int,
-        timeout: float,
-        owner: object,
-    ) -> None:
-        super().__init__(channel, signature, timeout, owner)
+    def __init__(self, channel: Channel, program: Program, signature: Signature, call: Call, owner: object) -> None:
+        super().__init__(channel, signature, call, owner)
         self.program = program
-        self.pointer = pointer
         self.itemsize = _native.ITEMSIZES[signature.dtype]
         self.narrows = signature.dtype == _FLOAT32 and signature.op in (_SUM, _AVG)
         self.slice = program.slice_elements(self.itemsize)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring._native import COLLECTIVES, DTYPES, OPS
+from multiring._native import COLLECTIVES, DTYPES, OPS, Call
 
 NBYTES = 72
 _ALL_REDUCE, _REDUCE_SCATTER, _BROADCAST = map(COLLECTIVES.index, ("all_reduce", "reduce_scatter", "broadcast"))
@@ -71,6 +71,17 @@ class Signature(NamedTuple):
 
     def _plan_id(self) -> str:
         return f"{self.plan >> 15 & 0xFFFFFFFFFFFF:012x}"
+
+
+def of_collective(call: Call, number: int, plan: int) -> Signature:
+    """What a member calls when it makes collective ``number`` of a communicator by a plan of that number."""
+    kind = call.collective
+    return Signature(kind, number, call.count, call.dtype, call.op, call.root, plan, kind, call.label)
+
+
+def of_message(call: Call, number: int) -> Signature:
+    """What a member calls when it sends or receives message ``number`` of a tag; both have one signature."""
+    return Signature(_SEND, number, call.count, call.dtype, call.op, call.root, call.tag, call.part_of)
 
 
 def both_sides(first: tuple[int, str], second: tuple[int, str], disagree_on: str) -> str:
