@@ -28,7 +28,7 @@ from jobs_under_fault import World, started
 
 from faults import PARTINGS, Parting
 from multiring import lab
-from multiring.job.rendezvous import control_edges
+from multiring.job.hosts import control_edges
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 CARD = Link(up=5e7, down=5e7, latency=0.0)
