@@ -93,6 +93,16 @@ def test_two_hosts_that_cannot_reach_each_other(
 
 @pytest.mark.lab
 @pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
+@pytest.mark.parametrize("parting", PARTINGS[:2], ids=name_of)
+def test_two_hosts_that_need_not_reach_each_other(parting: Parting, many: World, tmp_path: Path) -> None:
+    """They are no neighbours in the ring, and no edge of the control tree: the job goes on, with the right sums."""
+    environment = {"MULTIRING_PROBE": "off", "MULTIRING_PLAN": "ring"}
+    with started(many, tmp_path, "medium", environment=environment) as job:
+        parting.judge(job, "c", "e", needed=False)
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
 @pytest.mark.parametrize("calls", ["small", "medium"])
 def test_who_waits_in_the_same_call_has_no_mismatch(calls: str, many: World, tmp_path: Path) -> None:
     """Though some have gone on to the next one, and wait there: the time is up before the pair counts as apart."""
