@@ -9,8 +9,7 @@ SEED ?=#            of `make chaos`
 SECONDS ?= 60#      of `make fuzz` for each target
 
 BIN = $(VENV)/bin
-# Two pips in one environment do not get along: under `make -j` they take turns.
-PIP = flock $(VENV)/.pip $(BIN)/python -m pip --disable-pip-version-check
+PIP = $(BIN)/python -m pip --disable-pip-version-check
 # The suite in two processes side by side, as half of it waits. What takes the time of links comes later, alone.
 BESIDE = tests/unit tests/multiprocess
 IN_TURN = tests/frontends tests/docs tests/cuda tests/fuzz tests/wheel tests/faults
@@ -18,6 +17,7 @@ ALONE = tests/lab
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
+.NOTPARALLEL:  # two pips in one environment do not get along
 .PHONY: help setup demo demo-cluster docs test test-legacy check chaos pairs soak fuzz sanitize wheel native stub clean
 
 help:  ## list the targets
@@ -33,7 +33,10 @@ demo-cluster: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo  ## the same on two 
 docs: $(VENV)/.package $(VENV)/.docs  ## the documentation as a site: build/site/index.html
 	$(BIN)/python tools/build_site.py
 
-setup: wheel $(VENV)/.legacy $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.docs $(VENV)/.check $(VENV)/.test $(VENV)/.mpich $(VENV)/.frameworks  ## all that the targets below install; quicker with -j2
+setup: $(VENV)/.wheel  ## all that the targets below install; the wheels, and what is built on them, beside the rest
+	$(MAKE) $(VENV)/.legacy & legacy=$$!; \
+	  $(MAKE) $(addprefix $(VENV)/,.package .torch .demo .docs .check .test .mpich .frameworks); rest=$$?; \
+	  wait $$legacy && test $$rest -eq 0
 
 test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.mpich $(VENV)/.frameworks wheel  ## the whole suite
 ifeq ($(strip $(TESTS)),)
