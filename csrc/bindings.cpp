@@ -252,10 +252,10 @@ nb::dict ops_of_types() {
 }
 
 using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Peers = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using PeerTable = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& table, const Peers& peers, int blocks,
-                      std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan_id) {
+std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& table, const PeerTable& peers,
+                      int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan_id) {
     if (table.shape(1) != Schedule::columns)
         throw std::invalid_argument("instructions have " + std::to_string(table.shape(1)) + " columns, not " +
                                     std::to_string(Schedule::columns));
@@ -263,16 +263,21 @@ std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& t
                           segment_bytes, window, plan_id);
 }
 
-// Python chooses plans: the GIL is taken for it, and an error of it becomes one that native callers understand.
-ChoosePlan choose_plan_by(nb::object function) {
+// A reference that any thread may copy and let go of, without the GIL.
+std::shared_ptr<nb::object> shared_reference(nb::object object) {
     struct WithGil {
         void operator()(nb::object* object) const {
             const nb::gil_scoped_acquire gil;
             delete object;
         }
     };
-    const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)), WithGil{});
-    return [shared](Collective collective, std::size_t bytes, std::uint32_t root, double timeout) {
+    return {new nb::object(std::move(object)), WithGil{}};
+}
+
+// Python chooses plans: the GIL is taken for it, and an error of it becomes one that native callers understand.
+ChoosePlan choose_plan_by(nb::object function) {
+    return [shared = shared_reference(std::move(function))](Collective collective, std::size_t bytes,
+                                                            std::uint32_t root, double timeout) {
         const nb::gil_scoped_acquire gil;
         const nb::object chosen = (*shared)(static_cast<int>(collective), bytes, root, timeout);
         if (nb::isinstance<Trials>(chosen)) return Chosen(nb::cast<std::shared_ptr<Trials>>(chosen));
@@ -336,10 +341,10 @@ void bind_call(nb::module_& m) {
 
 // The end of a call that Python's own engine started: an object with `wait` and `ended`.
 Trials::End end_of(nb::object part) {
-    return [part = std::move(part)](double seconds) {
+    return [shared = shared_reference(std::move(part))](double seconds) {
         const nb::gil_scoped_acquire gil;
-        part.attr("wait")(seconds);
-        return nb::cast<double>(part.attr("ended"));
+        shared->attr("wait")(seconds);
+        return nb::cast<double>(shared->attr("ended"));
     };
 }
 

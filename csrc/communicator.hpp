@@ -1,11 +1,9 @@
 // Communicator: members, and the operations that they have called so far, numbered.
 //
-//   call    what was asked for: a collective, with its number among those of the communicator, or a message to or from
-//   one
-//           member, with its number among those of the same tag
-//   lane    where an operation runs. Collective number q has lane q mod K, when number q - K has completed here; a send
-//   or
-//           receive takes any lane that is free
+//   call    what was asked for: a collective, with its number among those of the communicator, or a message to or
+//           from one member, with its number among those of the same tag
+//   lane    where an operation runs. Collective number q has lane q mod K, once number q - K has completed here; a
+//           send or receive takes any lane that is free
 //
 // A message may come before its operation was called here: it is parked. All members here take the mutex, unless they
 // say otherwise.

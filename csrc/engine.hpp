@@ -6,13 +6,17 @@
 //
 // The engine has no lock of its own. Those of its parts are taken in this order, some of them or all:
 //
-//     1. Operations::cards_mutex_, or a link's for receiving
-//     2. Executor's
-//     3. a Communicator's
+//     1. Operations::cards_mutex_, and under it a DeviceQueue's and the Team's; or a link's for receiving
+//     2. Executor::mutex_
+//     3. a Communicator's, and under it its schedules' (layout_mutex_) and, if it is free, a DeviceQueue's
 //     4. the mailbox of another engine of this process
 //     5. Operations::mutex_, Peers::mutex_, Control's, EngineState's or FailureDetector's: one alone, but for fork(),
 //        which takes the executor's and then all of these in this order
-//     6. a link's for sending, under which nothing is reported; those of the executor's lanes, the pool, the arena
+//     6. a link's for sending, under which no failure is reported; Executor::lanes_mutex_, the pool's, the arena's,
+//     that
+//        of the labels
+//
+// With several engines in one process fork() holds the locks of one while it takes those of the next.
 #pragma once
 
 #include <atomic>

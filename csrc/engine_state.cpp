@@ -103,7 +103,8 @@ std::optional<Notice> EngineState::take_untold() {
 
 Failure EngineState::raised() const {
     count_as_raised();
-    return *failure();
+    if (auto found = failure()) return *std::move(found);
+    throw_shut_down();  // what goes wrong while a rank leaves is not kept
 }
 
 // With what other ranks have yet to say of it, if they say it soon.

@@ -7,9 +7,8 @@
 //   release   tokens whose payloads have been read (shared memory)
 //   grant     the receiver of this call takes its segments below `segment`
 //   ask       the sender of this call wants a grant
-//   waits     the sender of this waits for the receiver in this call (`place` 1: to be sent something); only its
-//   signature
-//             matters
+//   waits     the sender of this waits for the receiver in this call (`place` 1: to be sent something); nothing but
+//             its signature matters
 //   credit    `count` bytes of eager credit come back (TCP)
 //   beat      the sender lives, on control connections; with a payload, statuses of ranks. On data connections: the
 //             sender waits for the receiver, and wants to know whether the receiver's machine acknowledges anything

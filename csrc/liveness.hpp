@@ -1,9 +1,9 @@
 // Liveness: what is known of every rank: when it was last heard of, and its status.
 //
 //     ranks of this host   their status is read from their arena; its count of beats shows that they live
-//     edges                ranks of other hosts to which there is a control connection: whatever comes over it is a
-//     beat all others           their statuses are passed on: over the edges, and within the host by the rank that has
-//     them
+//     edges                ranks of other hosts with a control connection: whatever comes over it is a beat
+//     all others           their statuses are passed on: over the edges, and within the host by the rank that has
+//                          the edge
 //
 // Silence is counted in looks, not by the clock: a rank that was itself stopped, or starved, accuses nobody for the
 // time that it missed. All of it belongs to the progress thread.

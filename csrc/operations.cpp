@@ -176,9 +176,17 @@ std::shared_ptr<Work> Operations::start_point(std::uint32_t communicator, int ot
 void Operations::hand_over(std::shared_ptr<Work> work) {
     {
         const std::lock_guard lock(mutex_);
-        if (closed_) throw_shut_down();
-        new_works_.push_back(std::move(work));
-        doorbell_.announce();
+        if (!closed_) {
+            new_works_.push_back(std::exchange(work, nullptr));
+            doorbell_.announce();
+        }
+    }
+    if (work != nullptr) {
+        if (work->lane != nullptr) {  // the caller gets its buffer back: nobody may go on reading it
+            executor_.abandon();
+            executor_.end(*work->lane, false);
+        }
+        throw_shut_down();
     }
     doorbell_.ring();
 }

@@ -112,7 +112,7 @@ class Operations {
     std::atomic<int> callers_{0};                         // threads inside a call
     std::atomic<std::int64_t> in_calls_{0}, waiting_{0};  // nanoseconds, by all callers
 
-    std::mutex cards_mutex_;  // the next three, and the order of calls on cards
+    std::mutex cards_mutex_;  // the next four, and the order of calls on cards
     std::map<int, std::shared_ptr<Device>> devices_;
     std::map<std::pair<std::uint32_t, int>, std::shared_ptr<DeviceQueue>> queues_;  // by communicator and device
     std::vector<std::shared_ptr<DeviceQueue>> retired_;                             // with calls that go on

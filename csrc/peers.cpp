@@ -39,10 +39,10 @@ Peers::Peers(const EngineOptions& options, EngineState& state, std::shared_ptr<A
       doorbell_(doorbell),
       pool_(pool),
       control_(doorbell.epoll(), options.generation, control_events(std::move(take_beat))),
-      letterbox_(std::make_shared<InprocMailbox>()),
+      mailbox_(std::make_shared<InprocMailbox>()),
       departed_(static_cast<std::size_t>(options.world_size)),
       linked_(departed_.size()) {
-    letterbox_->owner = this;
+    mailbox_->owner = this;
     divide_cores();
 }
 
@@ -103,7 +103,7 @@ void Peers::attach_in_process(int peer, const Peers& other) {
     add_link(std::make_unique<LocalLink>(peer, options_.rank, executor_, arena_,
                                          std::make_unique<PeerArena>(other.arena_), std::move(doorbell)));
     const std::lock_guard lock(mutex_);
-    in_process_peers_.push_back(other.letterbox_);
+    in_process_peers_.push_back(other.mailbox_);
 }
 
 void Peers::attach_tcp(int peer, const std::vector<int>& sockets) {
@@ -197,9 +197,9 @@ void Peers::leave_in_process(const Notice& notice) {
         const std::lock_guard lock(mutex_);
         in_process = in_process_peers_;
     }
-    for (const auto& letterbox : in_process) {
-        const std::lock_guard lock(letterbox->mutex);
-        if (letterbox->owner != nullptr) letterbox->owner->leave_notice(notice);
+    for (const auto& mailbox : in_process) {
+        const std::lock_guard lock(mailbox->mutex);
+        if (mailbox->owner != nullptr) mailbox->owner->leave_notice(notice);
     }
 }
 
@@ -413,8 +413,8 @@ void Peers::linger(Clock::time_point until) {
 }
 
 void Peers::close_mailbox() {
-    const std::lock_guard lock(letterbox_->mutex);
-    letterbox_->owner = nullptr;
+    const std::lock_guard lock(mailbox_->mutex);
+    mailbox_->owner = nullptr;
 }
 
 void Peers::release() {

@@ -111,7 +111,7 @@ class Peers {
     Doorbell& doorbell_;
     Pool& pool_;
     Control control_;
-    const std::shared_ptr<InprocMailbox> letterbox_;
+    const std::shared_ptr<InprocMailbox> mailbox_;
     Patience patience_;
     std::atomic<double> cores_of_a_rank_{1};
 

@@ -197,12 +197,12 @@ void TcpLink::abandon() {
 }
 
 void TcpLink::send_notice(const Notice& notice) {
-    last_words_ = notice.text;
+    const auto text = std::make_shared<const std::string>(notice.text);
     const Frame frame = frame_of(notice, generation_);
     for (const auto& stream : streams_) {
         const std::lock_guard lock(stream->send_mutex);
         if (stream->is_torn) continue;
-        stream->queue.push_back({frame, reinterpret_cast<const std::byte*>(last_words_.data()), 0, 0});
+        stream->queue.push_back({frame, reinterpret_cast<const std::byte*>(text->data()), 0, 0, text});
         if (stream->queue.size() == 1) write(*stream);
         return;
     }

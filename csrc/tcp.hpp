@@ -3,9 +3,8 @@
 // A frame is the header of its payload. Payloads are sent straight from the caller's buffer and received into the pool.
 // The receiver never stops reading, because what may come is bounded before it is sent:
 //
-//   credit   a standing allowance for small operations, so that they wait for nobody. It is returned as their messages
-//   are
-//            consumed.
+//   credit   a standing allowance for small operations, so that they wait for nobody. It is returned as their
+//            messages are consumed.
 //   grant    the receiver has started an operation and takes its segments up to this one. Large operations wait for
 //            it, and so do small ones when the credit is used up: then the sender asks.
 //
@@ -21,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "descriptor.hpp"
@@ -68,7 +68,8 @@ class TcpLink final : public Link {
         Frame frame;
         const std::byte* payload;
         std::uint32_t token;
-        std::size_t sent;  // bytes of header and payload together
+        std::size_t sent;                           // bytes of header and payload together
+        std::shared_ptr<const std::string> text{};  // of a notice: the payload points into it
     };
     struct Stream {
         explicit Stream(Descriptor socket);
@@ -116,7 +117,6 @@ class TcpLink final : public Link {
     std::vector<std::unique_ptr<Stream>> streams_;
     std::atomic<std::size_t> farewells_{0};  // streams that have brought one; two threads may each be reading one
     std::atomic<bool> abandoned_{false};
-    std::string last_words_;               // the text of the notice, once it was sent
     std::atomic<bool> unanswered_{false};  // nothing came since we sent something
     std::atomic<std::uint64_t> owed_{0};   // credit to be returned to the peer
     double last_unacknowledged_ = 0;       // when the sockets were let go

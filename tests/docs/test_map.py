@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -29,6 +30,21 @@ def test_every_source_of_the_engine_is_on_the_map() -> None:
     sources = {path.stem for path in (ROOT / "csrc").glob("*.[ch]pp")}
     named = {Path(name).stem for name in rooms_on_the_map()}
     assert sources - named == set()
+
+
+def test_modules_take_nothing_from_the_package_itself_but_modules() -> None:
+    """What it offers comes from the rooms at the top: to take it would be to import upwards, which no layer forbids."""
+    source = ROOT / "src/multiring"
+    names = {path.stem for path in source.iterdir()} | {"_native"}
+    taken = {
+        (path.name, alias.name)
+        for path in source.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "multiring" and not node.level
+        for alias in node.names
+    }
+    assert len(taken) > 50
+    assert {(module, name) for module, name in taken if name not in names} == set()
 
 
 def test_nothing_on_the_map_is_missing() -> None:

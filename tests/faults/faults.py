@@ -172,8 +172,10 @@ def strike(fault: Fault, job: Job, victim: int) -> float:
     struck = time.time()
     fault.act(job, victim)
     if fault.undo is not _nothing:
-        time.sleep(fault.lasts)
-        fault.undo(job, victim)
+        try:
+            time.sleep(fault.lasts)
+        finally:  # other tests go on in the same lab
+            fault.undo(job, victim)
     return struck
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 
@@ -193,10 +196,24 @@ def test_a_work_keeps_its_buffer_alive():
     with world(n) as ranks:
         plan = all_reduce_plan(n, "direct", 4096)
 
+        begun = threading.Event()
+
         def program(rank: Rank) -> None:
-            works = [rank.start(plan, contribution(rank.rank, count)) for _ in range(20)]
+            if rank.rank == 1:
+                assert begun.wait(20)
+            arrays = [contribution(rank.rank + i, count) for i in range(20)]
+            buffers = [weakref.ref(array) for array in arrays]
+            works = [rank.start(plan, array) for array in arrays]
+            del arrays
+            if rank.rank == 0:  # the other rank has called nothing, so no call has ended
+                gc.collect()
+                kept = [buffer() for buffer in buffers]
+                assert all(array is not None for array in kept)
+                begun.set()
             for work in works:
                 work.wait(20)
+            for i, array in enumerate(kept if rank.rank == 0 else []):
+                np.testing.assert_array_equal(array, contribution(i, count) + contribution(1 + i, count))
 
         in_threads(ranks, program)
 

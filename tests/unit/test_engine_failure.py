@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 import subprocess
@@ -205,6 +206,32 @@ def test_shutdown_fails_what_is_pending_and_may_be_repeated():
             ranks[0].start(plan, np.zeros(10))
         with pytest.raises(MultiringError, match="was shut down"):
             ranks[0].engine.attached(1)
+
+
+@transports
+def test_a_call_that_another_thread_shuts_down_ends_wherever_it_is(apart):
+    dice, plan, count = random.Random(5), all_reduce_plan(2, "ring", 4096), 20_000
+    for _ in range(30):
+        with world(2, [0, 1] if apart else None) as ranks:
+            done = [0, 0]
+
+            def program(rank: Rank, done: list[int] = done) -> BaseException | None:
+                try:
+                    while True:
+                        mine = np.arange(count, dtype=np.float64) * (rank.rank + 1) + done[rank.rank]
+                        rank.run(plan, mine)
+                        assert (mine == np.arange(count) * 3 + 2 * done[rank.rank]).all()
+                        done[rank.rank] += 1
+                except MultiringError as error:
+                    return error
+
+            leaving = threading.Timer(dice.uniform(0, 0.01), ranks[0].engine.shutdown)
+            leaving.start()
+            gone, left_alone = in_threads(ranks, program)
+            leaving.join()
+            assert "shut down" in str(gone), gone
+            assert (type(left_alone), left_alone.rank) == (PeerLost, 0), left_alone
+            assert abs(done[0] - done[1]) <= 1, done
 
 
 def test_shutdown_leaves_no_descriptor_behind():

@@ -78,12 +78,13 @@ def test_the_page_has_steps_and_bytes(kind, method):
         assert amounts(kind, method, size) == [evaluated(formula, size) for formula in formulas], size
 
 
-@pytest.mark.parametrize(("kind", "method"), ALL)
-@pytest.mark.parametrize("size", [*range(2, 18), 31, 32])
+@pytest.mark.parametrize(
+    ("kind", "method", "size"),
+    [(*both, size) for both in ALL for size in [*range(2, 18), 31, 32] if possible(*both, size)],
+)
 def test_every_method_does_what_its_kind_says(kind, method, size):
-    if possible(kind, method, size):
-        ring = Ring(tuple(range(size)), (WHOLE,))
-        prove_in_full(Plan(kind, size, (Phase(kind, "rank", method, (ring,)),), 4096))
+    ring = Ring(tuple(range(size)), (WHOLE,))
+    prove_in_full(Plan(kind, size, (Phase(kind, "rank", method, (ring,)),), 4096))
 
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather"])

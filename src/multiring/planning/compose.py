@@ -11,8 +11,8 @@ has all of it. ``all``: one all_reduce, which leaves it with everybody; the oute
       all_reduce     host   (0 2) [0,1/2)   (1 3) [1/2,1)
       all_gather     rank   (0 1) [0,1)     (2 3) [0,1)
 
-Uneven units are cut at the cuts of all of them: with 3 ranks on one host and 2 on the other, four rings cross, over
-[0,1/3) [1/3,1/2) [1/2,2/3) [2/3,1). Cho et al. 2017 (arXiv 1708.02188), Cho et al. 2019 (BlueConnect).
+Units of different sizes are cut wherever one of them is: with 3 ranks on one host and 2 on the other, four rings cross,
+over [0,1/3) [1/3,1/2) [1/2,2/3) [2/3,1). Cho et al. 2017 (arXiv 1708.02188), Cho et al. 2019 (BlueConnect).
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ _Ownership = tuple[tuple[Span, int], ...]
 def _ownership_patterns(arranged: Layout, stages: Sequence[Stage]) -> dict[Shape, _Pattern]:
     """The rings of each shape where the plan is free to say who owns what."""
     patterns: dict[Shape, _Pattern] = {}
-    owned: dict[Shape, tuple[_Ownership, ...]] = {}  # one a copy: several once an all_reduce has left several
+    owned: dict[Shape, tuple[_Ownership, ...]] = {}  # several where an all_reduce has left several copies
 
     def visit(shape: Shape) -> None:
         if shape in owned:
@@ -157,7 +157,7 @@ def _ownership_patterns(arranged: Layout, stages: Sequence[Stage]) -> dict[Shape
         patterns[shape] = tuple(ring for copy in rings for ring in copy)
         if len(rings) > 1 and stage.mode != ALL:
             raise ValueError(f"mode {stage.mode} stands around mode all; only the outermost dimensions can be all")
-        if shape is not arranged.shape:  # nobody meets the owners of the whole
+        if shape is not arranged.shape:  # no stage lies around the whole
             owned[shape] = _owned_after(stage.mode, rings)
 
     visit(arranged.shape)
@@ -214,8 +214,8 @@ def _block_patterns(arranged: Layout) -> dict[Shape, _Pattern]:
     """The rings of each shape where block r must end on, or start from, rank r.
 
     Block b takes the path of rank b: in every unit it is held by the rank that is reached by going down like rank b,
-    counting modulo the children that are there. In equal units that is the rank with b's place in its own unit; in
-    b's own unit it is b.
+    its position in each dimension taken modulo the number of children there. In equal units that is the rank with b's
+    place in its own unit; in b's own unit it is b.
     """
     size = len(arranged.order)
     blocks = [Span(Fraction(rank, size), Fraction(rank + 1, size)) for rank in arranged.order]

@@ -7,9 +7,9 @@ A phase of a segment of s bytes takes
 Segments follow one another through the phases. The first takes the sum over the phases; after it, one comes out
 whenever the busiest link or rank has done its part of *all* phases, since many rings and all phases share a
 card, an uplink, a core. So a big message costs about the largest sum over one link, a small one the sum of the
-latencies. A small message passes at once what links with bursts have saved, in every phase; but over calls they save
-no more than they have time left, so no call is faster than its busiest link. Nor is one faster than the rank that has
-the most messages handles them: ranks that share a core have equal parts of it, and those that wait use theirs up.
+latencies. Links with bursts pass a small message at once, in every phase; but they save only while they are idle, so no
+call is faster than its busiest link. Nor is a call faster than its busiest rank handles its messages: ranks that share
+a core have equal parts of it, and those that wait use theirs up.
 Hockney 1994 for alpha and beta; Culler et al. 1993 (LogP) for the overhead.
 """
 

@@ -1,9 +1,9 @@
 """How a plan sees a topology: its ranks arranged in the dimensions that the plan runs over.
 
 A *grid* lists dimensions from the inside out. ``rank`` and ``host`` kept apart are two dimensions; merged
-(``rank+host``) they are one, over all ranks; 64 hosts may be two dimensions of level ``host``, 8x8. Units that look
-alike share one ``Shape``, whatever ranks they hold: 1,280 equal hosts are one shape at 1,280 offsets, so that
-what follows from the shape alone is found once.
+(``rank+host``) they are one, over all ranks; 64 hosts may be two dimensions of level ``host``, 8x8. A *unit* of a
+dimension is one set of its members: a host, say. Units that look alike share one ``Shape``, whatever ranks they hold:
+1,280 equal hosts are one shape at 1,280 offsets, so that what follows from the shape alone is found once.
 """
 
 from __future__ import annotations

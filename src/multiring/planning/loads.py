@@ -1,8 +1,8 @@
 """What a stage of a plan puts on which link.
 
 Every ring of a phase has one member in each child of a unit, and its rings together cover the buffer once. So what
-crosses the link of a child depends on the method and the share of that child alone, and of this a link further
-down carries the part that the ranks behind it own. Nothing need be expanded: links that look alike are one class.
+crosses the link of a child depends on the method and the share of that child alone. A link further down carries the
+part of it that the ranks behind that link own. Nothing need be expanded: links that look alike are one class.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LinkClass:
 
 
 class LinkMap:
-    """The links of an arrangement and what stages put on them. Leaders do not look like the rest if there are any."""
+    """The links of an arrangement and what stages put on them. If ranks are led, leaders are a class of their own."""
 
     def __init__(self, shape: Shape, blocked: bool, led: bool):
         self.links: dict[Key, LinkClass] = {}

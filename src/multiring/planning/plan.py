@@ -203,9 +203,8 @@ class Plan:
     """The phases of one collective, in order.
 
     ``segment_bytes`` is the size of a segment; where the buffer is blocks, of its slice of each block. At most
-    ``window`` segments are in flight. ValueError
-    for what no schedule can be made of, naming phase, ring and rank; whether the plan computes what its collective
-    promises is for ``interpret.prove``.
+    ``window`` segments are in flight. ValueError names phase, ring and rank where no schedule can be made; whether the
+    plan computes what its collective promises is for ``interpret.prove``.
     """
 
     collective: str
@@ -215,7 +214,7 @@ class Plan:
     root: int = 0
     window: int = 16
     checked: tuple[tuple[Phase, ...], int] = field(default=((), 0), repr=False, compare=False)
-    """Not to be given: phases that are right in a world of that size, so `dataclasses.replace` need not look again."""
+    """Set by the plan itself: phases that were checked in a world of that size; `dataclasses.replace` hands them on."""
 
     def __post_init__(self) -> None:
         if self.collective not in COLLECTIVES:

@@ -100,8 +100,8 @@ def check_wire(wire: Wire, topology: Topology) -> None:
 
 
 def _as_if_wider(topology: Topology, plan: Plan, wire: Mapping[str, str]) -> Topology:
-    """To send less is for the bound as if links carried more. What crosses a narrow level is narrow on the links within
-    as well, so no less can be said of these."""
+    """The topology by which the bound of a plan with narrow wires is found: half the bytes are as good as twice the
+    rate. What crosses a narrow level is narrow on the links within as well, so these count as wider too."""
     if not plan.wire:
         return topology
     outermost = max(topology.levels.index(level) for level in wire)
@@ -175,7 +175,7 @@ def _preference(prediction: Prediction, limit: float) -> tuple[float, float]:
 
 
 def _time(candidate: Candidate) -> tuple[float, float]:
-    """What a candidate takes, to the nanosecond; of those that take as long as one link, the quicker without it."""
+    """What a candidate takes, to the nanosecond; equals are told apart by what they take without pipelining."""
     return round(candidate.prediction.seconds, 9), candidate.prediction.unpipelined
 
 

@@ -17,7 +17,7 @@ FACTORISATIONS = 2
 """Ways to make several dimensions of one level that are considered, the most even first."""
 
 SMALLEST_FACTORISED = 12
-"""Fewer members gain nothing by a second dimension: a step costs ten messages more (``cost``)."""
+"""Fewer members gain nothing by a second dimension: a step costs ten messages more (``speeds``, ``topology``)."""
 
 Options = list[list[Stage]]
 """The stages that each dimension of a grid may run; any choice of one stage for each dimension is a plan."""

@@ -1,8 +1,8 @@
 """How others sum gradients, as plans: each published strategy composed of the same words as our own.
 
-A strategy is a name and a function from a topology, a number of bytes and the speeds of ranks to a plan, which runs
-on the engine and in the simulator alike. ``double_tree.py`` has the one that is more than a line; ``forced.py`` puts
-one in the place of the planner's choice.
+A strategy is a name and a function from a topology, a number of bytes and the speeds of ranks to a plan, which runs on
+the engine and in the simulator alike. ``double_tree.py`` has the one that is more than a line; ``simulate/forced.py``
+puts one in the place of the planner's choice.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class Link:
     """What leads out of a rank, host, rack or site.
 
     ``up`` and ``down`` in bytes a second; ``latency`` in seconds: what a message takes that passes this link and none
-    slower; ``burst``: the bytes that it passes at once after a while without, where a token bucket limits it.
+    slower; ``burst``: the bytes that it passes at once after a pause, where a token bucket limits it.
     """
 
     up: float
@@ -57,7 +57,7 @@ class Place:
 
 
 def card_pairs(mine: int, theirs: int) -> list[tuple[int, int]]:
-    """The cards, by number, of two hosts with so many, over which messages between them take turns: all load alike."""
+    """The pairs of cards, by number, over which messages between two hosts take turns, so that all cards load alike."""
     return [(turn % mine, turn % theirs) for turn in range(lcm(mine, theirs))]
 
 
@@ -68,7 +68,10 @@ def ranks_in_host(ranks: Sequence[int], link: Link = RANK_LINK) -> tuple[Place, 
 
 @dataclass(frozen=True)
 class Topology:
-    """The places of the outermost level, joined by a switch that never binds. Ranks are 0 to world_size - 1."""
+    """The places of the outermost level, joined by a switch that is never the bottleneck.
+
+    Ranks are 0 to world_size - 1.
+    """
 
     levels: tuple[str, ...]
     places: tuple[Place, ...]
