@@ -182,10 +182,7 @@ void Operations::hand_over(std::shared_ptr<Work> work) {
         }
     }
     if (work != nullptr) {
-        if (work->lane != nullptr) {  // the caller gets its buffer back: nobody may go on reading it
-            executor_.abandon();
-            executor_.end(*work->lane, false);
-        }
+        if (work->lane != nullptr) executor_.abandon();  // the caller gets its buffer back: nobody may go on reading it
         throw_shut_down();
     }
     doorbell_.ring();
