@@ -200,7 +200,7 @@ def test_nan_propagates_from_any_rank(dtype, op):
 def test_operations_without_meaning_are_refused(dtype, op):
     with world(2) as ranks:
         plan = all_reduce_plan(2, "direct")
-        with pytest.raises(ValueError, match=f"op {op} is not defined for {dtype}"):
+        with pytest.raises(ValueError, match=f"^{op} is not defined for {dtype}: it has"):
             ranks[0].run(plan, np.zeros(4, dtype), op)
 
 
