@@ -11,8 +11,8 @@ SECONDS ?= 60#      of `make fuzz` for each target
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 # The suite in two processes side by side, as half of it waits. What takes the time of links comes later, alone.
-BESIDE = tests/unit tests/multiprocess
-IN_TURN = tests/frontends tests/docs tests/cuda tests/fuzz tests/wheel tests/faults
+BESIDE = tests/unit tests/multiprocess tests/fuzz tests/wheel
+IN_TURN = tests/frontends tests/docs tests/cuda tests/faults
 ALONE = tests/lab
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
