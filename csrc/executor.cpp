@@ -21,15 +21,6 @@ std::string plan_id(std::uint64_t number) {
     return text;
 }
 
-bool reduces(Collective collective) {
-    return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
-           collective == Collective::reduce;
-}
-
-bool has_root(Collective collective) {
-    return collective == Collective::broadcast || collective == Collective::reduce;
-}
-
 void check_limits(const Call& call) {
     if (call.label >= most_labels)
         throw std::invalid_argument("label=" + std::to_string(call.label) + ": a label has 24 bits");

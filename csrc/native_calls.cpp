@@ -28,19 +28,8 @@ bool is_defined(Op op, Dtype dtype) {
     return type.starts_with("float") || type.starts_with("bfloat") ? op <= Op::prod : op != Op::avg;
 }
 
-namespace {
-
-bool reduces(Collective collective) {
-    return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
-           collective == Collective::reduce;
-}
-
-}  // namespace
-
 std::size_t bytes_of(const Call& call, int size) {
-    const bool blocked = call.collective == Collective::all_gather || call.collective == Collective::reduce_scatter ||
-                         call.collective == Collective::all_to_all;
-    return call.count * itemsize(call.dtype) * (blocked ? static_cast<std::size_t>(size) : 1);
+    return call.count * itemsize(call.dtype) * (has_blocks(call.collective) ? static_cast<std::size_t>(size) : 1);
 }
 
 void check_op(const Call& call) {

@@ -56,6 +56,20 @@ inline constexpr std::array<std::string_view, 12> collective_names{
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",  "all_to_all",
     "barrier",    "send",           "recv",       "gather",    "scatter", "new_group"};
 
+// planning/plan.py has the same sets: REDUCING and BLOCKED, which tests/unit/test_engine.py compares, and ROOTED.
+inline constexpr bool reduces(Collective collective) {
+    return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
+           collective == Collective::reduce;
+}
+inline constexpr bool has_root(Collective collective) {
+    return collective == Collective::broadcast || collective == Collective::reduce;
+}
+// Its buffer is one block for each rank.
+inline constexpr bool has_blocks(Collective collective) {
+    return collective == Collective::all_gather || collective == Collective::reduce_scatter ||
+           collective == Collective::all_to_all;
+}
+
 inline std::size_t itemsize(Dtype dtype) {
     return dtype_sizes[static_cast<std::size_t>(dtype)];
 }

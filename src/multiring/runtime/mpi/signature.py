@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring._native import COLLECTIVES, DTYPES, OPS, Call
+from multiring.planning.plan import REDUCING, ROOTED
 
 NBYTES = 72
-_ALL_REDUCE, _REDUCE_SCATTER, _BROADCAST = map(COLLECTIVES.index, ("all_reduce", "reduce_scatter", "broadcast"))
-_REDUCE, _BARRIER, _SEND = map(COLLECTIVES.index, ("reduce", "barrier", "send"))
+_SEND = COLLECTIVES.index("send")
 
 
 class Signature(NamedTuple):
@@ -48,9 +48,9 @@ class Signature(NamedTuple):
 
         add("dtype", DTYPES[self.dtype], DTYPES[other.dtype])
         add("count", self.elements, other.elements)
-        if self.collective in (_ALL_REDUCE, _REDUCE_SCATTER, _REDUCE):
+        if called in REDUCING:
             add("op", OPS[self.op], OPS[other.op])
-        if self.collective in (_BROADCAST, _REDUCE):
+        if called in ROOTED:
             add("root", self.root, other.root)
         if called == "send":
             add("tag", self.plan, other.plan)
