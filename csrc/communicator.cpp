@@ -20,6 +20,11 @@ std::string describe(const Call& call) {
     return text + " of communicator " + std::to_string(communicator.id);
 }
 
+double age_of(const Call& call) {
+    const auto since = call.deadline - seconds(call.timeout);
+    return std::max(0.0, std::chrono::duration<double>(Clock::now() - since).count());
+}
+
 Communicator::Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members_given, int self,
                            Executor& executor)
     : id(id), incarnation(incarnation), members(std::move(members_given)), self(self), executor_(executor) {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "labels.hpp"
-#include "work.hpp"
 
 namespace multiring {
 namespace {

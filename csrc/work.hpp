@@ -46,9 +46,4 @@ struct CardBuffer {
     std::optional<CardBlocks> out, in;
 };
 
-inline double age_of(const Call& call) {  // seconds
-    const auto since = call.deadline - seconds(call.timeout);
-    return std::max(0.0, std::chrono::duration<double>(Clock::now() - since).count());
-}
-
 }  // namespace multiring
