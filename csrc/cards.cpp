@@ -34,7 +34,7 @@ std::shared_ptr<DeviceQueue> Operations::queue_of(const Call& call, int ordinal,
 
 // One core runs the segments and one the caller; what a rank has beyond these may help.
 void Operations::gather_team() {
-    const double left = peers_.cores_of_a_rank() - 2;
+    const double left = cores_.of_a_rank() - 2;
     const auto threads = static_cast<std::size_t>(std::clamp(left, 0.0, most_helpers));
     team_ = std::make_unique<Team>(options_.helpers.value_or(threads));
     if (team_->size() != 0) executor_.team.store(team_.get(), std::memory_order_release);

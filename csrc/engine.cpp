@@ -30,10 +30,11 @@ Engine::Engine(EngineOptions options)
                                      options_.generation)),
       executor_(options_.rank, options_.world_size, options_.generation, arena_, *this,
                 options_.trace ? std::make_unique<Trace>() : nullptr),
-      peers_(options_, state_, arena_, executor_, doorbell_, pool_,
+      cores_(options_, *arena_, executor_.spare_staging),
+      peers_(options_, state_, arena_, executor_, cores_, doorbell_, pool_,
              [this](int edge, std::span<const std::byte> statuses) { detector_.hear_beat(edge, statuses); }),
       detector_(options_, state_, arena_, executor_, peers_),
-      operations_(options_, state_, arena_, executor_, doorbell_, peers_, detector_) {
+      operations_(options_, state_, arena_, executor_, cores_, doorbell_, peers_, detector_) {
     thread_ = std::thread([this] { progress(); });
     register_for_fork(*this);
 }

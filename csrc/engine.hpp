@@ -13,8 +13,7 @@
 //     5. Operations::mutex_, Peers::mutex_, Control's, EngineState's or FailureDetector's: one alone, but for fork(),
 //        which takes the executor's and then all of these in this order
 //     6. a link's for sending, under which no failure is reported; Executor::lanes_mutex_, the pool's, the arena's,
-//     that
-//        of the labels
+//        that of the labels, that of the cores
 //
 // With several engines in one process fork() holds the locks of one while it takes those of the next.
 #pragma once
@@ -26,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include "cores.hpp"
 #include "doorbell.hpp"
 #include "engine_options.hpp"
 #include "engine_state.hpp"
@@ -135,6 +135,7 @@ class Engine final : public Surroundings {
     Pool pool_;  // outlives the links
     const std::shared_ptr<Arena> arena_;
     Executor executor_;
+    Cores cores_;
     Doorbell doorbell_;
     Peers peers_;
     FailureDetector detector_;

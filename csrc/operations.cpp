@@ -15,11 +15,13 @@ constexpr auto telling_delay = std::chrono::milliseconds(100);  // of a wait tha
 }  // namespace
 
 Operations::Operations(const EngineOptions& options, EngineState& state, std::shared_ptr<Arena> arena,
-                       Executor& executor, Doorbell& doorbell, Peers& peers, const FailureDetector& detector)
+                       Executor& executor, Cores& cores, Doorbell& doorbell, Peers& peers,
+                       const FailureDetector& detector)
     : options_(options),
       state_(state),
       arena_(std::move(arena)),
       executor_(executor),
+      cores_(cores),
       doorbell_(doorbell),
       peers_(peers),
       detector_(detector) {}
@@ -82,7 +84,7 @@ void Operations::run(Call call, const CheckSignals& check_signals) {
     executor_.enter(call, timed.start());
     timed.has_number(call.number);
     Lane* lane = executor_.try_begin(call);
-    Spinner spinner(peers_.patience());
+    Spinner spinner(cores_.patience());
     const Outcome outcome = lane != nullptr ? drive(*lane, spinner) : Outcome::out_of_patience;
     timed.waited(spinner.waited());
     if (outcome == Outcome::finished) return;

@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "cores.hpp"
 #include "doorbell.hpp"
 #include "engine_options.hpp"
 #include "engine_state.hpp"
@@ -32,7 +33,7 @@ class Operations {
     using OnDone = std::function<void(const std::optional<Failure>&)>;
 
     Operations(const EngineOptions& options, EngineState& state, std::shared_ptr<Arena> arena, Executor& executor,
-               Doorbell& doorbell, Peers& peers, const FailureDetector& detector);
+               Cores& cores, Doorbell& doorbell, Peers& peers, const FailureDetector& detector);
 
     void run(Call call, const CheckSignals& check_signals);
     std::shared_ptr<Work> start(Call call, void* owner, OnDone on_done);
@@ -99,6 +100,7 @@ class Operations {
     EngineState& state_;
     const std::shared_ptr<Arena> arena_;
     Executor& executor_;
+    Cores& cores_;
     Doorbell& doorbell_;
     Peers& peers_;
     const FailureDetector& detector_;

@@ -13,14 +13,6 @@
 namespace multiring {
 namespace {
 
-// On the core, before it is given away: other processes may want it, which nobody here can see. With 100 us 4 KB took 8
-// ranks on 4 hosts that share 2 cores 2.7 ms.
-constexpr double default_spin = 5e-6, longest_spin = 0.1;  // a spinning caller sees no signals
-// On a core of its own: more than the nearest caches, less than a core's share of the last where that is 4 MB or more.
-// 64 KB took two ranks with 1 MB of the nearest caches each 10 us with 0.5 MB, 6.6 with 2, 5.2 with 4, 256 KB 21, 19
-// and 16, and with 16 MB each 30 and more.
-constexpr double spare_staging = 4 << 20;
-constexpr std::size_t most_of_arena = 8;  // for that, an eighth
 constexpr auto notice_grace = std::chrono::milliseconds(100);
 
 // Programs that a rank starts must not keep its connections open.
@@ -31,11 +23,12 @@ void close_on_exec(std::initializer_list<int> fds) {
 }  // namespace
 
 Peers::Peers(const EngineOptions& options, EngineState& state, std::shared_ptr<Arena> arena, Executor& executor,
-             Doorbell& doorbell, Pool& pool, TakeBeat take_beat)
+             Cores& cores, Doorbell& doorbell, Pool& pool, TakeBeat take_beat)
     : options_(options),
       state_(state),
       arena_(std::move(arena)),
       executor_(executor),
+      cores_(cores),
       doorbell_(doorbell),
       pool_(pool),
       control_(doorbell.epoll(), options.generation, control_events(std::move(take_beat))),
@@ -43,7 +36,6 @@ Peers::Peers(const EngineOptions& options, EngineState& state, std::shared_ptr<A
       departed_(static_cast<std::size_t>(options.world_size)),
       linked_(departed_.size()) {
     mailbox_->owner = this;
-    divide_cores();
 }
 
 Control::Events Peers::control_events(TakeBeat take_beat) {
@@ -74,7 +66,7 @@ void Peers::add_link(std::unique_ptr<LocalLink> link) {
         const std::lock_guard lock(mutex_);
         local_links_.push_back(added);
     }
-    divide_cores();
+    cores_.share(added->arena().header().cores);
 }
 
 void Peers::attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd) {
@@ -168,19 +160,6 @@ bool Peers::departed(int peer) const {
 
 // What follows from the cores that the ranks of this host have. Spinning pays while each has one to itself; where
 // several share one, they share its nearest caches, which their staging should fill.
-void Peers::divide_cores() {
-    const std::lock_guard lock(mutex_);
-    cpu_set_t cores = arena_->header().cores;
-    for (const LocalLink* link : local_links_) CPU_OR(&cores, &cores, &link->arena().header().cores);
-    const double local_ranks = static_cast<double>(local_links_.size() + 1);
-    const double available = std::min<double>(CPU_COUNT(&cores), cpu_quota().value_or(1e9));
-    cores_of_a_rank_.store(available / local_ranks, std::memory_order_relaxed);
-    const double wanted = options_.spin_seconds.value_or(local_ranks <= available ? default_spin : 0);
-    patience_.set_spin(seconds(std::min(wanted, longest_spin)));
-    const double spare = spare_staging * std::min(1.0, available / local_ranks);
-    executor_.spare_staging.set_most(std::min(static_cast<std::size_t>(spare), arena_->size() / most_of_arena));
-}
-
 // ---- failure ------------------------------------------------------------------------------------------------------
 
 void Peers::fail(Failure failure) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "control.hpp"
+#include "cores.hpp"
 #include "doorbell.hpp"
 #include "engine_options.hpp"
 #include "engine_state.hpp"
@@ -39,7 +40,7 @@ class Peers {
     using TakeBeat = std::function<void(int edge, std::span<const std::byte> statuses)>;
     // The pool outlives the links.
     Peers(const EngineOptions& options, EngineState& state, std::shared_ptr<Arena> arena, Executor& executor,
-          Doorbell& doorbell, Pool& pool, TakeBeat take_beat);
+          Cores& cores, Doorbell& doorbell, Pool& pool, TakeBeat take_beat);
 
     // These own the descriptors, also where they throw.
     void attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd);
@@ -58,9 +59,6 @@ class Peers {
     // Take in what has come on the data connections; true if there was anything.
     bool drain_sockets();
     std::vector<std::pair<int, Traffic>> traffic() const;
-    // What the cores of this host leave to each of its ranks that are attached.
-    Patience& patience() { return patience_; }
-    double cores_of_a_rank() const { return cores_of_a_rank_.load(std::memory_order_relaxed); }
 
     bool has_departures() const { return someone_departed_.load(std::memory_order_acquire); }
     // Those of the ranks that have left, in their order.
@@ -100,7 +98,6 @@ class Peers {
     Control::Events control_events(TakeBeat take_beat);
     void check_peer(int peer) const;
     void add_link(std::unique_ptr<LocalLink> link);
-    void divide_cores();
     bool is_unread() const;
     void leave_in_process(const Notice& notice);
 
@@ -108,12 +105,11 @@ class Peers {
     EngineState& state_;
     const std::shared_ptr<Arena> arena_;
     Executor& executor_;
+    Cores& cores_;
     Doorbell& doorbell_;
     Pool& pool_;
     Control control_;
     const std::shared_ptr<InprocMailbox> mailbox_;
-    Patience patience_;
-    std::atomic<double> cores_of_a_rank_{1};
 
     mutable std::mutex mutex_;  // everything down to the atomics
     std::vector<const LocalLink*> local_links_;

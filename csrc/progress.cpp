@@ -21,7 +21,7 @@ Clock::duration until(Clock::time_point time, Clock::duration at_most) {
 
 void Engine::progress() {
     progress_thread_ = gettid();
-    Spinner spinner(peers_.patience());
+    Spinner spinner(cores_.patience());
     while (!stopping_.load(std::memory_order_acquire)) {
         take_inbox();
         bool active = operations_.advance();
