@@ -49,7 +49,7 @@ void Communicator::give_number(Call& call) {
 
 Lane* Communicator::try_begin(const Call& call) {
     if (call.is_point()) {
-        const auto served = served_.find(call.ticket);
+        const auto served = served_.find(call.queue_number);
         if (served == served_.end()) return nullptr;
         Lane* lane = served->second;
         served_.erase(served);
@@ -71,7 +71,7 @@ Lane* Communicator::begin_point(Call& call) {
     if (call.collective == Collective::recv && (call.other == any_member || queued_.count(call.tag) != 0)) {
         call.installed = &unmatched;
         call.number = no_number;
-        call.ticket = next_ticket_++;
+        call.queue_number = next_queue_number_++;
         queued_[call.tag].push_back(call);
         serve(call.tag);
         return try_begin(call);
@@ -105,7 +105,7 @@ void Communicator::serve(std::uint64_t tag) {
         if (call.other == any_member) call.other = first_sender(tag);
         if (call.other == any_member) return;
         queue.pop_front();
-        served_[call.ticket] = &start_point(call);
+        served_[call.queue_number] = &start_point(call);
     }
     queued_.erase(found);
 }

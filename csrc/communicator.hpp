@@ -85,7 +85,7 @@ struct Call {
     std::uint64_t tag = 0;
     Collective part_of = Collective::send;  // send, recv: the collective that the message belongs to, if it is another
     std::uint64_t number = 0;
-    std::uint64_t ticket = 0;  // recv: of one that waits for its turn
+    std::uint64_t queue_number = 0;  // recv: of one that waits for its turn
     Clock::time_point deadline{};
     std::shared_ptr<DeviceTransfer> transfer{};  // of a buffer that lies on a card; `pointer` is none then
 
@@ -168,8 +168,8 @@ class Communicator {
     std::uint64_t parked_so_far_ = 0;
     // A receive from any member, and those called after it, which may not take its message; by tag.
     std::map<std::uint64_t, std::deque<Call>> queued_;
-    std::uint64_t next_ticket_ = 0;
-    std::map<std::uint64_t, Lane*> served_;  // by ticket, until `try_begin`
+    std::uint64_t next_queue_number_ = 0;
+    std::map<std::uint64_t, Lane*> served_;  // by queue number, until `try_begin`
 };
 
 }  // namespace multiring
