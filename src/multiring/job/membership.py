@@ -37,6 +37,7 @@ from multiring.net import auth, dial
 from multiring.net.acceptor import Acceptor, RankConnection
 from multiring.net.framing import Message
 from multiring.net.loop import within
+from multiring.net.membership import Membership
 from multiring.runtime.world import World
 
 WATCH_AFTER_SECONDS = 0.5
@@ -258,30 +259,28 @@ class Survivor:
 
     async def _learn(self, told: Message) -> None:
         """Go on from a later generation, if this rank is in it."""
-        if told["generation"] > self._acceptor.membership.generation:
-            await self._decide(told)
-            raise _Again(f"generation {told['generation']} was decided on")
+        membership = Membership.decode(told)
+        if membership.generation > self._acceptor.membership.generation:
+            await self._decide(membership)
+            raise _Again(f"generation {membership.generation} was decided on")
 
-    async def _decide(self, told: Message) -> None:
-        members = tuple(told["members"])
-        if self._rank not in members:
+    async def _decide(self, membership: Membership) -> None:
+        if self._rank not in membership.members:
             before = self._acceptor.membership.members
             raise RendezvousError(
-                f"the job went on as generation {told['generation']} without this rank, which was rank "
+                f"the job went on as generation {membership.generation} without this rank, which was rank "
                 f"{before.index(self._rank)}: it did not answer the others, or did not call shrink(), in time, and can "
                 "only end"
             )
         self._accepted = None
-        await self._acceptor.announce(self._acceptor.membership.after(told["generation"], members))
+        await self._acceptor.announce(membership)
 
     # ---- one that follows ----
 
     def _join(self) -> Message:
-        known = self._acceptor.membership
         return {
             "rank": self._rank,
-            "generation": known.generation,
-            "members": known.members,
+            **self._acceptor.membership.encode(),
             "promised": self._promised,
             "accepted": self._accepted,
             "lived": self._lived,
@@ -321,7 +320,7 @@ class Survivor:
         await leader.send({"kind": "accepted"})
 
     async def _go_on(self, leader: RankConnection, told: Message) -> LeaderStore:
-        await self._decide(told)
+        await self._decide(Membership.decode(told))
         if not told["complete"]:
             raise _Again("a membership of before was decided on")
         return LeaderStore(self._acceptor, {self._acceptor.membership.members[0]: leader}, told["completed"])
@@ -430,14 +429,9 @@ class Survivor:
         latest = max(join["lived"] for join in joins)
         completed = min(join["completed"] if join["lived"] == latest else 0 for join in joins)
         complete = members == tuple(present)
-        decided = {
-            "kind": "decided",
-            "generation": known.generation + 1,
-            "members": members,
-            "complete": complete,
-            "completed": completed,
-        }
-        await self._send(connections, decided)
+        decided = known.after(known.generation + 1, members)
+        told = {"kind": "decided", **decided.encode(), "complete": complete, "completed": completed}
+        await self._send(connections, told)
         await self._decide(decided)
         if not complete:
             raise _Again("a membership of before was decided on")

@@ -187,5 +187,4 @@ class Acceptor:
                 raise
 
     def _news(self) -> Message:
-        known = self.membership
-        return {"kind": "news", "rank": self.rank, "generation": known.generation, "members": known.members}
+        return {"kind": "news", "rank": self.rank, **self.membership.encode()}
