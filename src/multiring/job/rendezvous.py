@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from multiring import _native, env, probe
 from multiring.errors import RendezvousError
@@ -37,10 +37,11 @@ from multiring.net.dial import Address
 from multiring.net.links import Links
 from multiring.planning.speeds import speeds
 from multiring.runtime import trace
+from multiring.runtime.engine import Connecting
 from multiring.runtime.world import World
 from multiring.simulate import forced
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # mpi4py, which the native engine does without
     from multiring.runtime.mpi.engine import MpiEngine
 
 REJOIN_HEARTBEATS = 4
@@ -278,22 +279,23 @@ def _connect(joiner: _Joiner, arrival: _Arrival, attachment: _Attachment, undo: 
     links, text, rank = None, attachment.proof.topology, joiner.identity.rank
     with exchange.reporting("connect"):
         topology_of(text, names)
-        if settings.engine == "mpi":
+        if isinstance(engine, Connecting):
             arrival.unix_socket.close()
-            cast("MpiEngine", engine).connect()
-        elif acceptor is None:
-            acceptor = _acceptor(joiner, arrival, names)
-            undo.callback(acceptor.close)
+            engine.connect()
         else:
-            arrival.unix_socket.close()
-        if acceptor is not None and len(set(names)) > 1:
-            links = _links(acceptor, arrival, names, cast("_native.Engine", engine), settings)
-            undo.callback(links.close)
-            remaining = max(exchange.deadline - time.monotonic(), 0.0)
-            either = partial(_first, joiner.failure, engine.failure)
-            links.ensure(auth.CONTROL, hosts.control_edges(names, rank), remaining, either)
-            if attachment.proof.measure and rank in hosts.leaders(names):
-                text = probe.measured(links, hosts.probe_group(introductions, names, rank), exchange.deadline)
+            if acceptor is None:
+                acceptor = _acceptor(joiner, arrival, names)
+                undo.callback(acceptor.close)
+            else:
+                arrival.unix_socket.close()
+            if len(set(names)) > 1:
+                links = _links(acceptor, arrival, names, engine, settings)
+                undo.callback(links.close)
+                remaining = max(exchange.deadline - time.monotonic(), 0.0)
+                either = partial(_first, joiner.failure, engine.failure)
+                links.ensure(auth.CONTROL, hosts.control_edges(names, rank), remaining, either)
+                if attachment.proof.measure and rank in hosts.leaders(names):
+                    text = probe.measured(links, hosts.probe_group(introductions, names, rank), exchange.deadline)
     _, told = exchange.round("connect", {}, lambda _: {"topology": text})
     return _Connection(acceptor, links, told["topology"])
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from multiring.errors import RendezvousError, ResourceError, system_message
 from multiring.net import auth, unix
+from multiring.net.local_engine import LocalEngine
 
 LOOK_SECONDS = 1.0
 """Between two looks whether those that have not come yet are still there."""
@@ -26,16 +26,6 @@ LOOK_SECONDS = 1.0
 PROC = Path("/proc")
 
 _log = logging.getLogger("multiring")
-
-
-class LocalEngine(Protocol):
-    """The part of the engine that ranks of one host attach to."""
-
-    @property
-    def memory_fd(self) -> int: ...
-    @property
-    def doorbell_fd(self) -> int: ...
-    def attach_local(self, peer: int, memory_fd: int, doorbell_fd: int, socket_fd: int) -> None: ...
 
 
 def kernel() -> str:

@@ -1,4 +1,4 @@
-"""What a group asks of an engine: the native one (``_native.Engine``), or that over MPI (``mpi.engine``).
+"""What engines have in common: the native one (``_native.Engine``), and that over MPI (``mpi.engine``).
 
 A call is one value, `_native.Call`, for both. Buffers are addresses, which the caller answers for; types, reductions
 and collectives are codes (``_native``).
@@ -7,7 +7,9 @@ and collectives are codes (``_native``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from multiring.net.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +81,7 @@ class Calls(Protocol):
         """The same on blocks of a card; `multiring.runtime.buffers.CardBuffer` says what they are."""
 
 
-class Engine(Protocol):
+class Engine(LocalEngine, Protocol):
     """Executes installed schedules, by the calls of each communicator, and moves messages between two ranks.
 
     `_native.Engine` says what each method does.
@@ -127,3 +129,10 @@ class Engine(Protocol):
     def traced(self) -> list[tuple[int, bool, int, bytes]]: ...
 
     def shutdown(self, timeout: float = 5.0) -> None: ...
+
+
+@runtime_checkable
+class Connecting(Protocol):
+    """What an engine has besides that connects the hosts by itself; another is given links (`multiring.net.links`)."""
+
+    def connect(self) -> None: ...
