@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,9 +52,9 @@ class Recorded:
     seconds: float = 0.0
     started: list[int] = field(default_factory=list)
 
-    def start(self, array: np.ndarray) -> Recorded:
+    def start(self, array: np.ndarray) -> Callable[[], None]:
         self.started.append(array.nbytes)
-        return self
+        return self.wait
 
     def wait(self) -> None:
         threading.Event().wait(self.seconds)

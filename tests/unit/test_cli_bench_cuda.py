@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from multiring.bench import cards, report
-from multiring.bench.contestants import Measurable, Planned, Task, Waitable
+from multiring.bench.contestants import Measurable, Planned, Task
 from multiring.bench.measure import Figure, measure
 from multiring.cli import bench, bench_rank
 
@@ -227,7 +227,7 @@ class Alone:
     def _note(self, word: str) -> Callable[[], None]:
         return lambda: self.log.append(word)
 
-    def start(self, array: NDArray[np.float32]) -> Waitable:
+    def start(self, array: NDArray[np.float32]) -> Callable[[], object]:
         raise NotImplementedError
 
     def maximum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -78,12 +78,6 @@ class Planned:
     error: float
 
 
-class Waitable(Protocol):
-    """A collective in flight."""
-
-    def wait(self) -> object: ...
-
-
 class Contestant(Protocol):
     """A library, in a job of its ranks that it has joined. Buffers are float32."""
 
@@ -94,8 +88,8 @@ class Contestant(Protocol):
     def task(self, collective: str, count: int, kind: str) -> Task:
         """The collective on ``count`` elements, all blocks together (a multiple of the ranks), in a ``kind`` buffer."""
 
-    def start(self, array: Array) -> Waitable:
-        """Start an all-reduce in place, beside the caller."""
+    def start(self, array: Array) -> Callable[[], object]:
+        """Start an all-reduce in place, beside the caller; what is returned waits for it."""
 
     def maximum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """The largest over the ranks, element by element."""
@@ -134,9 +128,9 @@ class ThroughNumPy:
             return Task(lambda: mr.all_gather(block, out=whole), block, whole)
         return Task(lambda: mr.reduce_scatter(whole, out=block), whole, block)
 
-    def start(self, array: Array) -> Waitable:
-        work: Waitable = self._mr.all_reduce(array, async_op=True)
-        return work
+    def start(self, array: Array) -> Callable[[], object]:
+        wait: Callable[[], object] = self._mr.all_reduce(array, async_op=True).wait
+        return wait
 
     def maximum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         self._mr.all_reduce(values, op="max")
@@ -190,9 +184,9 @@ class ThroughTorch:
         """Sum a tensor in place."""
         self._dist.all_reduce(tensor)
 
-    def start(self, array: Array) -> Waitable:
-        work: Waitable = self._dist.all_reduce(self._torch.from_numpy(array), async_op=True)
-        return work
+    def start(self, array: Array) -> Callable[[], object]:
+        wait: Callable[[], object] = self._dist.all_reduce(self._torch.from_numpy(array), async_op=True).wait
+        return wait
 
     def maximum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         self._dist.all_reduce(self._torch.from_numpy(values), self._dist.ReduceOp.MAX)
@@ -292,9 +286,8 @@ class ThroughMPI:
             return Task(lambda: world.Allgather(block, whole), block, whole)
         return Task(lambda: world.Reduce_scatter_block(whole, block), whole, block)
 
-    def start(self, array: Array) -> Waitable:
-        future = self._beside.submit(self._world.Allreduce, self._mpi.IN_PLACE, array)
-        return _Future(future.result)
+    def start(self, array: Array) -> Callable[[], object]:
+        return self._beside.submit(self._world.Allreduce, self._mpi.IN_PLACE, array).result
 
     def maximum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         self._world.Allreduce(self._mpi.IN_PLACE, values, self._mpi.MAX)
@@ -312,11 +305,6 @@ class ThroughMPI:
 
     def close(self) -> None:
         self._beside.shutdown()  # MPI itself ends with the process
-
-
-@dataclass(frozen=True)
-class _Future:
-    wait: Callable[[], object]
 
 
 def _planned(collective: str, nbytes: int) -> Planned:

@@ -29,13 +29,13 @@ def replay(contestant: Contestant, recording: Recording, steps: int) -> list[flo
     for _ in range(WARM_UP_STEPS + steps):
         contestant.barrier()
         start = time.perf_counter()
-        works = []
+        waits = []
         for ready, array in fused:
             _sleep_until(start + ready)
-            works.append(contestant.start(array))
+            waits.append(contestant.start(array))
         _sleep_until(start + recording.seconds)
-        for work in works:
-            work.wait()
+        for wait in waits:
+            wait()
         spent.append(time.perf_counter() - start)
     return [float(seconds) for seconds in contestant.maximum(np.array(spent[WARM_UP_STEPS:]))]
 

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from multiring._native import Call, Trials
 
 
-class Part(Protocol):
+class Waitable(Protocol):
+    """Something in flight that can be waited for: a part of a call, or all of it (`multiring.runtime.work.Work`)."""
+
+    def done(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> Any: ...
+
+
+class Part(Waitable, Protocol):
     """An operation in flight."""
 
     @property
@@ -28,10 +36,6 @@ class Part(Protocol):
     @property
     def ended(self) -> float:
         """When it was done, in seconds of time.monotonic(); 0 before."""
-
-    def done(self) -> bool: ...
-
-    def wait(self, timeout: float | None = None) -> None: ...
 
 
 class CardPart(Part, Protocol):

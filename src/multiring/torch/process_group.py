@@ -32,19 +32,20 @@ from torch.autograd import profiler
 
 from multiring.runtime.buffers import Piece
 from multiring.runtime.comm import Communicator, group_of
+from multiring.runtime.engine import Waitable
 from multiring.torch.backend import DeviceBackend
 from multiring.torch.buffers import only, op_name, raw, reducible, single, with_options
 from multiring.torch.cuda import CudaCollectives, also_on_cuda
 from multiring.torch.layouts import Finish, apart, fill, filling, refuse_shared, source, target
 from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
-from multiring.torch.work import AsyncCall, OrderedWatcher, TorchWork, Watcher
+from multiring.torch.work import OrderedWatcher, TorchWork, Watcher
 
 
 class StepInFlight(NamedTuple):
     """Calls of the communicator in flight, and what remains to be done when they are complete."""
 
-    parts: Sequence[AsyncCall]
+    parts: Sequence[Waitable]
     finish: Finish | None = None
 
 
@@ -347,10 +348,10 @@ class MultiringGroup(dist.ProcessGroup):
         part = self.communicator.recv(raw(x.elements), peer, tag, async_op=True, timeout=self._timeout)
         return TorchWork([part], tensors, [] if x.finish is None else [x.finish], watcher=self._messages)
 
-    def _part_to(self, collective: str, elements: Tensor, peer: int, opts: Any) -> AsyncCall:
+    def _part_to(self, collective: str, elements: Tensor, peer: int, opts: Any) -> Waitable:
         return self.group.send_part(collective, raw(elements), peer, self._seconds(opts))
 
-    def _part_from(self, collective: str, elements: Tensor, peer: int, opts: Any) -> AsyncCall:
+    def _part_from(self, collective: str, elements: Tensor, peer: int, opts: Any) -> Waitable:
         return self.group.recv_part(collective, raw(elements), peer, self._seconds(opts))
 
     def _check(self, name: str, whole: Tensor, count: int, other: Tensor) -> None:

@@ -13,13 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-
-class AsyncCall(Protocol):
-    """What the communicator returns for an asynchronous call."""
-
-    def done(self) -> bool: ...
-
-    def wait(self, timeout: float | None = None) -> Any: ...
+from multiring.runtime.engine import Waitable
 
 
 class Watched(Protocol):
@@ -42,7 +36,7 @@ class TorchWork(dist.Work):
 
     def __init__(
         self,
-        parts: Sequence[AsyncCall],
+        parts: Sequence[Waitable],
         result: list[Any],
         finish: Sequence[Callable[[], None]] = (),
         *,
@@ -197,7 +191,7 @@ class TorchWork(dist.Work):
         return self._result
 
 
-def _error_of(part: AsyncCall) -> Exception | None:
+def _error_of(part: Waitable) -> Exception | None:
     try:
         part.wait()
     except Exception as error:
