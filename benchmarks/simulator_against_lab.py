@@ -35,7 +35,7 @@ from multiring.planning.plan import Plan
 from multiring.planning.strategies import STRATEGIES
 from multiring.planning.topology import Link, Place, Topology
 from multiring.runtime.comm import Communicator, group_of
-from multiring.simulate import Call, simulate
+from multiring.simulate import SimulatedCall, simulate
 from multiring.units import duration, size
 
 GOODPUT = 0.96
@@ -92,7 +92,7 @@ def cases(topology: Topology, nbytes: int) -> list[Case]:
 def predict(topology: Topology, case: Case, nbytes: int) -> float:
     """Seconds, by the simulator, at the rates that headers leave."""
     thinner = Topology(topology.levels, tuple(_thinned(place) for place in topology.places))
-    return simulate(thinner, [Call(case.plan, nbytes) for _ in range(case.calls)]).seconds
+    return simulate(thinner, [SimulatedCall(case.plan, nbytes) for _ in range(case.calls)]).seconds
 
 
 def _thinned(place: Place) -> Place:

@@ -15,7 +15,7 @@ import pytest
 from multiring import lab
 from multiring.planning import topology_file
 from multiring.planning.topology import Link
-from multiring.simulate import Call, simulate
+from multiring.simulate import SimulatedCall, simulate
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "simulator_against_lab.py"
@@ -66,7 +66,7 @@ def test_of_small_buffers_the_next_best_are_tried_too(script: ModuleType) -> Non
 def test_predictions_are_made_at_the_rates_that_headers_leave(script: ModuleType) -> None:
     topology = topology_file.load(FLAT)
     case = script.cases(topology, 8 * MB)[0]
-    nominal = simulate(topology, [Call(case.plan, 8 * MB)]).seconds
+    nominal = simulate(topology, [SimulatedCall(case.plan, 8 * MB)]).seconds
     assert script.predict(topology, case, 8 * MB) == pytest.approx(nominal / script.GOODPUT, rel=0.01)
     (host, *_) = topology.places
     thinned = script._thinned(host)

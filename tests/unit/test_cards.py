@@ -18,7 +18,7 @@ from multiring.net.membership import Membership
 from multiring.planning.compose import SPLIT, Stage, compose
 from multiring.planning.layout import Dimension
 from multiring.planning.topology import RANK_LINK, Link, Place, Topology, card_pairs, ranks_in_host
-from multiring.simulate import Call, simulate, simulate_exactly
+from multiring.simulate import SimulatedCall, simulate, simulate_exactly
 
 MB = 1 << 20
 
@@ -120,7 +120,9 @@ def two_cards(*cards: int) -> Topology:
 
 def seconds(topology: Topology, segment_bytes: int) -> float:
     stages = [Stage(Dimension((level,)), SPLIT, "direct") for level in topology.levels]
-    return simulate(topology, [Call(compose(topology, "all_reduce", stages, segment_bytes, window=8), 8 * MB)]).seconds
+    return simulate(
+        topology, [SimulatedCall(compose(topology, "all_reduce", stages, segment_bytes, window=8), 8 * MB)]
+    ).seconds
 
 
 def test_many_segments_fill_both_cards_and_one_fills_one() -> None:
@@ -136,7 +138,7 @@ def test_loads_are_those_of_the_hosts() -> None:
     topology = two_cards(2, 1)
     stages = [Stage(Dimension((level,)), SPLIT, "direct") for level in topology.levels]
     plan = compose(topology, "all_reduce", stages, 64 << 10, window=8)
-    loads = {load.link: load.nbytes for load in simulate_exactly(topology, [Call(plan, 8 * MB)]).loads}
+    loads = {load.link: load.nbytes for load in simulate_exactly(topology, [SimulatedCall(plan, 8 * MB)]).loads}
     assert loads["host h0 up"] == loads["host h1 down"] == pytest.approx(8 * MB)
     assert set(loads) == {
         f"{level} {way}" for level in ("host h0", "host h1", "rank 0", "rank 1") for way in ("up", "down")

@@ -11,7 +11,7 @@ from multiring.planning.compose import ALL, LEAD, SPLIT, Stage, compose
 from multiring.planning.layout import Dimension, Edge, layout
 from multiring.planning.plan import Plan
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
-from multiring.simulate import Call, Speeds, simulate, simulate_exactly, simulate_in_lockstep
+from multiring.simulate import SimulatedCall, Speeds, simulate, simulate_exactly, simulate_in_lockstep
 from multiring.simulate.flows import Flow, Simulation, Use, fair_rates
 from multiring.simulate.links import SimulatedLinks
 
@@ -90,14 +90,14 @@ CLOSED = {
 @pytest.mark.parametrize(("mode", "method"), CLOSED)
 def test_one_segment_takes_what_the_formula_says(run, size, mode, method):
     topology = Topology.flat([1] * size, FREE, WIRE)
-    outcome = run(topology, [Call(flat(topology, mode, method, S), S)], SIMPLE)
+    outcome = run(topology, [SimulatedCall(flat(topology, mode, method, S), S)], SIMPLE)
     assert outcome.seconds == pytest.approx(CLOSED[mode, method](size), rel=1e-5)
 
 
 @pytest.mark.parametrize("run", SIMULATORS)
 def test_a_tree_takes_the_latency_of_its_steps(run):
     topology = Topology.flat([1] * 16, FREE, WIRE)
-    outcome = run(topology, [Call(flat(topology, ALL, "tree", S), 64)], SIMPLE)
+    outcome = run(topology, [SimulatedCall(flat(topology, ALL, "tree", S), 64)], SIMPLE)
     assert outcome.seconds == pytest.approx(8 * ALPHA, rel=0.02)
 
 
@@ -105,14 +105,14 @@ def test_a_tree_takes_the_latency_of_its_steps(run):
 def test_further_messages_of_a_step_cost_the_thread_of_a_rank(run):
     topology = Topology.flat([1] * 8, FREE, WIRE)
     speeds = Speeds(gamma=0.0, local_overhead=0.0, wire_overhead=3e-6)
-    (ended,) = run(topology, [Call(flat(topology, ALL, "direct", S), 64)], speeds).ended
+    (ended,) = run(topology, [SimulatedCall(flat(topology, ALL, "direct", S), 64)], speeds).ended
     assert ended == pytest.approx(ALPHA + 6 * 3e-6 + 7 * 64 * BETA)
 
 
 @pytest.mark.parametrize("run", SIMULATORS)
 def test_segments_fill_the_link(run):
     topology = Topology.flat([1] * 8, FREE, WIRE)
-    outcome = run(topology, [Call(flat(topology, SPLIT, "ring", 256 << 10), S)], SIMPLE)
+    outcome = run(topology, [SimulatedCall(flat(topology, SPLIT, "ring", 256 << 10), S)], SIMPLE)
     bound = 2 * 7 / 8 * S * BETA
     assert bound < outcome.seconds < 1.01 * bound
     busiest = outcome.loads[0]
@@ -126,7 +126,7 @@ def test_a_window_of_one_segment_shows_its_latency(run):
     topology = Topology.flat([1] * 4, FREE, WIRE)
     speeds = Speeds(gamma=0.0, local_overhead=0.0, wire_overhead=0.0)
     plan = replace(flat(topology, SPLIT, "direct", S // 8), window=1)
-    outcome = run(topology, [Call(plan, S)], speeds)
+    outcome = run(topology, [SimulatedCall(plan, S)], speeds)
     assert outcome.seconds == pytest.approx(8 * (2 * ALPHA + 2 * 3 / 4 * S / 8 * BETA))
 
 
@@ -134,12 +134,12 @@ def test_a_window_of_one_segment_shows_its_latency(run):
 def test_calls_overlap_and_share_the_links(run):
     topology = Topology.flat([1] * 4, FREE, WIRE)
     plan = flat(topology, SPLIT, "direct", 256 << 10)
-    alone = run(topology, [Call(plan, S)], SIMPLE).seconds
-    together = run(topology, [Call(plan, S), Call(plan, S, ready=alone / 2)], SIMPLE)
+    alone = run(topology, [SimulatedCall(plan, S)], SIMPLE).seconds
+    together = run(topology, [SimulatedCall(plan, S), SimulatedCall(plan, S, ready=alone / 2)], SIMPLE)
     assert together.begun == (0.0, pytest.approx(alone / 2))
     assert together.ended[0] > 1.2 * alone
     assert together.seconds == pytest.approx(2 * alone, rel=0.02)
-    apart = run(topology, [Call(plan, S), Call(plan, S, ready=2 * alone)], SIMPLE)
+    apart = run(topology, [SimulatedCall(plan, S), SimulatedCall(plan, S, ready=2 * alone)], SIMPLE)
     assert apart.ended == pytest.approx((alone, 3 * alone))
 
 
@@ -148,7 +148,7 @@ def test_a_call_waits_for_its_lane(run):
     topology = Topology.flat([1] * 4, FREE, WIRE)
     plan = flat(topology, SPLIT, "direct", 256 << 10)
     speeds = Speeds(gamma=0.0, local_overhead=0.0, wire_overhead=0.0, lanes=2)
-    outcome = run(topology, [Call(plan, S)] * 5, speeds)
+    outcome = run(topology, [SimulatedCall(plan, S)] * 5, speeds)
     assert outcome.begun[:2] == (0.0, 0.0)
     assert outcome.begun[2:] == outcome.ended[:3]
 
@@ -157,7 +157,7 @@ def test_a_call_waits_for_its_lane(run):
 @pytest.mark.parametrize("run", SIMULATORS)
 def test_the_root_is_the_bottleneck_of_a_direct_reduce_and_broadcast(run, kind, direction):
     topology = Topology.flat([1] * 8, FREE, WIRE)
-    outcome = run(topology, [Call(flat(topology, LEAD, "direct", 1 << 20, kind), S)], SIMPLE)
+    outcome = run(topology, [SimulatedCall(flat(topology, LEAD, "direct", 1 << 20, kind), S)], SIMPLE)
     busiest = outcome.loads[0]
     assert (busiest.link, busiest.count) == (f"host host0 {direction}", 1)
     assert busiest.nbytes == 7 * S
@@ -197,8 +197,10 @@ UNEVEN = {
 def test_lockstep_is_exact_where_all_ranks_are_alike(name, nbytes):
     topology = EVEN[name]
     for plan_name, plan in all_plans(topology, 256 << 10).items():
-        exact = simulate_exactly(topology, [Call(plan, nbytes), Call(plan, nbytes, ready=1e-3)])
-        lockstep = simulate_in_lockstep(topology, [Call(plan, nbytes), Call(plan, nbytes, ready=1e-3)])
+        exact = simulate_exactly(topology, [SimulatedCall(plan, nbytes), SimulatedCall(plan, nbytes, ready=1e-3)])
+        lockstep = simulate_in_lockstep(
+            topology, [SimulatedCall(plan, nbytes), SimulatedCall(plan, nbytes, ready=1e-3)]
+        )
         tolerance = 0.08 if "direct" in plan_name else 0.03  # messages of a step leave one by one
         assert lockstep.seconds == pytest.approx(exact.seconds, rel=tolerance), plan_name
         links = {load.link: load for load in exact.loads}
@@ -213,15 +215,17 @@ def test_no_plan_beats_the_bound(run, name):
     topology = {**EVEN, **UNEVEN}[name]
     bound = cut_bound(topology, "all_reduce", S // 4)
     for plan_name, plan in all_plans(topology, 256 << 10).items():
-        assert run(topology, [Call(plan, S // 4)]).seconds > bound, plan_name
+        assert run(topology, [SimulatedCall(plan, S // 4)]).seconds > bound, plan_name
 
 
 def test_uneven_clusters_are_close_in_lockstep():
     for topology in UNEVEN.values():
         for name, plan in all_plans(topology, 256 << 10).items():
-            exact = simulate_exactly(topology, [Call(plan, 2 << 20)]).seconds
-            assert simulate_in_lockstep(topology, [Call(plan, 2 << 20)]).seconds == pytest.approx(exact, rel=0.25), name
-            assert simulate(topology, [Call(plan, 2 << 20)]).seconds == exact
+            exact = simulate_exactly(topology, [SimulatedCall(plan, 2 << 20)]).seconds
+            assert simulate_in_lockstep(topology, [SimulatedCall(plan, 2 << 20)]).seconds == pytest.approx(
+                exact, rel=0.25
+            ), name
+            assert simulate(topology, [SimulatedCall(plan, 2 << 20)]).seconds == exact
 
 
 def test_direct_shares_by_bandwidth_spare_a_slow_card():
@@ -231,7 +235,7 @@ def test_direct_shares_by_bandwidth_spare_a_slow_card():
         compose(topology, "all_reduce", [Stage(Dimension(("rank",)), SPLIT, "direct"), stage], 128 << 10)
         for stage in (Stage(hosts, SPLIT, "direct"), Stage(hosts, SPLIT, "direct", weighted=True))
     )
-    slow, fast = (simulate(topology, [Call(plan, S)]).seconds for plan in (equal, weighted))
+    slow, fast = (simulate(topology, [SimulatedCall(plan, S)]).seconds for plan in (equal, weighted))
     assert fast == pytest.approx(4 * S / 1e9, rel=0.1)
     assert slow == pytest.approx(6 * S / 1e9, rel=0.1)
 
@@ -244,35 +248,37 @@ def test_weighted_shares_pass_each_other_in_lockstep_as_they_do_exactly(hosts):
         tuple(Place(f"h{i}", card, ranks_in_host((2 * i, 2 * i + 1), RANK)) for i, card in enumerate(cards)),
     )
     stages = [Stage(Dimension(("rank",)), SPLIT, "direct"), Stage(Dimension(("host",)), SPLIT, "direct", weighted=True)]
-    call = Call(compose(topology, "all_reduce", stages, 128 << 10), S)
+    call = SimulatedCall(compose(topology, "all_reduce", stages, 128 << 10), S)
     exact = simulate_exactly(topology, [call]).seconds
     assert simulate_in_lockstep(topology, [call]).seconds == pytest.approx(exact, rel=0.03)
 
 
 def test_ranks_that_differ_are_simulated_one_by_one_as_long_as_it_takes_seconds():
     topology = UNEVEN["slow card"]
-    calls = [Call(by_level(topology, SPLIT, "direct", 64 << 10), S)] * 5  # some 40,000 messages
+    calls = [SimulatedCall(by_level(topology, SPLIT, "direct", 64 << 10), S)] * 5  # some 40,000 messages
     exact = simulate(topology, calls)
     assert exact == simulate_exactly(topology, calls)
     assert not exact.approximate
     hurried = simulate(topology, calls, patience=0.1)
     assert hurried.approximate
     assert hurried.seconds == simulate_in_lockstep(topology, calls).seconds != exact.seconds
-    assert not simulate(EVEN["flat"], [Call(flat(EVEN["flat"], SPLIT, "ring", S), S)], patience=0.0).approximate
+    assert not simulate(
+        EVEN["flat"], [SimulatedCall(flat(EVEN["flat"], SPLIT, "ring", S), S)], patience=0.0
+    ).approximate
 
 
 def test_one_rank_needs_no_time():
     topology = Topology.flat([1])
-    assert simulate(topology, [Call(by_level(topology, SPLIT, "ring", 4096), S)]).ended == (0.0,)
-    assert simulate_exactly(topology, [Call(by_level(topology, SPLIT, "ring", 4096), S)]).ended == (0.0,)
+    assert simulate(topology, [SimulatedCall(by_level(topology, SPLIT, "ring", 4096), S)]).ended == (0.0,)
+    assert simulate_exactly(topology, [SimulatedCall(by_level(topology, SPLIT, "ring", 4096), S)]).ended == (0.0,)
 
 
 def test_a_plan_of_another_world_is_refused():
     plan = flat(Topology.flat([1] * 3), SPLIT, "ring", 4096)
     with pytest.raises(ValueError, match="for 3 ranks, the topology has 4"):
-        simulate(Topology.flat([1] * 4), [Call(plan, S)])
+        simulate(Topology.flat([1] * 4), [SimulatedCall(plan, S)])
     with pytest.raises(ValueError, match="at least one byte"):
-        Call(plan, 0)
+        SimulatedCall(plan, 0)
 
 
 def test_rates_are_max_min_fair():

@@ -17,7 +17,7 @@ from multiring.planning.methods import steps
 from multiring.planning.speeds import NATIVE
 from multiring.planning.strategies import ASYNCHRONOUS, STRATEGIES, strategy
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
-from multiring.simulate import Call, Speeds, forced, simulate, simulate_exactly, simulate_in_lockstep
+from multiring.simulate import SimulatedCall, Speeds, forced, simulate, simulate_exactly, simulate_in_lockstep
 from multiring.simulate.links import SimulatedLinks
 from multiring.simulate.lockstep import with_fastest_segments
 from multiring.simulate.machines import machine
@@ -155,7 +155,7 @@ def test_steps_of_256_ranks(name, count):
 
 
 def card_bytes(name: str, topology: Topology) -> float:
-    outcome = simulate(topology, [Call(strategy(name).plan(topology, S), S)], Speeds(gamma=0))
+    outcome = simulate(topology, [SimulatedCall(strategy(name).plan(topology, S), S)], Speeds(gamma=0))
     return max(load.nbytes for load in outcome.loads if load.link.startswith("host"))
 
 
@@ -265,7 +265,7 @@ def test_rounds_are_counted_as_they_are_made(name, topology):
 def test_all_ranks_together_take_as_long_as_one_by_one(name, calls):
     """Within 2 %; the double tree, in which equal ranks do different things, within 12 %."""
     topology = cluster(4, 2)
-    called = [Call(strategy(name).plan(topology, S), S)] * calls
+    called = [SimulatedCall(strategy(name).plan(topology, S), S)] * calls
     together, apart = simulate_in_lockstep(topology, called), simulate_exactly(topology, called)
     assert together.seconds == pytest.approx(apart.seconds, rel=0.12 if name == "double-tree" else 0.02)
 
@@ -328,7 +328,7 @@ def test_a_plan_is_chosen_with_the_numbers_that_it_is_simulated_with(name, hosts
 
 
 def simulated(topology, plan, nbytes, speeds):
-    return simulate(topology, [Call(plan, nbytes)], speeds).seconds
+    return simulate(topology, [SimulatedCall(plan, nbytes)], speeds).seconds
 
 
 def test_who_adds_slowly_is_given_a_plan_that_adds_less():

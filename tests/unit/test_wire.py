@@ -17,7 +17,7 @@ from multiring.planning.planner import choose
 from multiring.planning.schedule import SEND, schedule
 from multiring.planning.topology import Topology
 from multiring.planning.topology_file import load
-from multiring.simulate import Call, simulate_exactly, simulate_in_lockstep
+from multiring.simulate import SimulatedCall, simulate_exactly, simulate_in_lockstep
 
 LABS = Path(__file__).parents[2] / "lab/topologies"
 PRECISION = {"bfloat16": 8, "float16": 11}
@@ -162,7 +162,7 @@ def test_predictions_know_it(run):
     assert narrow.bound == pytest.approx(wide.bound / 2)
     # A host sends half of S as it is to its rack, a quarter twice to the other, narrow, and half to its rack, narrow.
     assert narrow.chosen.prediction.seconds == pytest.approx((8 << 20) / (400 * MBIT), rel=0.05)
-    simulated = run(RACKS, [Call(narrow.plan, 8 << 20)])
+    simulated = run(RACKS, [SimulatedCall(narrow.plan, 8 << 20)])
     assert simulated.seconds == pytest.approx(narrow.chosen.prediction.seconds, rel=0.1)
 
 

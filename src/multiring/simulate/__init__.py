@@ -24,14 +24,14 @@ from multiring.planning.schedule import SEND, schedule
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
-from .calls import Call, Load, Outcome
+from .calls import Load, Outcome, SimulatedCall
 from .exact import simulate_exactly
 from .lockstep import simulate_in_lockstep, with_fastest_segments
 
 __all__ = [
-    "Call",
     "Load",
     "Outcome",
+    "SimulatedCall",
     "Speeds",
     "simulate",
     "simulate_exactly",
@@ -47,7 +47,9 @@ _RANK_SECONDS = 1e-6
 """What a message costs here, and what it costs more for each rank whose messages share the links with it."""
 
 
-def simulate(topology: Topology, calls: Sequence[Call], speeds: Speeds = NATIVE, patience: float = PATIENCE) -> Outcome:
+def simulate(
+    topology: Topology, calls: Sequence[SimulatedCall], speeds: Speeds = NATIVE, patience: float = PATIENCE
+) -> Outcome:
     """Run calls of collectives on a topology, all of them in their order and overlapping where they do.
 
     All ranks in lockstep where they do not differ, which is nearly as exact. Else rank by rank, if that takes about
@@ -70,7 +72,7 @@ def _is_regular(topology: Topology) -> bool:
     return True
 
 
-def _messages(calls: Sequence[Call]) -> int:
+def _messages(calls: Sequence[SimulatedCall]) -> int:
     """About as many as all ranks send, if all send as many as rank 0."""
     sent = {}
     for call in calls:

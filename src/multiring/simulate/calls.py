@@ -9,7 +9,7 @@ from multiring.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SimulatedCall:
     """A collective with ``nbytes`` (all blocks together), which every rank calls at ``ready`` seconds."""
 
     plan: Plan
@@ -63,7 +63,7 @@ class Outcome:
         return max(self.ended, default=0.0)
 
 
-def check_world(calls: Sequence[Call], world_size: int) -> None:
+def check_world(calls: Sequence[SimulatedCall], world_size: int) -> None:
     """ValueError for a plan of another world."""
     for call in calls:
         if call.plan.world_size != world_size:

@@ -13,12 +13,12 @@ from multiring.planning.schedule import REDUCE, SEND, Schedule, cut, schedule
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
-from .calls import Call, Load, Outcome, check_world
+from .calls import Load, Outcome, SimulatedCall, check_world
 from .flows import Flow, Simulation, Use
 from .links import SimulatedLinks
 
 
-def simulate_exactly(topology: Topology, calls: Sequence[Call], speeds: Speeds = NATIVE) -> Outcome:
+def simulate_exactly(topology: Topology, calls: Sequence[SimulatedCall], speeds: Speeds = NATIVE) -> Outcome:
     """Run the calls on every rank; they start in their order, at most ``speeds.lanes`` at a time."""
     check_world(calls, topology.world_size)
     links = SimulatedLinks(topology)
@@ -72,7 +72,7 @@ class _RankSegment:
 class _ExactCluster:
     """All ranks, and the network between them."""
 
-    def __init__(self, links: SimulatedLinks, calls: Sequence[Call], speeds: Speeds):
+    def __init__(self, links: SimulatedLinks, calls: Sequence[SimulatedCall], speeds: Speeds):
         self.links = links
         self.calls = calls
         self.speeds = speeds

@@ -20,7 +20,7 @@ from multiring.planning.plan import Plan
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
-from .calls import Call, Load, Outcome, check_world
+from .calls import Load, Outcome, SimulatedCall, check_world
 from .flows import Flow, Simulation, Use
 from .links import SimulatedLinks
 from .rounds import Round, how_many, rounds
@@ -47,7 +47,7 @@ _RANK_BYTES = 24
 """Bytes that a step keeps for each link and for each rank."""
 
 
-def check_patience(call: Call, links: SimulatedLinks) -> None:
+def check_patience(call: SimulatedCall, links: SimulatedLinks) -> None:
     """ValueError for a call with more messages than can be simulated in ``MOST_SECONDS`` and ``MOST_BYTES``, about."""
     several = how_many(call.plan)
     seconds = call.segments * several * (_STRIDE_SECONDS + several * _SHARE_SECONDS)
@@ -58,7 +58,7 @@ def check_patience(call: Call, links: SimulatedLinks) -> None:
         )
 
 
-def simulate_in_lockstep(topology: Topology, calls: Sequence[Call], speeds: Speeds = NATIVE) -> Outcome:
+def simulate_in_lockstep(topology: Topology, calls: Sequence[SimulatedCall], speeds: Speeds = NATIVE) -> Outcome:
     """Run the calls; they start in their order, at most ``speeds.lanes`` at a time.
 
     ValueError for one that would take longer than about ``MOST_SECONDS``, or more than ``MOST_BYTES``.
@@ -73,7 +73,7 @@ def with_fastest_segments(topology: Topology, plan: Plan, nbytes: int, speeds: S
         return plan
     sizes = {min(size, max(nbytes, 64)) for size in (plan.segment_bytes, *speeds.segments)}
     plans = [replace(plan, segment_bytes=size, window=_window(plan, size)) for size in sorted(sizes)]
-    calls = [Call(each, nbytes) for each in plans]
+    calls = [SimulatedCall(each, nbytes) for each in plans]
     cluster = _Cluster(topology, calls, speeds)
     return min(calls, key=lambda call: _Lockstep(cluster, [call], TRIAL_STEPS).run().seconds).plan
 
@@ -86,7 +86,7 @@ def _window(plan: Plan, segment_bytes: int) -> int:
 class _Cluster:
     """Links and ranks by what the plans of some calls have them do; plans that differ in segments only are one."""
 
-    def __init__(self, topology: Topology, calls: Sequence[Call], speeds: Speeds):
+    def __init__(self, topology: Topology, calls: Sequence[SimulatedCall], speeds: Speeds):
         check_world(calls, topology.world_size)
         self.links = SimulatedLinks(topology)
         self.speeds = speeds
@@ -135,7 +135,7 @@ class _Row:
 
 
 class _Lockstep:
-    def __init__(self, cluster: _Cluster, calls: Sequence[Call], most_steps: int):
+    def __init__(self, cluster: _Cluster, calls: Sequence[SimulatedCall], most_steps: int):
         self._cluster = cluster
         self._calls = calls
         self._speeds = cluster.speeds

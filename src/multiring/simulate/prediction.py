@@ -14,7 +14,7 @@ from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
 from . import simulate
-from .calls import Call
+from .calls import SimulatedCall
 from .links import SimulatedLinks
 from .lockstep import simulate_in_lockstep
 from .rounds import rounds
@@ -26,7 +26,7 @@ _PATIENCE = 2.0
 
 def predict(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds = NATIVE) -> Prediction:
     """How long a call takes by itself, each of its phases alone, and what its links carry."""
-    call = Call(plan, max(nbytes, 1))
+    call = SimulatedCall(plan, max(nbytes, 1))
     return Prediction(
         simulate(topology, [call], speeds, patience=_PATIENCE).seconds if plan.phases else 0.0,
         plan.segment_bytes,
@@ -41,7 +41,7 @@ def _alone(topology: Topology, plan: Plan, phase: Phase, nbytes: int, speeds: Sp
     """A phase by itself, the whole buffer being one segment."""
     only = replace(plan, phases=(phase,), segment_bytes=max(nbytes, 64))
     members = max(len(ring.members) for pattern, _ in phase.tiles() for ring in pattern)
-    seconds = simulate_in_lockstep(topology, [Call(only, nbytes)], speeds).seconds
+    seconds = simulate_in_lockstep(topology, [SimulatedCall(only, nbytes)], speeds).seconds
     count = len(steps(phase.kind, phase.method, members, 0))
     return PhaseTime(phase.kind, phase.level, phase.method, members, count, seconds)
 

@@ -10,7 +10,7 @@ from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
 from . import simulate
-from .calls import Call, Load, Outcome
+from .calls import Load, Outcome, SimulatedCall
 from .recording import Recording, buckets
 
 BUCKET_BYTES = (1 << 20, 25 << 20)
@@ -58,7 +58,7 @@ def simulate_step(
     """
     compute = recording.seconds * stretch
     calls = [
-        Call(plan(bucket.nbytes), bucket.nbytes, bucket.ready * stretch if overlap else compute)
+        SimulatedCall(plan(bucket.nbytes), bucket.nbytes, bucket.ready * stretch if overlap else compute)
         for bucket in buckets(recording, bucket_bytes)
     ]
     outcome = simulate(topology, calls, speeds)
