@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from free_ports import free_port
 from launching import COMMAND, Launch
-from test_launchers import free_port
 
 SUM = """
     import os, subprocess

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import random
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -15,25 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from free_ports import free_port, free_ports
 from mpi_jobs import FREELY, MPIRUN, directory_of, start
 
 PROGRAM = str(Path(__file__).with_name("launchers.py"))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def free_ports(count: int) -> str:
-    """A range of ports that are free, below those that the system gives to connections meanwhile."""
-    for first in random.sample(range(20000, 32000), 100):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return f"{first}-{first + count - 1}"
-    raise AssertionError(f"no {count} free ports in a row")
 
 
 def check(processes: Sequence[subprocess.Popen[str]], size: int) -> None:
@@ -116,9 +98,10 @@ def srun(tmp_path: Path) -> dict[str, str]:
     command = tmp_path / "srun"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("stand_in_for_srun.py")} "$@"\n')
     command.chmod(0o755)
+    ports = free_ports(4)
     return {
         "PATH": os.pathsep.join([str(tmp_path), os.environ["PATH"]]),
-        "MULTIRING_PORTS": free_ports(4),
+        "MULTIRING_PORTS": f"{ports[0]}-{ports[-1]}",
     }
 
 

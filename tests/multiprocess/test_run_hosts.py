@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from launching import COMMAND, REGROW, Launch, wait_until
-from test_run_terminal import at_terminal, exit_code
+from terminals import at_terminal, exit_code
 
 from multiring.launch import LaunchError
 from multiring.launch.ssh import SshAgent, SshTarget

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import jobs
 import other_user
 import pytest
 import strangers
+from free_ports import free_ports
 
 
 def listening(ports: range) -> list[int]:
@@ -23,13 +23,6 @@ def listening(ports: range) -> list[int]:
             if sock.connect_ex(("127.0.0.1", port)) == 0:
                 found.append(port)
     return found
-
-
-def free_ports(count: int) -> range:
-    while True:
-        start = random.randrange(20_000, 30_000)
-        if not listening(range(start, start + count)):
-            return range(start, start + count)
 
 
 def test_a_job_goes_on_whatever_strangers_do_at_its_ports(tmp_path: Path) -> None:

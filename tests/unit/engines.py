@@ -12,13 +12,18 @@ from fractions import Fraction
 import numpy as np
 
 from multiring import _native as native
-from multiring.errors import Mismatch
+from multiring.errors import Mismatch, MultiringError
 from multiring.planning.plan import BLOCKED, WHOLE, Phase, Plan, Ring, Span
 from multiring.planning.schedule import schedule
 
 DTYPE = {name: code for code, name in enumerate(native.DTYPES)}
 OP = {name: code for code, name in enumerate(native.OPS)}
 COLLECTIVE = {name: code for code, name in enumerate(native.COLLECTIVES)}
+
+
+def contribution(rank: int, count: int, dtype: str = "float32") -> np.ndarray:
+    """Small whole numbers that depend on rank and index: their sums are exact in every type."""
+    return ((np.arange(count) * 7 + rank * 3) % 11 - 3).astype(dtype)
 
 
 def whole_ring(size: int) -> tuple[Ring, ...]:
@@ -188,3 +193,14 @@ def world(size: int, hosts: list[int] | None = None, streams: int = 1, **options
         for engine in engines:
             with suppress(Mismatch):  # what a test provoked and has seen elsewhere
                 engine.shutdown()
+
+
+def errors_of(ranks: list[Rank], program) -> list[BaseException | None]:
+    def caught(rank: Rank) -> BaseException | None:
+        try:
+            program(rank)
+        except MultiringError as error:
+            return error
+        return None
+
+    return in_threads(ranks, caught)

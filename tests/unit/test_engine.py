@@ -14,6 +14,7 @@ from engines import (
     Rank,
     all_reduce_plan,
     blocked_plan,
+    contribution,
     in_threads,
     rooted_plan,
     two_level_plan,
@@ -29,11 +30,6 @@ WORLDS = (1, 2, 3, 4, 5, 7, 8)
 
 def sizes(n: int) -> list[int]:
     return sorted({0, 1, n - 1, n, n + 1, 1000, 20011})
-
-
-def contribution(rank: int, count: int, dtype: str = "float32") -> np.ndarray:
-    """Small whole numbers that depend on rank and index: their sums are exact in every type."""
-    return ((np.arange(count) * 7 + rank * 3) % 11 - 3).astype(dtype)
 
 
 def methods(n: int) -> list[str]:

@@ -13,23 +13,12 @@ import time
 
 import numpy as np
 import pytest
-from engines import Rank, all_reduce_plan, blocked_plan, connected_sockets, in_threads, rooted_plan, world
+from engines import Rank, all_reduce_plan, blocked_plan, connected_sockets, errors_of, in_threads, rooted_plan, world
 
 from multiring import _native as native
 from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, PeerLost, ResourceError
 
 transports = pytest.mark.parametrize("apart", [False, True], ids=["inproc", "tcp"])
-
-
-def errors_of(ranks: list[Rank], program) -> list[BaseException | None]:
-    def caught(rank: Rank) -> BaseException | None:
-        try:
-            program(rank)
-        except MultiringError as error:
-            return error
-        return None
-
-    return in_threads(ranks, caught)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from engines import Rank, all_reduce_plan, in_threads, world
-from test_engine import contribution
+from engines import Rank, all_reduce_plan, contribution, in_threads, world
 
 from multiring import _native as native
 from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, PeerLost

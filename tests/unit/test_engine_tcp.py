@@ -20,13 +20,13 @@ from engines import (
     all_reduce_plan,
     blocked_plan,
     connected_sockets,
+    contribution,
     in_threads,
     message,
     rooted_plan,
     two_level_plan,
     world,
 )
-from test_engine import contribution
 
 from multiring import _native as native
 from multiring.errors import Mismatch, MultiringError, PeerLost

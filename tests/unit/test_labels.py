@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from engines import all_reduce_plan, in_threads, world
-from test_engine_failure import errors_of
+from engines import all_reduce_plan, errors_of, in_threads, world
 
 from multiring import _native as native
 from multiring.errors import Mismatch
