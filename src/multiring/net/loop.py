@@ -52,7 +52,11 @@ async def _end(future: asyncio.Future[_T], discard: Callable[[_T], None]) -> Non
 
 
 class LoopThread:
-    """Runs coroutines in a daemon thread until closed."""
+    """Runs coroutines in a daemon thread until closed.
+
+    The portal of ``anyio.from_thread`` would do but for its cancellation, which ends each await of who was cancelled
+    (4.16): `within` could not wait for what it cancels, nor discard its result.
+    """
 
     def __init__(self, name: str) -> None:
         check_room()
