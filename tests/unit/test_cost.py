@@ -12,7 +12,7 @@ from topologies import CORE, MBIT, card, nested, unequal
 from multiring.planning.choice import Candidate
 from multiring.planning.compose import LEAD, compose, phase_kinds
 from multiring.planning.cost import HEADER_FACTOR, MOST_SEGMENTS, OUT_OF_CACHE_BYTES
-from multiring.planning.layout import Layout, arranged, canonical
+from multiring.planning.layout import Layout, canonical, shape_in
 from multiring.planning.loads import LinkMap
 from multiring.planning.plan import BLOCKED, Plan
 from multiring.planning.planner import candidates, choose
@@ -254,11 +254,13 @@ def test_the_busiest_rank_has_the_messages_of_the_schedules(topology, collective
     tree, order = canonical(topology), tuple(rank for place in topology.places for rank in place.ranks())
     for stages in {candidate.stages for candidate in candidates(topology, collective, 1 << 20)}:
         grid = tuple(stage.dimension for stage in stages)
-        shape = Layout(grid, order, arranged(tree, topology.levels, grid)).shape
+        shape = Layout(grid, order, shape_in(tree, topology.levels, grid)).shape
         links = LinkMap(shape, collective in BLOCKED, stages[0].mode == LEAD)
         found: dict[object, tuple[float, float]] = {}
         for depth, kind in phase_kinds(collective, stages):
-            for key, (between, within) in links.handled(depth, kind, stages).items() if links.shapes(depth) else ():
+            for key, (between, within) in (
+                links.message_counts(depth, kind, stages).items() if links.shapes(depth) else ()
+            ):
                 before = found.get(key, (0.0, 0.0))
                 found[key] = before[0] + between, before[1] + within
         plan = compose(topology, collective, stages, 1 << 30, 0, 1)

@@ -97,21 +97,21 @@ def compose(
 ) -> Plan:
     """The plan of a collective that runs through ``stages``, innermost first, ``window`` segments at a time."""
     rooted = collective in ROOTED
-    arranged = layout(topology, [stage.dimension for stage in stages], root if rooted else None)
+    arrangement = layout(topology, [stage.dimension for stage in stages], root if rooted else None)
     if collective == "all_to_all":
-        patterns = _exchange_patterns(arranged)
+        patterns = _exchange_patterns(arrangement)
     elif collective in BLOCKED:
-        patterns = _block_patterns(arranged)
+        patterns = _block_patterns(arrangement)
     else:
-        patterns = _ownership_patterns(arranged, stages)
+        patterns = _ownership_patterns(arrangement, stages)
     if any(stage.ordered for stage in stages):
         first = root if rooted else None
-        patterns = {s: tuple(_by_rank(ring, arranged.order, first) for ring in p) for s, p in patterns.items()}
+        patterns = {s: tuple(_by_rank(ring, arrangement.order, first) for ring in p) for s, p in patterns.items()}
     phases = []
     for depth, kind in phase_kinds(collective, stages):
         tiles = [
-            (patterns[shape], [arranged.ranks(shape, offset) for offset in offsets])
-            for shape, offsets in arranged.units(depth).items()
+            (patterns[shape], [arrangement.ranks(shape, offset) for offset in offsets])
+            for shape, offsets in arrangement.units(depth).items()
             if len(shape.children) > 1
         ]
         if tiles:
@@ -135,7 +135,7 @@ _Ownership = tuple[tuple[Span, int], ...]
 """Who of a unit holds its sum of which span: adjoining spans from 0 to 1, each with a position."""
 
 
-def _ownership_patterns(arranged: Layout, stages: Sequence[Stage]) -> dict[Shape, _Pattern]:
+def _ownership_patterns(arrangement: Layout, stages: Sequence[Stage]) -> dict[Shape, _Pattern]:
     """The rings of each shape where the plan is free to say who owns what."""
     patterns: dict[Shape, _Pattern] = {}
     owned: dict[Shape, tuple[_Ownership, ...]] = {}  # several where an all_reduce has left several copies
@@ -149,7 +149,7 @@ def _ownership_patterns(arranged: Layout, stages: Sequence[Stage]) -> dict[Shape
         for child in shape.children:
             visit(child)
         stage = stages[shape.depth - 1]
-        shares = fastest_shares(shape, arranged.shape) if stage.weighted else None
+        shares = fastest_shares(shape, arrangement.shape) if stage.weighted else None
         if len({len(owned[child]) for child in shape.children}) > 1:
             raise ValueError(f"mode all in {stage.dimension.level} and within needs units of one size")
         copies = zip(*(owned[child] for child in shape.children), strict=True)
@@ -157,10 +157,10 @@ def _ownership_patterns(arranged: Layout, stages: Sequence[Stage]) -> dict[Shape
         patterns[shape] = tuple(ring for copy in rings for ring in copy)
         if len(rings) > 1 and stage.mode != ALL:
             raise ValueError(f"mode {stage.mode} stands around mode all; only the outermost dimensions can be all")
-        if shape is not arranged.shape:  # no stage lies around the whole
+        if shape is not arrangement.shape:  # no stage lies around the whole
             owned[shape] = _owned_after(stage.mode, rings)
 
-    visit(arranged.shape)
+    visit(arrangement.shape)
     return patterns
 
 
@@ -210,16 +210,16 @@ def _by_span(held: Iterable[tuple[Span, int]]) -> _Ownership:
     return tuple(result)
 
 
-def _block_patterns(arranged: Layout) -> dict[Shape, _Pattern]:
+def _block_patterns(arrangement: Layout) -> dict[Shape, _Pattern]:
     """The rings of each shape where block r must end on, or start from, rank r.
 
     Block b takes the path of rank b: in every unit it is held by the rank that is reached by going down like rank b,
     its position in each dimension taken modulo the number of children there. In equal units that is the rank with b's
     place in its own unit; in b's own unit it is b.
     """
-    size = len(arranged.order)
-    blocks = [Span(Fraction(rank, size), Fraction(rank + 1, size)) for rank in arranged.order]
-    turns = _turns(arranged)
+    size = len(arrangement.order)
+    blocks = [Span(Fraction(rank, size), Fraction(rank + 1, size)) for rank in arrangement.order]
+    numbers = _child_numbers(arrangement)
     patterns: dict[Shape, _Pattern] = {}
     holders: dict[Shape, list[int]] = {}
 
@@ -232,37 +232,37 @@ def _block_patterns(arranged: Layout) -> dict[Shape, _Pattern]:
             [offset + holder for holder in visit(child)]
             for offset, child in zip(shape.offsets, shape.children, strict=True)
         ]
-        owners = [turn % len(inner) for turn in turns[shape.depth]]
+        owners = [number % len(inner) for number in numbers[shape.depth]]
         owned: dict[tuple[int, ...], list[list[Span]]] = {}
         for members, owner, block in zip(zip(*inner, strict=True), owners, blocks, strict=True):
             owned.setdefault(members, [[] for _ in inner])[owner].append(block)
         patterns[shape] = tuple(starmap(_ring_of_blocks, owned.items()))
         return holders.setdefault(shape, [inner[owner][b] for b, owner in enumerate(owners)])
 
-    visit(arranged.shape)
+    visit(arrangement.shape)
     return patterns
 
 
-def _exchange_patterns(arranged: Layout) -> dict[Shape, _Pattern]:
+def _exchange_patterns(arrangement: Layout) -> dict[Shape, _Pattern]:
     """One ring of all ranks in the order of their numbers, which is that of the blocks."""
-    shape = arranged.shape
+    shape = arrangement.shape
     while len(shape.children) == 1:
         (shape,) = shape.children
-    positions = range(len(arranged.order))
-    return {shape: (Ring(tuple(sorted(positions, key=arranged.order.__getitem__)), (WHOLE,)),)}
+    positions = range(len(arrangement.order))
+    return {shape: (Ring(tuple(sorted(positions, key=arrangement.order.__getitem__)), (WHOLE,)),)}
 
 
-def _turns(arranged: Layout) -> list[list[int]]:
+def _child_numbers(arrangement: Layout) -> list[list[int]]:
     """``[depth][position]``: which child of its unit of a depth a position is in."""
-    turns: list[list[int]] = [[] for _ in range(arranged.shape.depth + 1)]
+    numbers: list[list[int]] = [[] for _ in range(arrangement.shape.depth + 1)]
 
     def walk(shape: Shape) -> None:
         for number, child in enumerate(shape.children):
-            turns[shape.depth] += [number] * child.size
+            numbers[shape.depth] += [number] * child.size
             walk(child)
 
-    walk(arranged.shape)
-    return turns
+    walk(arrangement.shape)
+    return numbers
 
 
 def _ring_of_blocks(members: tuple[int, ...], owned: list[list[Span]]) -> Ring:

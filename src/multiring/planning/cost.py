@@ -188,12 +188,12 @@ class _Pipeline:
 class CostModel:
     """Predicts the plans of one collective over one arrangement of a topology; ``led`` are those with leaders."""
 
-    def __init__(self, arranged: Layout, collective: str, led: bool, speeds: Speeds = NATIVE):
+    def __init__(self, arrangement: Layout, collective: str, led: bool, speeds: Speeds = NATIVE):
         self._speeds = speeds
-        self._order = arranged.order
+        self._order = arrangement.order
         self._collective = collective
-        self._blocks = arranged.shape.size if collective in BLOCKED else 1
-        self._map = LinkMap(arranged.shape, collective in BLOCKED, led)
+        self._blocks = arrangement.shape.size if collective in BLOCKED else 1
+        self._map = LinkMap(arrangement.shape, collective in BLOCKED, led)
         self._phases: dict[Hashable, _Phase | None] = {}
 
     def predict(self, stages: Sequence[Stage], nbytes: int) -> Prediction:
@@ -247,7 +247,7 @@ class CostModel:
         is_local = stage.dimension.levels == ("rank",)
         one = self._speeds.overhead(is_local)
         part = NARROW_PART if phase_wire(kind, stage, stages) else 1.0
-        turns = self._speeds.ranks_per_core if is_local else 1.0
+        slowdown = self._speeds.ranks_per_core if is_local else 1.0
         whole = self._map.loads(depth, kind, stages)
         loads = {key: (part * out, part * in_) for key, (out, in_) in whole.items()}
         if is_local and self._speeds.copy_seconds_per_byte:
@@ -255,8 +255,8 @@ class CostModel:
         else:
             work = self._work(whole, self._speeds.gamma) if kind in REDUCING else {}  # as wide as it is summed
         steps, latency = 0, 0.0
-        handled = self._map.handled(depth, kind, stages)
-        message_seconds = {key: self._speeds.message_seconds(*counts) for key, counts in handled.items()}
+        message_counts = self._map.message_counts(depth, kind, stages)
+        message_seconds = {key: self._speeds.message_seconds(*counts) for key, counts in message_counts.items()}
         hops: list[float] = [max(self._link_seconds(key, load) for key, load in loads.items())]
         involved = self._map.part_in_rings(depth, stages)
         delay = self._speeds.scheduling_delay(involved)
@@ -270,7 +270,7 @@ class CostModel:
             alpha = sum(max(link.latency for link in links) + delay for links in crossed)
             latency = max(latency, alpha + (carried - len(counts)) * one)
             if hands_on(kind, stage.method):
-                row = [part * turns / min(min(link.up, link.down) for link in links) for links in crossed]
+                row = [part * slowdown / min(min(link.up, link.down) for link in links) for links in crossed]
                 hops = max(hops, row, key=sum)
         members = max(len(shape.children) for shape in self._map.shapes(depth))
         return _Phase(kind, stage, members, steps, latency, message_seconds, tuple(hops), loads, work)
@@ -298,8 +298,8 @@ class CostModel:
 
     def _link_seconds(self, key: Key, load: tuple[float, float]) -> float:
         like = self._map.links[key]
-        turns = self._speeds.ranks_per_core if like.level == "rank" else 1.0
-        return turns * max(load[0] / like.link.up, load[1] / like.link.down)
+        slowdown = self._speeds.ranks_per_core if like.level == "rank" else 1.0
+        return slowdown * max(load[0] / like.link.up, load[1] / like.link.down)
 
     def _busiest(self, loads: Loads, *, is_local: bool) -> float:
         """Seconds a byte on the busiest link within hosts, or between them."""

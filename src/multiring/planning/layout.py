@@ -148,7 +148,7 @@ def layout(topology: Topology, grid: Sequence[Dimension], root: int | None = Non
     if root is not None:
         topology = rooted(topology, root)
     order = tuple(rank for place in topology.places for rank in place.ranks())
-    return Layout(tuple(grid), order, arranged(canonical(topology), topology.levels, tuple(grid)))
+    return Layout(tuple(grid), order, shape_in(canonical(topology), topology.levels, tuple(grid)))
 
 
 def rooted(topology: Topology, root: int) -> Topology:
@@ -175,7 +175,7 @@ def canonical(topology: Topology) -> Shape:
     return of(topology.places, topology.levels)
 
 
-def arranged(tree: Shape, levels: tuple[str, ...], grid: Grid) -> Shape:
+def shape_in(tree: Shape, levels: tuple[str, ...], grid: Grid) -> Shape:
     """A ``canonical`` shape in the dimensions of a grid: levels merged, runs of children made units."""
     if tuple(dict.fromkeys(level for dimension in grid for level in dimension.levels)) != levels:
         raise ValueError(f"the grid {' '.join(d.level for d in grid)} does not fit the levels {' '.join(levels)}")

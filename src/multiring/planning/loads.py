@@ -47,7 +47,7 @@ class LinkMap:
         self._size = shape.size
         self._shapes: list[tuple[Path, Shape]] = []
         self._counts: dict[Path, int] = {}
-        self._turns: dict[int, list[int]] = {}
+        self._ranks_by_number: dict[int, list[int]] = {}
         self._walk(shape, (), 1, 0)
 
     def _walk(self, shape: Shape, path: Path, count: int, position: int) -> None:
@@ -57,10 +57,10 @@ class LinkMap:
             edge = shape.edges[number]
             first = position + shape.offsets[edge.first]
             self.links[path, number] = LinkClass(edge.level, edge.link, count * len(alike), first)
-        turns = self._turns.setdefault(shape.depth, [])
-        turns += [0] * (len(shape.children) - len(turns))
+        ranks = self._ranks_by_number.setdefault(shape.depth, [])
+        ranks += [0] * (len(shape.children) - len(ranks))
         for number, child in enumerate(shape.children):
-            turns[number] += count * child.size
+            ranks[number] += count * child.size
         for number, alike in self._child_classes(shape):
             self._walk(shape.children[number], (*path, number), count * len(alike), position + shape.offsets[number])
 
@@ -92,7 +92,7 @@ class LinkMap:
                     self._descend(loads, (*path, number), shape.children[number], _busiest(each), stages)
         return loads
 
-    def handled(self, depth: int, kind: str, stages: Sequence[Stage]) -> Loads:
+    def message_counts(self, depth: int, kind: str, stages: Sequence[Stage]) -> Loads:
         """The messages (between hosts, within one) that a rank sends and receives in the phase, by the class of its
         link; the busiest of it."""
         found: Loads = {}
@@ -148,8 +148,8 @@ class LinkMap:
         """The part of the sum of a shape that each child owns after a reduce_scatter."""
         if self._blocked:
             owned = [0] * len(shape.children)
-            for turn, ranks in enumerate(self._turns[shape.depth]):
-                owned[turn % len(owned)] += ranks
+            for number, ranks in enumerate(self._ranks_by_number[shape.depth]):
+                owned[number % len(owned)] += ranks
             return tuple(ranks / self._size for ranks in owned)
         shares = fastest_shares(shape, self._whole) if stages[shape.depth - 1].weighted else None
         if shares is None:

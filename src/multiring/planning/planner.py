@@ -15,7 +15,7 @@ from .bound import cut_bound
 from .choice import TIE, Candidate, Choice
 from .compose import LEAD, Stage, compose
 from .cost import NARROW_PART, CostModel, Prediction
-from .layout import Layout, arranged, canonical, rooted
+from .layout import Layout, canonical, rooted, shape_in
 from .plan import COLLECTIVES, ROOTED, WIRES, Plan
 from .space import Options, grids, options
 from .speeds import NATIVE, Speeds
@@ -160,10 +160,10 @@ def _choices(
     tree = canonical(topology)
     found = []
     for grid in grids(tree, topology.levels, collective, ordered):
-        arrangement = Layout(grid, order, arranged(tree, topology.levels, grid))
+        arrangement = Layout(grid, order, shape_in(tree, topology.levels, grid))
         models = {led: CostModel(arrangement, collective, led, speeds) for led in (False, True)}
-        for choice in options(grid, arrangement.shape, collective, dict(wire), ordered):
-            found.append((models[any(stages[0].mode == LEAD for stages in choice)], choice))
+        for by_dimension in options(grid, arrangement.shape, collective, dict(wire), ordered):
+            found.append((models[any(stages[0].mode == LEAD for stages in by_dimension)], by_dimension))
     return found
 
 
@@ -184,7 +184,7 @@ def _composed(topology: Topology, collective: str, root: int, stages: Sequence[S
 
 
 def _best(
-    model: CostModel, choice: Options, nbytes: int, composed: Callable[[Sequence[Stage], Prediction], Plan]
+    model: CostModel, by_dimension: Options, nbytes: int, composed: Callable[[Sequence[Stage], Prediction], Plan]
 ) -> list[Candidate]:
     """The cheapest choice of one stage per dimension; and those of one method throughout, to compare with."""
 
@@ -192,11 +192,11 @@ def _best(
         prediction = model.predict(stages, nbytes)
         return Candidate(tuple(stages), prediction, partial(composed, stages, prediction))
 
-    best = tried([stages[0] for stages in choice])
-    for dimension, stages in enumerate(choice):
+    best = tried([stages[0] for stages in by_dimension])
+    for dimension, stages in enumerate(by_dimension):
         for stage in stages[1:]:
             other = tried([*best.stages[:dimension], stage, *best.stages[dimension + 1 :]])
             if _time(other) < _time(best):
                 best = other
-    plain = [tried(stages) for stages in zip(*choice, strict=False) if len({s.method for s in stages}) == 1]
+    plain = [tried(stages) for stages in zip(*by_dimension, strict=False) if len({s.method for s in stages}) == 1]
     return [best, *(candidate for candidate in plain if candidate.stages != best.stages)]

@@ -9,7 +9,7 @@ from itertools import accumulate, groupby, product
 
 from .balance import fastest_shares
 from .compose import ALL, LEAD, SPLIT, Stage
-from .layout import Dimension, Grid, Shape, arranged
+from .layout import Dimension, Grid, Shape, shape_in
 from .plan import BLOCKED, METHODS_OF
 from .traffic import LARGEST_TREE, LONGEST_RING
 
@@ -38,7 +38,7 @@ def grids(tree: Shape, levels: tuple[str, ...], collective: str, ordered: bool =
         for grid in product(*(_dimensions(together, counts) for together in merged))
     ]
     if ordered:
-        found = [grid for grid in found if sum(max(_sizes(s)) > 1 for s in arranged(tree, levels, grid).by_depth) <= 1]
+        found = [grid for grid in found if sum(max(_sizes(s)) > 1 for s in shape_in(tree, levels, grid).by_depth) <= 1]
     return sorted(found, key=len)
 
 

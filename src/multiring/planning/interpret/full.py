@@ -19,9 +19,9 @@ def prove_in_full(plan: Plan, schedules: Sequence[Schedule] | None = None) -> No
     and rank, for a wait that nobody answers, a message that nobody takes, a span that is sent before it is there, a
     contribution that is counted twice or missing, a sum that is not marked final.
     """
-    machine = _Machine(plan, schedules or [schedule(plan, rank) for rank in range(plan.world_size)])
-    machine.run()
-    machine.check()
+    execution = _Execution(plan, schedules or [schedule(plan, rank) for rank in range(plan.world_size)])
+    execution.run()
+    execution.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class _Message:
     values: list[Value]
 
 
-class _Machine:
+class _Execution:
     """All ranks at once. A rank's buffer is a list of values, one for each block and elementary span of it."""
 
     def __init__(self, plan: Plan, schedules: Sequence[Schedule]):
