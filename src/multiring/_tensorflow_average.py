@@ -64,15 +64,15 @@ def _reduced(
     members = arrange(gradients, reversed(range(len(tensors))), bucket_bytes)
     exchange = _Exchange(communicator, "avg" if weight is None else "sum")
     factor = 1.0 if weight is None else tf.numpy_function(exchange.share, [weight], tf.float64)
-    tickets = [
+    numbers = [
         tf.numpy_function(
             partial(exchange.start, [gradients[i] for i in bucket]), [factor, *(tensors[i] for i in bucket)], tf.int64
         )
         for bucket in members
     ]
     results: list[Any] = [None] * len(tensors)
-    for ticket, bucket in zip(tickets, members, strict=True):
-        arrays = tf.numpy_function(exchange.finish, [ticket], [tensors[i].dtype for i in bucket])
+    for number, bucket in zip(numbers, members, strict=True):
+        arrays = tf.numpy_function(exchange.finish, [number], [tensors[i].dtype for i in bucket])
         for i, flat in zip(bucket, tf.nest.flatten(arrays), strict=True):  # one alone comes bare
             results[i] = tf.reshape(flat, tensors[i].shape)
     return results
@@ -95,11 +95,11 @@ class _Exchange:
         for slot, view in zip(bucket.slots, views, strict=True):
             fill(slot, view, factor)
         bucket.start(self._op)
-        ticket = next(self._number)
-        self._buckets[ticket] = bucket
-        return np.int64(ticket)
+        number = next(self._number)
+        self._buckets[number] = bucket
+        return np.int64(number)
 
-    def finish(self, ticket: Any) -> list[Any]:
-        bucket = self._buckets.pop(int(ticket))
+    def finish(self, number: Any) -> list[Any]:
+        bucket = self._buckets.pop(int(number))
         bucket.wait()
         return bucket.slots

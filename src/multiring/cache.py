@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-KEPT = 64
+MOST_FILES = 64
 """Number of files that are kept of a kind, the latest; a cluster whose hosts are made anew for each job would leave no
 end of them."""
 
@@ -54,5 +54,5 @@ def write(file: Path, text: str) -> None:
         half.unlink(missing_ok=True)
         raise
     files = sorted(file.parent.glob(f"*{file.suffix}"), key=lambda each: each.stat().st_mtime, reverse=True)
-    for old in files[KEPT:]:
+    for old in files[MOST_FILES:]:
         old.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from multiring.planning import topology_file
 from multiring.planning.bound import cut_bound
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 from multiring.planning.topology_file import outline
-from multiring.probe import classes, kept, measure
+from multiring.probe import classes, kept_topology, measure
 from multiring.probe.found import topology
 from multiring.probe.measure import Leader, Member, Unresponsive, follow
 from multiring.probe.rounds import ALL_ROUNDS, Burst, Flow, ProbeRound, Rates, Survey
@@ -327,12 +327,12 @@ HOSTS = [["a", "02:00:00:00:00:01", "10.0.0.1"], ["b", "02:00:00:00:00:02", "10.
 def test_what_was_found_is_kept_for_these_hosts_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     text = topology_file.text(Topology.of_hosts(["a", "b"]))
-    assert kept(HOSTS) == ""
+    assert kept_topology(HOSTS) == ""
     cache.keep(cache.path(HOSTS), text)
     assert cache.path(HOSTS[::-1]) == cache.path(HOSTS)
-    assert topology_file.parse(kept(HOSTS)) == topology_file.parse(text)
+    assert topology_file.parse(kept_topology(HOSTS)) == topology_file.parse(text)
     other_card = [HOSTS[0], ["b", "02:00:00:00:00:03", "10.0.0.2"]]
-    assert kept(other_card) == kept(HOSTS[:1]) == ""
+    assert kept_topology(other_card) == kept_topology(HOSTS[:1]) == ""
     assert sorted(tmp_path.rglob("*.*")) == [cache.path(HOSTS)]
 
 
@@ -340,7 +340,7 @@ def test_a_file_that_was_spoilt_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cache.keep(cache.path(HOSTS), 'host = [{ name = "a" }]')
     with pytest.raises(RendezvousError, match=r"rank 1 is on host 'b'.*remove it to have .* measured again"):
-        kept(HOSTS)
+        kept_topology(HOSTS)
 
 
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatc
 
 def test_only_the_latest_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cache, "KEPT", 2)
+    monkeypatch.setattr(cache, "MOST_FILES", 2)
     files = [cache.path([[name, "", ""]]) for name in "abc"]
     for age, file in enumerate(files):
         cache.keep(file, "")

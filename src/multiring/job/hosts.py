@@ -63,7 +63,7 @@ def prove(
     if settings.probe == "refresh":
         return Proof(hosts, "", measure=True)
     elsewhere = len({leader.machine for leader in lowest}) > 1  # else there is no network between them
-    text = probe.kept(_identity(introductions, hosts)) if elsewhere else ""
+    text = probe.kept_topology(_identity(introductions, hosts)) if elsewhere else ""
     return Proof(hosts, text, measure=elsewhere and not text)
 
 

@@ -13,6 +13,6 @@
 from __future__ import annotations
 
 from multiring.probe.found import ProbedHost
-from multiring.probe.meeting import MOST_HOSTS, ProbeGroup, kept, measured
+from multiring.probe.meeting import MOST_HOSTS, ProbeGroup, kept_topology, measured
 
-__all__ = ["MOST_HOSTS", "ProbeGroup", "ProbedHost", "kept", "measured"]
+__all__ = ["MOST_HOSTS", "ProbeGroup", "ProbedHost", "kept_topology", "measured"]

@@ -86,7 +86,7 @@ def measured(links: Links, group: ProbeGroup, deadline: float) -> str:
     return text
 
 
-def kept(identity: Sequence[Sequence[str]]) -> str:
+def kept_topology(identity: Sequence[Sequence[str]]) -> str:
     """The text of the file that an earlier job kept for these hosts, "" if there is none.
 
     RendezvousError if what somebody made of it cannot be used.

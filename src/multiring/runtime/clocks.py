@@ -20,7 +20,7 @@ BARRIERS = 4
 """Barriers by which `offset_by_barriers` compares the clocks of hosts."""
 
 
-class Peers(Protocol):
+class GroupCalls(Protocol):
     """What finding an offset, and tuning, need of a group (`multiring.runtime.group.Group`)."""
 
     rank: int
@@ -40,7 +40,7 @@ class Peers(Protocol):
     def all_gather_object(self, value: Any) -> list[Any]: ...
 
 
-def job_offset(group: Peers, known: int, clock: Callable[[], int] = time.monotonic_ns) -> int:
+def job_offset(group: GroupCalls, known: int, clock: Callable[[], int] = time.monotonic_ns) -> int:
     """Nanoseconds from this rank's clock to that of the job. All ranks call it, with the offset ``known`` so far.
 
     The rank that has been in the job for longest knows the job's clock, though rank 0 may have been lost meanwhile.
@@ -53,7 +53,7 @@ def job_offset(group: Peers, known: int, clock: Callable[[], int] = time.monoton
     return measured + of_guide
 
 
-def offset_by_barriers(group: Peers, until: float) -> float:
+def offset_by_barriers(group: GroupCalls, until: float) -> float:
     """Seconds from this rank's clock to that of rank 0; ranks of one host share a clock. All ranks call it.
 
     CollectiveTimeout at the monotonic time ``until``.
@@ -90,7 +90,7 @@ def best_offset(round_trips: Sequence[tuple[int, int, int]]) -> int:
     return answered - (sent + received) // 2
 
 
-def _ask(group: Peers, machines: Sequence[str], guide: int, clock: Callable[[], int]) -> int:
+def _ask(group: GroupCalls, machines: Sequence[str], guide: int, clock: Callable[[], int]) -> int:
     """The lowest rank of each other machine asks rank ``guide`` for the time, one after the other."""
     time_there = np.zeros(1, np.int64)
     piece = writable(time_there)

@@ -29,7 +29,7 @@ from multiring.planning.choice import Tuned
 from multiring.planning.plan import Plan
 from multiring.runtime import clocks, tuning
 from multiring.runtime.buffers import writable
-from multiring.runtime.clocks import Peers
+from multiring.runtime.clocks import GroupCalls
 from multiring.runtime.plans import Key, Plans
 from multiring.runtime.tuning import Rung
 from multiring.runtime.work import seconds_until
@@ -44,7 +44,7 @@ _log = logging.getLogger("multiring")
 
 @dataclass
 class TrialRun:
-    """A rung that is being run, the plans of the field by id, and the calls."""
+    """A rung that is being run, its plans by id, and the calls."""
 
     rung: Rung
     plans: dict[str, Plan]
@@ -54,7 +54,7 @@ class TrialRun:
 class Tuner:
     """The trials of one group. All members make it together, and ask it for the same calls in the same order."""
 
-    def __init__(self, world: World, group: Peers, plans: Plans) -> None:
+    def __init__(self, world: World, group: GroupCalls, plans: Plans) -> None:
         """``group`` is for the tuner's own calls, beside those of the group that has the ``plans``."""
         self._world, self._group = world, group
         self._plans = plans
@@ -164,7 +164,7 @@ class Tuner:
             _log.warning("the plan found by tuning cannot be kept in %s: %s", self._file, error.strerror)
 
 
-def _file(plans: Plans, world: World, group: Peers) -> Path:
+def _file(plans: Plans, world: World, group: GroupCalls) -> Path:
     """Where the results for this topology are kept, with the settings that times depend on."""
     wire, reproducible, streams = world.settings.wire, world.settings.reproducible, world.settings.streams
     about = repr((METHOD, plans.topology, wire, reproducible, streams, world.speeds, len(os.sched_getaffinity(0))))

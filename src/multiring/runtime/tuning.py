@@ -1,6 +1,6 @@
 """Which plans a job tries on its own calls, in what order, and which of them wins.
 
-The calls of one collective, size class and root go through rungs: in the first a field of plans takes turns, in each
+The calls of one collective, size class and root go through rungs: in the first many plans take turns, in each
 further one the fastest of those before, more often (Jamieson, Talwalkar 2016: successive halving). Which plan a call
 tries follows from its number alone. Pure: ``tuner`` brings the times.
 """
@@ -19,9 +19,9 @@ TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """The collectives whose plans are tried; the others have one plan, or nothing to send."""
 
 MAX_CANDIDATES = 32
-"""Most plans that are tried in one field. On unequal hosts twenty plans for 4 MB are predicted within 2 %, and the
-fastest were the 16th to 20th of them; for 256 KB and less the fastest was predicted to take up to 1.6 times as long as
-the first."""
+"""Number of plans that a first rung tries at most. On unequal hosts twenty plans for 4 MB are predicted within 2 %, and
+the fastest were the 16th to 20th of them; for 256 KB and less the fastest was predicted to take up to 1.6 times as long
+as the first."""
 
 TOP_PREDICTED = 4
 """Number of candidates that are taken first, for their predicted time alone."""
@@ -108,8 +108,8 @@ class Rung:
 
 def first_rung(plans: Sequence[str], predicted: float) -> Rung:
     """The first rung of `candidates_to_try`, by id; ``predicted`` is what its first is to take, in seconds."""
-    length = RUNGS[0]
-    return Rung(tuple(plans), length.rounds, length.run(predicted))
+    spec = RUNGS[0]
+    return Rung(tuple(plans), spec.rounds, spec.run(predicted))
 
 
 def candidates_to_try(choice: Choice) -> tuple[Candidate, ...]:
@@ -135,9 +135,9 @@ def after(rung: Rung, seconds: Sequence[float], day: str) -> Rung | Tuned:
     ranked = sorted(others, key=times.__getitem__)
     if rung.number + 1 < len(RUNGS):
         number = rung.number + 1
-        length = RUNGS[number]
+        spec = RUNGS[number]
         best = min(times.values())
-        return Rung((chosen, *ranked[: length.plans - 1]), length.rounds, length.run(best), number, found)
+        return Rung((chosen, *ranked[: spec.plans - 1]), spec.rounds, spec.run(best), number, found)
     best_plan = min(rung.plans, key=times.__getitem__)
     stays = times[chosen] <= MIN_IMPROVEMENT * times[best_plan]
     return Tuned(chosen if stays else best_plan, found, day)
