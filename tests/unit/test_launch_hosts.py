@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from multiring.launch import LaunchError
-from multiring.launch.hosts import HostEntry, Placement, is_here, parse_hosts, place, read_hostfile, spread, together
+from multiring.launch.hosts import Assignment, HostEntry, is_here, parse_hosts, place, read_hostfile, spread, together
 
 
 def test_hosts_of_the_command_line() -> None:
@@ -107,20 +107,20 @@ def test_a_file_without_hosts_is_refused(tmp_path: Path) -> None:
 
 def test_ranks_fill_the_hosts() -> None:
     hosts = [HostEntry("a", 3), HostEntry("b", 1), HostEntry("c", 2)]
-    assert place(hosts, None) == [Placement("a", 0, 3), Placement("b", 3, 1), Placement("c", 4, 2)]
-    assert place(hosts, 4) == [Placement("a", 0, 3), Placement("b", 3, 1)]
+    assert place(hosts, None) == [Assignment("a", 0, 3), Assignment("b", 3, 1), Assignment("c", 4, 2)]
+    assert place(hosts, 4) == [Assignment("a", 0, 3), Assignment("b", 3, 1)]
     with pytest.raises(LaunchError, match=r"-n 7 is more than the 6 slots of the hosts \(a 3, b 1, c 2\)"):
         place(hosts, 7)
 
 
 def test_ranks_are_spread_over_hosts_that_may_share_a_name() -> None:
-    assert spread(["a", "b", "a"], 7) == [Placement("a", 0, 3), Placement("b", 3, 2), Placement("a", 5, 2)]
+    assert spread(["a", "b", "a"], 7) == [Assignment("a", 0, 3), Assignment("b", 3, 2), Assignment("a", 5, 2)]
 
 
 def test_names_of_one_machine_are_one_host() -> None:
-    placements = [Placement("a", 0, 2), Placement("b", 2, 1), Placement("a.example", 3, 3)]
-    assert together(placements, ["m", "n", "m"]) == [Placement("a", 0, 5), Placement("b", 5, 1)]
-    assert together(placements, ["m", "n", "o"]) == placements
+    assignments = [Assignment("a", 0, 2), Assignment("b", 2, 1), Assignment("a.example", 3, 3)]
+    assert together(assignments, ["m", "n", "m"]) == [Assignment("a", 0, 5), Assignment("b", 5, 1)]
+    assert together(assignments, ["m", "n", "o"]) == assignments
 
 
 def test_this_host_is_known_by_name_and_address() -> None:

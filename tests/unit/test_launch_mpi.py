@@ -25,8 +25,8 @@ FREELY = "--map-by :OVERSUBSCRIBE --bind-to none"
     ],
 )
 def test_words(launcher: str, said: str, listed: bool, root: bool, expected: str) -> None:
-    placements = TWO if listed else HERE
-    assert command(launcher, said, placements, ["python", "x.py"], listed=listed, root=root) == expected.split()
+    assignments = TWO if listed else HERE
+    assert command(launcher, said, assignments, ["python", "x.py"], listed=listed, root=root) == expected.split()
 
 
 def test_a_launcher_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

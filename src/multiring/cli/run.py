@@ -21,7 +21,7 @@ from multiring.errors import MultiringError
 from multiring.job import pet
 from multiring.job.cores import Binding
 from multiring.launch import LaunchError, mpi
-from multiring.launch.hosts import NAME, HostEntry, Placement, is_here, parse_hosts, place, read_hostfile
+from multiring.launch.hosts import NAME, Assignment, HostEntry, is_here, parse_hosts, place, read_hostfile
 from multiring.launch.join import HostMeeting
 from multiring.launch.launcher import Job
 from multiring.launch.pods import PodOptions, completed
@@ -156,7 +156,7 @@ def run(
         }
         if launcher is not None:
             _check_launcher(launcher.value, [name for name, value in {**own, **typed}.items() if value])
-            _become(launcher.value, program, _placements(ranks, hosts, hostfile), listed=bool(hosts or hostfile))
+            _become(launcher.value, program, _assignments(ranks, hosts, hostfile), listed=bool(hosts or hostfile))
         if max_replacements and min_ranks is None:
             raise LaunchError(
                 f"--max-replacements {max_replacements} needs --min-ranks M: while so many ranks are left, others are "
@@ -168,14 +168,14 @@ def run(
             _check_min_ranks(min_ranks, total)
             code = run_as_typed(job, total, meeting, _note)
         else:
-            placements = _placements(ranks, hosts, hostfile)
-            _check_min_ranks(min_ranks, sum(placement.count for placement in placements))
-            if python != sys.executable and all(is_here(placement.host) for placement in placements):
+            assignments = _assignments(ranks, hosts, hostfile)
+            _check_min_ranks(min_ranks, sum(assignment.count for assignment in assignments))
+            if python != sys.executable and all(is_here(assignment.host) for assignment in assignments):
                 raise LaunchError(
                     f"--python {python} is for hosts that are reached by ssh, and there are none: start multiring by "
                     f"that Python ({python} -m multiring run ...)"
                 )
-            code = run_over_ssh(job, placements, _words(ssh), python, _note)
+            code = run_over_ssh(job, assignments, _words(ssh), python, _note)
     except (MultiringError, ValueError) as error:
         typer.echo(f"multiring run: {error}", err=True)
         code = USAGE_ERROR
@@ -209,11 +209,11 @@ def _check_launcher(launcher: str, given: list[str]) -> None:
         raise LaunchError(f"{' and '.join(given)} and --launcher do not go together: {launcher} starts the ranks then")
 
 
-def _become(launcher: str, program: list[str], placements: list[Placement], *, listed: bool) -> NoReturn:
+def _become(launcher: str, program: list[str], assignments: list[Assignment], *, listed: bool) -> NoReturn:
     """Turn this process into the launcher."""
     said = mpi.version(launcher)
     resolved = resolve(program, os.getcwd(), os.environ)
-    words = mpi.command(launcher, said, placements, resolved, listed=listed, root=os.geteuid() == 0)
+    words = mpi.command(launcher, said, assignments, resolved, listed=listed, root=os.geteuid() == 0)
     os.execvp(words[0], words)
 
 
@@ -265,7 +265,7 @@ def _meeting(ranks: int | None, hosts: int, index: int, rendezvous: str) -> tupl
     return ranks, HostMeeting(env.split_address(rendezvous), hosts, index, env.read(env.Settings).init_timeout)
 
 
-def _placements(ranks: int | None, hosts: str | None, hostfile: Path | None) -> list[Placement]:
+def _assignments(ranks: int | None, hosts: str | None, hostfile: Path | None) -> list[Assignment]:
     if hosts is not None:
         return place(parse_hosts(hosts), ranks)
     if hostfile is not None:

@@ -24,7 +24,7 @@ from multiring import env
 from multiring.errors import MultiringError, ResourceError, system_message
 from multiring.job import cores, descriptors
 from multiring.launch import LaunchError, processes
-from multiring.launch.hosts import Placement, identity
+from multiring.launch.hosts import Assignment, identity
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
 from multiring.launch.processes import Recipe
 from multiring.launch.program import resolve
@@ -164,7 +164,7 @@ class Agent:
         self._end()
 
     async def _prepare(self, message: Message) -> None:
-        self._placement = Placement(message["host"], message["first"], message["count"])
+        self._assignment = Assignment(message["host"], message["first"], message["count"])
         program, given, self._directory = message["program"], message["environment"], message["directory"]
         if self._typed is not None:
             program, given, self._directory = self._typed.program, {}, os.getcwd()
@@ -175,7 +175,7 @@ class Agent:
             raise LaunchError(f"there is no directory {self._directory}: the job's directory must exist on every host")
         self._command = resolve(program, self._directory, self._environment)
         self._shares = cores.divide(
-            cores.allowed_cores(), cores.cgroup_quota(), self._placement.count, message["binding"]
+            cores.allowed_cores(), cores.cgroup_quota(), self._assignment.count, message["binding"]
         )
         self._send("ready", shares=[str(share) for share in self._shares])
 
@@ -198,8 +198,8 @@ class Agent:
         if self._typed is not None and self._typed.secret is not None:
             self._secret = self._typed.secret
         job = {name: message["variables"][name] for name in JOB_VARIABLES}
-        for local_rank, rank in enumerate(self._placement.ranks):
-            place = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self._placement.count}
+        for local_rank, rank in enumerate(self._assignment.ranks):
+            place = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self._assignment.count}
             share = self._shares[local_rank]
             recipe = self._recipes[rank] = Recipe(
                 self._command,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from multiring.launch.connection import AgentConnection
-from multiring.launch.hosts import Placement
+from multiring.launch.hosts import Assignment
 from multiring.launch.messages import Message, to_bytes
 from multiring.launch.output import Output
 from multiring.launch.processes import describe_exit, shell_code
@@ -27,7 +27,7 @@ GRACE_SECONDS = 5.0
 MOST_LISTED = 16
 """Ranks in a line."""
 
-Agents = Sequence[tuple[Placement, AgentConnection]]
+Agents = Sequence[tuple[Assignment, AgentConnection]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Attempt:
         self._agents = agents
         self._output = output
         self._stdin = stdin
-        self._host = {rank: placement.host for placement, _ in agents for rank in placement.ranks}
+        self._host = {rank: assignment.host for assignment, _ in agents for rank in assignment.ranks}
         self._running = set(self._host)
         self._begin = time.monotonic()
         self._over = asyncio.Event()
@@ -116,7 +116,7 @@ class Attempt:
     async def run(self) -> None:
         if self._stdin is not None:
             self._stdin.attach()
-        followers = [asyncio.create_task(self._follow(placement, agent)) for placement, agent in self._agents]
+        followers = [asyncio.create_task(self._follow(assignment, agent)) for assignment, agent in self._agents]
         await self._over.wait()
         await self._end_ranks()
         if self._stdin is not None:
@@ -167,26 +167,26 @@ class Attempt:
             return False
         return True
 
-    async def _follow(self, placement: Placement, agent: AgentConnection) -> None:
+    async def _follow(self, assignment: Assignment, agent: AgentConnection) -> None:
         try:
-            await self._hear(placement, agent)
+            await self._hear(assignment, agent)
         except Exception:  # an error of this program, after which the job would never end
-            self._lose(placement, "it is not listened to any more")
+            self._lose(assignment, "it is not listened to any more")
             raise
 
-    async def _hear(self, placement: Placement, agent: AgentConnection) -> None:
+    async def _hear(self, assignment: Assignment, agent: AgentConnection) -> None:
         while (message := await agent.receive()) is not None:
             if message["kind"] == "finished":
                 return
             if message["kind"] == "error":
-                self._lose(placement, message["text"])
+                self._lose(assignment, message["text"])
                 await agent.close()
                 return
             self._take(message)
-        failure = self._lose(placement, "it is lost")
+        failure = self._lose(assignment, "it is lost")
         reason = await agent.why()
         self._failures = [
-            replace(failure, what=f"host {placement.host}: {reason}") if other is failure else other
+            replace(failure, what=f"host {assignment.host}: {reason}") if other is failure else other
             for other in self._failures
         ]
 
@@ -212,17 +212,17 @@ class Attempt:
         else:
             raise ValueError(f"an agent sent {message}")
 
-    def _lose(self, placement: Placement, reason: str) -> JobFailure:
+    def _lose(self, assignment: Assignment, reason: str) -> JobFailure:
         self.agent_lost = True
-        failure = JobFailure(f"host {placement.host}: {reason}", 1)
-        self._fail(failure, placement.ranks)
-        self._end(placement.ranks)
+        failure = JobFailure(f"host {assignment.host}: {reason}", 1)
+        self._fail(failure, assignment.ranks)
+        self._end(assignment.ranks)
         return failure
 
     def _replace(self, rank: int) -> None:
         number = self._replacements.take()
         if number is not None:
-            agent = next(agent for placement, agent in self._agents if rank in placement.ranks)
+            agent = next(agent for assignment, agent in self._agents if rank in assignment.ranks)
             agent.send("replace", rank=rank, number=number)
             self._running.add(rank)
             self._replaced[rank] = number

@@ -31,7 +31,7 @@ class HostEntry:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Assignment:
     """The ranks [first, first + count) of a job run on ``host``."""
 
     host: str
@@ -112,7 +112,7 @@ def _merge(hosts: Iterable[HostEntry]) -> list[HostEntry]:
     return [HostEntry(name, count) for name, count in slots.items()]
 
 
-def place(hosts: list[HostEntry], world_size: int | None) -> list[Placement]:
+def place(hosts: list[HostEntry], world_size: int | None) -> list[Assignment]:
     """Fill the hosts in their order with ``world_size`` ranks (None: as many as there are slots)."""
     available = sum(host.slots for host in hosts)
     if world_size is None:
@@ -120,16 +120,16 @@ def place(hosts: list[HostEntry], world_size: int | None) -> list[Placement]:
     if world_size > available:
         listed = ", ".join(f"{host.name} {host.slots}" for host in hosts)
         raise LaunchError(f"-n {world_size} is more than the {available} slots of the hosts ({listed}): give them more")
-    placements, first = [], 0
+    assignments, first = [], 0
     for host in hosts:
         count = min(host.slots, world_size - first)
         if count:
-            placements.append(Placement(host.name, first, count))
+            assignments.append(Assignment(host.name, first, count))
         first += count
-    return placements
+    return assignments
 
 
-def spread(names: list[str], world_size: int) -> list[Placement]:
+def spread(names: list[str], world_size: int) -> list[Assignment]:
     """Divide ``world_size`` ranks evenly over the hosts, the first ones taking the rest."""
     if world_size < len(names):
         raise LaunchError(f"-n {world_size} ranks cannot be spread over {len(names)} hosts: give at least one for each")
@@ -138,22 +138,22 @@ def spread(names: list[str], world_size: int) -> list[Placement]:
     return _in_order([HostEntry(name, share + (index < rest)) for index, name in enumerate(names)])
 
 
-def _in_order(hosts: Iterable[HostEntry]) -> list[Placement]:
+def _in_order(hosts: Iterable[HostEntry]) -> list[Assignment]:
     """All slots of the hosts filled."""
-    placements, first = [], 0
+    assignments, first = [], 0
     for host in hosts:
-        placements.append(Placement(host.name, first, host.slots))
+        assignments.append(Assignment(host.name, first, host.slots))
         first += host.slots
-    return placements
+    return assignments
 
 
-def together(placements: Sequence[Placement], machines: Sequence[str]) -> list[Placement]:
-    """The placements with those on one machine made one, at the place of the first."""
+def together(assignments: Sequence[Assignment], machines: Sequence[str]) -> list[Assignment]:
+    """The assignments with those on one machine made one, at the place of the first."""
     counts: dict[str, int] = {}
     names: dict[str, str] = {}
-    for placement, machine in zip(placements, machines, strict=True):
-        counts[machine] = counts.get(machine, 0) + placement.count
-        names.setdefault(machine, placement.host)
+    for assignment, machine in zip(assignments, machines, strict=True):
+        counts[machine] = counts.get(machine, 0) + assignment.count
+        names.setdefault(machine, assignment.host)
     return _in_order([HostEntry(names[machine], count) for machine, count in counts.items()])
 
 

@@ -60,13 +60,13 @@ class Launcher:
         self._agents = agents
         self._first = agents[0][1]
         self._is_local = len(agents) == 1 and isinstance(self._first, ForkedAgent)
-        self._world_size = sum(placement.count for placement, _ in agents)
+        self._world_size = sum(assignment.count for assignment, _ in agents)
         self._output = Output(job.log_dir, self._world_size, on_broken=lambda: self._interrupt(signal.SIGPIPE))
         self._stdin: Input | None = None
         self._attempt: Attempt | None = None
         self._interrupted = 0
         self._accounts: dict[int, dict[str, Any]] = {}
-        self._hosts = {rank: placement.host for placement, _ in agents for rank in placement.ranks}
+        self._hosts = {rank: assignment.host for assignment, _ in agents for rank in assignment.ranks}
 
     async def run(self) -> int:
         """The exit code of the job: 0, that of the rank that failed of itself, or 128 + the signal that ended it."""
@@ -96,22 +96,22 @@ class Launcher:
         return code
 
     async def _prepare(self) -> None:
-        for placement, agent in self._agents:
+        for assignment, agent in self._agents:
             agent.send(
                 "prepare",
                 program=self._job.program,
                 directory=os.getcwd(),
                 environment=portable(os.environ) if isinstance(agent, SshAgent) else {},
-                host=placement.host,
-                first=placement.first,
-                count=placement.count,
+                host=assignment.host,
+                first=assignment.first,
+                count=assignment.count,
                 binding=self._job.binding,
             )
         answers = await gather(agent.expect("ready") for _, agent in self._agents)
         if self._job.verbose:
-            for (placement, _), answer in zip(self._agents, answers, strict=True):
-                for rank, share in zip(placement.ranks, answer["shares"], strict=True):
-                    self._output.note(f"rank {rank} on host {placement.host}: {share}")
+            for (assignment, _), answer in zip(self._agents, answers, strict=True):
+                for rank, share in zip(assignment.ranks, answer["shares"], strict=True):
+                    self._output.note(f"rank {rank} on host {assignment.host}: {share}")
 
     async def _run_with_restarts(self) -> JobFailure | None:
         settings = env.read(env.Settings)

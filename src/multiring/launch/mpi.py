@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from multiring.launch import LaunchError
-from multiring.launch.hosts import Placement
+from multiring.launch.hosts import Assignment
 
 
 class SiteLauncher(str, Enum):
@@ -19,18 +19,18 @@ class SiteLauncher(str, Enum):
 
 
 def command(
-    launcher: str, said: str, placements: Sequence[Placement], program: Sequence[str], *, listed: bool, root: bool
+    launcher: str, said: str, assignments: Sequence[Assignment], program: Sequence[str], *, listed: bool, root: bool
 ) -> list[str]:
     """The words that start ``program`` on all ranks.
 
     ``said`` is what ``mpirun --version`` prints, by which Open MPI is told from MPICH and Intel MPI; ``listed`` whether
     the user named the hosts, else the launcher's own allocation holds.
     """
-    ranks = ["-n", str(sum(placement.count for placement in placements))]
+    ranks = ["-n", str(sum(assignment.count for assignment in assignments))]
     if launcher == "srun":
-        names = ",".join(placement.host for placement in placements)
+        names = ",".join(assignment.host for assignment in assignments)
         return ["srun", *ranks, *(["--nodelist", names] if listed else []), *program]
-    hosts = ",".join(f"{placement.host}:{placement.count}" for placement in placements)
+    hosts = ",".join(f"{assignment.host}:{assignment.count}" for assignment in assignments)
     if "Open MPI" in said:
         # As `multiring run` itself does it: ranks may be more than cores, and root may start them.
         freely = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]

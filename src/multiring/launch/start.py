@@ -15,7 +15,7 @@ from multiring.launch import LaunchError, processes
 from multiring.launch.agent import Agent, TypedCommand
 from multiring.launch.connection import AgentConnection, gather
 from multiring.launch.forked import ForkedAgent, fork_agent
-from multiring.launch.hosts import Placement, is_here, spread, together
+from multiring.launch.hosts import Assignment, is_here, spread, together
 from multiring.launch.join import HostMeeting, accept, reach
 from multiring.launch.launcher import Job, Launcher
 from multiring.launch.ssh import SshAgent, SshTarget
@@ -23,12 +23,12 @@ from multiring.net.loop import check_room
 
 
 def run_over_ssh(
-    job: Job, placements: Sequence[Placement], ssh: Sequence[str], python: str, note: Callable[[str], None]
+    job: Job, assignments: Sequence[Assignment], ssh: Sequence[str], python: str, note: Callable[[str], None]
 ) -> int:
     """Run a job on hosts that ``ssh host command...`` reaches, or here; the exit code of the job."""
     secret = given_secret()
     # Before there is an event loop or a thread, since they do not survive a fork.
-    forked = {placement.host: fork_agent() for placement in placements if is_here(placement.host)}
+    forked = {assignment.host: fork_agent() for assignment in assignments if is_here(assignment.host)}
 
     async def main() -> int:
         agents: dict[int, AgentConnection] = {}
@@ -42,8 +42,8 @@ def run_over_ssh(
             await agents[index].greet()
 
         try:
-            await gather(connect(index, placement.host) for index, placement in enumerate(placements))
-            placed = await _one_each_machine([(p, agents[i]) for i, p in enumerate(placements)], note)
+            await gather(connect(index, assignment.host) for index, assignment in enumerate(assignments))
+            placed = await _one_each_machine([(p, agents[i]) for i, p in enumerate(assignments)], note)
             return await Launcher(job, placed, secret).run()
         finally:
             await asyncio.gather(*(agent.close() for agent in agents.values()))
@@ -52,21 +52,21 @@ def run_over_ssh(
 
 
 async def _one_each_machine(
-    placed: Sequence[tuple[Placement, AgentConnection]], note: Callable[[str], None]
-) -> list[tuple[Placement, AgentConnection]]:
+    placed: Sequence[tuple[Assignment, AgentConnection]], note: Callable[[str], None]
+) -> list[tuple[Assignment, AgentConnection]]:
     """One agent for each machine, of those that several names have led to: each would give its ranks all cores."""
     chosen: dict[str, tuple[str, AgentConnection]] = {}
-    for placement, agent in placed:
-        first, other = chosen.setdefault(agent.machine, (placement.host, agent))
+    for assignment, agent in placed:
+        first, other = chosen.setdefault(agent.machine, (assignment.host, agent))
         if other is agent:
             continue
-        note(f"{placement.host} and {first} are one machine: the ranks of both are placed there together")
+        note(f"{assignment.host} and {first} are one machine: the ranks of both are placed there together")
         if isinstance(agent, ForkedAgent) and not isinstance(other, ForkedAgent):
             chosen[agent.machine] = first, agent
             agent = other
         await agent.close()
-    placements = together([placement for placement, _ in placed], [agent.machine for _, agent in placed])
-    return [(placement, agent) for placement, (_, agent) in zip(placements, chosen.values(), strict=True)]
+    assignments = together([assignment for assignment, _ in placed], [agent.machine for _, agent in placed])
+    return [(assignment, agent) for assignment, (_, agent) in zip(assignments, chosen.values(), strict=True)]
 
 
 def run_as_typed(job: Job, ranks: int, meeting: HostMeeting, note: Callable[[str], None]) -> int:
@@ -91,8 +91,8 @@ def _lead(job: Job, typed: TypedCommand, meeting: HostMeeting, note: Callable[[s
         try:
             await agents[0].greet()
             agents += await accept(meeting, typed, note)
-            placements = spread([agent.host for agent in agents], typed.ranks)
-            return await Launcher(job, list(zip(placements, agents, strict=True)), typed.secret).run()
+            assignments = spread([agent.host for agent in agents], typed.ranks)
+            return await Launcher(job, list(zip(assignments, agents, strict=True)), typed.secret).run()
         finally:
             await asyncio.gather(*(agent.close() for agent in agents))
 
