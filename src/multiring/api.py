@@ -22,7 +22,7 @@ from multiring.runtime.work import time_limit
 from multiring.training import sharding, weights
 
 if TYPE_CHECKING:
-    from multiring.job.membership import Agreement
+    from multiring.job.survivors import Agreement
     from multiring.runtime.world import World
 
 _T = TypeVar("_T", bound=Callable[..., Any])
@@ -115,7 +115,7 @@ def shrink(timeout: float | None = None) -> Agreement:
     of the ranks go on, or half of them with rank 0. RendezvousError for all others, and for a rank that was taken for
     lost: they have left the job then.
     """
-    from multiring.job import membership
+    from multiring.job import survivors
 
     global _default
     with _lock:
@@ -133,7 +133,7 @@ def shrink(timeout: float | None = None) -> Agreement:
         seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
         completed, account = world.engine.completed(0), world.account()
         _default, former = None, world
-        world, agreement = membership.shrink(former, completed, seconds)
+        world, agreement = survivors.shrink(former, completed, seconds)
         world.follow(former, account)
         adopt(Communicator(Group(world, timeout=communicator.timeout)))
         return agreement

@@ -24,8 +24,8 @@ from multiring.job.admission import ANSWER_SECONDS, Admission, JoinQueue, NotAdm
 from multiring.job.bootstrap import RankIdentity, no_meeting
 from multiring.job.checks import Terms, check_settings, difference
 from multiring.job.exchange import Exchange
-from multiring.job.membership import Agreement
 from multiring.job.store import Client
+from multiring.job.survivors import Agreement
 from multiring.net.membership import Membership
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.world import World

@@ -1,7 +1,7 @@
 """The ranks of a job find each other, prove who shares a host, connect the hosts, and hand all of it to the engine.
 
 Three rounds through the store, which is not used afterwards; the survivors of a loss meet by the same rounds, in a
-store that one of them stands for (membership.py):
+store that one of them stands for (survivors.py):
 
 ``arrive``   every rank publishes its host, its sockets, and the settings that must agree
 ``prove``    ranks that claim one host have attached each other over unix sockets, or are taken for different hosts

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from multiring import api
 from multiring.errors import RendezvousError
-from multiring.job.membership import Agreement
+from multiring.job.survivors import Agreement
 from multiring.net import interfaces
 from multiring.runtime.comm import Communicator
 from multiring.torch.options import Options
