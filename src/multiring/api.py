@@ -19,11 +19,11 @@ from multiring.runtime import clocks
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.group import Group
 from multiring.runtime.work import time_limit
+from multiring.runtime.world import World
 from multiring.training import sharding, weights
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what only a job needs
     from multiring.job.survivors import Agreement
-    from multiring.runtime.world import World
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _M = TypeVar("_M", float, Mapping[str, float])
