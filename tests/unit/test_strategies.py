@@ -293,6 +293,15 @@ def test_a_forced_strategy_stands_beside_what_it_displaces():
     assert re.search(rf"{usual.plan.id} .* -3\d\.\d%\n", shown)  # of the time that the forced plan takes
 
 
+def test_a_forced_strategy_and_what_it_displaces_are_predicted_for_the_same_ranks():
+    topology = cluster(4, 2)
+    slow = replace(NATIVE, wire_overhead=1e-3)
+    choice = forced.choose(topology, strategy("masters"), S, replace(slow, ranks_per_core=4.0))
+    assert choice.chosen.prediction == predict(topology, choice.plan, S, slow)
+    assert choice.rejected == tuple(planner.candidates(topology, "all_reduce", S, speeds=slow))
+    assert choice.chosen.prediction.seconds > forced.choose(topology, strategy("masters"), S).chosen.prediction.seconds
+
+
 def test_the_tree_says_which_link_it_fills():
     """What has no stages is predicted too: 4 hosts of 2, of which two are parents in a tree of each half."""
     choice = forced.choose(cluster(4, 2), strategy("double-tree"), S)

@@ -64,7 +64,7 @@ class Plans:
         """The plan that a buffer of ``nbytes`` gets: that of its size class."""
         settings, size = self._world.settings, planner.size_class(nbytes)
         if self._strategy is not None and collective == "all_reduce":
-            return forced.choose(self.topology, self._strategy, size)
+            return forced.choose(self.topology, self._strategy, size, self._world.speeds)
         tuned = self._tuned.get((_native.COLLECTIVES.index(collective), nbytes.bit_length(), root))
         wanted = settings.plan if is_id(settings.plan) else tuned.plan if tuned else ""
         wire, ordered = parse_wire(settings.wire), settings.reproducible

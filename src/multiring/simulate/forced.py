@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from multiring.planning.bound import cut_bound
 from multiring.planning.choice import Candidate, Choice
 from multiring.planning.plan import is_id
 from multiring.planning.planner import candidates
+from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.strategies import Strategy, strategy
 from multiring.planning.topology import Topology
 
@@ -32,12 +34,13 @@ def wanted(name: str, wire: str) -> Strategy | None:
     return found
 
 
-def choose(topology: Topology, strategy: Strategy, nbytes: int) -> Choice:
+def choose(topology: Topology, strategy: Strategy, nbytes: int, speeds: Speeds = NATIVE) -> Choice:
     """The plan of a strategy for an all_reduce of ``nbytes``, as the simulator predicts it, beside the planner's
-    candidates, which are all rejected. ValueError where the topology cannot have it, or where it sends more messages
-    than can be simulated."""
+    candidates, which are all rejected; ``speeds`` are those of the ranks. ValueError where the topology cannot have it,
+    or where it sends more messages than can be simulated."""
+    speeds = replace(speeds, ranks_per_core=1.0)  # the simulator knows no other: so all predictions are of one kind
     plan = strategy.plan(topology, nbytes)
-    chosen = Candidate((), predict(topology, plan, nbytes), partial(strategy.plan, topology, nbytes))
-    rejected = tuple(candidates(topology, plan.collective, nbytes))
+    chosen = Candidate((), predict(topology, plan, nbytes, speeds), partial(strategy.plan, topology, nbytes))
+    rejected = tuple(candidates(topology, plan.collective, nbytes, speeds=speeds))
     bound = cut_bound(topology, plan.collective, nbytes)
-    return Choice(plan, chosen, rejected, bound, nbytes, topology)
+    return Choice(plan, chosen, rejected, bound, nbytes, topology, speeds=speeds)
