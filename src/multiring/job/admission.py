@@ -171,9 +171,9 @@ class Admission:
     def ended(self) -> BaseException | None:
         """Why there is nothing more to be waited for."""
         verdict = _find(self._store, self._verdict)
-        if verdict is not None and verdict != _GROWN:
-            return NotAdmitted(verdict.decode())
-        return self.failure()
+        if verdict == _GROWN:
+            return None  # all have met: whoever is lost now is lost in the larger world
+        return self.failure() if verdict is None else NotAdmitted(verdict.decode())
 
     def conclude(self, reason: str = "") -> str:
         """Settle the verdict, unless it is: the old world goes on for this reason, the larger one without any.
