@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,14 @@ class Outcome:
     code: int
     output: str
     error: str
+    job: list[Outcome] = field(repr=False, compare=False)
+    """Of all processes: why one failed may stand in what another wrote."""
 
     @property
     def value(self) -> Any:
-        """What the function returned; AssertionError with the rank's output if it did not return."""
+        """What the function returned; AssertionError with the output of all if it did not return."""
         _, found, value = self.output.rpartition("\nresult ")
-        assert found, f"exit code {self.code}\n{self.output}\n{self.error}"
+        assert found, "\n".join(f"exit code {each.code}\n{each.output}\n{each.error}" for each in [self, *self.job])
         return json.loads(value)
 
 
@@ -95,7 +97,7 @@ class Job:
                 process.kill()
                 output, error = process.communicate()
                 late.append(f"rank {rank} did not end within {timeout:g} s\n{output}\n{error}")
-            outcomes.append(Outcome(process.returncode, output, error))
+            outcomes.append(Outcome(process.returncode, output, error, outcomes))
         self._server.close()
         assert not late, "\n".join(late)
         return outcomes
