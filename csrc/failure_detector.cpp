@@ -10,6 +10,7 @@ constexpr auto publishing_interval = std::chrono::milliseconds(10);
 constexpr double looking_delay = 0.5;  // seconds that a call waits before its links are looked at
 constexpr auto verdict_grace = std::chrono::milliseconds(500);  // for what others miss at the same time
 constexpr std::size_t most_beat_bytes = std::size_t{1} << 15;
+constexpr int most_named = 8;  // ranks in one line
 
 std::string seconds_text(double seconds) {
     return readable(seconds < 10 ? 0.1 * static_cast<double>(static_cast<int>(10 * seconds + 0.5))
@@ -436,8 +437,41 @@ Failure FailureDetector::timeout_of(const Work& work, const std::string& limit) 
         if (own == blame.ranks.begin()) late.rank = blame.ranks.back();
     }
     late.host = options_.host(late.rank);
-    if (blame.guilt != Guilt::unknown) late.message += ": " + describe(blame);
+    if (blame.guilt != Guilt::unknown)
+        late.message += ": " + describe(blame);
+    else if (const std::string others = others_in(waiting_of(work)); !others.empty())
+        late.message += ": " + others + held_by_kernel(waited_for);
     return late;
+}
+
+// What the other ranks wait for that are in the same collective. Where nobody is to blame, bytes are on their way, or
+// lost.
+std::string FailureDetector::others_in(const Waiting& call) const {
+    std::string text;
+    int named = 0;
+    for (const Status& status : liveness_.statuses()) {
+        if (status.rank < 0 || status.rank == options_.rank || call.is_point()) continue;
+        for (const Waiting& its : std::span(status.waiting, status.waiting_count)) {
+            if (its.is_point() || its.communicator != call.communicator || its.number != call.number) continue;
+            if (named++ == most_named) return text + ", and more ranks are in it";
+            text += (text.empty() ? "" : ", ") + options_.rank_name(status.rank) + " waits";
+            for (int i = 0; i < its.rank_count; ++i)
+                text += (i == 0 ? " for rank " : " and ") + std::to_string(its.ranks[i]);
+            text += " and has " + std::to_string(its.bytes) + " bytes to go";
+        }
+    }
+    return text;
+}
+
+std::string FailureDetector::held_by_kernel(const std::vector<int>& ranks) const {
+    std::string text;
+    for (const TcpLink* link : peers_.tcp_links()) {
+        if (std::find(ranks.begin(), ranks.end(), link->peer) == ranks.end()) continue;
+        const auto [unsent, unread] = link->held();
+        text += "; the kernel here holds " + std::to_string(unsent) + " bytes for rank " + std::to_string(link->peer) +
+                " and " + std::to_string(unread) + " from it";
+    }
+    return text;
 }
 
 }  // namespace multiring

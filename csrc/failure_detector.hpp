@@ -68,6 +68,8 @@ class FailureDetector {
     Waiting waiting_of(const Work& work) const;
     Blame blame_of(const Work& work) const;
     std::string describe(const Blame& blame) const;
+    std::string others_in(const Waiting& call) const;
+    std::string held_by_kernel(const std::vector<int>& ranks) const;  // on its way to or from these
 
     const EngineOptions& options_;
     const EngineState& state_;

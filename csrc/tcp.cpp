@@ -1,9 +1,11 @@
 #include "tcp.hpp"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -230,6 +232,18 @@ double TcpLink::look(float elapsed, bool is_waited_for) {
         enqueue(*stream, frame, nullptr, 0);
     }
     return longest;
+}
+
+TcpLink::Held TcpLink::held() const {
+    Held held;
+    for (const auto& stream : streams_) {
+        int unsent = 0, unread = 0;  // a socket that is closed has none
+        ioctl(stream->socket.get(), SIOCOUTQ, &unsent);
+        ioctl(stream->socket.get(), SIOCINQ, &unread);
+        held.unsent += static_cast<std::uint64_t>(unsent);
+        held.unread += static_cast<std::uint64_t>(unread);
+    }
+    return held;
 }
 
 void TcpLink::forget_looks() {

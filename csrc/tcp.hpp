@@ -60,6 +60,10 @@ class TcpLink final : public Link {
     // acknowledged nothing of what ours has sent. If the peer is waited for, something is sent.
     double look(float elapsed, bool is_waited_for);
     void forget_looks();  // nobody looked for a while
+    struct Held {
+        std::uint64_t unsent = 0, unread = 0;  // bytes
+    };
+    Held held() const;  // what the kernel has, of ours and of the peer's
     // Nothing but the rest of what is queued goes before it; a stream that was left in mid-message cannot carry it.
     void send_notice(const Notice& notice);
 

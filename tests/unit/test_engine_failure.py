@@ -461,6 +461,34 @@ def test_a_time_limit_ends_a_call_in_which_bytes_never_cease_to_arrive():
         assert "its timeout of 0.5 s is up" in str(error)
 
 
+def test_where_bytes_of_a_call_are_lost_all_that_are_in_it_are_told():
+    """Two ranks send into sockets that nobody empties; only their control connection leads from one to the other."""
+    engines = [native.Engine(rank, 2, hosts=["h0", "h1"], inproc=True) for rank in range(2)]
+    nowhere = [socket.socketpair() for _ in engines]
+    for engine, control, (near, _) in zip(engines, connected_sockets(1), nowhere, strict=True):
+        peer = 1 - engines.index(engine)
+        engine.attach_tcp(peer, [near.detach()])
+        engine.attach_control(peer, control[0])
+        engine.communicator(0, [0, 1])
+    plan = all_reduce_plan(2, "at once")
+    ranks = [Rank(engine, rank) for rank, engine in enumerate(engines)]
+    try:
+        errors = errors_of(ranks, lambda rank: rank.run(plan, np.zeros(1000, np.float32), timeout=4.0))
+    finally:
+        for engine in engines:
+            engine.shutdown()
+        for _, far in nowhere:
+            far.close()
+    for error in errors:
+        assert isinstance(error, CollectiveTimeout)
+        assert re.search(
+            r"waits for rank (\d) \(host h\1\), and its timeout of 4 s is up: "
+            r"rank \1 \(host h\1\) waits for rank \d and has 4000 bytes to go; "
+            r"the kernel here holds \d{4} bytes for rank \1 and 0 from it",
+            str(error),
+        ), str(error)
+
+
 def test_ranks_that_wait_for_each_other_in_different_calls_are_a_mismatch():
     with world(2) as ranks:
         for rank in ranks:
