@@ -52,8 +52,9 @@ class Search {
                 return follow(other, its, true);
             }
         if (status.has_more) return accuse(Guilt::unknown, other);  // it may be in the call
-        const bool is_done = !waiting.is_point() && status.has_called &&
-                             status.last_communicator == waiting.communicator && status.last_number >= waiting.number;
+        // Not by its last call of all: messages are counted by themselves.
+        const bool is_done =
+            !waiting.is_point() && status.begun_in == waiting.communicator && waiting.number < status.begun;
         if (is_done) return accuse(Guilt::sent, other);  // whatever it does now
         bool is_blocked = false;
         for (const Waiting& its : theirs)

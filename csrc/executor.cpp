@@ -246,6 +246,10 @@ void Executor::note(const Call& call) {
     last_what_.store(std::uint64_t{static_cast<std::uint8_t>(call.collective)} << 32 | call.installed->communicator->id,
                      std::memory_order_relaxed);
     last_number_.store(call.number, std::memory_order_relaxed);
+    if (!call.is_point()) {
+        begun_in_.store(call.installed->communicator->id, std::memory_order_relaxed);
+        begun_.store(call.number + 1, std::memory_order_relaxed);
+    }
     calls.fetch_add(1, std::memory_order_relaxed);
     if (!call.installed->communicator->is_internal()) operations.fetch_add(1, std::memory_order_relaxed);
 }

@@ -93,6 +93,13 @@ class Executor final : public Receiver {
         return {static_cast<Collective>(what >> 32), static_cast<std::uint32_t>(what),
                 last_number_.load(std::memory_order_relaxed)};
     }
+    struct Begun {
+        std::uint32_t communicator;
+        std::uint64_t below;
+    };
+    Begun begun() const {  // the numbers of the collectives called so far, in the communicator of the last one
+        return {begun_in_.load(std::memory_order_relaxed), begun_.load(std::memory_order_relaxed)};
+    }
 
     void deliver(Link& from, const Frame& frame, Payload payload) override;
     void released(int peer, std::uint32_t token) override;
@@ -131,7 +138,8 @@ class Executor final : public Receiver {
     void note(const Call& call);
 
     const int world_size_;
-    std::atomic<std::uint64_t> last_what_{0}, last_number_{0};
+    std::atomic<std::uint64_t> last_what_{0}, last_number_{0}, begun_{0};
+    std::atomic<std::uint32_t> begun_in_{0};
     std::mutex lanes_mutex_;
     std::unique_ptr<std::atomic<Lane*>[]> lanes_;  // by id
     std::vector<std::uint32_t> free_lane_ids_;

@@ -73,6 +73,9 @@ void FailureDetector::publish_status(const Works& works) {
     status.last_communicator = last.communicator;
     status.last_collective = last.collective;
     status.last_number = last.number;
+    const Executor::Begun begun = executor_.begun();
+    status.begun_in = begun.communicator;
+    status.begun = begun.below;
     // A caller that waits for a call waits for those before it in its communicator, too.
     std::vector<const Communicator*> blocked;
     for (const auto& work : works)

@@ -38,6 +38,7 @@ struct Status {
 
     std::uint64_t beats = 0;  // counts up while the rank lives; 0: nothing is known of it
     std::uint64_t last_number = 0;
+    std::uint64_t begun = 0;  // the collectives of `begun_in` with lower numbers were called
     std::int32_t rank = -1;
     std::uint32_t last_communicator = 0;
     float idle = 0;    // seconds since it last called something
@@ -45,8 +46,8 @@ struct Status {
     Collective last_collective{};
     std::uint8_t has_called = 0;  // the `last_` are valid
     std::uint8_t waiting_count = 0;
-    std::uint8_t has_more = 0;  // calls in flight than are told
-    std::uint8_t unused[4] = {};
+    std::uint8_t has_more = 0;   // calls in flight than are told
+    std::uint32_t begun_in = 0;  // the communicator of the last collective
     Waiting waiting[most_waiting] = {};
 
     std::size_t bytes() const { return offsetof(Status, waiting) + waiting_count * sizeof(Waiting); }

@@ -502,6 +502,20 @@ def test_ranks_that_wait_for_each_other_in_different_calls_are_a_mismatch():
             assert f"all_reduce number 0 of communicator {number} for rank {1 - number}" in str(error)
 
 
+def test_a_message_is_no_part_in_the_collective_of_its_number():
+    with world(2) as ranks:
+        plan = all_reduce_plan(2, "direct")
+        calls = [
+            lambda: ranks[0].run(plan, np.zeros(10), timeout=1.0),
+            lambda: ranks[1].recv(0, np.zeros(10), timeout=1.0).wait(20),
+        ]
+        errors = errors_of(ranks, lambda rank: calls[rank.rank]())
+    for error in errors:
+        assert isinstance(error, Mismatch)
+        assert "rank 0 (host h0) waits in all_reduce number 0 of communicator 0 for rank 1" in str(error)
+        assert "rank 1 (host h1) waits in recv number 0 of communicator 0 for rank 0" in str(error)
+
+
 def test_a_communicator_that_is_made_after_the_failure_raises_it_in_its_calls():
     plan = all_reduce_plan(2, "direct")
     with world(2) as ranks:
