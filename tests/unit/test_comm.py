@@ -201,6 +201,7 @@ def read_only() -> np.ndarray[Any, Any]:
         (lambda: mr.all_gather(np.zeros(3), out=np.zeros(4)), ValueError, "out is 4 x float64, but 3 x float64 arrive"),
         (lambda: mr.all_gather(np.zeros(3), out=np.zeros(3, "f4")), ValueError, "3 x float32, but 3 x float64"),
         (lambda: mr.reduce_scatter(np.float64(3)), ValueError, r"shape \(\) cannot be cut into 1 equal blocks"),
+        (lambda: mr.all_to_all(np.zeros(3), [3.0]), TypeError, r"splits=\[3.0\]: numbers of rows are whole"),
         (lambda: mr.all_to_all(np.zeros(3), [2]), ValueError, r"splits=\[2\]: 1 numbers of rows that add up to 3"),
         (lambda: mr.scatter(np.zeros(3)), ValueError, "rank 0 is the root and has to give blocks"),
         (lambda: mr.new_group([]), ValueError, r"ranks=\[\]: a group has at least one rank"),

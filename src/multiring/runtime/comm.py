@@ -319,9 +319,13 @@ class Communicator:
 
     def _uneven_all_to_all(self, x: Any, splits: Sequence[int], out: Any, async_op: bool, timeout: float | None) -> Any:
         found = source(x)
+        try:
+            splits = [operator.index(rows) for rows in splits]
+        except TypeError:
+            raise TypeError(f"splits={splits!r}: numbers of rows are whole") from None
         rows = found.shape[0] if found.shape else 0
         if len(splits) != self.size or min(splits) < 0 or sum(splits) != rows:
-            raise ValueError(f"splits={list(splits)}: {self.size} numbers of rows that add up to {rows} are needed")
+            raise ValueError(f"splits={splits}: {self.size} numbers of rows that add up to {rows} are needed")
         incoming = self.all_to_all(np.array(splits, np.int64), timeout=timeout).tolist()
         if out is None:
             out = like(x, found, (sum(incoming), *found.shape[1:]))
