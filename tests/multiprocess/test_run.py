@@ -506,6 +506,17 @@ def test_restarts_count_up(launch: Launch) -> None:
     ]
 
 
+def test_a_directory_that_is_gone(launch: Launch, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    prefix = ("sh", "-c", f'cd {gone} && rmdir {gone} && exec "$@"', "sh")
+    result = launch.run("-n", "2", "true", prefix=prefix)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "multiring run: the current directory, in which the ranks would start: No such file or directory\n"
+    )
+
+
 def test_restarts_end(launch: Launch) -> None:
     result = launch.run("-n", "2", "--max-restarts", "1", "sh", "-c", "echo start; exit 6")
     assert result.returncode == 6

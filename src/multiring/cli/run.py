@@ -128,9 +128,10 @@ def run(
 
     Rank 0 keeps the terminal; each line of the others bears their rank. The first failure ends the job.
     """
-    if topology is not None:
-        os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
     try:
+        _check_directory()
+        if topology is not None:
+            os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
         hosts, host_count = _hosts(hosts, count_or_list)
         listed = {"-H": hosts, "--hostfile": hostfile}
         given = PodOptions(ranks, host_count, host_index, rendezvous, ranks_per_host)
@@ -193,6 +194,13 @@ def _hosts(hosts: str | None, count_or_list: str | None) -> tuple[str | None, in
     if hosts is not None:
         raise LaunchError(f"-H {hosts} and --hosts {count_or_list} do not go together: they are two lists of hosts")
     return count_or_list, None
+
+
+def _check_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise LaunchError(f"the current directory, in which the ranks would start: {error.strerror}") from None
 
 
 def _check_plan() -> None:
