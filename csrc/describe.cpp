@@ -207,6 +207,11 @@ Description describe_array(nb::handle x, const Array& array, bool writable) {
     d.device = device_name(array.device_type(), array.device_id());
     for (std::size_t i = 0; i < array.ndim(); ++i) d.shape.push_back(static_cast<std::int64_t>(array.shape(i)));
     d.contiguous = is_contiguous(d.shape.data(), array.stride_ptr(), array.ndim());
+    if (d.pointer == 0 && d.count != 0)
+        throw nb::value_error((name_of_type(x) + " shows " + std::to_string(d.count) +
+                               " elements and has no memory for them: hand over x.clone(), or give it memory again if "
+                               "its storage was freed")
+                                  .c_str());
     return d;
 }
 
@@ -276,7 +281,11 @@ std::optional<Plain> plain_tensor(nb::handle x, const ExchangeTable& table) {
     if (says(x, "is_neg") || (is_complex && says(x, "is_conj"))) return {};
     std::size_t count = 1;
     for (std::size_t i = 0; i < dimensions; ++i) count *= static_cast<std::size_t>(tensor.shape[i]);
-    return Plain{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype, x.attr("untyped_storage")()};
+    const nb::object storage = x.attr("untyped_storage")();
+    const std::size_t needed = count * dtype_sizes[static_cast<std::size_t>(*dtype)];
+    if (needed != 0 && (tensor.data == nullptr || nb::cast<std::size_t>(nb::object(storage.attr("nbytes")())) < needed))
+        return {};  // zeros for which torch keeps no memory, or a storage that was freed
+    return Plain{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype, storage};
 }
 
 }  // namespace

@@ -182,6 +182,76 @@ def plain_tensors() -> None:
             same(x, before)
 
 
+def finish(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+@worker
+def averages_of_integers() -> None:
+    """Cut off to integers, by every reduction."""
+    formats = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+    with group() as (rank, size):
+        for dtype in formats:
+            sign = -1 if dtype.is_signed else 1
+            for large in (0, 2**63) if dtype == torch.uint64 else (0,):
+                # One rank alone is large, so that the sum has room.
+                mine = [sign * int(x) + large * (rank == 0) for x in own(rank, 2 * size)]
+                sums = [sign * int(x) + large for x in everyone(size, 2 * size).sum(0)]
+                expected = torch.tensor([sign * (abs(total) // size) for total in sums], dtype=dtype)
+                x = torch.tensor(mine, dtype=dtype)
+                for asynchronous in (False, True):
+                    y = x.clone()
+                    finish(dist.all_reduce(y, dist.ReduceOp.AVG, async_op=asynchronous))
+                    same(y, expected)
+                    y = x.clone()
+                    finish(dist.reduce(y, size - 1, dist.ReduceOp.AVG, async_op=asynchronous))
+                    if rank == size - 1:
+                        same(y, expected)
+                    y = torch.zeros(6, dtype=dtype)[1:5:2]
+                    finish(dist.reduce_scatter_tensor(y, x, dist.ReduceOp.AVG, async_op=asynchronous))
+                    same(y, expected[2 * rank : 2 * rank + 2])
+                y = torch.zeros(2, dtype=dtype)
+                dist.reduce_scatter(y, list(x.chunk(size)), dist.ReduceOp.AVG)
+                same(y, expected[2 * rank : 2 * rank + 2])
+        with pytest.raises(ValueError, match="avg is not defined for bool"):
+            dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)
+
+
+@worker
+def tensors_without_memory() -> None:
+    with group() as (_, size):
+        zeros = torch._efficientzerotensor((3,))
+        with pytest.raises(ValueError, match="zeros for which torch keeps no memory"):
+            dist.all_reduce(zeros)
+        with pytest.raises(ValueError, match="shows 3 elements and has no memory"):
+            multiring.all_reduce(zeros)
+        gathered = torch.ones(3 * size)
+        dist.all_gather_into_tensor(gathered, zeros)
+        same(gathered, torch.zeros(3 * size))
+        whole = torch.ones(8)
+        part = whole[4:]
+        whole.untyped_storage().resize_(0)
+        for freed in (whole, part):
+            for asynchronous in (False, True):
+                with pytest.raises(ValueError, match="has no memory"):
+                    dist.all_reduce(freed, async_op=asynchronous)
+        same(gathered, torch.zeros(3 * size))
+        for call in (dist.group.WORLD.split_group, dist.group.WORLD.merge_remote_group):
+            with pytest.raises(RuntimeError, match="new_group"):
+                call([0])
+
+
+@worker
+def sparse_tensors_of_other_shapes() -> None:
+    """An index of one may lie outside of the other."""
+    with group() as (rank, _):
+        x = torch.sparse_coo_tensor([[17 if rank else 9]], [1.0], (20 if rank else 10,))
+        with pytest.raises(multiring.Mismatch, match=r"float32 \(10,\), 1 of its dimensions sparse") as raised:
+            dist.all_reduce(x)
+        assert "float32 (20,), 1 of its dimensions sparse" in str(raised.value)
+
+
 @worker
 def sparse_all_reduce() -> None:
     with group() as (rank, size):

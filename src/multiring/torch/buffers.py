@@ -36,6 +36,22 @@ def op_name(op: dist.ReduceOp) -> str:
     raise ValueError(f"multiring cannot reduce by {getattr(op, 'op', op)}; it knows {', '.join(_OPS.values())}")
 
 
+def is_cut_off(op: str, dtype: torch.dtype) -> bool:
+    """Whether it is an average of integers, which is that of NCCL: their sum, `divided`."""
+    return op == "avg" and not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def divided(x: torch.Tensor, by: int) -> torch.Tensor:
+    """Integers divided, and cut off; torch itself has no division for most formats without sign."""
+    if x.dtype in (torch.uint16, torch.uint32):
+        return x.to(torch.int64).div(by, rounding_mode="trunc").to(x.dtype)
+    if x.dtype == torch.uint64:
+        bits = x.view(torch.int64)
+        half = ((bits >> 1) & torch.iinfo(torch.int64).max).div(by, rounding_mode="trunc")
+        return (2 * half + (bits - 2 * half * by >= by)).view(torch.uint64)
+    return x.div(by, rounding_mode="trunc")
+
+
 def single(entries: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
     """The one tensor of a list, or that which is handed over without one."""
     return entries if isinstance(entries, torch.Tensor) else only(entries)
@@ -91,5 +107,8 @@ def _shared(elements: torch.Tensor) -> Piece:
     The storage is kept, not the tensor, which can be given another one while the call is in flight.
     """
     if type(elements) in _USUAL:
-        return Piece(elements.untyped_storage(), elements.data_ptr(), elements.numel(), REDUCIBLE[elements.dtype])
+        storage, count = elements.untyped_storage(), elements.numel()
+        if count and storage.nbytes() < (elements.storage_offset() + count) * elements.element_size():
+            raise ValueError(f"a tensor of {count} x {elements.dtype} has no memory: its storage was freed")
+        return Piece(storage, elements.data_ptr(), count, REDUCIBLE[elements.dtype])
     return readable(elements.numpy() if elements.dtype in _IN_NUMPY else elements)

@@ -31,7 +31,7 @@ from multiring.runtime.buffers import CardBlocks, CardBuffer
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import CardPart
 from multiring.runtime.group import Group
-from multiring.torch.buffers import REDUCIBLE, only, op_name, single, with_options
+from multiring.torch.buffers import REDUCIBLE, divided, is_cut_off, only, op_name, single, with_options
 from multiring.torch.layouts import refuse_overlap, refuse_shared
 from multiring.torch.work import Watcher
 
@@ -380,12 +380,9 @@ class _Call:
         return work
 
     def all_reduce(self, tensor: Tensor) -> None:
-        op, x = op_name(self._opts.reduceOp), self._in_place(tensor)
-        whole = op == "avg" and not (x.is_floating_point() or x.is_complex())
-        self._start("all_reduce", x, x.numel(), "sum" if whole else op, 0, _all(x), _all(x))
-        if whole:  # as NCCL averages integers
-            self._finish.append(lambda: _divide(x, self._group.size()))
-            self._kept.append(x)
+        x = self._in_place(tensor)
+        self._start("all_reduce", x, x.numel(), self._operation(x), 0, _all(x), _all(x))
+        self._divide(x)
         self._bring_back(x, tensor)
 
     def broadcast(self, tensor: Tensor) -> None:
@@ -398,10 +395,11 @@ class _Call:
             self._bring_back(x, tensor)
 
     def reduce(self, tensor: Tensor) -> None:
-        root, op = self._opts.rootRank, op_name(self._opts.reduceOp)
-        x, here = self._in_place(tensor), self._group.rank() == root
-        self._start("reduce", x, x.numel(), op, root, _all(x), _all(x) if here else None)
+        root, x = self._opts.rootRank, self._in_place(tensor)
+        here = self._group.rank() == root
+        self._start("reduce", x, x.numel(), self._operation(x), root, _all(x), _all(x) if here else None)
         if here:
+            self._divide(x)
             self._bring_back(x, tensor)
 
     def all_gather(self, output: Tensor, input: Tensor) -> None:
@@ -445,17 +443,17 @@ class _Call:
         x, whole = self._in_place(output, fill=False), _ordered(input)
         pitch = x.numel() * x.element_size()
         whole = _apart(whole, x, -rank * pitch)
-        op = op_name(self._opts.reduceOp)
         self._start(
             "reduce_scatter",
             x,
             x.numel(),
-            op,
+            self._operation(x),
             0,
             CardBlocks(whole.data_ptr(), pitch, 0, size),
             CardBlocks(x.data_ptr(), pitch, rank, 1),
             whole,
         )
+        self._divide(x)
         self._bring_back(x, output)
 
     def all_to_all(self, output: Tensor, input: Tensor) -> None:
@@ -489,6 +487,16 @@ class _Call:
             return plain
         refuse_overlap(plain)
         return _ordered(plain) if fill else plain.new_empty(plain.shape)
+
+    def _operation(self, x: Tensor) -> str:
+        """The communicator's, after which `_divide` may have to follow."""
+        op = op_name(self._opts.reduceOp)
+        return "sum" if is_cut_off(op, x.dtype) else op
+
+    def _divide(self, x: Tensor) -> None:
+        if is_cut_off(op_name(self._opts.reduceOp), x.dtype):
+            self._finish.append(lambda: _copy(x, divided(x, self._group.size())))
+            self._kept.append(x)
 
     def _bring_back(self, x: Tensor, tensor: Tensor) -> None:
         if x.data_ptr() == tensor.data_ptr() and x.stride() == tensor.stride():
@@ -539,8 +547,8 @@ def _apart(read: Tensor, written: Tensor, place: int) -> Tensor:
     return read.clone() if begin < last and first < end and begin - first != place else read
 
 
-def _divide(x: Tensor, by: int) -> None:
-    x.div_(by, rounding_mode="trunc")
+def _copy(x: Tensor, y: Tensor) -> None:
+    x.copy_(y)
 
 
 def all_reduce_on_card(communicator: Communicator, x: Tensor, op: str, watcher: Watcher) -> CardWork:

@@ -51,6 +51,8 @@ def filling(tensor: Tensor) -> Callable[[Tensor], None]:
     The memory is that which the tensor has now, whatever becomes of the tensor.
     """
     plain = _strided(tensor).detach()
+    if plain._is_zerotensor():
+        raise ValueError("zeros for which torch keeps no memory cannot hold what arrives: hand over y = tensor.clone()")
     refuse_overlap(plain)
     return lambda elements: fill(plain, elements)
 

@@ -34,9 +34,9 @@ from multiring.runtime.buffers import Piece
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Waitable
 from multiring.torch.backend import DeviceBackend
-from multiring.torch.buffers import only, op_name, raw, reducible, single, with_options
+from multiring.torch.buffers import divided, is_cut_off, only, op_name, raw, reducible, single, with_options
 from multiring.torch.cuda import CudaCollectives, also_on_cuda
-from multiring.torch.layouts import Finish, apart, fill, filling, refuse_shared, source, target
+from multiring.torch.layouts import Finish, TensorTarget, apart, fill, filling, refuse_shared, source, target
 from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.torch.work import OrderedWatcher, TorchWork, Watcher
@@ -96,6 +96,14 @@ class MultiringGroup(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the time that a collective may take."""
         self._timeout = timeout.total_seconds()
+
+    def split_group(self, *_: Any, **__: Any) -> Any:
+        """Torch's own looks for a backend that is not there, and ends the process."""
+        raise RuntimeError("multiring cannot split a group: make one by torch.distributed.new_group")
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        """See `split_group`."""
+        raise RuntimeError("multiring cannot merge groups: make one by torch.distributed.new_group")
 
     def shutdown(self) -> None:
         """Release the communicator; called by ``destroy_process_group``."""
@@ -160,8 +168,12 @@ class MultiringGroup(dist.ProcessGroup):
     @also_on_cuda
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or ReduceOptions()
-        x, op = target(only(tensors), read=True, write=self.rank() == opts.rootRank), op_name(opts.reduceOp)
-        step = self._run(opts, "reduce", reducible(x.elements), op, opts.rootRank, finish=x.finish)
+        is_root = self.rank() == opts.rootRank
+        x = target(only(tensors), read=True, write=is_root)
+        op, finish = self._reduction(opts, x)
+        step = self._run(
+            opts, "reduce", reducible(x.elements), op, opts.rootRank, finish=finish if is_root else x.finish
+        )
         return self._work(opts, [step], tensors)
 
     @recorded("all_gather", argument=1)
@@ -383,17 +395,22 @@ class MultiringGroup(dist.ProcessGroup):
         return [rank for rank in range(self.size()) if rank != self.rank()]
 
     def _all_reduce(self, tensor: Tensor, opts: Any) -> StepInFlight:
-        op = op_name(opts.reduceOp)
         x = target(tensor, read=True)
-        if op != "avg" or tensor.is_floating_point() or tensor.is_complex():
-            return self._run(opts, "all_reduce", reducible(x.elements), op, finish=x.finish)
+        op, finish = self._reduction(opts, x)
+        return self._run(opts, "all_reduce", reducible(x.elements), op, finish=finish)
 
-        def divide() -> None:  # as NCCL averages integers
-            fill(x.elements, torch.div(x.elements, self.size(), rounding_mode="trunc"))
+    def _reduction(self, opts: Any, x: TensorTarget) -> tuple[str, Finish | None]:
+        """The communicator's operation for a sum in ``x``, and what remains to be done with that afterwards."""
+        op = op_name(opts.reduceOp)
+        if not is_cut_off(op, x.elements.dtype):
+            return op, x.finish
+
+        def divide() -> None:
+            fill(x.elements, divided(x.elements, self.size()))
             if x.finish is not None:
                 x.finish()
 
-        return self._run(opts, "all_reduce", reducible(x.elements), "sum", finish=divide)
+        return "sum", divide
 
     def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
         self._check("all_gather", output, self.size() * input.numel(), input)
@@ -416,9 +433,10 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _reduce_scatter(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
         self._check("reduce_scatter", input, self.size() * output.numel(), output)
-        x, op, mine = reducible(source(input)), op_name(opts.reduceOp), target(output)
+        x, mine = reducible(source(input)), target(output)
+        op, finish = self._reduction(opts, mine)
         call = self.communicator.reduce_scatter
-        return self._step(opts, call, x, op, out=reducible(mine.elements), finish=mine.finish)
+        return self._step(opts, call, x, op, out=reducible(mine.elements), finish=finish)
 
     def _all_to_all(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
         self._check("all_to_all", output, input.numel(), input)
