@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         world_size,
     )
     from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, PeerLost, RendezvousError, ResourceError
+    from multiring.job.store_server import StoreServer
     from multiring.runtime.comm import Communicator
     from multiring.runtime.work import Work
 
@@ -51,6 +52,7 @@ __all__ = [
     "PeerLost",
     "RendezvousError",
     "ResourceError",
+    "StoreServer",
     "Work",
     "__version__",
     "all_gather",
@@ -90,8 +92,11 @@ def __getattr__(name: str) -> Any:
     """Load the interface when it is first used: the command line and torch's entry point do without it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "StoreServer":  # a rank does without it
+        globals()[name] = importlib.import_module("multiring.job.store_server").StoreServer
+        return globals()[name]
     homes = [importlib.import_module(f"multiring.{home}") for home in ("api", "errors", "runtime.comm", "runtime.work")]
-    for public in set(__all__) - {"__version__"}:
+    for public in set(__all__) - {"__version__", "StoreServer"}:
         globals()[public] = next(getattr(home, public) for home in homes if hasattr(home, public))
     return globals()[name]
 

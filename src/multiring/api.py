@@ -23,12 +23,14 @@ from multiring.runtime.world import World
 from multiring.training import sharding, weights
 
 if TYPE_CHECKING:  # what only a job needs
+    from multiring.job.given import GivenIdentity
     from multiring.job.survivors import Agreement
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _M = TypeVar("_M", float, Mapping[str, float])
 
 _default: Communicator | None = None
+_given: GivenIdentity | None = None  # by whom its job was joined; None: the environment said so
 _inherited: Communicator | None = (
     None  # of the parent of a forked process: kept, so that nothing of it is released here
 )
@@ -37,22 +39,47 @@ _lock = threading.Lock()
 _dispatched: list[Callable[[], object]] = []
 
 
-def init(**options: Any) -> Communicator:
+def init(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    store: str | Sequence[str] | None = None,
+    secret: bytes | str | None = None,
+    job: str | None = None,
+    **options: Any,
+) -> Communicator:
     """Join the job that the launcher's environment describes; without any, be a world of one.
+
+    Where no launcher started the ranks, ``rank`` and ``world_size`` say which of them this process is, and they meet at
+    ``store`` ("host:port", or a list of them) with the ``secret`` of its `StoreServer`. Jobs that meet there at the
+    same time each have a name, ``job``. These win over the environment, which may give the last three
+    (MULTIRING_STORE, MULTIRING_SECRET_FILE, MULTIRING_JOB).
 
     ``options`` are settings (docs/settings.md) in lower case and without prefix; they win over the environment. Called
     again it returns the communicator that is there. RendezvousError names who did not come or cannot be reached.
     """
     from multiring.job import bootstrap, growth, rendezvous  # what only a job needs
+    from multiring.job.given import given_identity
 
+    global _given
     env.warn_unknown()
     settings = env.read(env.Settings, **options)
+    given = given_identity(rank, world_size, store, secret, job)
     with _lock:
         if _default is None:
-            _refuse_to_impersonate()
-            identity = bootstrap.rank_identity()
+            if given is None:
+                _refuse_to_impersonate()
+                identity = bootstrap.rank_identity()
+            else:
+                identity = given.identity()
             join = growth.enter if identity.replacement else rendezvous.join
             adopt(Communicator(Group(join(identity, settings))))
+            _given = given
+        elif given is not None and given != _given:
+            raise ValueError(
+                f"multiring is initialised, and not as init(rank={given.rank}, world_size={given.world_size}) at this "
+                "store and in this job: call shutdown() first"
+            )
         elif options and settings != _default.world.settings:
             raise ValueError(f"multiring is initialised with other settings than {options}: call shutdown() first")
         return _communicator(None)
@@ -94,10 +121,10 @@ def shutdown() -> None:
 def _leave() -> None:
     from multiring.job import bootstrap
 
-    global _default
+    global _default, _given
     with _lock:
         if _default is not None:
-            leaving, _default = _default, None
+            leaving, _default, _given = _default, None, None
             world = leaving.world
             bootstrap.report(_blamed(world), world.account())
             world.close()
@@ -117,7 +144,7 @@ def shrink(timeout: float | None = None) -> Agreement:
     """
     from multiring.job import survivors
 
-    global _default
+    global _default, _given
     with _lock:
         communicator = _communicator(None)
         world = communicator.world
@@ -133,9 +160,11 @@ def shrink(timeout: float | None = None) -> Agreement:
         seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
         completed, account = world.engine.completed(0), world.account()
         _default, former = None, world
+        given, _given = _given, None
         world, agreement = survivors.shrink(former, completed, seconds)
         world.follow(former, account)
         adopt(Communicator(Group(world, timeout=communicator.timeout)))
+        _given = given
         return agreement
 
 
@@ -143,12 +172,13 @@ def grow(timeout: float | None = None) -> Agreement | None:
     """Admit the ranks that the launcher has started in the place of lost ones: all ranks call it, between collectives.
 
     None if nobody waits to be admitted (that costs a broadcast of one byte, and rank 0 a look into the launcher's
-    store), or if it fails because of a newcomer: the log says which, and the job goes on as it was. Otherwise the
-    default communicator is that of the larger world, whose ranks stand in the order that they had at the job's start;
-    ``members[r]`` is the rank that rank r had before, -1 for a newcomer, whose `init` returns now. Groups, arrays of
-    `empty` to be zero-copy, and what was built on the old one are to be made again; what newcomers lack they get from
-    rank `oldest`. All have ``timeout`` seconds to meet (None: MULTIRING_INIT_TIMEOUT, or 4 MULTIRING_HEARTBEAT_TIMEOUT
-    if that is less). PeerLost where one of those that are there is lost meanwhile: then `shrink` may be called.
+    store), as always where no launcher starts replacements; or if it fails because of a newcomer: the log says which,
+    and the job goes on as it was. Otherwise the default communicator is that of the larger world, whose ranks stand in
+    the order that they had at the job's start; ``members[r]`` is the rank that rank r had before, -1 for a newcomer,
+    whose `init` returns now. Groups, arrays of `empty` to be zero-copy, and what was built on the old one are to be
+    made again; what newcomers lack they get from rank `oldest`. All have ``timeout`` seconds to meet (None:
+    MULTIRING_INIT_TIMEOUT, or 4 MULTIRING_HEARTBEAT_TIMEOUT if that is less). PeerLost where one of those that are
+    there is lost meanwhile: then `shrink` may be called.
     """
     from multiring.job import growth
 
@@ -156,7 +186,8 @@ def grow(timeout: float | None = None) -> Agreement | None:
     with _lock:
         communicator = _communicator(None)
         try:
-            grown = growth.grow(communicator, None if timeout is None else time_limit(timeout))
+            seconds = None if timeout is None else time_limit(timeout)
+            grown = growth.grow(communicator, seconds, launched=_given is None)
         except growth.Excluded:
             _default = None
             communicator.world.close()
@@ -194,10 +225,10 @@ def _refuse_to_impersonate() -> None:
     """A forked process that has the environment of its parent would join as the same rank."""
     if _inherited is not None and _inherited.size > 1 and _marks == [os.environ.get(name) for name in env.RANKS]:
         raise MultiringError(
-            f"this process was forked from rank {_inherited.rank} of {_inherited.size}, whose environment says that it "
-            "is that rank: leave collectives to the rank itself; a process that is to be a rank of a job of its own is "
-            "started by `multiring run`, or has its own MULTIRING_RANK, MULTIRING_WORLD_SIZE and MULTIRING_STORE set "
-            "before init()"
+            f"this process was forked from rank {_inherited.rank} of {_inherited.size}, and its environment is still "
+            "that rank's: leave collectives to the rank itself; a process that is to be a rank of a job of its own is "
+            "started by `multiring run`, gives init() its own rank, world_size and store, or has its own "
+            "MULTIRING_RANK, MULTIRING_WORLD_SIZE and MULTIRING_STORE set before init()"
         )
 
 
@@ -249,8 +280,8 @@ def _said_by(error: BaseException) -> str:
 
 
 def _leave_in_child() -> None:
-    global _default, _inherited, _lock, _marks
-    _default, _inherited, _lock = None, _default or _inherited, threading.Lock()
+    global _default, _given, _inherited, _lock, _marks
+    _default, _given, _inherited, _lock = None, None, _default or _inherited, threading.Lock()
     _marks = [os.environ.get(name) for name in env.RANKS]
 
 

@@ -101,8 +101,8 @@ def _ports(text: str) -> range:
     return range(first, last + 1)
 
 
-def _addresses(text: str) -> tuple[str, ...]:
-    """host:port pairs, comma-separated; an IPv6 address stands in brackets."""
+def parse_addresses(text: str) -> tuple[str, ...]:
+    """host:port pairs, comma-separated; an IPv6 address stands in brackets; ValueError says what was expected."""
     found = tuple(part.strip() for part in text.split(","))
     if not all(re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):\d{1,5}", part) for part in found):
         raise ValueError("host:port[,host:port...], an IPv6 address in brackets")
@@ -267,7 +267,7 @@ class Launch:
     local_rank: int | None = _knob(None, _natural, "count", "index of this process among those started on this host")
     local_world_size: int | None = _knob(None, _positive, "count", "number of processes started on this host")
     store: tuple[str, ...] = _knob(
-        (), _addresses, "host:port,...", "addresses at which the job's store may be reached; all are tried"
+        (), parse_addresses, "host:port,...", "addresses at which the job's store may be reached; all are tried"
     )
     secret_file: str = _knob("", str, "path", "file with the job's secret, 16 bytes or more")
     secret_fd: int | None = _knob(None, _natural, "descriptor", "inherited descriptor that yields the job's secret")

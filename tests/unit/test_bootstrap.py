@@ -59,6 +59,7 @@ PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
         (SLURM | PMI2 | {"MPI_LOCALRANKID": "0"}, "mpirun", 1, 4),  # the same, with one rank on each host
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "no launcher", 0, 1),  # a batch script is one process
         ({"WORLD_SIZE": "1"}, "no launcher", 0, 1),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, "no launcher", 0, 1),  # a shell that salloc opened
         ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"}, "no launcher", 0, 1),
         ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"} | by_hand(1, 4), "RANK and WORLD_SIZE", 1, 4),  # of torchrun
         (SLURM | {"WORLD_SIZE": "4"}, "srun", 1, 4),  # a batch script may export it for torch
@@ -115,6 +116,12 @@ def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], mon
         ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, "PET_NPROC_PER_NODE=4 asks for more than one rank"),
         ({"PET_NNODES": "2", "WORLD_SIZE": "1"}, "PET_NNODES=2 asks for more than one rank"),
         ({"PET_NNODES": "two"}, "PET_NNODES='two': expected a whole number"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 speaks of several ranks, .* give init"),
+        ({"PMI_SIZE": "2"}, "PMI_SIZE=2 speaks of several ranks"),
+        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}, "MV2_COMM_WORLD_SIZE=2 speaks of several ranks"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2 speaks of several ranks"),
+        ({"LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE=2 speaks of several ranks"),
+        ({"MULTIRING_STORE": "a:1"}, "MULTIRING_STORE=a:1 is where a job meets, and nothing says which"),
     ],
 )
 def test_contradictions_name_the_values(environ: dict[str, str], message: str) -> None:

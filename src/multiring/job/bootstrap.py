@@ -60,6 +60,8 @@ class JobMeeting:
 
     store: JobStore
     secret: bytes | None
+    lasting: bool = False
+    """Whether processes come and go at the store: how often this one was there says nothing about the others."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def rank_identity(environ: Mapping[str, str] | None = None) -> RankIdentity:
 
 
 def _refuse_half(environ: Mapping[str, str]) -> None:
-    """RANK or a WORLD_SIZE above 1 alone, or hosts or ranks of torchrun: whoever set it did not mean a world of one."""
+    """Variables that speak of several ranks, and not of this one's: whoever set them did not mean a world of one."""
     rank, size = environ.get("RANK"), environ.get("WORLD_SIZE")
     if (rank is None) != (size is None) and size != "1":
         raise ValueError(
@@ -118,6 +120,35 @@ def _refuse_half(environ: Mapping[str, str]) -> None:
             "`multiring run train.py`, which reads the variables PET_*, or by torchrun; unset them for a process that "
             "is alone"
         )
+    size_name = next((name for name in _SIZES if _above_one(environ.get(name, ""))), None)
+    if size_name is not None:
+        raise ValueError(
+            f"{size_name}={environ[size_name]} speaks of several ranks, and no variable of {_SIZES[size_name]} says "
+            "which of them this process is: start it by `multiring run`, torchrun, mpirun or srun, or give init() "
+            f"rank=, world_size=, store= and secret=; unset {size_name} for a process that is alone"
+        )
+    if environ.get("MULTIRING_STORE"):
+        raise ValueError(
+            f"MULTIRING_STORE={environ['MULTIRING_STORE']} is where a job meets, and nothing says which of its ranks "
+            "this process is: set MULTIRING_RANK and MULTIRING_WORLD_SIZE too, or give init() rank= and world_size=; "
+            "unset it for a process that is alone"
+        )
+
+
+_SIZES = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's",
+    "PMI_SIZE": "PMI's",
+    "MV2_COMM_WORLD_SIZE": "a launcher that multiring knows",
+    "SLURM_STEP_NUM_TASKS": "the Slurm step",
+    "LOCAL_WORLD_SIZE": "torchrun's",
+    "MULTIRING_LOCAL_WORLD_SIZE": "multiring's",
+}
+"""Variables that hold a number of ranks, and whose it is. SLURM_NTASKS is none: it is the whole allocation's, which a
+batch script or a shell in the allocation has too."""
+
+
+def _above_one(text: str) -> bool:
+    return text.isdecimal() and int(text) > 1
 
 
 def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
@@ -248,6 +279,13 @@ def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str
     return RankIdentity(rank, size, launcher, meet, job)
 
 
+def at_lasting_store(
+    addresses: list[tuple[str, int]], secret: bytes, job: str
+) -> Callable[[env.Settings], AbstractContextManager[JobMeeting]]:
+    """Opens the meeting of ranks whose processes join one job after another; ``job`` is that of the store."""
+    return lambda settings: _client(addresses, secret, job, settings, lasting=True)
+
+
 @contextlib.contextmanager
 def no_meeting(settings: env.Settings) -> Iterator[JobMeeting]:
     """The meeting of a world of one, and of ranks that have met before: RendezvousError, as they need none."""
@@ -264,10 +302,11 @@ def _client(
     *,
     sought: bool = False,
     served_by: int = -1,
+    lasting: bool = False,
 ) -> Iterator[JobMeeting]:
     client = Client(addresses, secret, job=job, timeout=settings.init_timeout, sought=sought, served_by=served_by)
     try:
-        yield JobMeeting(client, secret)
+        yield JobMeeting(client, secret, lasting)
     finally:
         client.close()
 

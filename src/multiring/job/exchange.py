@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,16 @@ GRACE_SECONDS = 5.0
 """How much longer than rank 0 the others wait, so that its report of who is missing reaches them."""
 
 _log = logging.getLogger("multiring")
+
+
+def first_open(store: KeyValueStore, prefix: str) -> int:
+    """The number of the first exchange below ``prefix`` that does not know yet who has come to it."""
+    for number in itertools.count(1):
+        try:
+            store.get(f"{prefix}/{number}/arrive/all", 0.0)
+        except TimeoutError:
+            return number
+    raise AssertionError("not reached")
 
 
 class Exchange:
@@ -55,6 +66,7 @@ class Exchange:
         self._failed: tuple[str, Record] | None = None
         self._newest: tuple[JobStore, str, int] | None = None
         self._claimed: tuple[JobStore, Record] | None = None
+        self._lasting = False
 
     def outdate(self, store: JobStore, key: str, restart: int) -> None:
         """Say at ``key``, which all restarts of the job have in common, that this rank belongs to ``restart``.
@@ -74,13 +86,15 @@ class Exchange:
                 store.set(f"{newest['prefix']}/arrive/all", _packed(told))
             found = now
 
-    def claim(self, store: JobStore, host: str) -> None:
+    def claim(self, store: JobStore, host: str, *, lasting: bool = False) -> None:
         """Say that this process is the rank; RendezvousError where another one has said so, for all that still wait.
 
         One that has ended, or has left the store without being known to live, is replaced: it was started again.
         torch's store does not know who has left: there one of another host is always replaced, and while it waits for
-        others to arrive it looks whether it was.
+        others to arrive it looks whether it was. Where the store is ``lasting``, and processes come and go, all that
+        counts is who has left.
         """
+        self._lasting = lasting
         key = f"{self._prefix}/claim/{self._rank}"
         mine = {"host": host, "pid": os.getpid(), "space": _process_space(), "token": secrets.token_hex(8)}
         if isinstance(store, Client):
@@ -120,11 +134,13 @@ class Exchange:
 
     def _has_gone(self, store: JobStore, claimant: Record, mine: Record) -> bool:
         if claimant["space"] == mine["space"]:
-            return claimant["pid"] == mine["pid"] or not Path(f"/proc/{claimant['pid']}").exists()
-        if not isinstance(store, Client):
-            return True
+            ended = claimant["pid"] == mine["pid"] or not Path(f"/proc/{claimant['pid']}").exists()
+            return ended or (self._lasting and self._has_left(claimant))
+        return not isinstance(store, Client) or self._has_left(claimant)
+
+    def _has_left(self, claimant: Record) -> bool:
         try:
-            store.get(self._left(claimant), 0.0)
+            self._store.get(self._left(claimant), 0.0)
         except TimeoutError:
             return False
         return True
@@ -220,7 +236,9 @@ class Exchange:
     def _conclusion(self, name: str) -> Record:
         # Many ranks look less often: one server answers them all.
         interval = LOOK_SECONDS * max(1.0, self._world_size / 1000)
-        looks = name == "arrive" and self._claimed is not None and not isinstance(self._claimed[0], Client)
+        # A server notices that a client has gone between its calls only: at a lasting store that must not take long.
+        apart = self._claimed is not None and not isinstance(self._claimed[0], Client)
+        looks = name == "arrive" and (apart or self._lasting)
         while True:
             left = self._remaining() + GRACE_SECONDS
             try:
@@ -231,7 +249,16 @@ class Exchange:
                     continue
             arrived, missing = self._roll(name)
             late = _late(missing, list(arrived)) if missing else "rank 0 did not answer"
-            raise RendezvousError(f"{late}, within {self._timeout:g} s", rank=self._culprit(missing))
+            error = RendezvousError(f"{late}, within {self._timeout:g} s", rank=self._culprit(missing))
+            self._end_arrivals(name, error)
+            raise error
+
+    def _end_arrivals(self, name: str, error: RendezvousError) -> None:
+        """At a lasting store, whoever comes when this rank has given up is to meet others elsewhere."""
+        if self._lasting and name == "arrive" and self._claimed is not None:
+            told = {"error": str(error), "rank": error.rank, "by": self._rank}
+            with contextlib.suppress(MultiringError):
+                self._claimed[0].swap(f"{self._prefix}/arrive/all", b"", _packed(told))
 
     def _culprit(self, missing: Sequence[int]) -> int:
         """Who serves the store lives, since that answers, and waits for another one that is missing, if there is one:
@@ -243,24 +270,28 @@ class Exchange:
         """The records of all ranks; once one of them tells of an error, those that are there a moment later."""
         records: list[Record] = []
         began, patience = time.monotonic(), NOTICE_SECONDS
-        while len(records) < self._world_size:
-            try:
-                records.append(self._read(name, len(records), min(LOOK_SECONDS, self._remaining())))
-            except TimeoutError:
-                self._look_for_newer()
-                if name == "arrive":
-                    self._look_for_successor()
-                    self._look_for_second()
-                arrived, missing = self._roll(name)
-                if any("error" in record for record in arrived.values()):
-                    time.sleep(LOOK_SECONDS)
-                    return list(self._roll(name)[0].values())
-                if missing and self._remaining() <= 0:
-                    late = f"{_late(missing, list(arrived))}, within {self._timeout:g} s"
-                    raise RendezvousError(late, rank=self._culprit(missing)) from None
-                if missing and time.monotonic() - began >= patience:
-                    _log.warning("%s yet", _late(missing, list(arrived)))
-                    patience *= 2
+        while len(records) < self._world_size or (gone := self._gone(name, dict(enumerate(records)))):
+            if len(records) == self._world_size:
+                del records[gone[0] :]
+                time.sleep(LOOK_SECONDS / 4)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    records.append(self._read(name, len(records), min(LOOK_SECONDS, self._remaining())))
+                    continue
+            self._look_for_newer()
+            if name == "arrive":
+                self._look_for_successor()
+                self._look_for_second()
+            arrived, missing = self._roll(name)
+            if any("error" in record for record in arrived.values()):
+                time.sleep(LOOK_SECONDS)
+                return list(self._roll(name)[0].values())
+            if missing and self._remaining() <= 0:
+                late = f"{_late(missing, list(arrived))}, within {self._timeout:g} s"
+                raise RendezvousError(late, rank=self._culprit(missing))
+            if missing and time.monotonic() - began >= patience:
+                _log.warning("%s yet", _late(missing, list(arrived)))
+                patience *= 2
         return records
 
     def _roll(self, name: str) -> tuple[dict[int, Record], list[int]]:
@@ -272,7 +303,16 @@ class Exchange:
                 arrived[rank] = self._read(name, rank, 0.0)
             except TimeoutError:
                 missing.append(rank)
-        return arrived, missing
+        for rank in self._gone(name, arrived):
+            del arrived[rank]
+            missing.append(rank)
+        return arrived, sorted(missing)
+
+    def _gone(self, name: str, arrived: Mapping[int, Record]) -> list[int]:
+        """Those whose processes have left a lasting store after they arrived: others may come in their place."""
+        if not self._lasting or name != "arrive":
+            return []
+        return [rank for rank, record in arrived.items() if "claim" in record and self._has_left(record["claim"])]
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())

@@ -37,11 +37,15 @@ class Excluded(RendezvousError):
     """The others may have gone on without this rank, which has left the job."""
 
 
-def grow(communicator: Communicator, timeout: float | None) -> tuple[World, Agreement] | None:
+def grow(communicator: Communicator, timeout: float | None, *, launched: bool = True) -> tuple[World, Agreement] | None:
     """The world of the ranks of ``communicator``, the job's, and those that it has admitted; None if there are none.
 
+    There are none where no launcher has ``launched`` the job: nobody starts replacements.
     ``timeout`` in seconds is for all to meet. Where this raises anything but Excluded, the old world is as it was.
     """
+    if not launched:
+        _told(communicator, None)
+        return None
     world = communicator.world
     completed = world.engine.completed(0) - 1
     seconds = _patience(world.settings) if timeout is None else timeout

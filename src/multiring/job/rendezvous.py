@@ -27,7 +27,7 @@ from multiring.errors import RendezvousError
 from multiring.job import bootstrap, descriptors, hosts
 from multiring.job.bootstrap import RankIdentity, no_meeting
 from multiring.job.checks import check_formats, check_settings, check_strategy, difference, topology_of, topology_text
-from multiring.job.exchange import Exchange, Record
+from multiring.job.exchange import Exchange, Record, first_open
 from multiring.job.hosts import Proof
 from multiring.job.introduction import Introduction, introduce
 from multiring.job.store import KeyValueStore
@@ -116,12 +116,12 @@ def join(identity: RankIdentity, settings: env.Settings) -> World:
     prefix = f"{job}/{identity.restart}"
     _joins[prefix] += 1
     with _blaming(identity.rank), identity.meet(settings) as meeting:
-        key = f"{prefix}/{_joins[prefix]}"
+        key = f"{prefix}/{first_open(meeting.store, prefix) if meeting.lasting else _joins[prefix]}"
         size, served_by = identity.world_size, meeting.store.served_by
         exchange = Exchange(meeting.store, key, identity.rank, size, settings.init_timeout, served_by=served_by)
         with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
             exchange.outdate(meeting.store, f"{job}/newest", identity.restart)
-            exchange.claim(meeting.store, settings.host or socket.gethostname())
+            exchange.claim(meeting.store, settings.host or socket.gethostname(), lasting=meeting.lasting)
             text = partial(topology_text, settings)
             world = _join(_Joiner(identity, settings, exchange, meeting.secret, text), undo)
             check_strategy(strategy, world.topology)

@@ -72,8 +72,18 @@ class Server:
     """
 
     def __init__(
-        self, secret: bytes, *, job: str = "", bind: Sequence[str] = (), ports: range | None = None, interface: str = ""
+        self,
+        secret: bytes,
+        *,
+        job: str = "",
+        bind: Sequence[str] = (),
+        ports: range | None = None,
+        interface: str = "",
+        forgets: bool = False,
     ) -> None:
+        """``forgets``: whenever no client is left, so is nothing of what they stored."""
+        self._forgets = forgets
+        self._clients = 0
         self._values: dict[str, bytes] = {}
         self._waiters: dict[str, list[asyncio.Future[bytes]]] = {}
         sockets = []
@@ -85,8 +95,11 @@ class Server:
                 sock.close()
             raise
         self.port: int = sockets[0].getsockname()[1]
-        hosts = bind or interfaces.addresses(interface) or ["127.0.0.1"]
-        self.addresses = tuple(join_address(host, self.port) for host in hosts)
+        if bind:
+            found = [(host, sock.getsockname()[1]) for host, sock in zip(bind, sockets, strict=True)]
+        else:
+            found = [(host, self.port) for host in interfaces.addresses(interface) or ["127.0.0.1"]]
+        self.addresses = tuple(join_address(*address) for address in found)
         """Where the store may be reached, as MULTIRING_STORE lists it."""
         self._loop = LoopThread("multiring-store")
         hello = auth.Hello(auth.STORE, job=job)
@@ -105,6 +118,7 @@ class Server:
 
     async def _serve(self, sock: socket.socket, hello: auth.Hello) -> None:
         bequests: dict[str, bytes] = {}
+        self._clients += 1
         try:
             with sock, contextlib.suppress(ConnectionError):
                 await self._answer_all(sock, bequests)
@@ -112,6 +126,9 @@ class Server:
             for key, value in bequests.items():
                 if key not in self._values:
                     self._set(key, value)
+            self._clients -= 1
+            if self._forgets and not self._clients:
+                self._values.clear()
 
     async def _answer_all(self, sock: socket.socket, bequests: dict[str, bytes]) -> None:
         loop = asyncio.get_running_loop()
@@ -275,8 +292,8 @@ async def _reach(
             seconds = time.monotonic() - began
             if seconds > timeout:
                 raise RendezvousError(
-                    f"the job's store did not answer within {timeout:g} s: {error}; is what serves it (rank 0, or the "
-                    "launcher) running there, and does a firewall let this host reach it?"
+                    f"the job's store did not answer within {timeout:g} s: {error}; is what serves it (rank 0, the "
+                    "launcher, or who holds the StoreServer) running there, and does a firewall let this host reach it?"
                 ) from None
             if seconds >= notice:
                 _log.warning("the job's store has not answered for %.0f s, and is asked again: %s", seconds, error)

@@ -1,0 +1,121 @@
+"""Who a process is in its job by the arguments of `init`: for workers of cluster engines, which no launcher started."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from multiring import env
+from multiring.job import bootstrap
+from multiring.job.bootstrap import MIN_SECRET, RankIdentity
+
+MAX_JOB = 256
+"""Most bytes of a job's name, which is part of every key in its store."""
+
+
+@dataclass(frozen=True)
+class GivenIdentity:
+    """The arguments that say who this process is, after they were checked, with what the environment adds to them."""
+
+    rank: int
+    world_size: int
+    store: tuple[str, ...]
+    secret: bytes | None = field(repr=False)
+    job: str
+    server_job: str
+    """The job to which the store itself belongs: a launcher's serves one, a `StoreServer` all."""
+
+    def identity(self) -> RankIdentity:
+        """The same as a launcher would tell it."""
+        if self.world_size == 1:
+            return RankIdentity(0, 1, "init", bootstrap.no_meeting, self.job)
+        assert self.secret is not None
+        meet = bootstrap.at_lasting_store(list(map(env.split_address, self.store)), self.secret, self.server_job)
+        return RankIdentity(self.rank, self.world_size, "init", meet, self.job)
+
+
+def given_identity(
+    rank: int | None,
+    world_size: int | None,
+    store: str | Sequence[str] | None,
+    secret: bytes | str | None,
+    job: str | None,
+) -> GivenIdentity | None:
+    """The arguments of `init` together, None if there are none; ValueError or TypeError for what is wrong in them."""
+    if rank is None and world_size is None:
+        alone = [name for name, value in (("store", store), ("secret", secret), ("job", job)) if value is not None]
+        if alone:
+            raise ValueError(
+                f"init({alone[0]}=...) says of which job this process is, and not which of its ranks: give rank= and "
+                "world_size= too, or leave all of it to the environment of a launcher"
+            )
+        return None
+    if rank is None or world_size is None:
+        raise ValueError(f"init(rank={rank!r}, world_size={world_size!r}): give both, or none of them")
+    number, size = _whole("rank", rank), _whole("world_size", world_size)
+    if size < 1:
+        raise ValueError(f"world_size={size}: a job has 1 rank or more")
+    if not 0 <= number < size:
+        raise ValueError(f"rank={number} and world_size={size}: ranks are 0 to {size - 1}, so correct one of them")
+    addresses = None if store is None else _addresses(store)
+    given_secret = None if secret is None else checked_secret(secret)
+    wanted = {"MULTIRING_SECRET_FILE", "MULTIRING_SECRET_FD", "MULTIRING_JOB", "MULTIRING_STORE"}
+    launch = env.read(env.Launch, {name: text for name, text in os.environ.items() if name in wanted})
+    name = launch.job if job is None else _job(job)
+    if size > 1:
+        if addresses is None and not launch.store:
+            raise ValueError(
+                f"init(rank={number}, world_size={size}) without a store, in which the ranks meet: give store=, the "
+                "addresses of a multiring.StoreServer, or set MULTIRING_STORE"
+            )
+        if given_secret is None:
+            given_secret = bootstrap.given_secret(launch)
+        if given_secret is None:
+            raise ValueError(
+                f"init(rank={number}, world_size={size}) without a secret: give secret=, that of the "
+                "multiring.StoreServer, or set MULTIRING_SECRET_FILE"
+            )
+    server_job = launch.job if addresses is None else ""
+    return GivenIdentity(number, size, addresses or launch.store, given_secret, name, server_job)
+
+
+def checked_secret(secret: Any) -> bytes:
+    """The bytes of a secret; ValueError if there are too few, TypeError for what is none. It is never shown."""
+    if not isinstance(secret, (bytes, str)):
+        raise TypeError(f"secret is a {type(secret).__name__}: expected bytes or text")
+    found = secret.encode("utf-8", "surrogateescape") if isinstance(secret, str) else secret
+    if len(found) < MIN_SECRET:
+        raise ValueError(
+            f"secret has {len(found)} bytes: expected {MIN_SECRET} or more, such as a multiring.StoreServer draws"
+        )
+    return found
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name}={value!r}: expected a whole number")
+
+
+def _addresses(store: Any) -> tuple[str, ...]:
+    listed = [store] if isinstance(store, str) else store
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(address, str) for address in listed):
+        raise TypeError(f"store={store!r}: expected host:port, or a list of such addresses")
+    try:
+        return env.parse_addresses(",".join(listed))
+    except ValueError as error:
+        raise ValueError(f"store={store!r}: expected {error}") from None
+
+
+def _job(job: Any) -> str:
+    if not isinstance(job, str):
+        raise TypeError(f"job={job!r}: expected a name")
+    if len(job.encode("utf-8", "replace")) > MAX_JOB or not job.isprintable():
+        raise ValueError(f"job={job[:40]!r}: expected a name of {MAX_JOB} bytes at most, all of them to be printed")
+    return job
