@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,14 +16,19 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def needs(*frameworks: str) -> list[pytest.MarkDecorator]:
+def needs(*frameworks: str, seconds: float = 300) -> list[pytest.MarkDecorator]:
     """Marks for tests of frameworks, which only their ranks import."""
     missing = [name for name in frameworks if find_spec(name) is None]
     # Ranks that share a busy core take long to compile.
-    return [pytest.mark.timeout(300), pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")]
+    return [
+        pytest.mark.timeout(seconds),
+        pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"),
+    ]
 
 
-def job(program: str, *arguments: str, ranks: int, **environment: str) -> subprocess.CompletedProcess[str]:
+def job(
+    program: str, *arguments: str, ranks: int, timeout: float = 280, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a program that stands beside this file, or those of its functions that ``arguments`` name."""
     paths = [str(HERE.parent / "helpers"), environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -30,7 +38,7 @@ def job(program: str, *arguments: str, ranks: int, **environment: str) -> subpro
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=timeout,
     )
 
 
@@ -39,3 +47,20 @@ def succeeds(program: str, *arguments: str, ranks: int, **environment: str) -> s
     done = job(program, *arguments, ranks=ranks, **environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+class Worlds:
+    """Ranks that several tests share: a number of them starts once, and runs all functions that are chosen for it."""
+
+    def __init__(self, program: str, chosen: Mapping[int, Sequence[str]], **environment: str) -> None:
+        self._chosen = chosen
+        self._ended = cache(lambda ranks: job(program, *chosen[ranks], ranks=ranks, timeout=560, **environment))
+
+    def succeed(self, *functions: str, ranks: int) -> None:
+        """Check that all ranks returned from these functions, and that they ended well after the last one."""
+        assert set(functions) <= set(self._chosen[ranks])
+        done = self._ended(ranks)
+        printed = [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
+        missing = [name for name in functions if printed.count(f"finished {name}") != ranks]
+        assert not missing, f"not finished: {missing}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

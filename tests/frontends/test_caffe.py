@@ -6,22 +6,31 @@ import os
 from importlib.util import find_spec
 
 import pytest
-from framework_jobs import HERE, job, succeeds
+from framework_jobs import HERE, Worlds, job, succeeds
 
 FOUND = os.environ.get("PYTHONPATH", "")
 CAFFE = {} if find_spec("caffe") else {"PYTHONPATH": f"{HERE / 'pycaffe'}:{FOUND}".rstrip(":")}
 
 
+TRAINING = ("training", "reshaping", "mistakes")
+OTHERWISE = ("outputs_with_axes", "layers_of_one_name", "freed", "steps_before", "running_means", "by_hand")
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Worlds:
+    return Worlds("caffe_ranks.py", {2: TRAINING + OTHERWISE, 3: TRAINING}, **CAFFE)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_uneven_ranks_train_what_one_process_trains(ranks: int) -> None:
-    succeeds("caffe_ranks.py", "training", "reshaping", "mistakes", ranks=ranks, **CAFFE)
+def test_uneven_ranks_train_what_one_process_trains(ranks: int, worlds: Worlds) -> None:
+    worlds.succeed(*TRAINING, ranks=ranks)
 
 
-@pytest.mark.parametrize(
-    "what", ["outputs_with_axes", "layers_of_one_name", "freed", "steps_before", "running_means", "by_hand"]
-)
-def test_what_caffe_does_otherwise(what: str) -> None:
-    succeeds("caffe_ranks.py", what, ranks=2, **CAFFE)
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_what_caffe_does_otherwise(what: str, worlds: Worlds) -> None:
+    worlds.succeed(what, ranks=2)
 
 
 def test_the_others_are_told_of_a_killed_rank() -> None:

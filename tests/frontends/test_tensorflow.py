@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from framework_jobs import job, needs, succeeds
+from framework_jobs import Worlds, job, needs, succeeds
 
-pytestmark = needs("tensorflow")
+pytestmark = needs("tensorflow", seconds=600)
+
+TOGETHER = ("averages", "nothing_is_written_to", "variables", "optimizer_of_plain_variables", "training", "mistakes")
+APART = ("retraced_alone", "other_gradients")
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Worlds:
+    return Worlds("tensorflow_ranks.py", {2: TOGETHER, 3: TOGETHER + APART})
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_averages_and_training(ranks: int) -> None:
-    succeeds(
-        "tensorflow_ranks.py",
-        "averages",
-        "nothing_is_written_to",
-        "variables",
-        "optimizer_of_plain_variables",
-        "training",
-        "mistakes",
-        ranks=ranks,
-    )
+def test_averages_and_training(ranks: int, worlds: Worlds) -> None:
+    worlds.succeed(*TOGETHER, ranks=ranks)
 
 
-def test_gradients_of_other_variables_are_a_mismatch_that_shows_both() -> None:
-    succeeds("tensorflow_ranks.py", "retraced_alone", "other_gradients", ranks=3)
+def test_gradients_of_other_variables_are_a_mismatch_that_shows_both(worlds: Worlds) -> None:
+    worlds.succeed(*APART, ranks=3)
 
 
 def test_the_others_are_told_of_a_killed_rank() -> None:

@@ -36,6 +36,7 @@ from torch.testing._internal.common_distributed import (  # noqa: E402
     initialize_temp_directories,
 )
 
+import multiring.torch.create  # noqa: E402, F401  # once, and not in each process
 from multiring._torch_entry import register  # noqa: E402
 
 register()  # installing does this; the tests run from a source tree as well

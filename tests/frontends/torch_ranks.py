@@ -1,4 +1,4 @@
-"""Run a function in real processes, one a rank, forked from a server that has imported torch and nothing else."""
+"""Run a function in real processes, one a rank, forked from a server that has imported torch and multiring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])  # optimizers import the last
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed", "torch._dynamo", "multiring.torch.create", "pytest"]  # optimizers import _dynamo
+)
 
 
 @dataclass

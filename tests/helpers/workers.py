@@ -31,6 +31,7 @@ def named(name: str, module: str = "__main__") -> Callable[..., Any]:
 
 
 def run(names: Iterable[str]) -> None:
-    """Call, one after the other, what the program offers by these names."""
+    """Call, one after the other, what the program offers by these names, and print which of them returned."""
     for each in [named(name) for name in names]:
         each()
+        print("finished", each.__name__, flush=True)

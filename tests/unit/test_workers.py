@@ -36,7 +36,7 @@ def run(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
 
 def test_functions_are_run_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
     done = run(tmp_path, "second", "first")
-    assert (done.returncode, done.stdout) == (0, "the second\nthe first\n")
+    assert (done.returncode, done.stdout) == (0, "the second\nfinished second\nthe first\nfinished first\n")
 
 
 def test_an_unknown_name_lists_those_that_are_known(tmp_path: Path) -> None:
