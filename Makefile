@@ -4,21 +4,25 @@ VENV ?= .venv#      where everything is installed
 TORCH ?= torch==2.13.0#  what to install where no torch can be imported by PYTHON
 TORCH_INDEX ?=#     index to take it from; https://download.pytorch.org/whl/cpu has the CPU-only build
 TESTS ?=#           what `make test` hands to pytest besides its own settings
+LEGACY ?=#          any word: `make test` and `make check` run `test-legacy` too, beside the rest
 FAULTS ?= 500#      how many faults `make chaos` tries
 SEED ?=#            of `make chaos`
 SECONDS ?= 60#      of `make fuzz` for each target
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
-# The suite in two processes side by side, as half of it waits. What takes the time of links comes later, alone.
-BESIDE = tests/unit tests/multiprocess tests/fuzz tests/wheel
-IN_TURN = tests/frontends tests/docs tests/cuda tests/faults
-ALONE = tests/lab
+# The suite in two processes side by side, as half of it waits; labs are in one of them, as they look at what is left.
+# What takes the time of links comes later, alone.
+BESIDE = tests/unit tests/multiprocess tests/fuzz tests/wheel tests/cuda
+ALONE = $(addprefix tests/lab/test_,lab.py lab_probe.py simulator_against_lab.py)
+IN_TURN = tests/frontends tests/docs tests/faults $(filter-out $(ALONE),$(wildcard tests/lab/test_*.py))
+LEGACY_TESTS = $(VENV)/legacy/bin/python -m pytest -p no:cacheprovider --durations=10 -k 'chainer or theano or legacy' \
+  tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
 # Or each of the thousands of processes of the suite compiles all modules again: 1.75 s of processor time until
-# mr.init() has returned, and 0.45 s with byte code (Python 3.11, an Intel Xeon of 2 cores).
+# mr.init() has returned, and 0.45 s with byte code (Python 3.11, 2 cores of an AMD EPYC that others used too).
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:  # two pips in one environment do not get along
@@ -42,10 +46,11 @@ setup: $(VENV)/.wheel  ## all that the targets below install; the wheels, and wh
 	  $(MAKE) $(addprefix $(VENV)/,.package .torch .demo .docs .check .test .mpich .frameworks); rest=$$?; \
 	  wait $$legacy && test $$rest -eq 0
 
-test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.mpich $(VENV)/.frameworks wheel  ## the whole suite
+test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.mpich $(VENV)/.frameworks wheel $(if $(strip $(LEGACY)),$(VENV)/.legacy)  ## the whole suite
 ifeq ($(strip $(TESTS)),)
 	@mkdir -p build
-	$(BIN)/python -m pytest -p no:cacheprovider --durations=40 $(BESIDE) > build/beside.log 2>&1 & beside=$$!; \
+	{ $(BIN)/python -m pytest -p no:cacheprovider --durations=40 $(BESIDE); beside=$$?; \
+	  $(if $(strip $(LEGACY)),$(LEGACY_TESTS),true) && exit $$beside; } > build/beside.log 2>&1 & beside=$$!; \
 	  $(BIN)/python -m pytest --durations=40 $(IN_TURN); in_turn=$$?; \
 	  wait $$beside; beside=$$?; cat build/beside.log; \
 	  $(BIN)/python -m pytest --durations=40 $(ALONE); test $$? -eq 0 -a $$in_turn -eq 0 -a $$beside -eq 0
@@ -54,7 +59,7 @@ else
 endif
 
 test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment of their own with an old Python
-	$(VENV)/legacy/bin/python -m pytest tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs -k 'chainer or theano or legacy'
+	$(LEGACY_TESTS)
 
 check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite
 	$(BIN)/ruff format --check .
