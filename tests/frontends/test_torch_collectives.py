@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch_helpers import caught, everyone, group, own, same
 from torch_ranks import values
 from workers import worker, workers
@@ -240,6 +243,29 @@ def tensors_without_memory() -> None:
         for call in (dist.group.WORLD.split_group, dist.group.WORLD.merge_remote_group):
             with pytest.raises(RuntimeError, match="new_group"):
                 call([0])
+
+
+@worker
+def tensors_that_are_more_than_their_elements() -> None:
+    with group() as (_, size), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of formats that torch calls deprecated, or prototypes
+        quantised = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        whole = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (size,)), [Replicate()])
+        for odd, told in ((quantised, "int_repr"), (nested, "unbind"), (whole, r"not a DTensor.*to_local")):
+            calls = (
+                lambda x: dist.all_reduce(x),
+                lambda x: dist.all_reduce(x, async_op=True),
+                lambda x: dist.broadcast(x, 0),
+                lambda x: dist.reduce(x, 0),
+            )
+            for call in calls:
+                with pytest.raises(TypeError, match=told):
+                    call(odd)
+        same(whole.to_local(), torch.arange(4.0))
+        x = quantised.int_repr().t()
+        dist.broadcast(x, 0)  # and the next call is as right as if nothing had been refused
+        same(x, torch.tensor([1, 3, 5, 7], dtype=torch.uint8))
 
 
 @worker

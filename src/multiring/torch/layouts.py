@@ -99,9 +99,26 @@ def _strided(tensor: Tensor) -> Tensor:
             f"this moves CPU tensors, and one is on {tensor.device}: call torch.distributed with it, where multiring "
             "moves tensors of CUDA devices too, or hand over tensor.cpu()"
         )
+    refuse_form(tensor)
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def refuse_form(tensor: Tensor) -> None:
+    """ValueError or TypeError for a tensor whose elements alone do not say what it is."""
     if tensor.layout != torch.strided:
         raise ValueError(f"multiring moves dense tensors, not {tensor.layout}: hand over tensor.to_dense()")
-    return tensor.detach() if tensor.requires_grad else tensor
+    if tensor.is_nested:
+        raise TypeError("multiring moves no nested tensors: hand over its parts, tensor.unbind()")
+    if tensor.is_quantized:
+        raise TypeError(
+            "multiring moves no quantised tensors, whose scales may differ from rank to rank: hand over "
+            "tensor.int_repr(), or tensor.dequantize()"
+        )
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise TypeError(
+            f"multiring moves plain tensors, not a {type(tensor).__name__}, which has its own idea of its elements: "
+            "hand over the tensor inside it, such as to_local() of a DTensor"
+        )
 
 
 def _lies_in_order(plain: Tensor) -> bool:
