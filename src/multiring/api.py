@@ -30,7 +30,7 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 _M = TypeVar("_M", float, Mapping[str, float])
 
 _default: Communicator | None = None
-_given: GivenIdentity | None = None  # by whom its job was joined; None: the environment said so
+_given: GivenIdentity | None = None  # what `init` was given for it
 _inherited: Communicator | None = (
     None  # of the parent of a forked process: kept, so that nothing of it is released here
 )
@@ -61,7 +61,6 @@ def init(
     from multiring.job import bootstrap, growth, rendezvous  # what only a job needs
     from multiring.job.given import given_identity
 
-    global _given
     env.warn_unknown()
     settings = env.read(env.Settings, **options)
     given = given_identity(rank, world_size, store, secret, job)
@@ -73,8 +72,7 @@ def init(
             else:
                 identity = given.identity()
             join = growth.enter if identity.replacement else rendezvous.join
-            adopt(Communicator(Group(join(identity, settings))))
-            _given = given
+            adopt(Communicator(Group(join(identity, settings))), given)
         elif given is not None and given != _given:
             raise ValueError(
                 f"multiring is initialised, and not as init(rank={given.rank}, world_size={given.world_size}) at this "
@@ -85,12 +83,15 @@ def init(
         return _communicator(None)
 
 
-def adopt(communicator: Communicator) -> None:
-    """Make ``communicator`` the default one, to be shut down when the process exits."""
+def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> None:
+    """Make ``communicator`` the default one, to be shut down when the process exits.
+
+    ``given`` are the arguments by which its job was joined, None if the environment said so.
+    """
     from multiring.job import bootstrap
 
-    global _default
-    _default = communicator
+    global _default, _given
+    _default, _given = communicator, given
     bootstrap.report(None)
     if communicator.world.timeline is not None and communicator.size > 1:
         timeline = communicator.world.timeline
@@ -121,10 +122,10 @@ def shutdown() -> None:
 def _leave() -> None:
     from multiring.job import bootstrap
 
-    global _default, _given
+    global _default
     with _lock:
         if _default is not None:
-            leaving, _default, _given = _default, None, None
+            leaving, _default = _default, None
             world = leaving.world
             bootstrap.report(_blamed(world), world.account())
             world.close()
@@ -144,7 +145,7 @@ def shrink(timeout: float | None = None) -> Agreement:
     """
     from multiring.job import survivors
 
-    global _default, _given
+    global _default
     with _lock:
         communicator = _communicator(None)
         world = communicator.world
@@ -160,11 +161,9 @@ def shrink(timeout: float | None = None) -> Agreement:
         seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
         completed, account = world.engine.completed(0), world.account()
         _default, former = None, world
-        given, _given = _given, None
         world, agreement = survivors.shrink(former, completed, seconds)
         world.follow(former, account)
-        adopt(Communicator(Group(world, timeout=communicator.timeout)))
-        _given = given
+        adopt(Communicator(Group(world, timeout=communicator.timeout)), _given)
         return agreement
 
 
@@ -280,8 +279,8 @@ def _said_by(error: BaseException) -> str:
 
 
 def _leave_in_child() -> None:
-    global _default, _given, _inherited, _lock, _marks
-    _default, _given, _inherited, _lock = None, None, _default or _inherited, threading.Lock()
+    global _default, _inherited, _lock, _marks
+    _default, _inherited, _lock = None, _default or _inherited, threading.Lock()
     _marks = [os.environ.get(name) for name in env.RANKS]
 
 
