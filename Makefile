@@ -16,8 +16,8 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 BESIDE = tests/unit tests/multiprocess tests/fuzz tests/wheel tests/cuda
 ALONE = $(addprefix tests/lab/test_,lab.py lab_probe.py simulator_against_lab.py)
 IN_TURN = tests/frontends tests/docs tests/faults $(filter-out $(ALONE),$(wildcard tests/lab/test_*.py))
-LEGACY_TESTS = $(VENV)/legacy/bin/python -m pytest -p no:cacheprovider --durations=10 -k 'chainer or theano or legacy' \
-  tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs
+LEGACY_PYTHON = $(VENV)/legacy/bin/python
+LEGACY_TESTS = tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
@@ -48,18 +48,14 @@ setup: $(VENV)/.wheel  ## all that the targets below install; the wheels, and wh
 
 test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.mpich $(VENV)/.frameworks wheel $(if $(strip $(LEGACY)),$(VENV)/.legacy)  ## the whole suite
 ifeq ($(strip $(TESTS)),)
-	@mkdir -p build
-	{ $(BIN)/python -m pytest -p no:cacheprovider --durations=40 $(BESIDE); beside=$$?; \
-	  $(if $(strip $(LEGACY)),$(LEGACY_TESTS),true) && exit $$beside; } > build/beside.log 2>&1 & beside=$$!; \
-	  $(BIN)/python -m pytest --durations=40 $(IN_TURN); in_turn=$$?; \
-	  wait $$beside; beside=$$?; cat build/beside.log; \
-	  $(BIN)/python -m pytest --durations=40 $(ALONE); test $$? -eq 0 -a $$in_turn -eq 0 -a $$beside -eq 0
+	BESIDE="$(BESIDE)" IN_TURN="$(IN_TURN)" ALONE="$(ALONE)" LEGACY_TESTS="$(LEGACY_TESTS)" \
+	  tools/suite.sh $(BIN)/python $(if $(strip $(LEGACY)),$(LEGACY_PYTHON))
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
 
 test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment of their own with an old Python
-	$(LEGACY_TESTS)
+	$(LEGACY_PYTHON) -m pytest --durations=10 -k 'chainer or theano or legacy' $(LEGACY_TESTS)
 
 check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite
 	$(BIN)/ruff format --check .
