@@ -45,6 +45,7 @@ def go_on(outcome: dict[str, Any], timeout: float | None = None) -> dict[str, An
     except mr.RendezvousError as error:
         assert not mr.is_initialized()
         return {**outcome, "refused": str(error), "seconds": time.monotonic() - began}
+    outcome["seconds"] = time.monotonic() - began
     outcome["calls"] = mr.init().world.account()["calls"]
     steps_until(STEPS)
     group = mr.new_group([mr.world_size() - 1, 0]) if mr.world_size() > 1 else None

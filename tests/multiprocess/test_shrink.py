@@ -150,6 +150,27 @@ def test_a_rank_that_does_not_call_shrink_is_named(size: int, late: int, tmp_pat
         assert "it did not answer the others, or did not call shrink(), in time" in outcomes[late].value["refused"]
 
 
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_rank_that_does_not_call_shrink_is_waited_for_no_longer_than_asked(late: int, tmp_path: Path) -> None:
+    """However long a rank may be silent before it counts as lost: this one answers."""
+    size, heartbeat = 5, 40.0
+    go, end = tmp_path / "go", tmp_path / "end"
+    environment = {"MULTIRING_HEARTBEAT_TIMEOUT": f"{heartbeat:g}"}
+    job = jobs.start(shrink_ranks.do_something_else, size, late, 1.0, str(go), str(end), environment=environment)
+    others = [rank for rank in range(size - 1) if rank != late]
+    try:
+        assert [job.line(rank) for rank in others] == ["went on"] * len(others)
+        go.touch()
+        assert job.line(late) == "refused"
+    finally:
+        go.touch()
+        end.touch()
+        outcomes = job.wait()
+    for rank in others:
+        assert outcomes[rank].value["members"] == others
+        assert outcomes[rank].value["seconds"] < heartbeat / 2
+
+
 def test_without_a_loss_there_is_nothing_to_shrink() -> None:
     for told in jobs.run(shrink_ranks.shrink_without_a_loss, 2):
         assert told[0].startswith(

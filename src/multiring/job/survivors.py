@@ -94,6 +94,7 @@ def shrink(world: World, completed: int, timeout: float) -> tuple[World, Agreeme
     try:
         if acceptor.rank in apart:
             raise RendezvousError(_no_member(str(failure)))
+        acceptor.loop.run(acceptor.look_for_survivors(True))
         while True:
             store = survivor.agree()
             try:
@@ -106,6 +107,7 @@ def shrink(world: World, completed: int, timeout: float) -> tuple[World, Agreeme
                 continue
             finally:
                 store.close()
+            acceptor.loop.run(acceptor.look_for_survivors(False))
             members = tuple(map(before.members.index, acceptor.membership.members))
             return joined, Agreement(acceptor.membership.generation, members, store.completed - 1)
     except BaseException:
@@ -148,6 +150,8 @@ class Survivor:
         self._timeout = timeout
         self._began = time.monotonic()
         self._late = LateRanks(acceptor, self._began, late_seconds)
+        self._idle: set[int] = set()
+        """Ranks that answer, and say that they have not called `shrink`."""
         self._promised: Ballot = (0, 0)
         self._accepted: tuple[Ballot, tuple[int, ...]] | None = None
         self._handlers: dict[str, Callable[[RankConnection, Message], Awaitable[LeaderStore | None]]] = {
@@ -187,8 +191,8 @@ class Survivor:
         except asyncio.TimeoutError:
             leader.close()
             self._silent.add(rank)
-            self._late.leave_out({rank})
-            raise _Again(f"the lowest rank lives, but has not called this in {self._timeout:g} s") from None
+            self._late.leave_out({rank} & self._idle)
+            raise _Again(f"the lowest rank lives, and has not taken this one's call in {self._timeout:g} s") from None
         except ConnectionError as error:
             leader.close()
             raise _Again(f"the lowest rank that was found is lost: {error}") from error
@@ -236,7 +240,7 @@ class Survivor:
             except asyncio.TimeoutError:
                 return None
             try:
-                await self._learn(news)
+                await self._hear(rank, news)
             except BaseException:
                 connection.close()
                 raise
@@ -256,6 +260,14 @@ class Survivor:
             connection.close()
             raise
         return connection, news
+
+    async def _hear(self, rank: int, news: Message) -> None:
+        """Whether a rank has called `shrink`, and which generation it knows."""
+        if news["shrinking"]:
+            self._idle.discard(rank)
+        else:
+            self._idle.add(rank)
+        await self._learn(news)
 
     async def _learn(self, told: Message) -> None:
         """Go on from a later generation, if this rank is in it."""
@@ -289,15 +301,29 @@ class Survivor:
 
     async def _follow(self, rank: int, leader: RankConnection) -> LeaderStore:
         await leader.send(self._join())
-        patience = self._began + self._timeout + self._acceptor.patience - time.monotonic()
-        telling = asyncio.create_task(self._late.tell_of(lambda: {rank}))
+        telling = asyncio.create_task(self._late.tell_of(lambda: {rank} & self._idle))
         try:
-            told = await within(max(patience, self._acceptor.patience), leader.receive())
+            told = await within(self._patience_with(rank), leader.receive())
+            while told["kind"] == "news":
+                await self._hear(rank, told)
+                told = await within(self._patience_with(rank), leader.receive())
         finally:
             telling.cancel()
         while (store := await self._handlers[told["kind"]](leader, told)) is None:
             told = await leader.receive()
         return store
+
+    def _patience_with(self, leader: int) -> float:
+        """Seconds for which the leader is waited for: no longer than asked for if it has not called `shrink`."""
+        left = max(0.0, self._began + self._timeout - time.monotonic())
+        return max(left, WATCH_AFTER_SECONDS) if leader in self._late_ones() else left + self._acceptor.patience
+
+    def _late_ones(self) -> set[int]:
+        """Ranks that are waited for no longer than asked for, as they have not called `shrink`.
+
+        Not those that went on into a generation in which this rank has not met them: they learn of that first.
+        """
+        return self._idle if self._acceptor.membership.generation == self._lived else set()
 
     async def _take_news(self, leader: RankConnection, told: Message) -> None:
         await self._learn(told)
@@ -339,23 +365,27 @@ class Survivor:
             raise
 
     async def _gather(self) -> dict[int, tuple[RankConnection, Message]]:
-        """Those who came, when all others are dead, silent, or have been waited for long enough."""
+        """Those who came, when all others are dead, silent, or have been waited for long enough.
+
+        One that looks for survivors too is waited for as long as it may take to find this rank.
+        """
         until = max(self._began + self._timeout, time.monotonic() + self._acceptor.patience)
         joined: dict[int, tuple[RankConnection, Message]] = {}
         higher = [rank for rank in self._acceptor.membership.members if rank > self._rank]
         alive: set[int] = set()
         watches = {rank: asyncio.create_task(self._watch(rank, alive)) for rank in higher}
-        telling = asyncio.create_task(self._late.tell_of(lambda: alive - joined.keys()))
+        telling = asyncio.create_task(self._late.tell_of(lambda: alive & self._idle - joined.keys()))
         arrival = asyncio.ensure_future(self._acceptor.arrived.get())
         try:
             while missing := [rank for rank in higher if rank not in joined and not watches[rank].done()]:
-                remaining = until - time.monotonic()
-                if remaining <= 0:
-                    self._late.leave_out(alive & set(missing))
+                late = alive & self._late_ones()
+                now = time.monotonic()
+                if now >= until or (now >= self._began + self._timeout and late.issuperset(missing)):
+                    self._late.leave_out(alive & self._idle & set(missing))
                     break
                 await asyncio.wait(
                     [arrival, *(watches[rank] for rank in missing)],
-                    timeout=remaining,
+                    timeout=min(until - now, RETRY_SECONDS),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 for watch in watches.values():
@@ -405,7 +435,7 @@ class Survivor:
             try:
                 with contextlib.suppress(ConnectionError):
                     while True:
-                        await self._learn(await connection.receive())
+                        await self._hear(rank, await connection.receive())
             finally:
                 alive.discard(rank)
                 connection.close()

@@ -1,7 +1,8 @@
 """The acceptor: where a rank is found for as long as it is in the job, whatever the generation.
 
-It proves whoever connects. A connection of the present generation goes to the links; a rank that looks for survivors
-is told which generation this one knows, and, when it answers, waits here until this rank looks for survivors too.
+It proves whoever connects. A connection of the present generation goes to the links. A rank that looks for survivors is
+told which generation this one knows, and whether it looks for survivors too; when it answers, it waits here until this
+rank does.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Acceptor:
         self.membership = membership
         self.arrived: asyncio.Queue[tuple[RankConnection, Message]] = asyncio.Queue()
         """Ranks that look for survivors, each with its first message."""
+        self.shrinking = False
+        """Whether this rank looks for survivors."""
         self._waiting: set[RankConnection] = set()
         self._serve: Callable[[socket.socket, auth.Hello], Awaitable[None]] | None = None
         self._served = asyncio.Event()
@@ -134,6 +137,14 @@ class Acceptor:
     async def announce(self, membership: Membership) -> None:
         """This rank knows of a later generation now, and tells those that wait here."""
         self.membership = membership
+        await self._tell()
+
+    async def look_for_survivors(self, looking: bool) -> None:
+        """This rank looks for survivors from now on, or no longer, and tells those that wait here."""
+        self.shrinking = looking
+        await self._tell()
+
+    async def _tell(self) -> None:
         for connection in set(self._waiting):
             with contextlib.suppress(ConnectionError):
                 await connection.send(self._news())
@@ -187,4 +198,4 @@ class Acceptor:
                 raise
 
     def _news(self) -> Message:
-        return {"kind": "news", "rank": self.rank, **self.membership.encode()}
+        return {"kind": "news", "rank": self.rank, "shrinking": self.shrinking, **self.membership.encode()}
