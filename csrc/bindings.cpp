@@ -59,20 +59,36 @@ ErrorKind error_kind(const std::string& name) {
     throw std::invalid_argument("'" + name + "' is not an error class of multiring");
 }
 
+void log_reports(Engine& engine) {
+    if (!engine.has_reports()) return;
+    const nb::object log = nb::module_::import_("logging").attr("getLogger")("multiring");
+    for (const std::string& line : engine.take_reports()) log.attr("warning")("%s", line);
+}
+
 // What a caller does now and then while it waits: see to signals, and log what there is to tell.
 Engine::CheckSignals attending(Engine& engine) {
     return [&engine] {
         const nb::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
-        if (!engine.has_reports()) return;
-        const nb::object log = nb::module_::import_("logging").attr("getLogger")("multiring");
-        for (const std::string& line : engine.take_reports()) log.attr("warning")("%s", line);
+        log_reports(engine);
     };
 }
 
-void drop_owners(Engine& engine) {
+// What a caller does before a call: give back what is done, and log what there is to tell.
+void settle(Engine& engine) {
+    log_reports(engine);
     if (!engine.has_owners()) return;
     for (void* owner : engine.take_owners()) Py_DECREF(static_cast<PyObject*>(owner));
+}
+
+const char* word(SlowRank::Reason reason) {
+    switch (reason) {
+        case SlowRank::Reason::computes: return "computes";
+        case SlowRank::Reason::has_no_core: return "has no core";
+        case SlowRank::Reason::sleeps: return "sleeps";
+        case SlowRank::Reason::unknown: break;
+    }
+    return "does not run";
 }
 
 template <class Enum, std::size_t n>
@@ -130,13 +146,13 @@ struct WorkHandle {
 };
 
 void run(NativeCalls& calls, const Call& call) {
-    drop_owners(*calls.engine);
+    settle(*calls.engine);
     const nb::gil_scoped_release nogil;
     calls.run(call, attending(*calls.engine));
 }
 
 WorkHandle start(NativeCalls& calls, const Call& call, nb::object owner) {
-    drop_owners(*calls.engine);
+    settle(*calls.engine);
     auto work = calls.start(call, owner.ptr(), attending(*calls.engine));
     owner.release();  // given back through take_owners
     return {calls.engine, std::move(work)};
@@ -153,7 +169,7 @@ std::optional<CardBlocks> card_blocks(const std::optional<Blocks>& given) {
 
 WorkHandle start_on_card(NativeCalls& calls, const Call& call, nb::object owner, int device, std::uintptr_t stream,
                          const std::optional<Blocks>& out, const std::optional<Blocks>& in) {
-    drop_owners(*calls.engine);
+    settle(*calls.engine);
     const CardBuffer buffer{device, reinterpret_cast<cuda::Stream>(stream), card_blocks(out), card_blocks(in)};
     std::shared_ptr<Work> work;
     {
@@ -176,7 +192,7 @@ Wire narrow_wire(int value) {
 WorkHandle start_message(std::shared_ptr<Engine> engine, std::uint32_t communicator, int peer, const Call& call,
                          nb::object owner) {
     if (!call.is_point()) throw std::invalid_argument(std::string(name(call.collective)) + " is no message");
-    drop_owners(*engine);
+    settle(*engine);
     auto work = engine->start_point(communicator, peer, call, owner.ptr());
     owner.release();  // given back through take_owners
     return {std::move(engine), std::move(work)};
@@ -203,6 +219,16 @@ nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
         peers[nb::int_(peer)] = entry;
     }
     result["peers"] = peers;
+    result["slowest"] = nb::none();
+    if (const std::optional<SlowRank> slow = engine.slowest()) {
+        nb::dict entry;
+        entry["ranks"] = slow->ranks;
+        entry["host"] = slow->host;
+        entry["share"] = slow->share;
+        entry["seconds"] = slow->seconds;
+        entry["reason"] = word(slow->reason);
+        result["slowest"] = entry;
+    }
     return result;
 }
 
@@ -471,7 +497,7 @@ void bind_work(nb::module_& m) {
                     const nb::gil_scoped_release nogil;
                     h.engine->wait(h.work, timeout, attending(*h.engine));
                 }
-                drop_owners(*h.engine);
+                settle(*h.engine);
             },
             "timeout"_a = nb::none(),
             "Block, GIL released, signals seen; raise the operation's error, or CollectiveTimeout when the time is up.")
@@ -586,7 +612,10 @@ void bind_engine(nb::module_& m) {
             "(that callers spent in run and wait) and ``seconds_waiting`` (of these, with nothing to do);\n"
             "``peers[rank]`` has ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received``,\n"
             "``connections``, ``seconds_busy`` (that bytes for the peer were on their way or, where it shares memory,\n"
-            "that its memory was read) and ``seconds_waited`` (that callers waited for it).")
+            "that its memory was read) and ``seconds_waited`` (that callers waited for it).\n"
+            "``slowest`` is None, or says which ``ranks`` (one, or some of one ``host``) enter collectives later than\n"
+            "the others, who wait for them for this ``share`` of the time, for how many ``seconds`` now, and for what\n"
+            "``reason``: \"computes\", \"has no core\", \"sleeps\" or \"does not run\", between collectives.")
         .def("traced", &traced,
              "What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.")
         .def(
@@ -629,7 +658,7 @@ void bind_engine(nb::module_& m) {
                     const nb::gil_scoped_release nogil;
                     mismatch = engine.shutdown(timeout);
                 }
-                drop_owners(engine);
+                settle(engine);
                 if (mismatch) throw EngineError(*mismatch);
             },
             "timeout"_a = 5.0,

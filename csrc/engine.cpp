@@ -34,6 +34,7 @@ Engine::Engine(EngineOptions options)
       peers_(options_, state_, arena_, executor_, cores_, doorbell_, pool_,
              [this](int edge, std::span<const std::byte> statuses) { detector_.hear_beat(edge, statuses); }),
       detector_(options_, state_, arena_, executor_, peers_),
+      slow_ranks_(options_),
       operations_(options_, state_, arena_, executor_, cores_, doorbell_, peers_, detector_) {
     thread_ = std::thread([this] { progress(); });
     register_for_fork(*this);
@@ -104,9 +105,11 @@ void Engine::lock_for_fork() {
     peers_.lock_for_fork();
     state_.lock_for_fork();
     detector_.lock_for_fork();
+    slow_ranks_.lock_for_fork();
 }
 
 void Engine::unlock_after_fork() {
+    slow_ranks_.unlock_after_fork();
     detector_.unlock_after_fork();
     state_.unlock_after_fork();
     peers_.unlock_after_fork();
@@ -141,6 +144,11 @@ Engine::Statistics Engine::statistics() const {
     result.seconds_waiting = operations_.seconds_waiting();
     result.peers = peers_.traffic();
     return result;
+}
+
+std::optional<SlowRank> Engine::slowest() const {
+    check_owned();
+    return slow_ranks_.slowest();
 }
 
 }  // namespace multiring

@@ -34,6 +34,7 @@
 #include "operations.hpp"
 #include "peers.hpp"
 #include "pool.hpp"
+#include "slow_ranks.hpp"
 #include "work.hpp"
 
 namespace multiring {
@@ -103,6 +104,7 @@ class Engine final : public Surroundings {
         std::vector<std::pair<int, Traffic>> peers;
     };
     Statistics statistics() const;
+    std::optional<SlowRank> slowest() const;  // that keeps the others waiting, call after call
     // What was traced, once the engine is shut down; nothing if it was not asked for.
     std::vector<Trace::Thread> traced() const;
     pid_t progress_thread() const { return progress_thread_.load(); }
@@ -139,6 +141,7 @@ class Engine final : public Surroundings {
     Doorbell doorbell_;
     Peers peers_;
     FailureDetector detector_;
+    SlowRanks slow_ranks_;
     Operations operations_;
     std::atomic<bool> stopping_{false};
     std::atomic<pid_t> progress_thread_{0};

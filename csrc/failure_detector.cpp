@@ -10,6 +10,7 @@ constexpr auto publishing_interval = std::chrono::milliseconds(10);
 constexpr double looking_delay = 0.5;  // seconds that a call waits before its links are looked at
 constexpr auto verdict_grace = std::chrono::milliseconds(500);  // for what others miss at the same time
 constexpr std::size_t most_beat_bytes = std::size_t{1} << 15;
+constexpr std::uint64_t looks_between_counts = 2;
 constexpr int most_named = 8;  // ranks in one line
 
 std::string seconds_text(double seconds) {
@@ -76,6 +77,7 @@ void FailureDetector::publish_status(const Works& works) {
     const Executor::Begun begun = executor_.begun();
     status.begun_in = begun.communicator;
     status.begun = begun.below;
+    status.counts = counts_;
     // A caller that waits for a call waits for those before it in its communicator, too.
     std::vector<const Communicator*> blocked;
     for (const auto& work : works)
@@ -106,8 +108,11 @@ bool FailureDetector::begin_beat() {
 void FailureDetector::send_beats(const Works& works) {
     const std::vector<const LocalLink*> local = peers_.local_links();
     const std::vector<int> edges = peers_.edges();
-    liveness_.look(local, edges, peers_.departures(), !works.empty());
-    const bool passes_on = ++looks_ % 2 == 0 && liveness_.is_trouble();
+    // While calls are made all ranks hear what all have counted; when somebody waits, more often.
+    const bool tells_counts = ++looks_ % looks_between_counts == 0 && counts_.calls != passed_on_calls_;
+    if (tells_counts) passed_on_calls_ = counts_.calls;
+    liveness_.look(local, edges, peers_.departures(), !works.empty() || tells_counts);
+    const bool passes_on = tells_counts || (looks_ % 2 == 0 && liveness_.is_trouble());
     for (const int edge : edges) {
         std::vector<std::vector<std::byte>> pieces;
         if (passes_on) pieces = liveness_.to_pass_on(edge, most_beat_bytes);

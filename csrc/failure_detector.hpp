@@ -42,7 +42,10 @@ class FailureDetector {
 
     Clock::time_point next_beat() const { return next_beat_; }
     Clock::duration interval() const { return liveness_.interval(); }
-    bool begin_beat();  // false if it is not time yet
+    bool begin_beat();                                                         // false if it is not time yet
+    void count(const Counts& counts) { counts_ = counts; }                     // what statuses tell from now on
+    std::span<const Status> statuses() const { return liveness_.statuses(); }  // by rank
+    void report(std::string line);                                             // for the log
     void publish_status(const Works& works);
     void send_beats(const Works& works);
     bool check_silence(const Works& works);  // true if a rank was found lost
@@ -64,7 +67,6 @@ class FailureDetector {
     Failure silence_of(int rank, double silent) const;
     std::string silence_text(int rank, double silent) const;
     Failure mismatch_told_by(const Notice& notice) const;
-    void report(std::string line);
     Waiting waiting_of(const Work& work) const;
     Blame blame_of(const Work& work) const;
     std::string describe(const Blame& blame) const;
@@ -85,10 +87,12 @@ class FailureDetector {
     Liveness liveness_;
     Clock::time_point next_beat_{}, next_publishing_{}, last_call_{Clock::now()};
     std::uint64_t beats_ = 0, looks_ = 0, own_calls_ = 0;
-    std::vector<bool> named_;         // by rank: reported as silent
-    std::vector<bool> named_apart_;   // by rank: reported as out of reach
-    std::vector<Notice> complaints_;  // one of each kind between two hosts
-    Clock::time_point verdict_at_{};  // on these
+    Counts counts_;
+    std::uint64_t passed_on_calls_ = 0;  // that this rank had made when it last passed statuses on
+    std::vector<bool> named_;            // by rank: reported as silent
+    std::vector<bool> named_apart_;      // by rank: reported as out of reach
+    std::vector<Notice> complaints_;     // one of each kind between two hosts
+    Clock::time_point verdict_at_{};     // on these
 };
 
 }  // namespace multiring

@@ -1,7 +1,12 @@
 #include "operations.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <ctime>
+#include <fstream>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -28,11 +33,36 @@ Operations::Operations(const EngineOptions& options, EngineState& state, std::sh
 
 // ---- callers ------------------------------------------------------------------------------------------------------
 
-// A caller inside the engine whose time is counted too.
+namespace {
+
+constexpr auto between_looks = std::chrono::microseconds(250);  // at the clock of a caller's processor time
+constexpr auto long_gap = std::chrono::milliseconds(1);
+
+std::int64_t processor_time() {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return 1'000'000'000 * static_cast<std::int64_t>(time.tv_sec) + time.tv_nsec;
+}
+
+// When this thread left the engine, and what it had run for at a look shortly before.
+struct LastCall {
+    const void* of = nullptr;
+    Clock::time_point left{}, looked{};
+    std::int64_t ran = 0;
+};
+thread_local LastCall last_call;
+
+}  // namespace
+
+// A caller inside the engine whose time is counted too, and what it did since its call before.
 class Operations::TimedCall {
   public:
     TimedCall(Operations& operations, const Call* call)
         : inside_(operations), operations_(operations), start_(Clock::now()) {
+        if (last_call.of == &operations && start_ - last_call.left >= long_gap) {
+            operations.outside_.fetch_add(nanoseconds(start_ - last_call.left), std::memory_order_relaxed);
+            operations.ran_.fetch_add(processor_time() - last_call.ran, std::memory_order_relaxed);
+        }
         if (!operations_.executor_.trace || call == nullptr) return;
         event_.kind = TraceEvent::Kind::caller;
         event_.begin = nanoseconds_of(start_);
@@ -47,6 +77,11 @@ class Operations::TimedCall {
     ~TimedCall() {
         const auto end = Clock::now();
         operations_.in_calls_.fetch_add(nanoseconds(end - start_), std::memory_order_relaxed);
+        if (last_call.of != &operations_ || end - last_call.looked >= between_looks) {
+            last_call = {&operations_, end, end, processor_time()};
+            operations_.caller_.store(gettid(), std::memory_order_relaxed);
+        }
+        last_call.left = end;
         if (!operations_.executor_.trace || event_.begin == 0) return;
         event_.end = nanoseconds_of(end);
         event_.finished = std::uncaught_exceptions() == 0;
@@ -64,6 +99,28 @@ class Operations::TimedCall {
     Clock::time_point start_;
     TraceEvent event_{};
 };
+
+Counts Operations::counts() {
+    Counts counts;
+    counts.calls = executor_.calls.load(std::memory_order_relaxed);
+    counts.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
+    counts.in_calls = seconds_in_calls();
+    counts.outside = 1e-9 * static_cast<double>(outside_.load(std::memory_order_relaxed));
+    counts.ran = 1e-9 * static_cast<double>(ran_.load(std::memory_order_relaxed));
+    const pid_t caller = caller_.load(std::memory_order_relaxed);
+    if (caller == 0) return counts;
+    std::int64_t ran = 0, queued = 0;
+    std::ifstream file("/proc/self/task/" + std::to_string(caller) + "/schedstat");
+    if (!(file >> ran >> queued)) {
+        counts.queued = -1;  // no such file on this system, or the thread has ended
+        return counts;
+    }
+    if (caller == queued_caller_) queued_ += 1e-9 * static_cast<double>(queued - queued_so_far_);
+    queued_caller_ = caller;
+    queued_so_far_ = queued;
+    counts.queued = queued_;
+    return counts;
+}
 
 // A thread had nothing to do until `holder` did its part.
 void Operations::count_wait(Link* holder, Clock::time_point begin, Clock::time_point end) {

@@ -44,6 +44,7 @@ class Operations {
     std::vector<void*> take_owners();  // of works that are done
     bool has_owners() const { return has_owners_.load(std::memory_order_relaxed); }
     double seconds_in_calls() const { return 1e-9 * static_cast<double>(in_calls_.load()); }
+    Counts counts();  // the progress thread's, at a beat
     double seconds_waiting() const { return 1e-9 * static_cast<double>(waiting_.load()); }
 
     // The progress thread's.
@@ -113,6 +114,9 @@ class Operations {
     std::atomic<bool> has_owners_{false};
     std::atomic<int> callers_{0};                         // threads inside a call
     std::atomic<std::int64_t> in_calls_{0}, waiting_{0};  // nanoseconds, by all callers
+    std::atomic<std::int64_t> outside_{0}, ran_{0};       // and between their calls
+    std::atomic<pid_t> caller_{0};                        // a thread that called lately
+    const Clock::time_point began_{Clock::now()};
 
     std::mutex cards_mutex_;  // the next four, and the order of calls on cards
     std::map<int, std::shared_ptr<Device>> devices_;
@@ -126,6 +130,9 @@ class Operations {
     std::optional<Clock::time_point> idle_since_;
     Link* held_up_by_ = nullptr;  // while it idles
     Clock::time_point looked_at_deadlines_{Clock::now()};
+    pid_t queued_caller_ = 0;                       // whose time without a core was looked at last
+    std::int64_t queued_so_far_ = 0;                // what it was then, in nanoseconds
+    double queued_ = 0;                             // seconds, of all that were looked at
     Clock::time_point away_since_{}, came_back_{};  // the last time that the process was stopped, or starved
 };
 

@@ -69,10 +69,13 @@ void Engine::take_inbox() {
 void Engine::beat() {
     if (!detector_.begin_beat()) return;
     const Works& works = operations_.works();
+    detector_.count(operations_.counts());
     detector_.publish_status(works);
     check_suspicions();
     operations_.check_deadlines();
     detector_.send_beats(works);
+    for (const std::string& line : slow_ranks_.observe(detector_.statuses(), Clock::now()))
+        if (options_.rank == 0) detector_.report(line);  // the others would say the same
     if (state_.has_failed()) return;
     if (detector_.check_silence(works)) operations_.fail_all();
     detector_.look_at_links(works);

@@ -33,6 +33,16 @@ struct Waiting {
     bool is_point() const { return collective == Collective::send || collective == Collective::recv; }
 };
 
+// What a rank has counted since it joined, in seconds: differences tell who is slow, and why (slow_ranks.hpp).
+struct Counts {
+    std::uint64_t calls = 0;  // collectives and messages
+    double seconds = 0;       // on its own clock
+    double in_calls = 0;      // that its callers were in the engine
+    double outside = 0;       // between calls that are further apart than a millisecond
+    double ran = 0;           // of these, on a core
+    double queued = 0;        // that callers were ready to run and had no core; negative if the system does not tell
+};
+
 struct Status {
     static constexpr std::size_t most_waiting = 4;
 
@@ -48,6 +58,7 @@ struct Status {
     std::uint8_t waiting_count = 0;
     std::uint8_t has_more = 0;   // calls in flight than are told
     std::uint32_t begun_in = 0;  // the communicator of the last collective
+    Counts counts;
     Waiting waiting[most_waiting] = {};
 
     std::size_t bytes() const { return offsetof(Status, waiting) + waiting_count * sizeof(Waiting); }

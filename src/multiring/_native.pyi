@@ -387,6 +387,9 @@ class Engine:
         ``peers[rank]`` has ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received``,
         ``connections``, ``seconds_busy`` (that bytes for the peer were on their way or, where it shares memory,
         that its memory was read) and ``seconds_waited`` (that callers waited for it).
+        ``slowest`` is None, or says which ``ranks`` (one, or some of one ``host``) enter collectives later than
+        the others, who wait for them for this ``share`` of the time, for how many ``seconds`` now, and for what
+        ``reason``: "computes", "has no core", "sleeps" or "does not run", between collectives.
         """
 
     def traced(self) -> list[tuple[int, bool, int, bytes]]:

@@ -279,7 +279,8 @@ class Communicator:
     def stats(self) -> dict[str, Any]:
         """Counters of this process's engine, and by id what this communicator's plans have done so far.
 
-        ``peers`` are counted by rank of the world, ``links`` by the level that joins them to this rank.
+        ``peers`` are counted by rank of the world, ``links`` by the level that joins them to this rank. ``slowest``
+        says which ranks of the world keep the others waiting now, and what with; None if nobody does.
         """
         plans = {plan: asdict(measured) for plan, measured in self._group.plans.measured().items()}
         counted = self._group.engine.statistics()

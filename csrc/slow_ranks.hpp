@@ -1,0 +1,67 @@
+// SlowRanks: which rank enters its collectives later than the others, for how long now, and what keeps it.
+//
+// All ranks of a collective leave it at about the same time. Whoever enters it later than the others therefore spends
+// less of its time in calls than they do. Each rank counts that time, and what its caller does between calls; statuses
+// carry these counts to all ranks (status.hpp). They are compared at the end of each window of some seconds. A rank is
+// named once it was late in several windows one after the other, by a tenth of the time or more in each.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine_options.hpp"
+#include "status.hpp"
+#include "wait.hpp"
+
+namespace multiring {
+
+struct SlowRank {
+    enum class Reason : std::uint8_t {
+        computes,     // its caller ran for longer between calls
+        has_no_core,  // its caller was ready to run, and others had its core
+        sleeps,       // its caller did not run: it waited for something else
+        unknown,      // it did not run, and this system does not tell why
+    };
+
+    std::vector<int> ranks;  // one, or some of one host
+    std::string host;
+    double share = 0;    // of the time for which the others wait for it, in the last window
+    double seconds = 0;  // for which it has been late
+    Reason reason = Reason::unknown;
+};
+
+class SlowRanks {
+  public:
+    explicit SlowRanks(const EngineOptions& options);
+
+    // The progress thread's, at each beat: `statuses` by rank. Lines for the log: who is slow now, who no longer.
+    std::vector<std::string> observe(std::span<const Status> statuses, Clock::time_point now);
+
+    // Any thread's: the slow rank, once it was named and until it is slow no longer.
+    std::optional<SlowRank> slowest() const;
+    void lock_for_fork() { mutex_.lock(); }
+    void unlock_after_fork() { mutex_.unlock(); }
+
+  private:
+    std::optional<SlowRank> judge() const;  // of the window that ends
+    std::string names(const std::vector<int>& ranks) const;
+    std::string describe(const SlowRank& slow) const;
+    void set(std::optional<SlowRank> slow);
+
+    const EngineOptions& options_;
+    std::vector<Counts> latest_, before_;  // by rank; at the beginning of the window
+    Clock::time_point began_;
+    std::vector<int> suspects_;  // of the last window
+    double late_seconds_ = 0;    // for which they have been late
+    int windows_ = 0;            // one after the other, in which they were
+    int clear_ = 0;              // and in which those that were named were not
+
+    mutable std::mutex mutex_;
+    std::optional<SlowRank> named_;
+};
+
+}  // namespace multiring

@@ -1,0 +1,53 @@
+"""A rank that enters its collectives later than the others is named by all of them, with what keeps it."""
+
+from __future__ import annotations
+
+import os
+
+import jobs
+import pytest
+import slow_ranks
+
+ENVIRONMENT = {"MULTIRING_TIMEOUT": "100"}
+
+
+@pytest.mark.parametrize(
+    ("size", "hosts", "late", "how", "works"),
+    [
+        (3, ["a", "b", "b"], [0], "sleeps", 3),
+        (4, ["a", "a", "b", "b"], [3], "computes", 1),
+        (5, ["a", "a", "b", "c", "c"], [3, 4], "sleeps", 1),
+        (2, None, [1], "sleeps", 2),
+    ],
+)
+def test_late_ranks_are_named_with_their_reason_until_they_are_late_no_longer(
+    size: int, hosts: list[str] | None, late: list[int], how: str, works: int
+) -> None:
+    job = jobs.start(slow_ranks.some_late, size, late, how, works, hosts=hosts, environment=ENVIRONMENT)
+    outcomes = job.wait(220)
+    for outcome in outcomes:
+        slowest = outcome.value["slowest"]
+        assert slowest["ranks"] == late
+        assert slowest["host"] == (hosts[late[0]] if hosts else slowest["host"])
+        assert 0.1 <= slowest["share"] <= 1
+        assert slowest["seconds"] > 0
+        had_its_core = outcomes[late[0]].value["ran"] > 0.75
+        assert slowest["reason"] == how or (how == "computes" and not had_its_core)
+    name = f"rank {late[0]} (host" if len(late) == 1 else f"host {hosts[late[0]]} (ranks {late[0]}, {late[1]})"
+    named, over = (
+        [line for line in outcomes[0].error.splitlines() if line.startswith(name) and what in line]
+        for what in (") keeps the others waiting for ", ") no longer keeps the others waiting")
+    )
+    assert (len(named), len(over)) == (1, 1)
+    assert all("keeps the others waiting" not in outcome.error for outcome in outcomes[1:])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_rank_whose_core_others_use_is_told_apart() -> None:
+    for outcome in jobs.run(slow_ranks.without_a_core, 3, timeout=220, environment=ENVIRONMENT):
+        assert outcome["slowest"]["ranks"] == [1]
+        assert outcome["slowest"]["reason"] == "has no core"
+
+
+def test_nobody_is_named_where_all_take_as_long() -> None:
+    assert jobs.run(slow_ranks.nobody_late, 4, 300) == [[]] * 4
