@@ -25,6 +25,48 @@ namespace {
 
 constexpr std::size_t tile_elements = 1024;
 
+// Arithmetic as a thread begins with it, for as long as this lives: rounding to nearest, and denormal numbers kept. A
+// caller may have set otherwise (XLA and TensorFlow flush them in their threads), and a sum must not depend on whose
+// thread makes it.
+class DefaultArithmetic {
+  public:
+    DefaultArithmetic() : before_(control()) {
+        if (before_ != standard) set(standard);
+    }
+    ~DefaultArithmetic() {
+        if (before_ != standard) set(before_);
+    }
+    DefaultArithmetic(const DefaultArithmetic&) = delete;
+    DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
+
+  private:
+#if defined(__x86_64__)
+    using Control = std::uint32_t;
+    static constexpr Control standard = 0x1f80, sticky = 0x3f;  // all exceptions masked; which have occurred
+    static Control control() {
+        Control now;
+        asm volatile("stmxcsr %0" : "=m"(now) : : "memory");
+        return now & ~sticky;
+    }
+    static void set(Control to) { asm volatile("ldmxcsr %0" : : "m"(to) : "memory"); }
+#elif defined(__aarch64__)
+    using Control = std::uint64_t;
+    static constexpr Control standard = 0;
+    static Control control() {
+        Control now;
+        asm volatile("mrs %0, fpcr" : "=r"(now) : : "memory");
+        return now;
+    }
+    static void set(Control to) { asm volatile("msr fpcr, %0" : : "r"(to) : "memory"); }
+#else
+    using Control = int;
+    static constexpr Control standard = 0;
+    static Control control() { return standard; }
+    static void set(Control) {}
+#endif
+    const Control before_;
+};
+
 // ---- copies -------------------------------------------------------------------------------------------------------
 
 enum class Stores { kept, streaming };  // in the caches, or past them
@@ -365,6 +407,7 @@ template <class Format, class Operation>
 void reduce(void* destination, const void* const* sources, int source_count, std::size_t count, double divisor) {
     using Stored = typename Format::Stored;
     using Accumulator = typename Format::Accumulator;
+    const DefaultArithmetic arithmetic;
     alignas(64) Accumulator accumulated[tile_elements];
     alignas(64) Accumulator widened[Format::is_plain ? 1 : tile_elements];
     for (std::size_t at = 0; at < count; at += tile_elements) {
@@ -391,6 +434,18 @@ template <class T>
 void reduce_complex(void* destination, const void* const* sources, int source_count, std::size_t count,
                     double divisor) {
     reduce<Plain<T>, Sum>(destination, sources, source_count, 2 * count, divisor);
+}
+
+template <class Format>
+void narrow_all(std::uint16_t* destination, const float* source, std::size_t count) {
+    const DefaultArithmetic arithmetic;
+    Format::store(destination, source, count);
+}
+
+template <class Format>
+void widen_all(float* destination, const std::uint16_t* source, std::size_t count) {
+    const DefaultArithmetic arithmetic;
+    Format::load(destination, source, count);
 }
 
 // Bytes other than 0 and 1 count as true and leave as 1.
@@ -455,8 +510,8 @@ const Kernels MULTIRING_KERNELS{
         MULTIRING_FLOATS(Float8E4m3fnuz),
         MULTIRING_FLOATS(Float8E5m2fnuz),
     },
-    {Bfloat16::store, Float16::store},
-    {Bfloat16::load, Float16::load},
+    {narrow_all<Bfloat16>, narrow_all<Float16>},
+    {widen_all<Bfloat16>, widen_all<Float16>},
     copy_bytes<Stores::kept>,
     copy_bytes<Stores::streaming>,
 };

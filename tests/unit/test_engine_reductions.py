@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from engines import Rank, all_reduce_plan, in_threads, world
@@ -224,3 +226,35 @@ def test_buffers_may_begin_anywhere_in_a_cache_line_and_nothing_beside_them_is_w
 
         for result in in_threads(ranks, program):
             np.testing.assert_array_equal(result, own[0] + own[1] + own[2])
+
+
+@pytest.fixture
+def flushing() -> Iterator[None]:
+    """Threads that start in the test make 0 of denormal numbers, as those of XLA and TensorFlow do."""
+    torch = pytest.importorskip("torch")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor always keeps denormal numbers")
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+DENORMAL = [*((dtype, op) for dtype in FLOATS for op in ("sum", "avg", "min", "max")), ("complex64", "sum")]
+
+
+@pytest.mark.parametrize(("dtype", "op"), DENORMAL)
+def test_denormal_numbers_are_kept_whatever_thread_sums(dtype: str, op: str, flushing: None) -> None:
+    real = np.dtype(dtype).type(0).real.dtype
+    # The bits of small numbers, read as an integer, are how many times the smallest number they are: below 2048 for
+    # float16, and further for the wider types.
+    bits = np.tile([1, 2, 3, 5, 300], 500).astype(f"uint{8 * real.itemsize}")
+    inputs = [(bits * (rank + 1)).astype(bits.dtype).view(real) for rank in range(3)]
+    assert inputs[0][0] == np.finfo(real).smallest_subnormal
+    wanted = {"sum": 6 * bits, "avg": 2 * bits, "min": bits, "max": 3 * bits}[op].astype(bits.dtype)
+    if dtype == "complex64":
+        inputs = [np.repeat(each, 2).view(dtype) for each in inputs]
+        wanted = np.repeat(wanted, 2)
+    for method in ("at once", "direct"):
+        for result in reduced(inputs, op, method):
+            np.testing.assert_array_equal(result.view(bits.dtype), wanted)
