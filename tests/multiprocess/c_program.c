@@ -2,6 +2,7 @@
 #include <multiring.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -50,6 +51,13 @@ int main(int count, char** arguments) {
     multiring_broadcast(x, 1, MULTIRING_FLOAT64, size - 1, NULL, NULL);
     printf("broadcast: %g\n", x[0]);
     say("barrier", multiring_barrier());
+
+    uint64_t bits[2] = {UINT64_C(1) << 63 | rank, UINT64_C(3) << (4 * rank)};
+    say("bits", multiring_all_reduce(bits, 2, MULTIRING_UINT64, MULTIRING_BXOR, NULL, NULL));
+    printf("bxor: %llx %llx\n", (unsigned long long)bits[0], (unsigned long long)bits[1]);
+    unsigned char truth[3] = {rank == 0 ? 7 : 0, 1, 0};
+    multiring_all_reduce(truth, 3, MULTIRING_BOOL, MULTIRING_BOR, NULL, NULL);
+    printf("bor: %d %d %d\n", truth[0], truth[1], truth[2]);
 
     if (count > 1) { /* the highest rank dies */
         if (rank == size - 1) raise(SIGKILL);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from launching import Launch
 
-from multiring import embed
+from multiring import _native, embed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,6 +48,16 @@ def test_the_header_is_cxx_too(tmp_path: Path) -> None:
     subprocess.run([tmp_path / "program"], check=True, timeout=60)
 
 
+def test_the_header_has_all_types_and_operations_of_the_engine() -> None:
+    text = (ROOT / "src/multiring/include/multiring.h").read_text()
+    enumerations = {
+        kind: body for body, kind in re.findall(r"typedef enum \{(.*?)\} multiring_(\w+);", text, re.DOTALL)
+    }
+    for kind, names in ("dtype", _native.DTYPES), ("op", _native.OPS):
+        numbers = {name: int(number) for name, number in re.findall(r"MULTIRING_(\w+) = (\d+)", enumerations[kind])}
+        assert numbers == {name.upper(): number for number, name in enumerate(names)}
+
+
 def test_results_and_usage_errors(launch: Launch, program: str) -> None:
     done = launch.run("-n", "2", program)
     assert done.returncode == 0, done.stderr
@@ -62,6 +73,9 @@ def test_results_and_usage_errors(launch: Launch, program: str) -> None:
         "max: 0 1 11 21",
         "broadcast: 1",
         "barrier: 0",
+        "bits: 0",
+        "bxor: 1 33",
+        "bor: 1 1 0",
         "shutdown: 0",
         "late: 6 multiring is not initialised",
         "rank -1 of -1",

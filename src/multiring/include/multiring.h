@@ -34,15 +34,28 @@ typedef enum {
     MULTIRING_UINT8 = 5,
     MULTIRING_INT16 = 6,
     MULTIRING_INT32 = 7,
-    MULTIRING_INT64 = 8
+    MULTIRING_INT64 = 8,
+    MULTIRING_BOOL = 9, /* a byte each: 0 is false, and all else true */
+    MULTIRING_COMPLEX64 = 10,
+    MULTIRING_COMPLEX128 = 11,
+    MULTIRING_UINT16 = 12,
+    MULTIRING_UINT32 = 13,
+    MULTIRING_UINT64 = 14,
+    MULTIRING_FLOAT8_E4M3FN = 15,
+    MULTIRING_FLOAT8_E5M2 = 16,
+    MULTIRING_FLOAT8_E4M3FNUZ = 17,
+    MULTIRING_FLOAT8_E5M2FNUZ = 18
 } multiring_dtype;
 
 typedef enum {
     MULTIRING_SUM = 0,
-    MULTIRING_AVG = 1, /* floating-point numbers only */
-    MULTIRING_MIN = 2,
+    MULTIRING_AVG = 1, /* floating-point and complex numbers only */
+    MULTIRING_MIN = 2, /* not of complex numbers, as all that follow */
     MULTIRING_MAX = 3,
-    MULTIRING_PROD = 4
+    MULTIRING_PROD = 4,
+    MULTIRING_BAND = 5, /* bits, of integers and bool only, as all that follow */
+    MULTIRING_BOR = 6,
+    MULTIRING_BXOR = 7
 } multiring_op;
 
 /* Called once, when the buffer is the caller's again, with 0 or the code and text of what went wrong. It runs in a
