@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import ipaddress
 import logging
+import math
+import operator
 import os
 import re
 import textwrap
@@ -25,6 +29,12 @@ _T = TypeVar("_T")
 MOST_BYTES = 1 << 63
 """What is as large is no size of anything."""
 
+MOST_RANKS = 1 << 19
+"""Most ranks of a job: the numbers of their groups, 4096 for each, have 31 bits."""
+
+MOST_SECONDS = 10**9
+"""Longest duration that may be set, some 30 years: what is far longer overflows clocks."""
+
 RANKS = (
     *("MULTIRING_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"),
     *("MULTIRING_STORE", "MASTER_ADDR", "MASTER_PORT"),
@@ -32,32 +42,62 @@ RANKS = (
 """Variables by which launchers say which rank of which job a process is."""
 
 
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("a whole number")
+def whole_number(name: str, value: Any, kind: str = "") -> int:
+    """The whole number that a caller gave as ``name``, also one of NumPy's; TypeError for all else, bools included.
+
+    ``kind`` is what such a number is called, as in "a rank".
+    """
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"{name}={value!r}: " + (f"{kind} is a whole number" if kind else "expected a whole number"))
+
+
+def parse_whole(text: str, least: int = 0, most: int = MOST_BYTES) -> int:
+    """The whole number in ``text``, in the digits 0 to 9; ValueError says from where to where it may be."""
+    if not re.fullmatch("[0-9]+", text) or len(text.lstrip("0")) > 20 or not least <= int(text) <= most:
+        raise ValueError(f"a whole number from {least} to {_power(most)}")
     return int(text)
 
 
-def _small(text: str) -> int:
-    if _natural(text) >= 1 << 32:
-        raise ValueError("a whole number below 2**32")
-    return int(text)
+def _power(number: int) -> str:
+    """A number as text, where it is a large power of 2, or 1 less, as such."""
+    for less, ending in (0, ""), (1, " - 1"):
+        power = (number + less).bit_length() - 1
+        if power >= 31 and number + less == 1 << power:
+            return f"2**{power}{ending}"
+    return str(number)
 
 
-def _positive(text: str) -> int:
-    if _natural(text) == 0:
-        raise ValueError("a whole number above 0")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
+def named_number(name: str, text: str, least: int = 0, most: int = MOST_BYTES) -> int:
+    """The whole number that ``text`` has as the value of ``name``; ValueError names both, and what was expected."""
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError("seconds, such as 60 or 0.5")
-    return value
+        return parse_whole(text, least, most)
+    except ValueError as error:
+        raise ValueError(f"{name}={text!r}: expected {error}") from None
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    return functools.partial(parse_whole, least=least, most=most)
+
+
+def _from(least: float, about: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        written = re.fullmatch(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", text.strip().lower())
+        value = float(text) if written else math.nan
+        if not least <= value <= MOST_SECONDS:
+            raise ValueError(about)
+        return value
+
+    return parse
+
+
+_seconds = _from(0, "seconds from 0 to 1e9, such as 60 or 0.5")
+_heartbeat = _from(1, "seconds from 1 to 1e9, such as 30")
+
+
+_COUNT = _whole(0, (1 << 32) - 1)
+_DESCRIPTOR = _whole(0, (1 << 31) - 1)
 
 
 def _flag(text: str) -> bool:
@@ -66,22 +106,15 @@ def _flag(text: str) -> bool:
     return text.lower() in ("1", "true")
 
 
-def _heartbeat(text: str) -> float:
-    value = _seconds(text)
-    if value < 1:
-        raise ValueError("1 second or more, such as 30")
-    return value
-
-
 def parse_size(text: str) -> int:
     """Bytes in ``text``: a number with K, M or G (powers of 1024, "MB" and "MiB" alike); ValueError otherwise."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", text.strip().upper())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(?:I?B)?", text.strip().upper())
     if not match:
         raise ValueError("a size, such as 65536, 256K or 1.5GB")
-    nbytes = int(float(match[1]) * 1024 ** " KMG".index(match[2] or " "))
+    nbytes = float(match[1]) * 1024 ** " KMG".index(match[2] or " ")
     if nbytes >= MOST_BYTES:
         raise ValueError("a size below 2**63 bytes")
-    return nbytes
+    return int(nbytes)
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -94,17 +127,22 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def _ports(text: str) -> range:
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= first <= last <= 65535:
+    ports = range(first, last + 1)
+    _check_ports(ports)
+    return ports
+
+
+def _check_ports(ports: range) -> None:
+    if not ports or not 1 <= min(ports) <= max(ports) <= 65535:
         raise ValueError("a port or a range within 1-65535, such as 29400-29499")
-    return range(first, last + 1)
 
 
 def parse_addresses(text: str) -> tuple[str, ...]:
     """host:port pairs, comma-separated; an IPv6 address stands in brackets; ValueError says what was expected."""
     found = tuple(part.strip() for part in text.split(","))
-    if not all(re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):\d{1,5}", part) for part in found):
+    if not all(re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+):[0-9]{1,5}", part) for part in found):
         raise ValueError("host:port[,host:port...], an IPv6 address in brackets")
     if not all(1 <= split_address(part)[1] <= 65535 for part in found):
         raise ValueError("host:port[,host:port...], a port being 1 to 65535")
@@ -183,7 +221,9 @@ class Settings:
         "range",
         "ports to listen on, such as 29400-29499; any free one if unset; a rank takes one, and another one in `grow`",
     )
-    streams: int = _knob(1, _positive, "count", "TCP connections between two ranks on different hosts", agree=True)
+    streams: int = _knob(
+        1, _whole(1, 1 << 10), "count", "TCP connections between two ranks on different hosts", agree=True
+    )
     topology: str = _knob("", str, "path", "topology file; read by rank 0, who hands it to all")
     probe: str = _knob(
         "on",
@@ -244,7 +284,7 @@ class Settings:
     )
     card_threads: int | None = _knob(
         None,
-        _natural,
+        _whole(0, 1 << 10),
         "count",
         "threads of a rank that sum and copy for calls on CUDA tensors, beside the one that moves bytes; what its "
         "share of the cores leaves, 4 at most",
@@ -262,29 +302,33 @@ class Settings:
 class Launch:
     """What `multiring run` sets for each rank; other launchers' variables are translated by ``bootstrap``."""
 
-    rank: int | None = _knob(None, _natural, "count", "index of this process in the job")
-    world_size: int | None = _knob(None, _positive, "count", "number of processes in the job")
-    local_rank: int | None = _knob(None, _natural, "count", "index of this process among those started on this host")
-    local_world_size: int | None = _knob(None, _positive, "count", "number of processes started on this host")
+    rank: int | None = _knob(None, _whole(0, MOST_RANKS - 1), "count", "index of this process in the job")
+    world_size: int | None = _knob(None, _whole(1, MOST_RANKS), "count", "number of processes in the job")
+    local_rank: int | None = _knob(
+        None, _whole(0, MOST_RANKS - 1), "count", "index of this process among those started on this host"
+    )
+    local_world_size: int | None = _knob(
+        None, _whole(1, MOST_RANKS), "count", "number of processes started on this host"
+    )
     store: tuple[str, ...] = _knob(
         (), parse_addresses, "host:port,...", "addresses at which the job's store may be reached; all are tried"
     )
     secret_file: str = _knob("", str, "path", "file with the job's secret, 16 bytes or more")
-    secret_fd: int | None = _knob(None, _natural, "descriptor", "inherited descriptor that yields the job's secret")
+    secret_fd: int | None = _knob(None, _DESCRIPTOR, "descriptor", "inherited descriptor that yields the job's secret")
     report_fd: int | None = _knob(
         None,
-        _natural,
+        _DESCRIPTOR,
         "descriptor",
         "inherited descriptor for what a rank tells its launcher: whom it waited for, and whose loss failed it",
     )
     python: str = _knob("", str, "path", "the Python that a program linked to libmultiring.so loads; python3 if unset")
     job: str = _knob("", str, "name", "identity of the job in a launcher's store, part of every handshake", agree=True)
     restart: int = _knob(
-        0, _small, "count", "counts the restarts of the job, part of every handshake between ranks", agree=True
+        0, _COUNT, "count", "counts the restarts of the job, part of every handshake between ranks", agree=True
     )
     replacement: int = _knob(
         0,
-        _natural,
+        _COUNT,
         "count",
         "counts the ranks that were started again one by one; above 0, init waits until the others call grow",
     )
@@ -310,17 +354,20 @@ def read(table: type[_T], environ: Mapping[str, str] | None = None, **options: A
         origin = row.name
         if text is None:
             text, origin = environ.get(name), name
-        if isinstance(text, Mapping):
+        parse = row.metadata["parse"]
+        if isinstance(text, Mapping) and parse is _wire:
             text = ",".join(f"{key}={value}" for key, value in text.items())
-        if text is None or text == "":
+        if text is None or (isinstance(text, str) and not text):
             values[row.name] = row.default
-        elif isinstance(text, range):
-            values[row.name] = text
-        else:
-            try:
-                values[row.name] = row.metadata["parse"](str(text))
-            except ValueError as error:
-                raise ValueError(f"{origin}={text!r}: expected {error}") from None
+            continue
+        try:
+            if isinstance(text, range) and parse is _ports:
+                _check_ports(text)
+                values[row.name] = text
+            else:
+                values[row.name] = parse(str(text))
+        except ValueError as error:
+            raise ValueError(f"{origin}={text!r}: expected {error}") from None
     if options:
         known = ", ".join(row.name for _, row in _rows(table))
         raise TypeError(f"unknown option {sorted(options)[0]!r}; options are {known}")

@@ -108,7 +108,11 @@ def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], mon
         (by_hand(0, 2, MASTER_ADDR="tcp://a"), "MASTER_ADDR='tcp://a': expected the name or address .* alone, such as"),
         (by_hand(0, 2, MASTER_ADDR="a:29500"), "MASTER_ADDR='a:29500': .*; its port is MASTER_PORT"),
         (by_hand(0, 2, MASTER_ADDR=" a"), "MASTER_ADDR=' a': expected"),
-        (by_hand(0, 2) | {"MASTER_PORT": "99999"}, "MASTER_PORT=99999: a port is 1 to 65535"),
+        (by_hand(0, 2) | {"MASTER_PORT": "99999"}, "MASTER_PORT='99999': expected a whole number from 1 to 65535"),
+        (by_hand(0, 1 << 20), "RANK and WORLD_SIZE says a world of 1048576: a job has 1 to 524288 ranks"),
+        (by_hand(0, 0), "RANK and WORLD_SIZE says a world of 0: a job has 1 to 524288 ranks"),
+        (by_hand(0, 2) | {"RANK": "\u0660"}, "RANK='\u0660': expected a whole number"),
+        ({"MULTIRING_RANK": "0", "MULTIRING_WORLD_SIZE": "\u0663"}, "MULTIRING_WORLD_SIZE='\u0663': expected a whole"),
         (
             {"PET_NNODES": "2", "PET_NODE_RANK": "1"},
             "PET_NNODES=2 asks for more than one rank, .* start it by `multiring run train.py`",

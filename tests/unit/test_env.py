@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from multiring import env
@@ -57,6 +59,24 @@ def test_options_of_their_own_types() -> None:
         ("MULTIRING_STREAMS", "0"),
         ("MULTIRING_TIMEOUT", "-1"),
         ("MULTIRING_TIMEOUT", "inf"),
+        ("MULTIRING_TIMEOUT", "nan"),
+        ("MULTIRING_TIMEOUT", "1e300"),
+        ("MULTIRING_TIMEOUT", "1_0"),
+        ("MULTIRING_TIMEOUT", "."),
+        ("MULTIRING_TIMEOUT", "\u0663"),
+        ("MULTIRING_HEARTBEAT_TIMEOUT", "0.5"),
+        ("MULTIRING_HEARTBEAT_TIMEOUT", "nan"),
+        ("MULTIRING_STREAMS", "1-2"),
+        ("MULTIRING_STREAMS", "\u0663"),
+        ("MULTIRING_STREAMS", "1025"),
+        ("MULTIRING_STREAMS", f"{10**30}"),
+        ("MULTIRING_STREAMS", "9" * 5000),
+        ("MULTIRING_CARD_THREADS", f"{10**30}"),
+        ("MULTIRING_PORTS", "\u0663"),
+        ("MULTIRING_PORTS", "9" * 5000),
+        ("MULTIRING_ARENA_BYTES", "1-2"),
+        ("MULTIRING_ARENA_BYTES", "\u0663"),
+        ("MULTIRING_ARENA_BYTES", "9" * 5000),
         ("MULTIRING_ARENA_BYTES", "1TB"),
         ("MULTIRING_ARENA_BYTES", "9999999999999999999999"),
         ("MULTIRING_WIRE", "bfloat16"),
@@ -69,6 +89,44 @@ def test_options_of_their_own_types() -> None:
 def test_bad_value_names_variable_value_and_form(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{name}='{value}': expected "):
         env.read(env.Settings, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bounds"),
+    [
+        ("MULTIRING_RANK", "-1", "0 to 524287"),
+        ("MULTIRING_RANK", "0-1", "0 to 524287"),
+        ("MULTIRING_WORLD_SIZE", "0", "1 to 524288"),
+        ("MULTIRING_WORLD_SIZE", "\u0663", "1 to 524288"),
+        ("MULTIRING_LOCAL_WORLD_SIZE", f"{10**30}", "1 to 524288"),
+        ("MULTIRING_SECRET_FD", f"{1 << 31}", r"0 to 2\*\*31 - 1"),
+        ("MULTIRING_RESTART", f"{1 << 32}", r"0 to 2\*\*32 - 1"),
+        ("MULTIRING_REPLACEMENT", "1.5", r"0 to 2\*\*32 - 1"),
+    ],
+)
+def test_what_a_launcher_sets_has_bounds(name: str, value: str, bounds: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}='{value}': expected a whole number from {bounds}$"):
+        env.read(env.Launch, {name: value})
+
+
+@pytest.mark.parametrize("name", ["streams", "timeout", "arena_bytes", "tune", "card_threads"])
+def test_a_range_is_for_ports_alone(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}=range\(1, 3\): expected "):
+        env.read(env.Settings, {}, **{name: range(1, 3)})
+
+
+@pytest.mark.parametrize("ports", [range(5, 1), range(0, 9), range(65530, 65540)])
+def test_a_range_of_ports_is_held_to_what_ports_are(ports: range) -> None:
+    with pytest.raises(ValueError, match="expected a port or a range within 1-65535"):
+        env.read(env.Settings, {}, ports=ports)
+
+
+def test_a_number_of_numpy_is_that_of_python() -> None:
+    assert [env.whole_number("n", value) for value in (np.uint8(255), np.int64(-3), 7)] == [255, -3, 7]
+    assert type(env.whole_number("n", np.uint8(255))) is int
+    for value in (True, np.bool_(True), 2.0, np.float32(2), "2", None):
+        with pytest.raises(TypeError, match=rf"n={re.escape(repr(value))}: expected a whole number"):
+            env.whole_number("n", value)
 
 
 def test_unknown_option() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import typer
 
+from multiring.env import MOST_RANKS, parse_whole
+
 OF_OTHERS = {
     "--host": "-H",
     "--hostlist": "-H",
@@ -27,13 +29,14 @@ OF_OTHERS = {
 """What torchrun, mpirun and horovodrun call it."""
 
 
-def whole(least: int) -> Callable[[str | int], int]:
-    """Parses a whole number of at least ``least``; the error shows what was given."""
+def whole(least: int, most: int = MOST_RANKS) -> Callable[[str | int], int]:
+    """Parses a whole number from ``least`` to ``most``; the error shows what was given."""
 
     def parse(text: str | int) -> int:
-        if not str(text).isdecimal() or int(text) < least:
-            raise typer.BadParameter(f"{text!r} is no whole number of {least} or more")
-        return int(text)
+        try:
+            return parse_whole(str(text), least, most)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text!r} is not {error}") from None
 
     return parse
 

@@ -188,9 +188,7 @@ def _hosts(hosts: str | None, count_or_list: str | None) -> tuple[str | None, in
     if count_or_list is None:
         return hosts, None
     if count_or_list.isdecimal():
-        if int(count_or_list) == 0:
-            raise LaunchError("--hosts 0: a job has one host at least")
-        return hosts, int(count_or_list)
+        return hosts, env.named_number("--hosts", count_or_list, 1, env.MOST_RANKS)
     if hosts is not None:
         raise LaunchError(f"-H {hosts} and --hosts {count_or_list} do not go together: they are two lists of hosts")
     return count_or_list, None
@@ -267,7 +265,7 @@ def _meeting(ranks: int | None, hosts: int, index: int, rendezvous: str) -> tupl
         raise LaunchError(f"-n {ranks} ranks on --hosts {hosts}: give at least one rank for each host")
     if index >= hosts:
         raise LaunchError(f"--host-index {index} of --hosts {hosts}: hosts count from 0")
-    match = re.fullmatch(NAME + r":(?P<port>\d{1,5})", rendezvous)
+    match = re.fullmatch(NAME + r":(?P<port>[0-9]{1,5})", rendezvous)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise LaunchError(f"--rendezvous {rendezvous}: expected host:port, an IPv6 address in brackets")
     return ranks, HostMeeting(env.split_address(rendezvous), hosts, index, env.read(env.Settings).init_timeout)

@@ -81,6 +81,11 @@ class RankIdentity:
     """Who is in a job that goes on; None: it starts."""
 
     def __post_init__(self) -> None:
+        if not 1 <= self.world_size <= env.MOST_RANKS:
+            raise ValueError(
+                f"the environment of {self.launcher} says a world of {self.world_size}: a job has 1 to "
+                f"{env.MOST_RANKS} ranks"
+            )
         if not 0 <= self.rank < self.world_size:
             raise ValueError(
                 f"the environment of {self.launcher} says rank {self.rank} in a world of {self.world_size}: ranks are "
@@ -148,7 +153,10 @@ batch script or a shell in the allocation has too."""
 
 
 def _above_one(text: str) -> bool:
-    return text.isdecimal() and int(text) > 1
+    try:
+        return env.parse_whole(text) > 1
+    except ValueError:
+        return False  # it says no number of ranks
 
 
 def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
@@ -439,17 +447,11 @@ def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
             f"MASTER_ADDR={host!r}: expected the name or address of rank 0's host alone, such as node1 or 10.0.0.1; "
             "its port is MASTER_PORT"
         )
-    number = _number(environ, "MASTER_PORT")
-    if not 0 < number < 1 << 16:
-        raise ValueError(f"MASTER_PORT={number}: a port is 1 to 65535")
-    return host.strip("[]"), number
+    return host.strip("[]"), _number(environ, "MASTER_PORT", 1, 65535)
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = environ.get(name, "")
-    if not text.isdecimal():
-        raise ValueError(f"{name}={text!r}: expected a whole number")
-    return int(text)
+def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = env.MOST_BYTES) -> int:
+    return env.named_number(name, environ.get(name, ""), least, most)
 
 
 def given_secret(launch: env.Launch) -> bytes | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,9 +54,9 @@ def given_identity(
         return None
     if rank is None or world_size is None:
         raise ValueError(f"init(rank={rank!r}, world_size={world_size!r}): give both, or none of them")
-    number, size = _whole("rank", rank), _whole("world_size", world_size)
-    if size < 1:
-        raise ValueError(f"world_size={size}: a job has 1 rank or more")
+    number, size = env.whole_number("rank", rank), env.whole_number("world_size", world_size)
+    if not 1 <= size <= env.MOST_RANKS:
+        raise ValueError(f"world_size={size}: a job has 1 to {env.MOST_RANKS} ranks")
     if not 0 <= number < size:
         raise ValueError(f"rank={number} and world_size={size}: ranks are 0 to {size - 1}, so correct one of them")
     addresses = None if store is None else _addresses(store)
@@ -92,15 +91,6 @@ def checked_secret(secret: Any) -> bytes:
             f"secret has {len(found)} bytes: expected {MIN_SECRET} or more, such as a multiring.StoreServer draws"
         )
     return found
-
-
-def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
-    raise TypeError(f"{name}={value!r}: expected a whole number")
 
 
 def _addresses(store: Any) -> tuple[str, ...]:

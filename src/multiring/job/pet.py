@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from multiring import env
+
 WORDS = ("auto", "cpu", "gpu", "xpu")
 """What may stand for the number of ranks a host."""
 
@@ -61,8 +63,4 @@ def _ranks_per_host(text: str) -> int | str | None:
 
 
 def _number(name: str, text: str) -> int | None:
-    if not text:
-        return None
-    if not text.isdecimal():
-        raise ValueError(f"{name}={text!r}: expected a whole number")
-    return int(text)
+    return env.named_number(name, text) if text else None

@@ -7,6 +7,7 @@ puts one in the place of the planner's choice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,7 +71,7 @@ def strategy(name: str) -> Strategy:
 def parse_dimensions(text: str) -> tuple[int, ...]:
     """The sizes of ``4x8x8``."""
     parts = text.split("x")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if not all(re.fullmatch("0*[1-9][0-9]{0,8}", part) for part in parts):
         raise ValueError(f"dimensions are given as 4x8x8, innermost first, not {text!r}")
     return tuple(map(int, parts))
 
