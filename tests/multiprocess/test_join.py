@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -177,6 +178,17 @@ def test_survivors_go_on_and_join_another_job(store: mr.StoreServer, workers: Wo
     assert started[1].wait(60) == -signal.SIGKILL
     for rank in (0, 2):
         assert value(started[rank]) == {"blamed": 1, "members": [0, 2], "size": 2, "again": 2}
+
+
+def test_the_time_limit_of_a_huge_world_is_kept(store: mr.StoreServer, workers: Workers) -> None:
+    started = [workers.start("refused", place(store, rank, 500_000, init_timeout=2)) for rank in (0, 3)]
+    for found in values(started):
+        assert found["error"] == "RendezvousError"
+        assert re.fullmatch(
+            r"ranks 1-2, 4-(\d+) did not arrive \(arrived: 0, 3; not asked in time: \d+-499999\), within 2 s",
+            found["told"],
+        )
+        assert found["seconds"] < 20
 
 
 def test_a_dead_store_is_named(workers: Workers) -> None:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from multiring.errors import MultiringError, RendezvousError
 from multiring.job.store import Client, JobStore, KeyValueStore
@@ -30,7 +30,25 @@ LOOK_SECONDS = 1.0
 GRACE_SECONDS = 5.0
 """How much longer than rank 0 the others wait, so that its report of who is missing reaches them."""
 
+ROLL_SECONDS, ROLL_SHARE = 1.0, 0.1
+"""How long a roll call of all ranks may take: so long, or this share of the time limit, but less than the grace."""
+
 _log = logging.getLogger("multiring")
+
+
+class Roll(NamedTuple):
+    """Who has arrived in a round, with their records, who has not, and who could not be asked in time."""
+
+    arrived: dict[int, Record]
+    missing: list[int]
+    unasked: range
+
+    def told(self) -> str:
+        """Who is late, in words."""
+        ranks = "rank" if len(self.missing) == 1 else "ranks"
+        unasked = f"; not asked in time: {spans(self.unasked)}" if self.unasked else ""
+        arrived = f"arrived: {spans(list(self.arrived)) or 'none'}{unasked}"
+        return f"{ranks} {spans(self.missing)} did not arrive ({arrived})"
 
 
 def first_open(store: KeyValueStore, prefix: str) -> int:
@@ -247,9 +265,9 @@ class Exchange:
                 if looks and left > interval:
                     self._look_for_successor()
                     continue
-            arrived, missing = self._roll(name)
-            late = _late(missing, list(arrived)) if missing else "rank 0 did not answer"
-            error = RendezvousError(f"{late}, within {self._timeout:g} s", rank=self._culprit(missing))
+            roll = self._roll(name)
+            late = roll.told() if roll.missing else "rank 0 did not answer"
+            error = RendezvousError(f"{late}, within {self._timeout:g} s", rank=self._culprit(roll.missing))
             self._end_arrivals(name, error)
             raise error
 
@@ -282,23 +300,27 @@ class Exchange:
             if name == "arrive":
                 self._look_for_successor()
                 self._look_for_second()
-            arrived, missing = self._roll(name)
-            if any("error" in record for record in arrived.values()):
+            roll = self._roll(name)
+            if any("error" in record for record in roll.arrived.values()):
                 time.sleep(LOOK_SECONDS)
-                return list(self._roll(name)[0].values())
-            if missing and self._remaining() <= 0:
-                late = f"{_late(missing, list(arrived))}, within {self._timeout:g} s"
-                raise RendezvousError(late, rank=self._culprit(missing))
-            if missing and time.monotonic() - began >= patience:
-                _log.warning("%s yet", _late(missing, list(arrived)))
+                return list(self._roll(name).arrived.values())
+            if roll.missing and self._remaining() <= 0:
+                late = f"{roll.told()}, within {self._timeout:g} s"
+                raise RendezvousError(late, rank=self._culprit(roll.missing))
+            if roll.missing and time.monotonic() - began >= patience:
+                _log.warning("%s yet", roll.told())
                 patience *= 2
         return records
 
-    def _roll(self, name: str) -> tuple[dict[int, Record], list[int]]:
-        """The records of those who have arrived in a round, and who is missing."""
+    def _roll(self, name: str) -> Roll:
         arrived: dict[int, Record] = {}
         missing: list[int] = []
+        until = time.monotonic() + max(ROLL_SECONDS, min(self._timeout * ROLL_SHARE, GRACE_SECONDS - 1))
+        unasked = range(0)
         for rank in range(self._world_size):
+            if missing and time.monotonic() >= until:
+                unasked = range(rank, self._world_size)
+                break
             try:
                 arrived[rank] = self._read(name, rank, 0.0)
             except TimeoutError:
@@ -306,7 +328,7 @@ class Exchange:
         for rank in self._gone(name, arrived):
             del arrived[rank]
             missing.append(rank)
-        return arrived, sorted(missing)
+        return Roll(arrived, sorted(missing), unasked)
 
     def _gone(self, name: str, arrived: Mapping[int, Record]) -> list[int]:
         """Those whose processes have left a lasting store after they arrived: others may come in their place."""
@@ -351,11 +373,6 @@ def _cause(failed: Sequence[Record]) -> Record:
     own = [record for record in failed if record["rank"] == record["by"]]
     silent = [record for record in failed if record["rank"] not in reported]
     return (own or silent or failed)[0]
-
-
-def _late(missing: list[int], arrived: list[int]) -> str:
-    ranks = "rank" if len(missing) == 1 else "ranks"
-    return f"{ranks} {spans(missing)} did not arrive (arrived: {spans(arrived) or 'none'})"
 
 
 def spans(ranks: Sequence[int]) -> str:
