@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -82,6 +83,30 @@ def join_many(places: list[dict[str, Any] | None]) -> dict[str, Any]:
         with open("/proc/self/maps") as maps:
             mapped.append(sum("multiring" in line for line in maps))
     return {"held": seen, "mapped": mapped, "sums": sums}
+
+
+@workers.worker
+def hold_store() -> dict[str, Any]:
+    """A store whose holder forks children that close it, collect it or leave its ``with``; it serves until a line
+    comes."""
+    codes = []
+    with mr.StoreServer() as store:
+        for way in ("close", "collect", "exit"):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                if way == "exit":
+                    sys.exit(0)
+                if way == "close":
+                    store.close()
+                    store.close()
+                del store
+                gc.collect()
+                os._exit(0)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        say(json.dumps({"store": list(store.addresses), "secret": store.secret.hex()}))
+        sys.stdin.readline()
+    return {"codes": codes}
 
 
 @workers.worker

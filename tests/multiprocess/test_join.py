@@ -180,6 +180,17 @@ def test_survivors_go_on_and_join_another_job(store: mr.StoreServer, workers: Wo
         assert value(started[rank]) == {"blamed": 1, "members": [0, 2], "size": 2, "again": 2}
 
 
+def test_forked_children_leave_the_store_to_their_parent(workers: Workers) -> None:
+    holder = workers.start("hold_store")
+    meeting = json.loads(line(holder))
+    started = [workers.start("join", {"rank": rank, "world_size": 2, **meeting}) for rank in range(2)]
+    assert [each["rank"] for each in values(started)] == [0, 1]
+    assert holder.stdin is not None
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    assert value(holder) == {"codes": [0, 0, 0]}
+
+
 def test_the_time_limit_of_a_huge_world_is_kept(store: mr.StoreServer, workers: Workers) -> None:
     started = [workers.start("refused", place(store, rank, 500_000, init_timeout=2)) for rank in (0, 3)]
     for found in values(started):

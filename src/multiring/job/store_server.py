@@ -40,7 +40,10 @@ class StoreServer:
         return self._secret
 
     def close(self) -> None:
-        """Stop serving; jobs that have come together go on. May be called twice."""
+        """Stop serving; jobs that have come together go on.
+
+        May be called twice. In a process that was forked it does nothing: the one that made the store serves it.
+        """
         self._server.close()
 
     def __enter__(self) -> StoreServer:

@@ -88,8 +88,8 @@ class LoopThread:
 
     @property
     def closed(self) -> bool:
-        """Whether the loop has ended."""
-        return self._loop.is_closed()
+        """Whether the loop has ended, as it has in a process that was forked: its thread is the parent's."""
+        return self._loop.is_closed() or not self._thread.is_alive()
 
     async def _cancel_all(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
