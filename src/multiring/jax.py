@@ -22,6 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from multiring import _native, api
+from multiring.errors import MultiringError
 from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.runtime.comm import Communicator, group_of
 from multiring.training.buckets import BUCKET_BYTES, GradientSpec, arrange, bucket_label
@@ -86,7 +87,15 @@ def all_to_all(x: Any, *, group: Communicator | None = None) -> jax.Array:
 
 
 def barrier(*, group: Communicator | None = None) -> None:
-    """Return when every rank has called it and all its earlier collectives are done; not inside ``jit``."""
+    """Return when every rank has called it and all its earlier collectives are done.
+
+    MultiringError inside ``jit``, ``scan`` and what else JAX traces, where collectives have their order without it.
+    """
+    if isinstance(jnp.zeros(()), jax.core.Tracer):
+        raise MultiringError(
+            "barrier() inside jit, scan or another function that JAX traces would be called once, while it is traced, "
+            "and not by its steps: call it between them; collectives inside happen in the order of the program without"
+        )
     _joined(group)
     jax.effects_barrier()
     api.barrier(group=group)
@@ -234,8 +243,7 @@ def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | Non
         raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
     if "reduce" in collective:
         _check_op(x, op)
-    if not 0 <= root < communicator.size:
-        raise ValueError(f"root={root}: ranks of this communicator are 0 to {communicator.size - 1}")
+    root = group_of(communicator).valid_rank("root", root)
     if collective in ("reduce_scatter", "all_to_all") and (x.ndim == 0 or x.shape[0] % communicator.size):
         raise ValueError(
             f"{collective}: an array of shape {x.shape} cannot be cut into {communicator.size} equal blocks"
@@ -269,7 +277,8 @@ def _compiled(parameters: tuple[tuple[str, Any], ...]) -> Any:
 
 @_collective_p.def_impl  # type: ignore[untyped-decorator]
 def _outside_jit(x: Any, **parameters: Any) -> Any:
-    return _compiled(tuple(parameters.items()))(x)
+    with jax.disable_jit(False):  # XLA alone calls the engine, also where a user looks for a mistake without jit
+        return _compiled(tuple(parameters.items()))(x)
 
 
 def _lower(ctx: Any, x: Any, *, collective: str, op: str, root: int, label: int, communicator: int, **_: Any) -> Any:

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from multiring import api
+from multiring.env import whole_number
 from multiring.errors import MultiringError
 from multiring.runtime.buffers import writable
 from multiring.runtime.comm import Communicator, group_of
@@ -283,7 +284,7 @@ class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc
             raise ValueError(f"warmup_epochs={warmup_epochs}: 0 or more are needed")
         self._target = initial_lr
         self._epochs = warmup_epochs
-        self._steps = steps_per_epoch
+        self._steps = None if steps_per_epoch is None else whole_number("steps_per_epoch", steps_per_epoch)
         self._group = group
         self._epoch = 0
 

@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from multiring.env import whole_number
+
 Schedule = Callable[[int], float]
 
 
 def linear_scaling(rate: float, batch: int, base_batch: int = 256) -> float:
     """The learning rate for ``batch`` samples a step, all ranks together, where ``rate`` suits ``base_batch``."""
-    _least("batch", batch)
-    _least("base_batch", base_batch)
-    return rate * batch / base_batch
+    return rate * _least("batch", batch) / _least("base_batch", base_batch)
 
 
 def constant(value: float = 1.0) -> Schedule:
@@ -41,8 +41,13 @@ def warm_up(schedule: Schedule, length: int, start: float = 0.0) -> Schedule:
     The steps count from the beginning of the warm-up, as the epochs of Goyal et al. do; a start of base_batch/batch
     begins at the rate of the small batch.
     """
-    _least("length", length, 0)
-    return lambda step: start + (schedule(length) - start) * step / length if step < length else schedule(step)
+    length = _least("length", length, 0)
+
+    def rising(step: int) -> float:
+        step = _plain(step)
+        return start + (schedule(length) - start) * step / length if step < length else schedule(step)
+
+    return rising
 
 
 def steps(boundaries: Sequence[int], factor: float = 0.1) -> Schedule:
@@ -53,21 +58,21 @@ def steps(boundaries: Sequence[int], factor: float = 0.1) -> Schedule:
 
 def polynomial(length: int, power: float = 1.0, end: float = 0.0) -> Schedule:
     """From 1 to ``end`` within ``length`` steps, by (1 - step/length)**power; ``end`` ever after."""
-    _least("length", length)
+    length = _least("length", length)
     _above_zero("power", power)
-    return lambda step: end + (1 - end) * (1 - min(step, length) / length) ** power
+    return lambda step: end + (1 - end) * (1 - min(_plain(step), length) / length) ** power
 
 
 def cosine(length: int, end: float = 0.0) -> Schedule:
     """From 1 to ``end`` within ``length`` steps along half a cosine; ``end`` ever after."""
-    _least("length", length)
-    return lambda step: end + (1 - end) * (1 + math.cos(math.pi * min(step, length) / length)) / 2
+    length = _least("length", length)
+    return lambda step: end + (1 - end) * (1 + math.cos(math.pi * min(_plain(step), length) / length)) / 2
 
 
 def chain(first: Schedule, length: int, then: Schedule) -> Schedule:
     """``first`` for ``length`` steps, then ``then``, whose steps count from 0 again."""
-    _least("length", length, 0)
-    return lambda step: first(step) if step < length else then(step - length)
+    length = _least("length", length, 0)
+    return lambda step: first(step) if step < length else then(_plain(step) - length)
 
 
 def cycles(schedule: Schedule, length: int) -> Schedule:
@@ -75,8 +80,8 @@ def cycles(schedule: Schedule, length: int) -> Schedule:
 
     Where it ends in a collapse, the networks at the ends of the cycles form an ensemble; average their predictions.
     """
-    _least("length", length)
-    return lambda step: schedule(step % length)
+    length = _least("length", length)
+    return lambda step: schedule(_plain(step) % length)
 
 
 def scaled(schedule: Schedule, factor: float) -> Schedule:
@@ -86,12 +91,12 @@ def scaled(schedule: Schedule, factor: float) -> Schedule:
 
 def table(schedule: Schedule, length: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The values at steps 0 to ``length`` - 1, for code that is compiled: it indexes them by the step."""
-    return np.array([schedule(step) for step in range(length)], np.float64)
+    return np.array([schedule(step) for step in range(_least("length", length, 0))], np.float64)
 
 
 def batch_growth(batch: int, boundaries: Sequence[int], factor: float = 10.0) -> Callable[[int], int]:
     """The batch at a step, grown at each boundary instead of dividing the learning rate by ``factor``."""
-    _least("batch", batch)
+    batch = _least("batch", batch)
     ordered = _boundaries(boundaries)
     _above_zero("factor", factor)
     if round(batch * factor ** len(ordered)) < 1:
@@ -107,7 +112,7 @@ def momentum_correction(schedule: Schedule, momentum: float) -> Schedule:
     """
 
     def corrected(step: int) -> float:
-        before, now = schedule(max(step - 1, 0)), schedule(step)
+        before, now = schedule(max(_plain(step) - 1, 0)), schedule(step)
         return momentum * now / before if before else momentum
 
     return corrected
@@ -130,9 +135,16 @@ def lars(weight_norm: float, gradient_norm: float, decay: float = 0.0, trust: fl
     return trust * weight_norm / divisor if weight_norm > 0 and divisor > 0 else 1.0
 
 
-def _least(name: str, value: float, least: int = 1) -> None:
-    if not least <= value < math.inf:
-        raise ValueError(f"{name}={value}: {least} or more are needed, and not infinitely many")
+def _least(name: str, value: int, least: int = 1) -> int:
+    value = whole_number(name, value)
+    if value < least:
+        raise ValueError(f"{name}={value}: {least} or more are needed")
+    return value
+
+
+def _plain(step: int) -> int:
+    """The step as Python's int: NumPy's small ones go round where they are computed with."""
+    return int(step) if isinstance(step, np.integer) else step
 
 
 def _above_zero(name: str, value: float) -> None:
@@ -141,7 +153,4 @@ def _above_zero(name: str, value: float) -> None:
 
 
 def _boundaries(steps: Sequence[int]) -> list[int]:
-    ordered = sorted(steps)
-    for step in ordered:
-        _least("boundary", step, 0)
-    return ordered
+    return sorted(_least("boundary", step, 0) for step in steps)

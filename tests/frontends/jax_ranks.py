@@ -168,6 +168,25 @@ def derivatives() -> None:
 
 
 @worker
+def without_jit() -> None:
+    """A program that is looked into without jit makes the same calls, and has the same derivatives."""
+    weights = jnp.asarray(own(RANK, 4 * SIZE) + 1)
+    step = jax.jit(lambda x: (mrj.all_reduce(x) + mrj.broadcast(x, SIZE - 1), mrj.reduce_scatter(x), mrj.all_gather(x)))
+    slope = jax.jit(jax.grad(lambda x: (mrj.all_reduce(x, "avg") ** 2 * weights).sum()))
+    x = own(RANK, 4 * SIZE)
+    expected, expected_slope = step(x), slope(x)
+    with jax.disable_jit():
+        total, block, gathered = step(x)
+        same(total, everyone(4 * SIZE).sum(0) + own(SIZE - 1, 4 * SIZE))
+        same(block, expected[1])
+        same(gathered, everyone(4 * SIZE))
+        np.testing.assert_allclose(slope(x), expected_slope, rtol=1e-6)
+        same(jax.lax.fori_loop(0, 2, lambda i, x: mrj.all_reduce(x), jnp.ones(2)), np.full(2, float(SIZE) ** 2))
+        same(mrj.broadcast_parameters({"w": x}, root=1)["w"], own(1, 4 * SIZE))
+        mrj.barrier()
+
+
+@worker
 def loops() -> None:
     def body(carry, number):
         total = mrj.all_reduce(carry + number * RANK, "avg")
@@ -248,6 +267,17 @@ def mistakes() -> None:
         mrj.average(own(RANK, 3), group="all")
     with pytest.raises(ValueError, match="root=9"):
         mrj.broadcast(own(RANK, 3), 9)
+    for root in (1.5, 1.0, True, "1", None):
+        for call in (mrj.broadcast, jax.jit(mrj.broadcast, static_argnums=1), mrj.broadcast_parameters):
+            with pytest.raises(TypeError, match=f"root={root!r}: a rank is a whole number"):
+                call(own(RANK, 3), root)
+    with pytest.raises(TypeError, match=r"root=0\.5: a rank is a whole number"):
+        jax.grad(lambda x: mrj.broadcast(x, 0.5).sum())(own(RANK, 3))
+    same(mrj.broadcast(own(RANK, 3), np.uint8(1)), own(1, 3))
+    same(jax.grad(lambda x: mrj.broadcast(x, np.uint8(1)).sum())(own(RANK, 3)), np.full(3, SIZE * (RANK == 1)))
+    for traced in (jax.jit(lambda: mrj.barrier()), lambda: jax.lax.fori_loop(0, 2, lambda i, x: mrj.barrier() or x, 0)):
+        with pytest.raises(mr.MultiringError, match="call it between them"):
+            traced()
     with pytest.raises(ValueError, match="avg is not defined for int32"):
         jax.jit(lambda x: mrj.all_reduce(x, "avg"))(own(RANK, 3, "int32"))
     for leaf, name in ((3, "int64"), (np.arange(3, dtype="int8"), "int8"), (np.array([True]), "bool")):

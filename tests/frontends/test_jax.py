@@ -14,6 +14,7 @@ COLLECTIVES = (
     "collectives",
     "derivatives",
     "loops",
+    "without_jit",
     "trees",
     "order",
     "groups",

@@ -192,16 +192,29 @@ def read_only() -> np.ndarray[Any, Any]:
         (lambda: mr.empty(-1), ValueError, "shape=-1: extents are 0 or more"),
         (lambda: mr.empty((1 << 30, 1 << 30)), mr.ResourceError, "MULTIRING_ARENA_BYTES"),
         (lambda: mr.empty(1 << 70), ValueError, "an array has less than"),
-        (lambda: mr.empty(3.5), TypeError, "float"),
+        (lambda: mr.empty(3.5), TypeError, "shape=3.5: an extent is a whole number"),
+        (lambda: mr.empty((2, True)), TypeError, "shape=True: an extent is a whole number"),
         (lambda: mr.plan(-1), ValueError, "nbytes=-1: a buffer has 0 bytes or more"),
-        (lambda: mr.plan("100MB"), TypeError, "nbytes='100MB': a buffer has a whole"),
-        (lambda: mr.shard(4.5), TypeError, "float"),
+        (lambda: mr.plan("100MB"), TypeError, "nbytes='100MB': a buffer's size is a whole number"),
+        (lambda: mr.plan(True), TypeError, "nbytes=True: a buffer's size is a whole number"),
+        (lambda: mr.shard(4.5), TypeError, "length=4.5: expected a whole number"),
+        (lambda: mr.shard(True), TypeError, "length=True: expected a whole number"),
+        (lambda: mr.shard(4, epoch=0.5), TypeError, "epoch=0.5: expected a whole number"),
+        (lambda: mr.shard(4, seed=-1), ValueError, "seed=-1 and epoch=0: both are 0 to"),
+        (lambda: mr.broadcast(np.zeros(3), True), TypeError, "root=True: a rank is a whole number"),
+        (lambda: mr.reduce(np.zeros(3), root=0.0), TypeError, "root=0.0: a rank is a whole number"),
+        (lambda: mr.gather(np.zeros(3), False), TypeError, "root=False: a rank is a whole number"),
+        (lambda: mr.scatter(np.zeros(3), np.zeros(3), 0.5), TypeError, "root=0.5: a rank is a whole number"),
+        (lambda: mr.broadcast_object(3, None), TypeError, "root=None: a rank is a whole number"),
+        (lambda: mr.new_group([False]), TypeError, "ranks=False: a rank is a whole number"),
+        (lambda: mr.send(np.zeros(3), True), TypeError, "dst=True: a rank is a whole number"),
+        (lambda: mr.recv(np.zeros(3), 0.0), TypeError, "src=0.0: a rank is a whole number"),
         (lambda: mr.send(np.zeros(3), dst=0), ValueError, "dst=0 is this rank itself"),
         (lambda: mr.recv(np.zeros(3), src=-1), ValueError, "src=-1: ranks"),
         (lambda: mr.all_gather(np.zeros(3), out=np.zeros(4)), ValueError, "out is 4 x float64, but 3 x float64 arrive"),
         (lambda: mr.all_gather(np.zeros(3), out=np.zeros(3, "f4")), ValueError, "3 x float32, but 3 x float64"),
         (lambda: mr.reduce_scatter(np.float64(3)), ValueError, r"shape \(\) cannot be cut into 1 equal blocks"),
-        (lambda: mr.all_to_all(np.zeros(3), [3.0]), TypeError, r"splits=\[3.0\]: numbers of rows are whole"),
+        (lambda: mr.all_to_all(np.zeros(3), [3.0]), TypeError, "splits=3.0: a number of rows is a whole number"),
         (lambda: mr.all_to_all(np.zeros(3), [2]), ValueError, r"splits=\[2\]: 1 numbers of rows that add up to 3"),
         (lambda: mr.scatter(np.zeros(3)), ValueError, "rank 0 is the root and has to give blocks"),
         (lambda: mr.new_group([]), ValueError, r"ranks=\[\]: a group has at least one rank"),
@@ -275,6 +288,25 @@ def test_shards(length: int, size: int) -> None:
     dropped = [shard(length, rank, size, epoch=2, seed=1, uneven="drop") for rank in range(size)]
     assert {len(part) for part in dropped} == {length // size}
     assert len(set(np.concatenate(dropped))) == size * (length // size)
+
+
+@pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
+def test_shards_are_the_same_by_small_numbers_of_numpy(uneven: str) -> None:
+    for rank in range(200):
+        small = shard(np.uint8(255), np.int16(rank), np.uint8(200), np.int8(2), np.uint8(250), uneven)
+        assert small.tolist() == shard(255, rank, 200, 2, 250, uneven).tolist()
+    with pytest.raises(ValueError, match="rank=3 and size=3: ranks are 0 to 2"):
+        shard(10, 3, 3)
+
+
+@pytest.mark.usefixtures("alone")
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    small = np.uint8(0)
+    assert mr.shard(np.uint8(255), uneven="pad").tolist() == mr.shard(255, uneven="pad").tolist()
+    assert mr.broadcast_object("x", small) == "x"
+    assert mr.gather(np.arange(3.0), small).tolist() == [[0, 1, 2]]
+    assert mr.new_group([small]).members == (0,)
+    assert mr.plan(np.uint8(200)).plan.id == mr.plan(200).plan.id
 
 
 def test_shards_depend_on_epoch_and_seed() -> None:

@@ -126,8 +126,6 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: recipes.warm_up(recipes.constant(), -1), "length=-1: 0 or more"),
     (lambda: recipes.batch_growth(0, []), "batch=0: 1 or more"),
     (lambda: recipes.linear_scaling(0.1, 512, 0), "base_batch=0: 1 or more"),
-    (lambda: recipes.linear_scaling(0.1, math.nan), "batch=nan: 1 or more"),
-    (lambda: recipes.warm_up(recipes.constant(), math.nan), "length=nan: 0 or more"),
     (lambda: recipes.polynomial(4, power=-1), "power=-1: a finite number above 0"),
     (lambda: recipes.steps([3, -1]), "boundary=-1: 0 or more"),
     (lambda: recipes.batch_growth(32, [2, -5]), "boundary=-5: 0 or more"),
@@ -141,3 +139,34 @@ WRONG: list[tuple[Callable[[], object], str]] = [
 def test_wrong_arguments(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 4.0, True, "4"])
+def test_numbers_of_steps_and_samples_are_whole(number: object) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "batch": lambda: recipes.linear_scaling(0.1, number),
+        "base_batch": lambda: recipes.linear_scaling(0.1, 4, number),
+        "length": lambda: recipes.warm_up(recipes.constant(), number),
+        "boundary": lambda: recipes.steps([3, number]),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=f"{name}={number!r}: expected a whole number"):
+            call()
+
+
+def test_small_numbers_of_numpy_are_those_of_python() -> None:
+    def values(kind: Callable[[int], int]) -> list[float]:
+        schedules = (
+            recipes.warm_up(recipes.cosine(kind(250)), kind(7), start=0.25),
+            recipes.warm_up(recipes.constant(200), kind(200)),
+            recipes.chain(recipes.polynomial(kind(9)), kind(5), recipes.cycles(recipes.polynomial(kind(3)), kind(3))),
+            recipes.steps([kind(3), kind(200)]),
+            recipes.momentum_correction(recipes.cosine(kind(30)), 0.9),
+            recipes.batch_growth(kind(200), [kind(2), kind(9)]),
+        )
+        return [schedule(kind(step)) for schedule in schedules for step in (0, 3, 9, 201, 255)]
+
+    assert values(np.uint8) == values(int)
+    assert recipes.chain(recipes.constant(), np.uint8(5), recipes.cosine(400))(300) == recipes.cosine(400)(295)
+    assert recipes.linear_scaling(2, np.uint8(200), np.uint8(100)) == 4
+    assert recipes.table(recipes.cosine(9), np.uint8(200)).shape == (200,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from multiring.env import MOST_BYTES
+from multiring.env import MOST_BYTES, whole_number
 from multiring.planning.choice import Choice
 from multiring.runtime.buffers import (
     PLANNED,
@@ -32,10 +31,7 @@ from multiring.runtime.work import Work
 
 
 def _tag(tag: int) -> int:
-    try:
-        tag = operator.index(tag)
-    except TypeError:
-        raise TypeError(f"tag={tag!r}: a tag is a whole number") from None
+    tag = whole_number("tag", tag, "a tag")
     if not 0 <= tag < 1 << 63:
         raise ValueError(f"tag={tag}: a tag is 0 to 2**63 - 1; negative ones are multiring's own")
     return tag
@@ -255,7 +251,8 @@ class Communicator:
         staging.
         """
         kind = np.dtype(dtype)
-        extents = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
+        given = shape if isinstance(shape, Sequence) else (shape,)
+        extents = tuple(whole_number("shape", extent, "an extent") for extent in given)
         if min(extents, default=0) < 0:
             raise ValueError(f"shape={shape}: extents are 0 or more")
         nbytes = math.prod(extents) * kind.itemsize
@@ -268,8 +265,7 @@ class Communicator:
         """The plan for a buffer of ``nbytes`` (of all blocks together); printed, it explains itself."""
         if collective not in PLANNED:
             raise ValueError(f"collective={collective!r}: known are {', '.join(PLANNED)}")
-        if not isinstance(nbytes, (int, np.integer)):
-            raise TypeError(f"nbytes={nbytes!r}: a buffer has a whole number of bytes")
+        nbytes = whole_number("nbytes", nbytes, "a buffer's size")
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes}: a buffer has 0 bytes or more")
         choice = self._group.plans.choose(collective, nbytes, self._group.valid_rank("root", root))
@@ -320,10 +316,7 @@ class Communicator:
 
     def _uneven_all_to_all(self, x: Any, splits: Sequence[int], out: Any, async_op: bool, timeout: float | None) -> Any:
         found = source(x)
-        try:
-            splits = [operator.index(rows) for rows in splits]
-        except TypeError:
-            raise TypeError(f"splits={splits!r}: numbers of rows are whole") from None
+        splits = [whole_number("splits", rows, "a number of rows") for rows in splits]
         rows = found.shape[0] if found.shape else 0
         if len(splits) != self.size or min(splits) < 0 or sum(splits) != rows:
             raise ValueError(f"splits={splits}: {self.size} numbers of rows that add up to {rows} are needed")

@@ -6,7 +6,6 @@ by a label what a buffer holds: they call on the group itself, which `multiring.
 
 from __future__ import annotations
 
-import operator
 import pickle
 import time
 import weakref
@@ -17,6 +16,7 @@ import numpy as np
 
 from multiring import _native
 from multiring._native import Call
+from multiring.env import whole_number
 from multiring.errors import Mismatch, MultiringError, ResourceError
 from multiring.runtime.buffers import COLLECTIVES, DTYPES, OPS, CardBuffer, Piece, readable, writable
 from multiring.runtime.engine import Calls, CardPart, ChoosePlan, Engine, Part
@@ -240,17 +240,16 @@ class Group:
 
     def valid_rank(self, name: str, rank: int) -> int:
         """A rank of this group that was given as ``name``; TypeError or ValueError if it is none."""
-        try:
-            rank = operator.index(rank)
-        except TypeError:
-            raise TypeError(f"{name}={rank!r}: a rank is a whole number") from None
+        if type(rank) is not int:
+            rank = whole_number(name, rank, "a rank")
         if not 0 <= rank < self.size:
             raise ValueError(f"{name}={rank}: ranks of this communicator are 0 to {self.size - 1}")
         return rank
 
     def other_rank(self, name: str, rank: int) -> int:
         """The same for a rank that is not this one."""
-        if self.valid_rank(name, rank) == self.rank:
+        rank = self.valid_rank(name, rank)
+        if rank == self.rank:
             raise ValueError(f"{name}={rank} is this rank itself")
         return rank
 
@@ -266,7 +265,7 @@ class Group:
         """
         chosen = [self.valid_rank("ranks", rank) for rank in ranks]
         if not chosen or len(set(chosen)) != len(chosen):
-            raise ValueError(f"ranks={list(ranks)}: a group has at least one rank, each once")
+            raise ValueError(f"ranks={chosen}: a group has at least one rank, each once")
         if self.rank not in chosen:
             return None
         members = [self.members[rank] for rank in chosen]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from multiring.env import whole_number
 from multiring.errors import ResourceError
 from multiring.runtime.buffers import ITEMSIZES, writable
 from multiring.runtime.comm import Communicator, group_of
@@ -53,6 +54,14 @@ def numpy_view(memory: np.ndarray[Any, Any], dtype: str) -> Any:
     return memory.view(dtype)
 
 
+def whole_bytes(bucket_bytes: int) -> int:
+    """The size of a bucket as a user gave it; TypeError or ValueError if it is none."""
+    size = whole_number("bucket_bytes", bucket_bytes, "a number of bytes")
+    if size < 1:
+        raise ValueError(f"bucket_bytes={size}: a number of bytes is needed, such as {BUCKET_BYTES}")
+    return size
+
+
 def arrange(
     gradients: Sequence[GradientSpec], order: Iterable[int], bucket_bytes: int = BUCKET_BYTES
 ) -> list[list[int]]:
@@ -60,6 +69,7 @@ def arrange(
 
     A bucket holds one type. The buckets are in the order in which their last gradients become ready.
     """
+    bucket_bytes = whole_bytes(bucket_bytes)
     closed: list[list[int]] = []
     filling: dict[str, list[int]] = {}
     filled: dict[str, int] = {}

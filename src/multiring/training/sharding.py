@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
+
+from multiring.env import whole_number
 
 
 def shard(
@@ -16,10 +17,17 @@ def shard(
     ``uneven`` says what becomes of a length that ``size`` does not divide: "keep" gives some ranks one index more,
     "pad" repeats the first of the shuffle, "drop" leaves out its last.
     """
-    if operator.index(length) < 0:
+    length = whole_number("length", length)
+    rank, size = whole_number("rank", rank, "a rank"), whole_number("size", size)
+    if length < 0:
         raise ValueError(f"length={length}: a data set has 0 samples or more")
+    if not 0 <= rank < size:
+        raise ValueError(f"rank={rank} and size={size}: ranks are 0 to {size - 1}")
+    state = [whole_number("seed", seed), whole_number("epoch", epoch)]
+    if not 0 <= min(state) <= max(state) < 1 << 32:
+        raise ValueError(f"seed={seed} and epoch={epoch}: both are 0 to 2**32 - 1")
     # The legacy generator: its stream is frozen, so ranks with different releases of NumPy shuffle alike.
-    order: np.ndarray[Any, np.dtype[np.int64]] = np.random.RandomState([seed, epoch]).permutation(length)
+    order: np.ndarray[Any, np.dtype[np.int64]] = np.random.RandomState(state).permutation(length)
     rest = length % size
     if uneven == "pad":
         order = np.resize(order, length + (size - rest) % size) if length else order
