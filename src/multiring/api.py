@@ -14,6 +14,7 @@ import numpy as np
 
 from multiring import env
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
+from multiring.files import write_text
 from multiring.planning.choice import Choice
 from multiring.runtime import clocks
 from multiring.runtime.comm import Communicator, group_of
@@ -496,7 +497,7 @@ def report(path: str | os.PathLike[str], title: str = "", *, group: Communicator
     ranks = [page.RankTimes(*each) for each in members.all_gather_object(mine)]
     if members.rank == 0:
         topology = members.world.topology.restrict(members.members)
-        Path(path).write_text(page.of_job(title or f"A job of {members.size} ranks", topology, used, ranks))
+        write_text(Path(path), page.of_job(title or f"A job of {members.size} ranks", topology, used, ranks))
 
 
 def shard(

@@ -45,7 +45,7 @@ def write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_suffix(f".{os.getpid()}")
     try:
-        half.write_text(text)
+        half.write_text(text, "utf-8")
         half.replace(file)
     except OSError as error:  # where the disk is full Python does not say of which file
         half.unlink(missing_ok=True)

@@ -270,6 +270,10 @@ def test_arena() -> None:
 def test_topology_file_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(mr.RendezvousError, match=f"MULTIRING_TOPOLOGY={tmp_path}/none: No such file"):
         mr.init(topology=f"{tmp_path}/none")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(mr.RendezvousError, match=f"MULTIRING_TOPOLOGY={pipe}: it is a pipe, and a"):
+        mr.init(topology=pipe)
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("hosts")
     with pytest.raises(ValueError, match=f"{wrong}: "):

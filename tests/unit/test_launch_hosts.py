@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -129,3 +130,14 @@ def test_this_host_is_known_by_name_and_address() -> None:
     assert is_here("127.0.0.1")
     assert not is_here("192.0.2.1")  # reserved for documentation
     assert not is_here("no-such-host.invalid")
+
+
+@pytest.mark.timeout(60)
+def test_a_hostfile_is_a_regular_file_in_utf_8(tmp_path: Path) -> None:
+    pipe, latin = tmp_path / "pipe", tmp_path / "latin"
+    os.mkfifo(pipe)
+    latin.write_bytes(b"a:2\nb\xe4r:2\n")
+    with pytest.raises(LaunchError, match=f"cannot read the hostfile {pipe}: it is a pipe, and a regular"):
+        read_hostfile(pipe)
+    with pytest.raises(LaunchError, match=f"cannot read the hostfile {latin}: its byte 5 is no UTF-8: save the file"):
+        read_hostfile(latin)

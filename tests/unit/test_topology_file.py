@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,3 +183,52 @@ def test_a_file_of_too_many_hosts_is_refused() -> None:
     """Before any of them is looked at."""
     with pytest.raises(ValueError, match=r"^the file brings the hosts to 16385; a topology has 16384 at most$"):
         parse(f"host = [{', '.join(['{}'] * 16385)}]")
+
+
+@pytest.mark.timeout(60)
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, kind in ((pipe, "a pipe"), (Path("/dev/zero"), "a device")):
+        with pytest.raises(OSError, match=f"it is {kind}, and a regular file is needed") as caught:
+            load(path)
+        assert caught.value.filename == str(path)
+    with pytest.raises(IsADirectoryError):
+        load(tmp_path)
+
+
+def test_a_file_in_another_encoding_is_refused_with_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "latin.toml"
+    file.write_bytes('host = [{ name = "\xe4", ranks = 2 }]'.encode("latin-1"))
+    with pytest.raises(ValueError, match=f"^{file}: its byte 18 is no UTF-8: save the file in that encoding$"):
+        load(file)
+
+
+PRINTED = """
+import sys
+from pathlib import Path
+from multiring.planning.topology_file import load, text
+from multiring import cache
+from multiring.launch.hosts import read_hostfile
+found = load(Path(sys.argv[1]))
+cache.keep(Path(sys.argv[2]), text(found))
+assert load(Path(sys.argv[2])) == found
+Path(sys.argv[3]).write_bytes("".join(f"{name}:2\\n" for name in dict.fromkeys(found.hosts)).encode())
+print(ascii(found.hosts), ascii([host.name for host in read_hostfile(Path(sys.argv[3]))]))
+"""
+
+
+def test_files_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.toml"
+    file.write_bytes("\ufeff# für Übungen\r\nhost = [{ name = 'büro' }, { name = 'ζ', ranks = 2 }]\r\n".encode())
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    printed = subprocess.run(
+        [sys.executable, "-c", PRINTED, str(file), str(tmp_path / "kept.toml"), str(tmp_path / "hostfile")],
+        env={**os.environ, **plain},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert printed == r"('b\xfcro', '\u03b6', '\u03b6') ['b\xfcro', '\u03b6']" + "\n"
+    assert "büro" in (tmp_path / "kept.toml").read_text("utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from dataclasses import replace
@@ -267,3 +268,12 @@ def test_a_spoilt_file_is_named_and_done_without(
     assert str(file) in caplog.text
     assert "remove it" in caplog.text
     assert len(caplog.text) < 500 + len(str(file))
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_the_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "plans.json"
+    os.mkfifo(file)
+    with caplog.at_level(logging.WARNING, "multiring"):
+        assert tuner.read(file) == {}
+    assert "it is a pipe, and a regular file is needed" in caplog.text

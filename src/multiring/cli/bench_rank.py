@@ -15,6 +15,7 @@ from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, peers, repl
 from multiring.bench.contestants import Api, Device, Measurable
 from multiring.bench.measure import measure, size_of_buffer
 from multiring.cli.errors import one_line_errors
+from multiring.files import write_text
 from multiring.simulate.recording import load
 from multiring.units import count
 
@@ -54,7 +55,7 @@ def main(
         found = [asdict(figure) for figure in figures]
     if contestant.rank == 0:
         if json_file:
-            json_file.write_text(json.dumps(found))
+            write_text(json_file, json.dumps(found))
         elif recording:
             Console().print(replay.table(replay.rows(recording, {library: [found]}, None)))
         else:

@@ -21,9 +21,10 @@ from multiring.bench.launches import Entry, Start, Written, alternate, unnamed_f
 from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import BY_SOCKETS, ON_CARDS, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
-from multiring.cli.errors import leave_out, write_output
+from multiring.cli.errors import leave_out
 from multiring.cli.options import output_file
 from multiring.errors import RendezvousError
+from multiring.files import write_text
 from multiring.job.checks import check_settings
 from multiring.planning import topology_file
 from multiring.planning.bound import cut_bound
@@ -133,7 +134,7 @@ class Comparison:
             found = report.record(
                 [asdict(row) for row in rows], self.peers, collective=self.collective, **_conditions(site)
             )
-            write_output(self.json_file, json.dumps(found, indent=1) + "\n")
+            write_text(self.json_file, json.dumps(found, indent=1) + "\n")
         if self.plot:
             curves.plot(self.plot, rows, title)
         _end(written)
@@ -185,7 +186,7 @@ class Replay:
                 computing_seconds=self.recording.seconds,
                 **_conditions(site),
             )
-            write_output(self.json_file, json.dumps(found, indent=1) + "\n")
+            write_text(self.json_file, json.dumps(found, indent=1) + "\n")
         _end(written)
 
     def _predicted(self, site: Site) -> float | None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
 
 import typer
@@ -16,14 +15,6 @@ import typer
 from multiring.errors import MultiringError
 
 USAGE_ERROR = 2
-
-
-def write_output(file: Path, text: str) -> None:
-    """OSError with the file's name, which Python's lacks where the disk is full."""
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(file)) from None
 
 
 def given(context: typer.Context) -> set[str]:

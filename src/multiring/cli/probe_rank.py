@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from multiring import api
+from multiring.files import write_text
 from multiring.planning import topology_file
 
 
@@ -32,7 +33,7 @@ def main(
 def _write(file: Path, text: str) -> bool:
     """Whether that failed; then it has said why."""
     try:
-        file.write_text(text)
+        write_text(file, text)
     except OSError as error:
         print(f"multiring probe: --output {file}: {error.strerror}", file=sys.stderr)
         return True

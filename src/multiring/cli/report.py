@@ -32,6 +32,7 @@ from multiring.cli.scenario import (
     summary_of,
     swept,
 )
+from multiring.files import write_text
 from multiring.pages import page
 from multiring.pages.pictures import percent
 from multiring.planning import planner
@@ -69,7 +70,7 @@ def write(
         request = Request(machine, topology, hosts, model, job, batch, speed, "float32", True, None)
         names = chosen(strategy)
         point, *points = simulated([request, *(swept(request, sweep) if sweep else ())], names)
-        file.write_text(_page(point, points, names, (sweep or "").partition("=")[0]))
+        write_text(file, _page(point, points, names, (sweep or "").partition("=")[0]))
         typer.echo(f"{file}: {units.size(file.stat().st_size)}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from multiring import env
 from multiring.errors import RendezvousError
+from multiring.files import read_text
 from multiring.planning import topology_file
 from multiring.planning.plan import is_id
 from multiring.planning.planner import check_wire
@@ -76,7 +77,7 @@ def topology_text(settings: env.Settings) -> str:
     path = Path(settings.topology)
     try:
         topology_file.load(path)  # what is wrong in it is said of the file, before it is handed to all
-        return path.read_text()
+        return read_text(path)
     except OSError as error:
         raise RendezvousError(f"MULTIRING_TOPOLOGY={path}: {error.strerror}") from None
 

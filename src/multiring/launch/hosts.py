@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from multiring.env import is_ipv6
+from multiring.files import read_text
 from multiring.job.hostlist import expand
 from multiring.launch import LaunchError
 from multiring.net import local
@@ -53,8 +54,8 @@ def parse_hosts(text: str) -> list[HostEntry]:
 def read_hostfile(path: Path) -> list[HostEntry]:
     """The hosts of a file: a line ``a slots=2``, ``a:2`` or ``a`` for each, ``#`` begins a comment."""
     try:
-        lines = path.read_text("utf-8-sig").splitlines()  # some editors begin a file with a mark
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise LaunchError(f"cannot read the hostfile {path}: {getattr(error, 'strerror', None) or error}") from None
     found: list[HostEntry] = []
     for number, line in enumerate(lines, 1):

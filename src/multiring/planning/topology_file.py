@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from multiring.files import read_text
 from multiring.planning.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
 
 if sys.version_info >= (3, 11):
@@ -41,7 +42,7 @@ _LARGEST = 10**18
 def load(path: Path) -> Topology:
     """Read a topology file; OSError if it cannot be read, ValueError with its path if it is wrong."""
     try:
-        return parse(path.read_text())
+        return parse(read_text(path))
     except RecursionError:
         raise ValueError(f"{path}: its lists or tables are nested too deeply to be a topology") from None
     except ValueError as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from multiring import cache, units
 from multiring.errors import RendezvousError
+from multiring.files import read_text
 from multiring.net.dial import Address
 from multiring.net.links import Links
 from multiring.planning import topology_file
@@ -94,7 +95,7 @@ def kept_topology(identity: Sequence[Sequence[str]]) -> str:
     file = cache.path(identity)
     try:
         topology_file.load(file).assign([name for name, *_ in identity])
-        return file.read_text()
+        return read_text(file)
     except OSError:
         return ""
     except ValueError as error:

@@ -25,6 +25,7 @@ import numpy as np
 
 from multiring import _native, cache
 from multiring.errors import CollectiveTimeout, MultiringError
+from multiring.files import read_text
 from multiring.planning.choice import Tuned
 from multiring.planning.plan import Plan
 from multiring.runtime import clocks, tuning
@@ -190,7 +191,7 @@ def text(found: dict[Key, Tuned]) -> str:
 def read(file: Path) -> dict[Key, Tuned]:
     """The reverse of `text`; nothing if there is no such file, nor if it is spoilt: that is logged."""
     try:
-        rows: list[dict[str, Any]] = json.loads(file.read_text())["tuned"]
+        rows: list[dict[str, Any]] = json.loads(read_text(file))["tuned"]
         return {_key(row): _tuned(row) for row in rows}
     except (FileNotFoundError, NotADirectoryError):
         return {}

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from multiring.files import read_text, write_text
+
 _LARGEST = 10**12
 """Seconds of a step, or bytes of its gradients: beyond any job, and far from where sums are inexact."""
 
@@ -77,13 +79,13 @@ def buckets(recording: Recording, limits: Sequence[int]) -> list[RecordedBucket]
 def save(recording: Recording, path: Path) -> None:
     """Write a recording."""
     gradients = [[gradient.nbytes, gradient.seconds] for gradient in recording.gradients]
-    path.write_text(json.dumps({**asdict(recording), "gradients": gradients}) + "\n")
+    write_text(path, json.dumps({**asdict(recording), "gradients": gradients}) + "\n")
 
 
 def load(path: Path) -> Recording:
     """Read a recording; OSError if it cannot be read, ValueError with its path if it is wrong."""
     try:
-        return _parse(json.loads(path.read_text()))
+        return _parse(json.loads(read_text(path)))
     except RecursionError:
         raise ValueError(f"{path}: its lists or objects are nested too deeply to be a recording") from None
     except json.JSONDecodeError as error:

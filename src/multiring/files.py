@@ -1,0 +1,33 @@
+"""Files that a user named: regular ones, in UTF-8 whatever the locale."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from pathlib import Path
+
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, without the mark with which some editors begin one.
+
+    OSError if it cannot be read, or if it is a pipe, a socket or a device, which might never end; ValueError if it is
+    no UTF-8.
+    """
+    kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))
+    if kind is not None:
+        raise OSError(errno.EINVAL, f"it is {kind}, and a regular file is needed", str(path))
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"its byte {error.start} is no UTF-8: save the file in that encoding") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file; OSError with its name, which Python's lacks where the disk is full."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
