@@ -564,6 +564,19 @@ def test_a_wrong_command_line_is_one_clear_error(launch: Launch, words: list[str
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(("ranks", "descriptors"), [(100_000, 20_000), (200, 256)])
+def test_more_ranks_than_the_host_has_room_for(launch: Launch, ranks: int, descriptors: int) -> None:
+    result = launch.run("-n", f"{ranks}", "true", prefix=("prlimit", f"--nofile={descriptors}"))
+    assert result.returncode == 2
+    assert result.stdout == ""
+    told = (
+        rf"multiring run: host \S+: {ranks} ranks are more than .* leaves room for: start (\d+) here at most, or .*\n"
+    )
+    found = re.fullmatch(told, result.stderr)
+    assert found, result.stderr
+    assert 0 < int(found[1]) < descriptors / 3
+
+
 @pytest.mark.parametrize(
     "words", [["--np", "2"], ["--nproc-per-node", "2"], ["--nproc_per_node=2"], ["--hosts", "localhost:2"]]
 )
@@ -607,15 +620,15 @@ def test_cores_are_divided(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("limit", "what"),
     [
-        (6, r"multiring run: cannot start an agent on this host"),
-        (7, r"multiring run: cannot create an event loop"),
-        (10, r"multiring run: cannot create an event loop"),
-        (20, r"multiring: host \S+: cannot start rank"),
+        (
+            6,
+            r"multiring run: cannot start an agent on this host.*: \[Errno 24\] .* \(raise ulimit -n\)",
+        ),
+        (7, r"multiring run: cannot create an event loop.*: \[Errno 24\] .* \(raise ulimit -n\)"),
+        (20, r"multiring run: host \S+: 8 ranks are more than the limit of 20 descriptors \(ulimit -n\), .* raise it"),
     ],
 )
 def test_too_few_descriptors_are_said_in_one_line(launch: Launch, limit: int, what: str) -> None:
     result = launch.run("-n", "8", launch.script("pass"), prefix=("prlimit", f"--nofile={limit}"))
     assert result.returncode != 0
-    assert re.fullmatch(what + r".*: \[Errno 24\] Too many open files \(raise ulimit -n\)\n", result.stderr), (
-        result.stderr
-    )
+    assert re.fullmatch(f"{what}\n", result.stderr), result.stderr

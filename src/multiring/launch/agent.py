@@ -25,6 +25,7 @@ from multiring.errors import MultiringError, ResourceError, system_message
 from multiring.job import cores, descriptors
 from multiring.launch import LaunchError, processes
 from multiring.launch.hosts import Assignment, identity
+from multiring.launch.limits import check_room_for
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
 from multiring.launch.processes import Recipe
 from multiring.launch.program import resolve
@@ -174,6 +175,7 @@ class Agent:
         if not os.path.isdir(self._directory):
             raise LaunchError(f"there is no directory {self._directory}: the job's directory must exist on every host")
         self._command = resolve(program, self._directory, self._environment)
+        check_room_for(self._assignment.count)
         self._shares = cores.divide(
             cores.allowed_cores(), cores.cgroup_quota(), self._assignment.count, message["binding"]
         )
