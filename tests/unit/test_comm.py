@@ -217,6 +217,13 @@ def read_only() -> np.ndarray[Any, Any]:
         (lambda: mr.all_to_all(np.zeros(3), [3.0]), TypeError, "splits=3.0: a number of rows is a whole number"),
         (lambda: mr.all_to_all(np.zeros(3), [2]), ValueError, r"splits=\[2\]: 1 numbers of rows that add up to 3"),
         (lambda: mr.scatter(np.zeros(3)), ValueError, "rank 0 is the root and has to give blocks"),
+        (
+            lambda: mr.scatter(np.zeros(3), np.zeros(4)),
+            ValueError,
+            "blocks are 4 x float64; rank 0, the root, has to give 3 x float64, a block of 3 for each of 1 ranks",
+        ),
+        (lambda: mr.scatter(np.zeros(3), np.zeros(3, "f4")), ValueError, "3 x float32; rank 0, .* give 3 x float64, a"),
+        (lambda: mr.init().close(), mr.MultiringError, r"the communicator of all ranks.*call multiring\.shutdown\(\)"),
         (lambda: mr.new_group([]), ValueError, r"ranks=\[\]: a group has at least one rank"),
         (lambda: mr.new_group([0, 0]), ValueError, r"ranks=\[0, 0\]: a group has at least one rank, each once"),
         (lambda: mr.plan(100, "all_reduse"), ValueError, "all_reduse"),

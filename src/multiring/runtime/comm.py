@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from multiring.env import MOST_BYTES, whole_number
+from multiring.errors import MultiringError
 from multiring.planning.choice import Choice
 from multiring.runtime.buffers import (
     PLANNED,
@@ -217,7 +218,11 @@ class Communicator:
         if blocks is None:
             raise ValueError(f"scatter: rank {root} is the root and has to give blocks")
         found = source(blocks)
-        check_fit("scatter", found, self.size * mine.count, mine.dtype)
+        if (found.count, found.dtype) != (self.size * mine.count, mine.dtype):
+            raise ValueError(
+                f"scatter: blocks are {found.count} x {found.dtype}; rank {root}, the root, has to give "
+                f"{self.size * mine.count} x {mine.dtype}, a block of {mine.count} for each of {self.size} ranks"
+            )
         whole = apart(all_of(blocks, found), all_of(x, mine))
         nbytes = mine.count * mine.itemsize
         copy(mine.pointer, whole.pointer + root * nbytes, nbytes)
@@ -293,7 +298,15 @@ class Communicator:
         return self._group.plans.used()
 
     def close(self) -> None:
-        """Give up a group, if that was not done. ValueError while collectives of it are in flight."""
+        """Give up a group, if that was not done. ValueError while collectives of it are in flight.
+
+        MultiringError for the communicator of all ranks, which `multiring.shutdown` gives up.
+        """
+        if self._group.number == 0:
+            raise MultiringError(
+                "this is the communicator of all ranks, and no group that can be closed alone: call "
+                "multiring.shutdown(), which leaves the job"
+            )
         self._group.close()
 
     def _call(
