@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import victims
-from jobs_under_fault import Job, World, launched, started
+from jobs_under_fault import START_SECONDS, Job, World, launched, started
 
 import faults
 from faults import FAULTS, PARTINGS, SHORTAGES, Fault, Parting, Shortage
@@ -113,7 +113,7 @@ def processes_of(folder: Path) -> list[int]:
 def hurt(this: Round, world: World, folder: Path) -> Iterator[Job]:
     """The job to which it was done, and which was judged."""
     if isinstance(this.fault, Shortage):
-        patience = {"MULTIRING_INIT_TIMEOUT": "30"}
+        patience = {"MULTIRING_INIT_TIMEOUT": f"{START_SECONDS:g}"}
         with launched(world, folder, this.calls, limits={this.victim: this.fault.limit}, environment=patience) as job:
             this.fault.judge(job, this.victim)
             yield job

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fair_time import FAIR
-from jobs_under_fault import Job
+from jobs_under_fault import END_SECONDS, START_SECONDS, Job
 
 from multiring import lab
 
@@ -97,7 +97,7 @@ class Shortage:
     def judge(self, job: Job, victim: int) -> None:
         """AssertionError unless all ranks end without having begun, each naming the victim, who says the remedy."""
         ranks = range(job.world.size)
-        job.end(ranks)
+        job.end(ranks, START_SECONDS + END_SECONDS)  # they were started just now
         logs = [job.log(rank) for rank in ranks]
         assert [process.returncode for process in job.ranks] == [1] * len(ranks), logs
         assert self.remedy in logs[victim], logs

@@ -103,12 +103,12 @@ class Job:
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 
-    def end(self, ranks: Sequence[int]) -> None:
-        """Wait until these ranks have ended."""
+    def end(self, ranks: Sequence[int], within: float = END_SECONDS) -> None:
+        """Wait until these ranks have ended, for so many fair seconds."""
         began = time.time()
         for rank in ranks:
             while self.ranks[rank].poll() is None:
-                assert FAIR.between(began, time.time()) < END_SECONDS, f"rank {rank} does not end\n{self.log(rank)}"
+                assert FAIR.between(began, time.time()) < within, f"rank {rank} does not end\n{self.log(rank)}"
                 time.sleep(0.02)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs_under_fault import World, launched, started
+from jobs_under_fault import START_SECONDS, World, launched, started
 
 import faults
 from faults import FAULTS, PARTINGS, SHORTAGES, Fault, Parting, Shortage
@@ -164,7 +164,11 @@ def rate_between(looks: Any, begin: float, end: float) -> float:
 def test_a_rank_that_lacks_something(shortage: Shortage, tmp_path: Path) -> None:
     world = World(("here",) * 3)
     with launched(
-        world, tmp_path, "small", limits={1: shortage.limit}, environment={"MULTIRING_INIT_TIMEOUT": "30"}
+        world,
+        tmp_path,
+        "small",
+        limits={1: shortage.limit},
+        environment={"MULTIRING_INIT_TIMEOUT": f"{START_SECONDS:g}"},
     ) as job:
         shortage.judge(job, 1)
 
