@@ -57,8 +57,10 @@ def test_a_job_takes_its_places_by_host_name():
 
 
 def test_a_job_on_an_unknown_host():
-    with pytest.raises(ValueError, match="rank 1 is on host 'x'; the topology has only host0, host1"):
+    with pytest.raises(ValueError, match="'x'; the topology has only host0, host1: add the host there, or set MULTIR"):
         Topology.flat([1, 1]).assign(["host0", "x"])
+    with pytest.raises(ValueError, match=r"the topology has only host0, .*, host15 and 184 more: add the host there"):
+        Topology.flat([1] * 200).assign(["x"])
 
 
 @pytest.mark.parametrize(

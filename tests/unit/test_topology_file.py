@@ -126,7 +126,8 @@ def test_a_host_needs_only_a_name() -> None:
         ("links.card = {}", "links has a key 'card'"),
         ('[[rack]]\nname = "r"', "rack r has no rate"),
         ('links.rack = { rate = "1 Gbit/s" }\n[[rack]]\nname = "r"', "rack r has no host"),
-        ("host = [", "at end of document"),
+        ("host = [", "it is no TOML: .*at end of document"),
+        ('links.host = { latency = "\u0663 us" }', "links.host: latency is '\u0663 us'; it must be text, a number"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place_and_the_value(file: str, message: str) -> None:

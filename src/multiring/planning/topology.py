@@ -33,6 +33,9 @@ RANK_LINK = Link(up=16e9, down=16e9, latency=1e-6)
 """Unless measured: one core reading another's memory, and a flag passed between two cores. All-reduces of 64 MB by two
 ranks ran at this rate on an AMD EPYC of 2026; older processors have half of it."""
 
+_MOST_LISTED = 16
+"""Hosts in a message."""
+
 HOST_LINK = Link(up=1.25e9, down=1.25e9, latency=50e-6)
 """Unless measured: 10 Gbit/s Ethernet, TCP between two processes."""
 
@@ -168,8 +171,13 @@ class Topology:
         places = _kept(fill, self.places)
         if ranks:
             name, here = next(iter(ranks.items()))
-            known = ", ".join(dict.fromkeys(self.hosts))
-            raise ValueError(f"rank {here[0]} is on host {name!r}; the topology has only {known}")
+            hosts = list(dict.fromkeys(self.hosts))
+            more = f" and {len(hosts) - _MOST_LISTED} more" if len(hosts) > _MOST_LISTED else ""
+            known = ", ".join(hosts[:_MOST_LISTED]) + more
+            raise ValueError(
+                f"rank {here[0]} is on host {name!r}; the topology has only {known}: add the host there, or set "
+                "MULTIRING_HOST on it to the name that it has there"
+            )
         return Topology(self.levels, places)
 
 

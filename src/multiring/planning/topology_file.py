@@ -51,7 +51,10 @@ def load(path: Path) -> Topology:
 
 def parse(text: str) -> Topology:
     """The topology that the text of a file describes, ranks numbered from host to host; ValueError if it is wrong."""
-    return _Reader(tomllib.loads(text)).topology()
+    try:
+        return _Reader(tomllib.loads(text)).topology()
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"it is no TOML: {error}") from None
 
 
 class _Reader:
@@ -146,7 +149,7 @@ def _link_fields(table: Mapping[str, Any], where: str) -> dict[str, float]:
 
 
 def _quantity(text: Any, units: Mapping[str, Fraction], where: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\S+)", text) if isinstance(text, str) else None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(\S+)", text) if isinstance(text, str) else None
     if match is None or match[2] not in units:
         raise ValueError(f"{where} is {text!r}; it must be text, a number and its unit: {', '.join(units)}")
     value = Fraction(match[1]) * units[match[2]]
