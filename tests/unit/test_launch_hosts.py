@@ -50,6 +50,7 @@ def test_hosts_as_people_list_them(text: str, hosts: str) -> None:
         ("n[3-1]", r"'n\[3-1\]': the range 3-1 is empty"),
         ("n[1-9999999999]:2", r"'n\[1-9999999999\]': more than 65536 hosts"),
         ("n[1-999][1-999]", "more than 65536 hosts"),
+        (f"a:{10**30}", f"the number of slots in 'a:{10**30}' is not a whole number from 0 to 524288"),
     ],
 )
 def test_what_is_no_list_of_hosts_is_told_why(text: str, message: str) -> None:
@@ -58,7 +59,24 @@ def test_what_is_no_list_of_hosts_is_told_why(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "a:", "a:b", "host::2", "a:2,,b:2", ",a", "-a:2", "a:-1", "a slots=2", "[x]:2", "n[1-", "n[]"]
+    "text",
+    [
+        "",
+        ",",
+        "a:",
+        "a:b",
+        "host::2",
+        "a:2,,b:2",
+        ",a",
+        "-a:2",
+        "a:-1",
+        "a slots=2",
+        "[x]:2",
+        "n[1-",
+        "n[]",
+        "a:\u0663",
+        "n[\u0663]",
+    ],
 )
 def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match=r"is not host:ranks,host:ranks"):
@@ -112,6 +130,8 @@ def test_ranks_fill_the_hosts() -> None:
     assert place(hosts, 4) == [Assignment("a", 0, 3), Assignment("b", 3, 1)]
     with pytest.raises(LaunchError, match=r"-n 7 is more than the 6 slots of the hosts \(a 3, b 1, c 2\)"):
         place(hosts, 7)
+    with pytest.raises(LaunchError, match="the hosts have 600000 slots, and a job has 524288 ranks at most: give -n"):
+        place([HostEntry(f"n{number}", 100_000) for number in range(6)], None)
 
 
 def test_ranks_are_spread_over_hosts_that_may_share_a_name() -> None:

@@ -8,7 +8,8 @@ import re
 MOST = 1 << 16
 """Hosts in a list: more are a slip of the keyboard."""
 
-_HOST = r"([^][,\s]|\[\d+(-\d+)?(,\d+(-\d+)?)*\])+"
+_NUMBER = "[0-9]{1,18}"
+_HOST = rf"([^][,\s]|\[{_NUMBER}(-{_NUMBER})?(,{_NUMBER}(-{_NUMBER})?)*\])+"
 
 
 def expand(listed: str) -> list[str]:

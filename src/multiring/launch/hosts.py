@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from multiring.env import is_ipv6
+from multiring.env import MOST_RANKS, is_ipv6, parse_whole
 from multiring.files import read_text
 from multiring.job.hostlist import expand
 from multiring.launch import LaunchError
@@ -18,8 +18,8 @@ from multiring.net import local
 NAME = r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:,=\[\]]+)"
 """A host's name or address; one of IPv6 in brackets."""
 
-_WORD = re.compile(NAME + r"(:(?P<slots>\d+))?")
-_RANGES = re.compile(r"(?P<name>([^\s:,=\[\]]|\[[\d,-]+\])+)(:(?P<slots>\d+))?")
+_WORD = re.compile(NAME + r"(:(?P<slots>[0-9]+))?")
+_RANGES = re.compile(r"(?P<name>([^\s:,=\[\]]|\[[0-9,-]+\])+)(:(?P<slots>[0-9]+))?")
 """Names with numbers in brackets, such as node[01-04]."""
 
 
@@ -47,7 +47,7 @@ class Assignment:
 def parse_hosts(text: str) -> list[HostEntry]:
     """The hosts of ``a:2,b:2`` or ``n[01-04]:2``; a host without a number has one slot."""
     listed = re.sub(r"\s*,\s*|\s+", ",", text.strip()).removesuffix(",")
-    entries = re.split(r",(?![\d,-]*\])", listed)  # at no comma within brackets
+    entries = re.split(r",(?![0-9,-]*\])", listed)  # at no comma within brackets
     return _merge(host for entry in entries for host in _hosts(entry, f"-H {text}", "host:ranks,host:ranks"))
 
 
@@ -70,15 +70,18 @@ def read_hostfile(path: Path) -> list[HostEntry]:
 def _hosts(entry: str, where: str, expected: str) -> list[HostEntry]:
     """The hosts of an entry: one, or as many as the numbers in its brackets."""
     word, *options = re.sub(r"\s*=\s*", "=", entry).split() or [""]
-    given = dict(re.findall(r"^(slots|max[-_]?slots)=(\d+)$", "\n".join(options), re.MULTILINE))
+    given = dict(re.findall(r"^(slots|max[-_]?slots)=([0-9]+)$", "\n".join(options), re.MULTILINE))
     match = _WORD.fullmatch(word) or _RANGES.fullmatch(word)
     own = match["slots"] if match else None
     is_odd = len(given) < len(options) or (options and ("slots" not in given or own))
     name = word if match is None and _is_bare_ipv6(word, where) else match["name"] if match else ""
     if is_odd or not name or name.startswith("-"):
         raise LaunchError(f"{where}: {entry!r} is not {expected}")
-    slots = int(own or given.get("slots", 1))
-    most = min((int(value) for option, value in given.items() if option != "slots"), default=slots)
+    try:
+        slots = parse_whole(own or given.get("slots", "1"), 0, MOST_RANKS)
+        most = min((parse_whole(value) for option, value in given.items() if option != "slots"), default=slots)
+    except ValueError as error:
+        raise LaunchError(f"{where}: the number of slots in {entry!r} is not {error}") from None
     if slots == 0:
         raise LaunchError(f"{where}: {entry!r} gives the host no slot")
     if slots > most:  # Open MPI's bound of what may be asked for
@@ -118,6 +121,8 @@ def place(hosts: list[HostEntry], world_size: int | None) -> list[Assignment]:
     available = sum(host.slots for host in hosts)
     if world_size is None:
         world_size = available
+    if world_size > MOST_RANKS:
+        raise LaunchError(f"the hosts have {available} slots, and a job has {MOST_RANKS} ranks at most: give -n")
     if world_size > available:
         listed = ", ".join(f"{host.name} {host.slots}" for host in hosts)
         raise LaunchError(f"-n {world_size} is more than the {available} slots of the hosts ({listed}): give them more")
