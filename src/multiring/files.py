@@ -31,3 +31,8 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, "utf-8")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def is_of_output(error: OSError) -> bool:
+    """Whether it says why a standard stream, which has no name, cannot be written, other than that nobody reads."""
+    return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -115,6 +115,45 @@ def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
     assert (ended.returncode, ended.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("words", [["--version"], ["lab", "status"], ["run", "--help"]])
+def test_an_output_that_cannot_be_written_is_told_in_one_line(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "multiring", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    told = "multiring: the output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+
+
+def test_an_interrupt_while_a_command_is_imported_is_told_in_one_line(
+    inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("multiring.cli.import_module", interrupted)
+    ended = inside("plan")
+    assert (ended.code, ended.output, ended.errors) == (130, "", "multiring: ended by SIGINT\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--seconds", "inf"], "'--seconds'"),
+        (["--seconds", "1e300"], "'--seconds'"),
+        (["--launches", f"{10**30}"], "'--launches'"),
+        (["--replay", "resnet50", "--speed", "inf"], "'--speed'"),
+        (["--replay", "resnet50", "--steps", f"{10**30}"], "'--steps'"),
+    ],
+)
+def test_what_would_be_measured_without_end_is_refused(
+    inside: Callable[..., Ended], words: list[str], told: str
+) -> None:
+    refused = inside("bench", *words)
+    assert (refused.code, refused.output) == (2, "")
+    assert f"Invalid value for {told}" in refused.errors
+
+
 def test_unknown_command_is_named() -> None:
     refused = run("fly")
     assert refused.returncode == 2

@@ -54,8 +54,16 @@ def plot(file: Path, rows: Sequence[SizeRow], title: str) -> None:
     axes.grid(alpha=0.3)
     label_ends(axes, ends)
     said(axes, answer(rows), f"time of a call; {title}")
-    figure.savefig(file)
+    save(figure, file)
     pyplot.close(figure)
+
+
+def save(figure: Any, file: Path) -> None:
+    """Write a picture; OSError with its file's name."""
+    try:
+        figure.savefig(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
 
 
 def answer(rows: Sequence[SizeRow]) -> str:

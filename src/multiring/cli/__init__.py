@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib import import_module
 
+from multiring.files import is_of_output
 from multiring.job.descriptors import fill_standard_files
 from multiring.version import __version__
 
@@ -25,10 +27,20 @@ COMMANDS = {
 def main() -> None:
     """Run the subcommand named on the command line; only its module is imported."""
     fill_standard_files()
-    if sys.argv[1:] == ["--version"]:  # what a script asks for often needs nothing else
-        print(f"multiring {__version__}")
-    else:
-        _run_command()
+    try:
+        if sys.argv[1:] == ["--version"]:  # what a script asks for often needs nothing else
+            print(f"multiring {__version__}", flush=True)
+        else:
+            _run_command()
+    except KeyboardInterrupt:  # while modules are imported; later typer says so
+        print("multiring: ended by SIGINT", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        if not is_of_output(error):
+            raise
+        print(f"multiring: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it would be an error again
+        sys.exit(2)
 
 
 def _run_command() -> None:

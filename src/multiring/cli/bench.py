@@ -21,6 +21,7 @@ from multiring.cli.comparison import (
     Replay,
     Replayed,
     Samples,
+    Seconds,
     Site,
     Sizes,
     Speed,
@@ -70,7 +71,7 @@ def bench(
     ] = False,
     peers: Annotated[str, typer.Option(help=f"What to measure beside it: {', '.join(ALL)}.")] = "",
     launches: Launches = 5,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure each size in a launch.")] = 0.5,
+    seconds: Seconds = 0.5,
     json_file: Json = None,
     plot: Plot = None,
     record: Annotated[

@@ -42,7 +42,11 @@ Collective = Annotated[Measurable, typer.Option("--collective", help="What to me
 Sizes = Annotated[
     str, typer.Option(help="Sizes of the buffer, all blocks together, rounded up to equal blocks of float32.")
 ]
-Launches = Annotated[int, typer.Option(min=1, help="How often each is launched, in turns.")]
+MOST, MOST_SECONDS, MOST_SPEED = 1_000_000, 86400.0, 1e12
+"""What is asked for at most: launches, steps or samples; seconds of a size; samples a second."""
+
+Launches = Annotated[int, typer.Option(min=1, max=MOST, help="How often each is launched, in turns.")]
+Seconds = Annotated[float, typer.Option(min=0.01, max=MOST_SECONDS, help="How long to measure each size in a launch.")]
 Json = Annotated[
     Path | None,
     typer.Option("--json", parser=output_file, metavar="FILE", help="Also write figures and conditions here."),
@@ -64,9 +68,12 @@ Replayed = Annotated[
         show_default=False,
     ),
 ]
-Samples = Annotated[int, typer.Option(min=1, help="With --replay MODEL: samples a rank and step.")]
-Speed = Annotated[float, typer.Option(min=1e-3, help="With --replay MODEL: samples that a rank trains on in a second.")]
-Steps = Annotated[int, typer.Option(min=1, help="With --replay: steps in a launch.")]
+Samples = Annotated[int, typer.Option(min=1, max=MOST, help="With --replay MODEL: samples a rank and step.")]
+Speed = Annotated[
+    float,
+    typer.Option(min=1e-3, max=MOST_SPEED, help="With --replay MODEL: samples that a rank trains on in a second."),
+]
+Steps = Annotated[int, typer.Option(min=1, max=MOST, help="With --replay: steps in a launch.")]
 
 
 @dataclass(frozen=True)

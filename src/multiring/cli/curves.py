@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multiring.bench.curves import label_ends, said
+from multiring.bench.curves import label_ends, said, save
 from multiring.pages.pictures import percent, round_ticks
 
 
@@ -41,5 +41,5 @@ def plot_efficiency(
     axes.grid(alpha=0.3)
     label_ends(axes, ends)
     said(axes, answer, f"scaling efficiency; {about}")
-    figure.savefig(file)
+    save(figure, file)
     pyplot.close(figure)

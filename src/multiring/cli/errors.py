@@ -13,6 +13,7 @@ from typing import TextIO
 import typer
 
 from multiring.errors import MultiringError
+from multiring.files import is_of_output
 
 USAGE_ERROR = 2
 
@@ -55,6 +56,8 @@ def one_line_errors(command: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
             raise  # typer ends the command quietly
+        if is_of_output(error):
+            raise
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except (MultiringError, ValueError, ImportError) as error:
         reason = str(error)

@@ -153,10 +153,10 @@ def swept(request: Request, sweep: str | None) -> list[Request]:
 
 def parse_values(text: str) -> list[int]:
     """The numbers of ``1..1024``, doubled from the first to the last, or of ``4,8,16``."""
-    numbers = [int(part) if len(part) < 20 else MOST + 1 for part in re.findall(r"\d+", text)]
+    numbers = [int(part) if len(part) < 20 else MOST + 1 for part in re.findall(r"[0-9]+", text)]
     if any(number > MOST for number in numbers):
         raise ValueError(f"{text!r} goes beyond {MOST}")
-    if re.fullmatch(r"[1-9]\d*\.\.[1-9]\d*", text):
+    if re.fullmatch(r"[1-9][0-9]*\.\.[1-9][0-9]*", text):
         value, last = numbers
         found = []
         while value < last:
@@ -164,7 +164,7 @@ def parse_values(text: str) -> list[int]:
             value *= 2
         if value == last or found:
             return [*found, last]
-    elif re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+    elif re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", text):
         return numbers
     raise ValueError(f"{text!r} is no range: write 1..1024 (doubled from one to the other) or 4,8,16")
 
