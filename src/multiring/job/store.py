@@ -266,6 +266,8 @@ class Client:
             if size > MAX_VALUE:
                 raise ConnectionError(f"a reply of {size} bytes")
             result = auth.receive(self._sock, size)
+        except (BrokenPipeError, ConnectionResetError) as error:  # by the moment at which it ended
+            raise _lost("the job's store", "closed by the other side", self.served_by) from error
         except OSError as error:
             raise _lost("the job's store", error.strerror or str(error), self.served_by) from error
         if status == _TIMED_OUT:
