@@ -258,9 +258,8 @@ def _exit() -> None:
     interactive = hasattr(sys, "ps1")  # there the last exception ended a line, and not the session
     error = None if interactive else getattr(sys, "last_value", None)
     rank, host = _default.world.rank, _default.world.topology.hosts[_default.world.rank]
-    if _default.size > 1 and error is not None:
-        reason = f"rank {rank} (host {host}) ended with {type(error).__name__}: {_said_by(error)}"
-        _default.world.engine.fail("PeerLost", rank, reason)
+    if error is not None:
+        _blame(error)
     try:
         shutdown()
     except MultiringError as late:
@@ -268,6 +267,24 @@ def _exit() -> None:
         from multiring import _native
 
         _native.exit_with_failure()
+
+
+def abandon(error: BaseException) -> None:
+    """Leave the job because of ``error``: to the others that is the loss of this rank, and they are told the reason.
+
+    Nothing happens where `init` was not called. What leaving itself finds out is raised as by `shutdown`.
+    """
+    if _default is not None:
+        _blame(error)
+        shutdown()
+
+
+def _blame(error: BaseException) -> None:
+    assert _default is not None
+    if _default.size > 1:
+        rank, host = _default.world.rank, _default.world.topology.hosts[_default.world.rank]
+        reason = f"rank {rank} (host {host}) ended with {type(error).__name__}: {_said_by(error)}"
+        _default.world.engine.fail("PeerLost", rank, reason)
 
 
 def _said_by(error: BaseException) -> str:
