@@ -26,7 +26,7 @@ CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:  # two pips in one environment do not get along
-.PHONY: help setup demo demo-cluster docs test test-legacy check chaos pairs soak fuzz sanitize wheel native stub clean
+.PHONY: help setup demo demo-cluster docs test test-legacy test-engines check chaos pairs soak fuzz sanitize wheel native stub clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -43,7 +43,7 @@ docs: $(VENV)/.package $(VENV)/.docs  ## the documentation as a site: build/site
 
 setup: $(VENV)/.wheel  ## all that the targets below install; the wheels, and what is built on them, beside the rest
 	$(MAKE) $(VENV)/.legacy & legacy=$$!; \
-	  $(MAKE) $(addprefix $(VENV)/,.package .torch .demo .docs .check .test .mpich .frameworks); rest=$$?; \
+	  $(MAKE) $(addprefix $(VENV)/,.package .torch .demo .docs .check .test .mpich .frameworks .engines); rest=$$?; \
 	  wait $$legacy && test $$rest -eq 0
 
 test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.mpich $(VENV)/.frameworks wheel $(if $(strip $(LEGACY)),$(VENV)/.legacy)  ## the whole suite
@@ -56,6 +56,9 @@ endif
 
 test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment of their own with an old Python
 	$(LEGACY_PYTHON) -m pytest --durations=10 -k 'chainer or theano or legacy' $(LEGACY_TESTS)
+
+test-engines: $(VENV)/.package $(VENV)/.engines  ## ranks in the workers of a cluster engine (Spark, with Java), in an environment of their own
+	$(VENV)/engines/bin/python -m pytest -p no:cacheprovider --durations=10 tests/clusters
 
 check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite
 	$(BIN)/ruff format --check .
@@ -130,6 +133,14 @@ $(VENV)/.mpich: $(VENV)/.test
 	$(BIN)/python -c 'import sysconfig; path = sysconfig.get_path("purelib"); print(f"import site; site.addsitedir({path!r})")' \
 	  > $$($(VENV)/mpich/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/over.pth
 	$(PIP) --python $(VENV)/mpich/bin/python install -q mpich
+	touch $@
+
+# Spark's half a gigabyte is only for tests/clusters, so it gets an environment over this one too.
+$(VENV)/.engines: pyproject.toml | $(VENV)/.test $(VENV)/.torch
+	$(BIN)/python -m venv --without-pip $(VENV)/engines
+	$(BIN)/python -c 'import sysconfig; path = sysconfig.get_path("purelib"); print(f"import site; site.addsitedir({path!r})")' \
+	  > $$($(VENV)/engines/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/over.pth
+	$(PIP) --python $(VENV)/engines/bin/python install -q --group engines
 	touch $@
 
 $(VENV)/.legacy: build/wheel/.built tools/legacy_environment.py pyproject.toml

@@ -1,0 +1,329 @@
+"""Ranks in the executors of Spark: in its local mode, and in a cluster of two executors on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import spark_ranks
+from pyspark import SparkConf, SparkContext
+
+import multiring as mr
+import multiring.spark
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # files and sockets of pyspark's own
+
+HERE = Path(__file__).parent
+LAUNCHERS = ("MULTIRING_", "SLURM_", "OMPI_", "PMI", "PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+PATIENT = {  # of a loaded machine
+    "spark.network.timeout": "600s",
+    "spark.executor.heartbeatInterval": "60s",
+    "spark.rpc.askTimeout": "600s",
+    "spark.python.authenticate.socketTimeout": "300s",
+}
+LOCAL, CLUSTER = "local[3]", "local-cluster[2,1,1024]"
+
+
+@pytest.fixture(scope="session")
+def spark(request: pytest.FixtureRequest) -> Iterator[SparkContext]:
+    """One context for all tests of a master: a process has one at a time."""
+    path = os.pathsep.join([str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+            patch.delenv(name)
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        conf = SparkConf().setMaster(request.param).setAppName("multiring").setExecutorEnv("PYTHONPATH", path)
+        conf.set("spark.ui.enabled", "false").set("spark.driver.memory", "512m").set("spark.executor.memory", "512m")
+        for name, value in PATIENT.items():
+            conf.set(name, value)
+        before = signal.getsignal(signal.SIGINT)
+        context = SparkContext(conf=conf)
+        context.setLogLevel("ERROR")
+        try:
+            yield context
+        finally:
+            context.stop()
+            signal.signal(signal.SIGINT, before)
+
+
+local = pytest.mark.parametrize("spark", [LOCAL], indirect=True)
+cluster = pytest.mark.parametrize("spark", [CLUSTER], indirect=True)
+
+
+def processes(folder: Path, ranks: int, seconds: float = 120) -> list[int]:
+    """The processes of the ranks, when all have noted them."""
+    until = time.monotonic() + seconds
+    while sum(not path.name.startswith(".") for path in folder.iterdir()) < ranks:
+        assert time.monotonic() < until, f"only {list(folder.iterdir())} of {ranks} ranks have begun"
+        time.sleep(0.05)
+    return [int((folder / str(rank)).read_text()) for rank in range(ranks)]
+
+
+def assert_ended(found: list[int], seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while left := [process for process in found if os.path.exists(f"/proc/{process}")]:
+        assert time.monotonic() < until, f"processes {left} of ranks {found} still run"
+        time.sleep(0.05)
+
+
+def when_begun(folder: Path, ranks: int, act: Callable[[], object]) -> threading.Thread:
+    """Act as soon as all ranks have begun."""
+
+    def wait() -> None:
+        processes(folder, ranks)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def assert_works(ranks: int) -> None:
+    found = mr.spark.run(spark_ranks.total, (2,), num_proc=ranks)
+    assert [each["sum"][3] for each in found] == [ranks * (ranks + 1) // 2 * 2 * 3] * ranks
+
+
+@local
+@pytest.mark.parametrize(("num_proc", "ranks"), [(None, 3), (3, 3), (2, 2), (1, 1)])
+def test_results_come_by_rank(num_proc: int | None, ranks: int, spark: SparkContext) -> None:
+    found = mr.spark.run(spark_ranks.total, (10,), {"offset": 1}, num_proc)
+    assert [each["place"] for each in found] == [(rank, ranks, ranks) for rank in range(ranks)]
+    expected = [10 * ranks * (ranks + 1) // 2 * index + ranks for index in range(5)]
+    assert [each["sum"] for each in found] == [expected] * ranks
+
+
+@local
+def test_workers_are_used_again_and_keep_nothing(spark: SparkContext) -> None:
+    jobs = [mr.spark.run(spark_ranks.total, (number,), num_proc=3) for number in range(1, 6)]
+    assert [job[2]["sum"][4] for job in jobs] == [4 * 6 * number for number in range(1, 6)]
+    first, last = ({each["process"]: each for each in job} for job in (jobs[1], jobs[-1]))
+    common = first.keys() & last.keys()
+    assert common
+    for process in common:
+        assert last[process]["descriptors"] <= first[process]["descriptors"]
+        assert last[process]["environment"] == first[process]["environment"]
+        assert not [name for name, _ in last[process]["environment"] if name.startswith("MULTIRING_")]
+
+
+@local
+def test_more_ranks_than_slots_are_refused_at_once(spark: SparkContext) -> None:
+    with pytest.raises(ValueError, match=r"num_proc=5, and Spark runs 3 task\(s\).*spark.task.cpus=1"):
+        mr.spark.run(spark_ranks.total, (1,), num_proc=5)
+
+
+@local
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"num_proc": 0}, ValueError, "num_proc=0: expected 1 rank or more"),
+        ({"num_proc": True}, ValueError, "num_proc=True: expected 1 rank or more"),
+        ({"num_proc": 1.5}, TypeError, "num_proc=1.5: expected a whole number"),
+        ({"start_timeout": 0}, ValueError, "start_timeout=0: expected seconds"),
+        ({"host": "a"}, ValueError, "host='a': Spark says on which host"),
+        ({"colour": "red"}, (TypeError, ValueError), "colour"),
+        ({"function": 7}, TypeError, "function=7: expected a function"),
+        ({"args": (threading.Lock(),)}, TypeError, "total and its arguments cannot be pickled.*lock"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], words: str, spark: SparkContext) -> None:
+    with pytest.raises(error, match=words):
+        mr.spark.run(**{"function": spark_ranks.total, "args": (1,), **arguments})
+
+
+@local
+@pytest.mark.parametrize("peers", ["reduce", "compute"])
+def test_what_a_rank_raises_is_raised_here(peers: str, spark: SparkContext, tmp_path: Path) -> None:
+    with pytest.raises(spark_ranks.OddData) as raised:
+        mr.spark.run(spark_ranks.fail, ("raise", 1, str(tmp_path), peers), num_proc=3)
+    assert raised.value.cell == (1, 7)
+    found = processes(tmp_path, 3)
+    account = str(raised.value.__cause__)
+    assert re.search(rf"rank 1 \(executor \S+, process {found[1]}\) of 3 raised", account)
+    assert "spark_ranks.py" in account
+    if peers == "reduce":
+        for rank in (0, 2):
+            assert re.search(rf"rank {rank} saw PeerLost: rank 1 \(host \S+\) ended with OddData: \(1, 7\)", account)
+    else:
+        assert_ended([found[0], found[2]])
+    assert_works(3)
+
+
+@local
+@pytest.mark.parametrize(
+    ("how", "words"), [("sealed", "rank 2 ended with Sealed: rank 2"), ("exit", "rank 2 ended with SystemExit: 42")]
+)
+def test_what_cannot_be_raised_here_is_told(how: str, words: str, spark: SparkContext, tmp_path: Path) -> None:
+    with pytest.raises(mr.MultiringError, match=words):
+        mr.spark.run(spark_ranks.fail, (how, 2, str(tmp_path), "reduce"), num_proc=3)
+
+
+@local
+@pytest.mark.parametrize("how", ["vanish", "kill"])
+@pytest.mark.parametrize("peers", ["reduce", "compute"])
+def test_a_lost_rank_is_named(how: str, peers: str, spark: SparkContext, tmp_path: Path) -> None:
+    with pytest.raises(mr.PeerLost) as raised:
+        mr.spark.run(spark_ranks.fail, (how, 2, str(tmp_path), peers), num_proc=3)
+    found = processes(tmp_path, 3)
+    words = str(raised.value)
+    assert raised.value.rank == 2
+    assert re.match(rf"rank 2 \(executor \S+, process {found[2]}\) of 3 was lost: .*crashed", words)
+    if peers == "reduce":
+        for rank in (0, 1):
+            assert re.search(rf"rank {rank} saw PeerLost: rank 2 ", words), words
+    assert_ended(found if peers == "compute" else found[2:])
+    assert_works(3)
+
+
+@local
+def test_a_result_that_cannot_be_pickled(spark: SparkContext) -> None:
+    with pytest.raises(TypeError, match="the result of rank 0, a generator, cannot be pickled"):
+        mr.spark.run(spark_ranks.result_of, ("generator",), num_proc=2)
+
+
+@local
+def test_slots_that_another_job_holds(spark: SparkContext) -> None:
+    def hold() -> None:
+        spark.addJobTag("holds")
+        with pytest.raises(Exception, match="cancelled"):
+            spark.parallelize(range(3), 3).map(lambda _: time.sleep(600)).collect()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        time.sleep(3)
+        with pytest.raises(mr.RendezvousError, match="none of the 3 ranks was started by Spark within 2 s"):
+            mr.spark.run(spark_ranks.total, (1,), num_proc=3, start_timeout=2)
+    finally:
+        spark.cancelJobsWithTag("holds")
+        holder.join()
+    assert_works(3)
+
+
+@local
+def test_a_cancelled_group_ends_the_ranks(spark: SparkContext, tmp_path: Path) -> None:
+    spark.setJobGroup("group of the test", "")
+    waiting = when_begun(tmp_path, 3, lambda: spark.cancelJobGroup("group of the test"))
+    try:
+        with pytest.raises(mr.MultiringError, match=r"Spark ended the job of 3 rank\(s\): .*cancelled"):
+            mr.spark.run(spark_ranks.sleep, (str(tmp_path),), num_proc=3)
+    finally:
+        waiting.join()
+        spark.setLocalProperty("spark.jobGroup.id", None)
+    assert_ended(processes(tmp_path, 3))
+    assert_works(3)
+
+
+@local
+def test_ctrl_c_ends_the_ranks(spark: SparkContext, tmp_path: Path) -> None:
+    waiting = when_begun(tmp_path, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        mr.spark.run(spark_ranks.sleep, (str(tmp_path),), num_proc=3)
+    waiting.join()
+    assert_ended(processes(tmp_path, 3))
+    assert_works(3)
+
+
+def everywhere(spark: SparkContext, task: Callable[[Iterator[int]], list[int]]) -> None:
+    """Run a task in every Python worker."""
+    spark.parallelize(range(3), 3).barrier().mapPartitions(task).collect()
+
+
+@local
+def test_a_worker_that_is_in_a_job_already(spark: SparkContext) -> None:
+    everywhere(spark, spark_ranks.join)
+    try:
+        with pytest.raises(mr.MultiringError, match=r"the worker of rank \d .* is in a job of multiring already"):
+            mr.spark.run(spark_ranks.total, (1,), num_proc=3)
+    finally:
+        everywhere(spark, spark_ranks.leave)
+    assert_works(3)
+
+
+@local
+def test_executors_without_multiring(spark: SparkContext) -> None:
+    def hide(_: Iterator[int]) -> list[int]:
+        import sys
+
+        sys.modules["hidden"] = sys.modules.pop("multiring", None)  # type: ignore[assignment]
+        sys.modules["multiring"] = None  # type: ignore[assignment]
+        return []
+
+    def show(_: Iterator[int]) -> list[int]:
+        import sys
+
+        if "hidden" in sys.modules:  # else it is a worker that has come since
+            del sys.modules["multiring"]
+            if (hidden := sys.modules.pop("hidden")) is not None:
+                sys.modules["multiring"] = hidden
+        return []
+
+    everywhere(spark, hide)
+    try:
+        with pytest.raises(mr.RendezvousError, match=r"rank \d of 3 did not start: .*cannot import multiring"):
+            mr.spark.run(spark_ranks.total, (1,), num_proc=3)
+    finally:
+        everywhere(spark, show)
+    assert_works(3)
+
+
+@local
+def test_another_version_on_the_executors(spark: SparkContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiring.spark.__version__", "99.1")
+    with pytest.raises(mr.RendezvousError, match=rf"multiring {mr.__version__} is installed .* multiring 99.1 on the"):
+        mr.spark.run(spark_ranks.total, (1,), num_proc=3)
+
+
+@local
+def test_contexts_that_run_no_barrier_stages(spark: SparkContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark._conf.set("spark.dynamicAllocation.enabled", "true")
+    try:
+        with pytest.raises(mr.MultiringError, match=r"spark.dynamicAllocation.enabled=true: .* set it to false"):
+            mr.spark.run(spark_ranks.total, (1,))
+    finally:
+        spark._conf.set("spark.dynamicAllocation.enabled", "false")
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    with pytest.raises(mr.MultiringError, match="no active SparkContext"):
+        mr.spark.run(spark_ranks.total, (1,))
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(mr.MultiringError, match="Spark Connect session"):
+        mr.spark.run(spark_ranks.total, (1,))
+
+
+@local
+def test_torch_distributor_finds_the_backend(spark: SparkContext) -> None:
+    from pyspark.ml.torch.distributor import TorchDistributor
+    from pyspark.sql import SparkSession
+
+    SparkSession(spark)
+    found = TorchDistributor(num_processes=2, local_mode=True, use_gpu=False).run(spark_ranks.torch_total, 5)
+    assert found == [0.0, 15.0, 30.0]
+
+
+@cluster
+def test_two_executors_of_a_machine_share_memory(spark: SparkContext) -> None:
+    found = mr.spark.run(spark_ranks.total, (10,))
+    assert [each["place"] for each in found] == [(0, 2, 2), (1, 2, 2)]
+    assert [each["sum"] for each in found] == [[30 * index for index in range(5)]] * 2
+    assert found[0]["executor"] != found[1]["executor"]
+
+
+@cluster
+def test_a_lost_executor_is_named(spark: SparkContext, tmp_path: Path) -> None:
+    mr.spark.run(spark_ranks.total, (1,))  # both executors are there
+    with pytest.raises(mr.PeerLost) as raised:
+        mr.spark.run(spark_ranks.fail, ("executor", 1, str(tmp_path), "reduce"), num_proc=2)
+    words = str(raised.value)
+    assert raised.value.rank == 1
+    assert re.match(r"rank 1 \(executor \S+, process \d+\) of 2 was lost: .*ExecutorLostFailure", words), words
+    assert "; rank 0 saw PeerLost: rank 1 " in words
+    assert_ended(processes(tmp_path, 2)[1:])
+    assert_works(2)
