@@ -58,7 +58,7 @@ test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment o
 	$(LEGACY_PYTHON) -m pytest --durations=10 -k 'chainer or theano or legacy' $(LEGACY_TESTS)
 
 test-engines: $(VENV)/.package $(VENV)/.engines  ## ranks in the workers of a cluster engine (Spark, with Java), in an environment of their own
-	$(VENV)/engines/bin/python -m pytest -p no:cacheprovider --durations=10 tests/clusters
+	$(VENV)/engines/bin/python -m pytest -p no:cacheprovider --durations=10 -k 'clusters' tests/clusters tests/docs/test_documents.py
 
 check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite
 	$(BIN)/ruff format --check .

@@ -22,6 +22,7 @@ import multiring.spark
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # files and sockets of pyspark's own
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
 LAUNCHERS = ("MULTIRING_", "SLURM_", "OMPI_", "PMI", "PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 PATIENT = {  # of a loaded machine
     "spark.network.timeout": "600s",
@@ -35,7 +36,7 @@ LOCAL, CLUSTER = "local[3]", "local-cluster[2,1,1024]"
 @pytest.fixture(scope="session")
 def spark(request: pytest.FixtureRequest) -> Iterator[SparkContext]:
     """One context for all tests of a master: a process has one at a time."""
-    path = os.pathsep.join([str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    path = os.pathsep.join([str(HERE), str(EXAMPLES), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
             patch.delenv(name)
@@ -99,6 +100,14 @@ def test_results_come_by_rank(num_proc: int | None, ranks: int, spark: SparkCont
     assert [each["place"] for each in found] == [(rank, ranks, ranks) for rank in range(ranks)]
     expected = [10 * ranks * (ranks + 1) // 2 * index + ranks for index in range(5)]
     assert [each["sum"] for each in found] == [expected] * ranks
+
+
+@local
+def test_a_script_of_any_launcher_is_handed_over(spark: SparkContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from anywhere import main
+
+    assert mr.spark.run(main, num_proc=3) == [(rank, 3, 3.0, -2.0) for rank in range(3)]
 
 
 @local

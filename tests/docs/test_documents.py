@@ -48,7 +48,7 @@ class Block:
     def missing(self) -> list[str]:
         """The frameworks that it imports and that are not installed."""
         imported = re.findall(
-            r"^(?:import|from) (jax|optax|keras|tensorflow|chainer|pytensor)\b", self.text, re.MULTILINE
+            r"^(?:import|from) (jax|optax|keras|tensorflow|chainer|pytensor|pyspark)\b", self.text, re.MULTILINE
         )
         return [name for name in imported if find_spec(name) is None]
 
@@ -137,6 +137,9 @@ def own_lab(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("own_lab")
 @pytest.mark.parametrize("block", marked([block for block in BLOCKS if block.language == "console"]))
 def test_session_prints_what_is_shown(block: Block, directory: Path) -> None:
+    programs = [each for each in BLOCKS if each.document == block.document and each.name and each.name in block.text]
+    if missing := [name for program in programs for name in program.missing]:
+        pytest.skip(f"not installed: {', '.join(missing)}")
     _, *entries = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
     for entry in entries:
         command, _, shown = entry.partition("\n")
