@@ -32,7 +32,7 @@ GRACE_SECONDS = 5.0
 them (spark.python.task.killTimeout)."""
 
 SETTLE_SECONDS = 30.0
-"""How long the rest of the executors is waited for where the number of ranks is that of the slots."""
+"""How long the next executor is waited for where there are as many ranks as slots."""
 
 END_SECONDS = 30.0
 """How long the processes of ranks are waited for that Spark was asked to end."""
@@ -114,14 +114,17 @@ def _size(context: Any, num_proc: int | None, timeout: float) -> int:
     """How many ranks there are; on a cluster the executors that are still to come are waited for."""
     most = _most_slots(context)
     if num_proc is None:
-        until = time.monotonic() + min(timeout, SETTLE_SECONDS)
-        while (slots := _slots(context)) < 1 or (most is not None and slots < most):
-            if time.monotonic() > until:
-                if not slots:
-                    raise ValueError(
-                        f"Spark runs no task of this application at once: no executor came in {timeout:g} s"
-                    )
-                _log.warning("Spark runs %d tasks at once, and could run %s: %d ranks start", slots, most, slots)
+        began = changed = time.monotonic()
+        known = 0
+        while (slots := _slots(context)) < max(1, most or 0):
+            now = time.monotonic()
+            known, changed = slots, changed if slots == known else now
+            if now > began + timeout and not slots:
+                raise RendezvousError(f"no executor of this application came in {timeout:g} s, so no rank can start")
+            if slots and now > min(began + timeout, changed + SETTLE_SECONDS):
+                _log.warning(
+                    "%d of at most %d tasks can run in the executors that are there: as many ranks start", slots, most
+                )
                 break
             time.sleep(POLL_SECONDS)
         return slots

@@ -319,6 +319,7 @@ def test_torch_distributor_finds_the_backend(spark: SparkContext) -> None:
 
 @cluster
 def test_two_executors_of_a_machine_share_memory(spark: SparkContext) -> None:
+    mr.spark.run(spark_ranks.total, (10,), num_proc=2)  # which waits for both
     found = mr.spark.run(spark_ranks.total, (10,))
     assert [each["place"] for each in found] == [(0, 2, 2), (1, 2, 2)]
     assert [each["sum"] for each in found] == [[30 * index for index in range(5)]] * 2
@@ -327,7 +328,6 @@ def test_two_executors_of_a_machine_share_memory(spark: SparkContext) -> None:
 
 @cluster
 def test_a_lost_executor_is_named(spark: SparkContext, tmp_path: Path) -> None:
-    mr.spark.run(spark_ranks.total, (1,))  # both executors are there
     with pytest.raises(mr.PeerLost) as raised:
         mr.spark.run(spark_ranks.fail, ("executor", 1, str(tmp_path), "reduce"), num_proc=2)
     words = str(raised.value)
