@@ -18,6 +18,8 @@ ALONE = $(addprefix tests/lab/test_,lab.py lab_probe.py simulator_against_lab.py
 IN_TURN = tests/frontends tests/docs tests/faults $(filter-out $(ALONE),$(wildcard tests/lab/test_*.py))
 LEGACY_PYTHON = $(VENV)/legacy/bin/python
 LEGACY_TESTS = tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs
+ENGINES_TESTS = $(VENV)/engines/bin/python -m pytest -o cache_dir=$(CURDIR)/build/suite/engines --durations=10 \
+  -k clusters tests/clusters tests/docs/test_documents.py
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
@@ -58,7 +60,7 @@ test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment o
 	$(LEGACY_PYTHON) -m pytest --durations=10 -k 'chainer or theano or legacy' $(LEGACY_TESTS)
 
 test-engines: $(VENV)/.package $(VENV)/.engines  ## ranks in the workers of a cluster engine (Spark, with Java), in an environment of their own
-	$(VENV)/engines/bin/python -m pytest -p no:cacheprovider --durations=10 -k 'clusters' tests/clusters tests/docs/test_documents.py
+	$(ENGINES_TESTS) || $(ENGINES_TESTS) --last-failed --last-failed-no-failures none  # what failed once more, as in `test`
 
 check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite
 	$(BIN)/ruff format --check .
