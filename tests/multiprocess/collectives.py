@@ -242,10 +242,36 @@ def grid(large: int) -> str:
 
 def others() -> None:
     """What is not made of one plan and one buffer."""
-    mr.init()
+    whole = mr.init()
     for part in (uneven, overlapping, messages, objects, in_flight, arena):
         part()
+    group = whole.new_group(range(mr.world_size()))
+    assert group is not None
+    untouched(group, ValueError, "timeout=-1: a time limit", timeout=-1)
+    untouched(group, ValueError, "timeout='5': a time limit", timeout="5")
+    mr.barrier()
+    group.close()
+    untouched(group, mr.MultiringError, "whose lowest rank is 0, was closed")
     mr.shutdown()
+    untouched(whole, mr.MultiringError, "was shut down: call multiring.init")
+
+
+def untouched(group: mr.Communicator, error: type[Exception], words: str, **options: Any) -> None:
+    """Calls that are refused have written nothing before."""
+    rank, size = group.rank, group.size
+    x, out = np.arange(3.0 * size) + 100 * rank, np.full(3 * size * size, -1.0)
+    for call in (
+        lambda: group.all_gather(x, out=out, **options),
+        lambda: group.gather(x, rank, out=out, **options),
+        lambda: group.all_to_all(x, out=out[: x.size], **options),
+        lambda: group.all_to_all(x, [3] * size, out=out[: x.size], **options),
+        lambda: group.scatter(out[:3], x, rank, **options),
+        lambda: group.reduce_scatter(x, out=out[:3], **options),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+    assert (out == -1).all()
+    np.testing.assert_array_equal(x, np.arange(3.0 * size) + 100 * rank)
 
 
 def in_flight() -> None:

@@ -101,6 +101,7 @@ class Communicator:
 
     def all_gather(self, x: Any, *, out: Any = None, async_op: bool = False, timeout: float | None = None) -> Any:
         """``x`` of all ranks, in ``out`` (``size`` times its elements) or a new array of shape (size, *x.shape)."""
+        timeout = self._group.ready(timeout)
         mine = source(x)
         if out is None:
             out = like(x, mine, (self.size, *mine.shape))
@@ -151,6 +152,7 @@ class Communicator:
         Blocks are equal, or have ``splits[r]`` rows; the receivers learn the number. The result is in ``out`` or a new
         array.
         """
+        timeout = self._group.ready(timeout)
         whole = source(x)
         if splits is not None:
             return self._uneven_all_to_all(x, splits, out, async_op, timeout)
@@ -191,6 +193,7 @@ class Communicator:
         self, x: Any, root: int = 0, *, out: Any = None, async_op: bool = False, timeout: float | None = None
     ) -> Any:
         """``x`` of all ranks on rank ``root``, in ``out`` or a new array of shape (size, *x.shape); None elsewhere."""
+        timeout = self._group.ready(timeout)
         root = self._group.valid_rank("root", root)
         mine = source(x)
         if self.rank != root:
@@ -211,6 +214,7 @@ class Communicator:
         self, x: Any, blocks: Any = None, root: int = 0, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
         """Fill ``x`` of rank r with block r of rank ``root``'s ``blocks`` (``size`` times the elements of ``x``)."""
+        timeout = self._group.ready(timeout)
         root = self._group.valid_rank("root", root)
         mine = target(x)
         if self.rank != root:
@@ -333,10 +337,13 @@ class Communicator:
         rows = found.shape[0] if found.shape else 0
         if len(splits) != self.size or min(splits) < 0 or sum(splits) != rows:
             raise ValueError(f"splits={splits}: {self.size} numbers of rows that add up to {rows} are needed")
+        given = None if out is None else target(out)
+        if given is not None and given.dtype != found.dtype:
+            raise ValueError(f"all_to_all: out is of {given.dtype}, and x of {found.dtype}")
         incoming = self.all_to_all(np.array(splits, np.int64), timeout=timeout).tolist()
         if out is None:
             out = like(x, found, (sum(incoming), *found.shape[1:]))
-        received = target(out)
+        received = target(out) if given is None else given
         row = found.count // rows if rows else int(np.prod(found.shape[1:], dtype=np.int64))
         check_fit("all_to_all", received, sum(incoming) * row, found.dtype)
         whole = apart(all_of(x, found), all_of(out, received))

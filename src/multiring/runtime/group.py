@@ -10,7 +10,7 @@ import pickle
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -41,8 +41,11 @@ class _Closed:
     def __init__(self, what: str) -> None:
         self._what = what
 
-    def __getattr__(self, name: str) -> Any:
+    def refuse(self) -> NoReturn:
         raise MultiringError(self._what)
+
+    def __getattr__(self, name: str) -> Any:
+        self.refuse()
 
 
 class Group:
@@ -152,11 +155,11 @@ class Group:
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it."""
-        self.calls.barrier(self._seconds(timeout))
+        self.calls.barrier(self.ready(timeout))
 
     def broadcast_object(self, value: Any = None, root: int = 0, *, timeout: float | None = None) -> Any:
         """``value`` of rank ``root``, on all ranks; it must be picklable."""
-        until = time.monotonic() + self._seconds(timeout)
+        until = time.monotonic() + self.ready(timeout)
         root = self.valid_rank("root", root)
         packed = np.frombuffer(pickle.dumps(value) if self.rank == root else b"", np.uint8)
         size = np.array([packed.size], np.int64)
@@ -168,7 +171,7 @@ class Group:
 
     def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
         """``value`` of all ranks, in their order; each must be picklable."""
-        until = time.monotonic() + self._seconds(timeout)
+        until = time.monotonic() + self.ready(timeout)
         packed = np.frombuffer(pickle.dumps(value), np.uint8)
         sizes = self._rows(np.array([packed.size], np.int64), seconds_until(until)).ravel()
         padded = np.zeros(sizes.max(), np.uint8)
@@ -191,7 +194,7 @@ class Group:
             piece.pointer,
             piece.count,
             DTYPES[piece.dtype],
-            self._seconds(timeout),
+            self.ready(timeout),
             OPS[op],
             self.valid_rank("root", root),
             label,
@@ -222,7 +225,7 @@ class Group:
 
     def _message(self, direction: str, piece: Piece, peer: int, tag: int, timeout: float | None, part_of: str) -> Part:
         """``peer`` is a rank of the world, or ANY_SOURCE."""
-        seconds, any_source = self._seconds(timeout), peer == _native.ANY_SOURCE
+        seconds, any_source = self.ready(timeout), peer == _native.ANY_SOURCE
         peers = {*self.members} - {self.world.rank} if any_source else {peer}
         self.world.connect(peers, seconds, any_source=any_source)
         call = Call(
@@ -253,8 +256,19 @@ class Group:
             raise ValueError(f"{name}={rank} is this rank itself")
         return rank
 
-    def _seconds(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else time_limit(timeout)
+    def ready(self, timeout: float | None) -> float:
+        """The seconds that a call has, asked before it writes or sends anything.
+
+        ValueError for a wrong time limit, MultiringError if this group was closed or its job was left.
+        """
+        seconds = self.timeout if timeout is None else time_limit(timeout)
+        if isinstance(self.engine, _Closed):
+            self.engine.refuse()
+        if self.world.left.is_set():
+            raise MultiringError(
+                "this communicator was shut down: call multiring.init() again and use the one it returns"
+            )
+        return seconds
 
     # --- groups of some of the ranks, and their ends ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -58,6 +59,8 @@ class World:
     speeds: Speeds = NATIVE
     """What its ranks need, those that share cores included."""
     began: float = field(default_factory=time.monotonic)
+    left: threading.Event = field(default_factory=threading.Event)
+    """Whether this rank has left the job, or this generation of it."""
     former: dict[str, Any] = field(default_factory=dict)
     """The account of the generations before this one, if there were any."""
 
@@ -111,6 +114,7 @@ class World:
 
     def leave(self) -> None:
         """Say farewell and release everything but the acceptor, for another generation to come. May be called twice."""
+        self.left.set()
         if self.links:
             self.links.close()
         try:
