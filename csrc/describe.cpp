@@ -182,6 +182,34 @@ void refuse_lazy_view(nb::handle x) {
                                       .c_str());
 }
 
+// How far the elements of a contiguous torch tensor reach beyond its storage, which may have been freed or cut under
+// it.
+std::size_t missing_bytes(nb::handle x, nb::handle storage, std::size_t count, std::size_t itemsize) {
+    const auto has = nb::cast<std::size_t>(nb::object(storage.attr("nbytes")()));
+    const auto offset = nb::cast<std::size_t>(nb::object(x.attr("storage_offset")()));
+    const std::size_t end = (offset + count) * itemsize;
+    return end > has ? end - has : 0;
+}
+
+void refuse_missing_memory(nb::handle x, const Description& d) {
+    if (!d.contiguous || d.count == 0 || !nb::hasattr(x, "untyped_storage")) return;
+    const nb::object storage = x.attr("untyped_storage")();
+    if (const std::size_t missing = missing_bytes(x, storage, d.count, dtype_sizes[static_cast<std::size_t>(d.dtype)]))
+        throw nb::value_error((name_of_type(x) + " shows " + std::to_string(d.count) + " elements, the last " +
+                               std::to_string(missing) +
+                               " bytes of which are not in its storage: it was freed or cut by resize_(); give it that "
+                               "memory again, or hand over a tensor that has its own")
+                                  .c_str());
+}
+
+void refuse_meta(nb::handle x) {
+    if (nb::hasattr(x, "is_meta") && nb::cast<bool>(nb::object(x.attr("is_meta"))))
+        throw nb::value_error((name_of_type(x) +
+                               " is on the device meta and has no elements: hand over one that has, such as "
+                               "torch.empty_like(x, device=\"cpu\") with its values filled in")
+                                  .c_str());
+}
+
 // Whether the elements lie one after the other; without strides they do.
 bool is_contiguous(const std::int64_t* shape, const std::int64_t* strides, std::size_t dimensions) {
     bool found = true;
@@ -217,8 +245,13 @@ Description describe_array(nb::handle x, const Array& array, bool writable) {
 
 Description describe_dlpack(nb::handle x) {
     refuse_lazy_view(x);
-    if (nb::ndarray<> array; nb::try_cast(x, array, false)) return describe_array(x, array, true);
-    if (nb::ndarray<nb::ro> array; nb::try_cast(x, array, false)) return describe_array(x, array, false);
+    refuse_meta(x);
+    const auto checked = [x](const Description& d) {
+        refuse_missing_memory(x, d);
+        return d;
+    };
+    if (nb::ndarray<> array; nb::try_cast(x, array, false)) return checked(describe_array(x, array, true));
+    if (nb::ndarray<nb::ro> array; nb::try_cast(x, array, false)) return checked(describe_array(x, array, false));
     refuse_dlpack(x);
 }
 
@@ -282,9 +315,9 @@ std::optional<Plain> plain_tensor(nb::handle x, const ExchangeTable& table) {
     std::size_t count = 1;
     for (std::size_t i = 0; i < dimensions; ++i) count *= static_cast<std::size_t>(tensor.shape[i]);
     const nb::object storage = x.attr("untyped_storage")();
-    const std::size_t needed = count * dtype_sizes[static_cast<std::size_t>(*dtype)];
-    if (needed != 0 && (tensor.data == nullptr || nb::cast<std::size_t>(nb::object(storage.attr("nbytes")())) < needed))
-        return {};  // zeros for which torch keeps no memory, or a storage that was freed
+    if (count != 0 &&
+        (tensor.data == nullptr || missing_bytes(x, storage, count, dtype_sizes[static_cast<std::size_t>(*dtype)])))
+        return {};  // zeros for which torch keeps no memory, or a storage that was freed or cut
     return Plain{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype, storage};
 }
 

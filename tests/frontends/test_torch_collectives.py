@@ -665,3 +665,14 @@ def test_views_whose_memory_holds_other_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\(is_neg\): hand over x\.resolve_neg\(\)"):
         _native.describe(x.conj().imag)
     assert _native.describe(x.conj().resolve_conj()).count == 2
+
+
+def test_memory_that_is_not_there_is_refused() -> None:
+    whole = torch.arange(4096.0)
+    part, before = whole[2040:2060], whole[2030:2050]
+    whole.untyped_storage().resize_(4 * 2050)
+    with pytest.raises(ValueError, match="shows 20 elements, the last 40 bytes of which are not in its storage"):
+        _native.describe(part)
+    assert _native.describe(before).count == 20
+    with pytest.raises(ValueError, match="is on the device meta and has no elements: hand over one that has"):
+        _native.describe(torch.empty(3, device="meta"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -131,6 +133,61 @@ def test_arrays_of_ml_dtypes_are_known_by_the_name_of_their_type(dtype, bits):
     assert not native.describe(Narrow(kept.T, dtype)).contiguous
     with pytest.raises(TypeError, match=r"elements of type int4 \(in a .*Narrow\) are not supported"):
         native.describe(Narrow(kept, "int4"))
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "prod", "max"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_the_smallest_numbers_count_in_threads_that_take_them_for_zero(dtype, op):
+    """Threads of XLA and TensorFlow flush such numbers, and those of torch that ask for it."""
+    torch = pytest.importorskip("torch")
+    kind = getattr(torch, dtype)
+    smallest = torch.finfo(kind).smallest_normal
+    if smallest * 0.5 == 0 or not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush the smallest numbers")
+    torch.set_flush_denormal(False)
+    few = torch.arange(3001, dtype=torch.float64)
+    inputs = [((few % 61 + 3 * rank) / 64 * smallest * (-1) ** rank).to(kind) for rank in range(3)]
+    if op == "prod":
+        inputs[1:] = [torch.full_like(inputs[0], 0.5), torch.full_like(inputs[0], 4)]
+    wide = [x if dtype in ("float32", "float64") else x.float() for x in inputs]
+    first = {"prod": torch.mul, "max": torch.maximum}.get(op, torch.add)
+    expected = first(first(wide[0], wide[1]), wide[2])
+    expected = (expected / 3 if op == "avg" else expected).to(kind)
+    assert (expected != 0).sum() > 1000
+    assert (expected.abs() < smallest).sum() > 1000
+    with world(3) as ranks:
+        plan = all_reduce_plan(3, "at once", 4096)
+
+        def program(rank: Rank) -> tuple[torch.Tensor, float]:
+            mine = inputs[rank.rank].clone()
+            torch.set_flush_denormal(rank.rank != 1)  # not all ranks are alike
+            try:
+                rank.run(plan, mine, op)
+                return mine, float(np.float32(1e-38) * np.float32(0.01))
+            finally:
+                torch.set_flush_denormal(False)
+
+        results = in_threads(ranks, program)
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
+    for result, _ in results:
+        assert torch.equal(result.view(bits), expected.view(bits))
+    assert [other == 0 for _, other in results] == [True, False, True]  # the threads are left as they were
+
+
+@pytest.mark.parametrize(
+    ("x", "element"),
+    [
+        (array.array("u", "abc"), "'w'"),
+        (memoryview(b"abc").cast("c"), "'c'"),
+        (np.zeros(3, ">f4"), ">f4"),
+        (np.zeros(3, "M8[s]"), "datetime64[s]"),
+        (np.zeros(2, object), "object"),
+    ],
+)
+def test_elements_that_are_not_known_are_named_with_the_remedy(x, element):
+    words = f"elements of type {element} (in a {type(x).__module__}.".replace("(in a builtins.", "(in a ")
+    with pytest.raises(TypeError, match=re.escape(words) + r".* are not supported; convert them to one of float32, "):
+        native.describe(x)
 
 
 FLOAT8 = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
