@@ -13,6 +13,7 @@ from torch_helpers import caught, group, same
 from torch_ranks import values
 from workers import worker, workers
 
+import multiring
 from multiring.torch import broadcast_parameters
 
 SHAPE = (6, 2, 3, 4)  # cut into 2 or 3 along the first axis
@@ -362,12 +363,34 @@ def memory_that_is_shared() -> None:
             partial(dist.scatter, wide, [torch.zeros(2, 3)] * size if rank == 0 else None),
         ):
             error = str(caught(ValueError, call))
-            assert "share memory" in error or "begin at the same element" in error, error
+            assert "share memory" in error, error
         for call in (
             partial(dist.all_gather, [x] * size, x.clone()),
             partial(dist.all_to_all, [x] * size, [x.clone() for _ in range(size)]),
         ):
-            assert "outputs 0 and 1 begin at the same element" in str(caught(ValueError, call))
+            assert "outputs 0 and 1 share memory" in str(caught(ValueError, call))
+        line, columns = torch.zeros(3 * size + 3), torch.zeros(3, 2 * size)
+        windows_apart = [line[3 * peer : 3 * peer + 3] for peer in range(size - 1)]
+        overlapping = [*windows_apart, line[3 * size - 5 : 3 * size - 2]]  # the last lies in part in the one before
+        crossing = [columns[:, peer] for peer in range(size - 1)] + [columns[2, size - 2 : size + 1]]
+        coalesced = dist.group.WORLD
+        for call in (
+            partial(dist.all_gather, overlapping, x.clone()),
+            partial(dist.all_gather, crossing, x.clone()),
+            partial(dist.all_to_all, overlapping, [x.clone() for _ in range(size)]),
+            partial(coalesced.gather, [overlapping], [x.clone()], _at(dist.GatherOptions(), rank)),
+            partial(coalesced.allreduce_coalesced, overlapping),
+            partial(coalesced.all_gather_single_coalesced, [torch.zeros(3 * size)] * size, overlapping),
+        ):
+            error = str(caught(ValueError, call))
+            pair = "0 and 1" if "_single_coalesced" in str(call) else f"{size - 2} and {size - 1}"
+            assert f"outputs {pair} share memory" in error, error
+        assert not line.any()
+        assert not columns.any()
+        among = [columns[:, peer] for peer in range(size)]  # between each other, and apart
+        dist.all_gather(among, x + 10 * rank)
+        same(columns[:, :size], torch.stack([x + 10 * peer for peer in range(size)], 1))
+        assert not columns[:, size:].any()
         interleaved = torch.zeros(6).as_strided((2, 2), (3, 2))  # strides alone do not tell that it is sound
         interleaved += rank
         dist.all_reduce(interleaved)
@@ -423,6 +446,99 @@ def blocks_of_other_sizes_and_types() -> None:
         dist.gather(sent, frozen if rank == 0 else None)
         if rank == 0:
             same(torch.stack(frozen), torch.arange(4.0) + torch.arange(size).view(-1, 1))
+
+
+@worker
+def storages_that_were_cut() -> None:
+    """Views that reach beyond the storage under them are refused, wherever they begin and however they lie."""
+    with group() as (rank, size):
+
+        def cut(view: Callable[[Tensor], Tensor]) -> Tensor:
+            whole = torch.arange(4096.0)
+            part = view(whole)
+            whole.untyped_storage().resize_(4 * 2050)
+            return part
+
+        views = (lambda x: x[2040:2060], lambda x: x[-20:], lambda x: x[2000:].view(-1, 8)[:20, 1])
+        for part in map(cut, views):
+            for call in (
+                partial(dist.all_reduce, part),
+                partial(dist.all_reduce, part, async_op=True),
+                partial(dist.broadcast, part, rank),
+                partial(dist.all_gather_into_tensor, torch.zeros(20 * size), part),
+                partial(dist.all_gather, [torch.zeros(20)] + [part] + [torch.zeros(20)] * (size - 2), torch.ones(20)),
+                partial(dist.send, part, (rank + 1) % size),
+                partial(multiring.all_reduce, part),
+            ):
+                caught(ValueError, call)
+        kept = cut(lambda x: x[2030:2050])
+        dist.all_reduce(kept)
+        same(kept, size * torch.arange(2030.0, 2050.0))
+        for call in (
+            partial(dist.all_reduce, torch.empty(3, device="meta")),
+            partial(dist.all_gather, [torch.empty(3, device="meta")] * size, torch.ones(3)),
+            partial(multiring.all_reduce, torch.empty(3, device="meta")),
+        ):
+            assert "hand over one that has" in str(caught(ValueError, call))
+        dist.barrier()
+
+
+@worker
+def lists_of_other_lengths() -> None:
+    """Each message says how many were handed over, and how many are needed."""
+    with group() as (rank, size):
+        world, other, x = dist.group.WORLD, (rank + 1) % size, torch.arange(4.0)
+        few, none = [torch.zeros(4) for _ in range(size - 1)], torch.tensor(3.0)
+        rows = torch.zeros(size, 2)
+        for call, words in (
+            (
+                partial(dist.all_to_all, few, [x] * size),
+                f"needs {size} outputs and {size} inputs, one of each for each",
+            ),
+            (partial(world.reduce_scatter, [x], [few]), f"needs {size} inputs, one for each rank, not {size - 1}"),
+            (
+                partial(dist.all_to_all_single, rows, rows.clone(), [1] * size, [size]),
+                f"input splits [{size}] do not go with the input of shape ({size}, 2): {size} numbers",
+            ),
+            (
+                partial(dist.all_to_all_single, rows, rows.clone(), [-1, size + 1] + [0] * (size - 2), [1] * size),
+                f"output splits {[-1, size + 1] + [0] * (size - 2)} do not go with the output",
+            ),
+            (
+                partial(dist.all_to_all_single, none, rows.clone(), [0] * size, [1] * size),
+                f"output splits {[0] * size} do not go with the output of shape ()",
+            ),
+            (
+                partial(world.gather, [], [x], _at(dist.GatherOptions(), rank)),
+                f"gather: rank {rank} is the root, which hands over one list of {size} outputs, one for each rank",
+            ),
+            (
+                partial(world.gather, [[x] * size], [x], _at(dist.GatherOptions(), other)),
+                f"gather: rank {rank} hands over {size} outputs, and rank {other} is the root",
+            ),
+            (
+                partial(world.scatter, [x], [], _at(dist.ScatterOptions(), rank)),
+                f"scatter: rank {rank} is the root, which hands over one list of {size} inputs, one for each rank",
+            ),
+            (
+                partial(world.scatter, [x], [[x] * size], _at(dist.ScatterOptions(), other)),
+                f"scatter: rank {rank} hands over {size} inputs, and rank {other} is the root",
+            ),
+            (
+                partial(world.allgather_coalesced, [[x.clone()] for _ in range(size)], [x, x]),
+                f"needs {size} lists of 2 outputs, not lists of {[1] * size}",
+            ),
+            (
+                partial(world.reduce_scatter_single_coalesced, [x], [torch.zeros(4 * size)] * 2),
+                "1 outputs do not go with 2 inputs",
+            ),
+        ):
+            error = str(caught(ValueError, call))
+            assert words in error, error
+        first = torch.full((4,), float(rank))
+        caught(ValueError, partial(world.allreduce_coalesced, [first, torch.zeros(4, device="meta")]))
+        same(first, torch.full((4,), float(rank)))  # the first was not begun before the second was looked at
+        dist.barrier()
 
 
 def _at(options: dist.GatherOptions | dist.ScatterOptions, root: int) -> dist.GatherOptions | dist.ScatterOptions:

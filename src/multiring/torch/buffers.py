@@ -107,8 +107,5 @@ def _shared(elements: torch.Tensor) -> Piece:
     The storage is kept, not the tensor, which can be given another one while the call is in flight.
     """
     if type(elements) in _USUAL:
-        storage, count = elements.untyped_storage(), elements.numel()
-        if count and storage.nbytes() < (elements.storage_offset() + count) * elements.element_size():
-            raise ValueError(f"a tensor of {count} x {elements.dtype} has no memory: its storage was freed")
-        return Piece(storage, elements.data_ptr(), count, REDUCIBLE[elements.dtype])
+        return Piece(elements.untyped_storage(), elements.data_ptr(), elements.numel(), REDUCIBLE[elements.dtype])
     return readable(elements.numpy() if elements.dtype in _IN_NUMPY else elements)

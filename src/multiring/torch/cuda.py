@@ -32,7 +32,7 @@ from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import CardPart
 from multiring.runtime.group import Group
 from multiring.torch.buffers import REDUCIBLE, divided, is_cut_off, only, op_name, single, with_options
-from multiring.torch.layouts import refuse_form, refuse_overlap, refuse_shared
+from multiring.torch.layouts import refuse_form, refuse_missing_memory, refuse_overlap, refuse_shared
 from multiring.torch.work import Watcher
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -481,6 +481,7 @@ class _Call:
     def _in_place(self, tensor: Tensor, fill: bool = True) -> Tensor:
         """The tensor, or one whose elements lie in order, which is copied back in the end."""
         refuse_form(tensor)
+        refuse_missing_memory(tensor)
         plain = tensor.detach()
         if plain.is_contiguous() and not plain.is_neg() and not plain.is_conj():
             return plain
@@ -535,6 +536,7 @@ class _Call:
 
 def _ordered(tensor: Tensor) -> Tensor:
     """A tensor whose memory holds what the given one shows, in order: itself, if that is so."""
+    refuse_missing_memory(tensor)
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 

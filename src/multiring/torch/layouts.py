@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
+
+from multiring.torch.buffers import dense
 
 Finish = Callable[[], None]
 
@@ -66,14 +69,49 @@ def fill(tensor: Tensor, elements: Tensor) -> None:
 
 
 def refuse_shared(outputs: Sequence[Tensor]) -> None:
-    """ValueError if two outputs are the same memory: which one's elements it would hold is chance."""
-    places: dict[int, int] = {}
-    for number, output in enumerate(outputs):
-        if output.numel() and (other := places.setdefault(output.data_ptr(), number)) != number:
-            raise ValueError(
-                f"outputs {other} and {number} begin at the same element, so that one would overwrite the other: hand "
-                "over a tensor of its own for each rank, such as [torch.empty_like(x) for _ in range(world_size)]"
-            )
+    """ValueError if two outputs share memory: which one's elements it would hold is chance."""
+    for output in outputs:
+        refuse_form(output)
+    within = sorted((*_reach(output), number) for number, output in enumerate(outputs) if output.numel())
+    last, of = 0, -1
+    for begin, end, number in within:
+        if begin < last:
+            break
+        last, of = end, number
+    else:
+        return
+    if dense(outputs[of]) and dense(outputs[number]):
+        _refuse_pair(of, number)
+    # Such as the columns of a matrix, which lie between each other and share nothing.
+    for output in outputs:
+        refuse_overlap(output)
+    places, sizes, numbers = (
+        torch.cat(parts) for parts in zip(*map(_places_of, outputs, range(len(outputs))), strict=True)
+    )
+    order = places.argsort()
+    places, sizes, numbers = places[order], sizes[order], numbers[order]
+    if (both := (places[1:] < (places + sizes)[:-1]).nonzero().flatten()).numel():
+        _refuse_pair(int(numbers[both[0]]), int(numbers[both[0] + 1]))
+
+
+def _refuse_pair(one: int, other: int) -> NoReturn:
+    one, other = sorted((one, other))
+    raise ValueError(
+        f"outputs {one} and {other} share memory, so that one would overwrite the other: hand over a tensor of its own "
+        "for each, such as [torch.empty_like(x) for _ in range(world_size)]"
+    )
+
+
+def _reach(tensor: Tensor) -> tuple[int, int]:
+    """The addresses between which the elements of a tensor lie, which has some."""
+    steps = sum((size - 1) * stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
+
+
+def _places_of(tensor: Tensor, number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The address of each element, its bytes, and the number of the tensor, all flat."""
+    places = tensor.data_ptr() + _places(tensor).flatten() * tensor.element_size()
+    return places, torch.full_like(places, tensor.element_size()), torch.full_like(places, number)
 
 
 def apart(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
@@ -94,17 +132,23 @@ def _span(elements: Tensor) -> tuple[int, int]:
 
 
 def _strided(tensor: Tensor) -> Tensor:
-    if not tensor.is_cpu:
+    if not tensor.is_cpu and not tensor.is_meta:
         raise ValueError(
             f"this moves CPU tensors, and one is on {tensor.device}: call torch.distributed with it, where multiring "
             "moves tensors of CUDA devices too, or hand over tensor.cpu()"
         )
     refuse_form(tensor)
+    refuse_missing_memory(tensor)
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def refuse_form(tensor: Tensor) -> None:
-    """ValueError or TypeError for a tensor whose elements alone do not say what it is."""
+    """ValueError or TypeError for a tensor whose elements alone do not say what it is, or that has none."""
+    if tensor.is_meta:
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)} is on meta, where tensors have no elements: hand over one "
+            'that has, such as torch.empty_like(tensor, device="cpu") filled with its values'
+        )
     if tensor.layout != torch.strided:
         raise ValueError(f"multiring moves dense tensors, not {tensor.layout}: hand over tensor.to_dense()")
     if tensor.is_nested:
@@ -118,6 +162,21 @@ def refuse_form(tensor: Tensor) -> None:
         raise TypeError(
             f"multiring moves plain tensors, not a {type(tensor).__name__}, which has its own idea of its elements: "
             "hand over the tensor inside it, such as to_local() of a DTensor"
+        )
+
+
+def refuse_missing_memory(tensor: Tensor) -> None:
+    """ValueError for a tensor whose storage was freed, or cut to less than its elements take."""
+    storage = tensor.untyped_storage()
+    if not tensor.numel() or tensor._is_zerotensor():
+        return
+    steps = sum((size - 1) * stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    end = (tensor.storage_offset() + steps + 1) * tensor.element_size()
+    if end > storage.nbytes():
+        raise ValueError(
+            f"a tensor of {tensor.numel()} x {tensor.dtype} has no memory for all of it: its elements end {end} bytes "
+            f"from the start of a storage of {storage.nbytes()} bytes, which was freed or cut; give it that memory "
+            "again (untyped_storage().resize_), or hand over a tensor that has its own"
         )
 
 
@@ -158,8 +217,13 @@ def _any_twice(plain: Tensor) -> bool:
     """Whether two elements have one place in memory, found by all places where strides alone do not tell."""
     if any(stride == 0 and size > 1 for stride, size in zip(plain.stride(), plain.shape, strict=True)):
         return True
+    ordered = _places(plain).flatten().sort().values
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
+def _places(plain: Tensor) -> Tensor:
+    """How many elements after the first one each of them lies."""
     places = torch.zeros(plain.shape, dtype=torch.int64)
     for dimension, (stride, size) in enumerate(zip(plain.stride(), plain.shape, strict=True)):
         places += (torch.arange(size) * stride).view([-1 if i == dimension else 1 for i in range(plain.dim())])
-    ordered = places.flatten().sort().values
-    return bool((ordered[1:] == ordered[:-1]).any())
+    return places

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,10 @@ class StepInFlight(NamedTuple):
 
     parts: Sequence[Waitable]
     finish: Finish | None = None
+
+
+Begin: TypeAlias = "Callable[[], StepInFlight]"
+"""A call whose arguments are checked; it begins when this is called."""
 
 
 class MultiringGroup(dist.ProcessGroup):
@@ -145,13 +150,14 @@ class MultiringGroup(dist.ProcessGroup):
         if tensor.is_sparse:
             all_reduce_sparse(self.communicator, tensor, op, seconds)
             return self._work(opts, [], [tensor])
-        return self._work(opts, [self._all_reduce(tensor, opts)], [tensor])
+        return self._work(opts, [self._all_reduce(tensor, opts)()], [tensor])
 
     @recorded("all_reduce")
     @also_on_cuda
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or AllreduceCoalescedOptions()
-        return self._work(opts, [self._all_reduce(tensor, opts) for tensor in tensors], tensors)
+        refuse_shared(tensors)
+        return self._work(opts, _begun([self._all_reduce(tensor, opts) for tensor in tensors]), tensors)
 
     @recorded("broadcast")
     @also_on_cuda
@@ -180,7 +186,7 @@ class MultiringGroup(dist.ProcessGroup):
     @also_on_cuda
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or AllgatherOptions()
-        return self._work(opts, [self._all_gather_list(only(outputs), only(inputs), opts)], outputs)
+        return self._work(opts, [self._all_gather_list(only(outputs), only(inputs), opts)()], outputs)
 
     @recorded("all_gather", argument=1)
     @also_on_cuda
@@ -188,15 +194,17 @@ class MultiringGroup(dist.ProcessGroup):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> TorchWork | None:
         opts = opts or AllgatherOptions()
-        of_input = [list(blocks) for blocks in zip(*outputs, strict=True)]
-        pairs = zip(of_input, inputs, strict=True)
-        return self._work(opts, [self._all_gather_list(blocks, tensor, opts) for blocks, tensor in pairs], outputs)
+        _check_lists("all_gather", outputs, inputs, self.size())
+        refuse_shared([block for blocks in outputs for block in blocks])
+        pairs = zip(zip(*outputs, strict=True), inputs, strict=True)
+        steps = [self._all_gather_list(list(blocks), tensor, opts) for blocks, tensor in pairs]
+        return self._work(opts, _begun(steps), outputs)
 
     @recorded("all_gather", argument=1)
     @also_on_cuda
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork | None:
         opts = opts or AllgatherOptions()
-        return self._work(opts, [self._all_gather(output, input, opts)], [output])
+        return self._work(opts, [self._all_gather(output, input, opts)()], [output])
 
     @recorded("all_gather", argument=1)
     @also_on_cuda
@@ -204,8 +212,8 @@ class MultiringGroup(dist.ProcessGroup):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> TorchWork | None:
         opts = opts or AllgatherOptions()
-        pairs = zip(outputs, inputs, strict=True)
-        return self._work(opts, [self._all_gather(output, tensor, opts) for output, tensor in pairs], outputs)
+        pairs = _pairs("all_gather", outputs, inputs)
+        return self._work(opts, _begun([self._all_gather(output, tensor, opts) for output, tensor in pairs]), outputs)
 
     @recorded("reduce_scatter", argument=1)
     @also_on_cuda
@@ -214,13 +222,13 @@ class MultiringGroup(dist.ProcessGroup):
         output, blocks = only(outputs), only(inputs)
         self._check_inputs(output, blocks)
         whole = torch.cat([source(block) for block in blocks])
-        return self._work(opts, [self._reduce_scatter(output, whole, opts)], outputs)
+        return self._work(opts, [self._reduce_scatter(output, whole, opts)()], outputs)
 
     @recorded("reduce_scatter", argument=1)
     @also_on_cuda
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork | None:
         opts = opts or ReduceScatterOptions()
-        return self._work(opts, [self._reduce_scatter(output, input, opts)], [output])
+        return self._work(opts, [self._reduce_scatter(output, input, opts)()], [output])
 
     @recorded("reduce_scatter", argument=1)
     @also_on_cuda
@@ -228,8 +236,8 @@ class MultiringGroup(dist.ProcessGroup):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> TorchWork | None:
         opts = opts or ReduceScatterOptions()
-        pairs = zip(outputs, inputs, strict=True)
-        return self._work(opts, [self._reduce_scatter(output, tensor, opts) for output, tensor in pairs], outputs)
+        steps = [self._reduce_scatter(*pair, opts) for pair in _pairs("reduce_scatter", outputs, inputs)]
+        return self._work(opts, _begun(steps), outputs)
 
     @recorded("all_to_all", argument=1)
     @also_on_cuda
@@ -239,9 +247,11 @@ class MultiringGroup(dist.ProcessGroup):
         opts = opts or AllToAllOptions()
         if not output_splits and not input_splits:
             return self._work(opts, [self._all_to_all(output, input, opts)], [output])
+        of_output = _splits("output", output, output_splits, self.size())
+        of_input = _splits("input", input, input_splits, self.size())
         received, sent = target(output), source(input)
-        outputs = _rows(received.elements.view(output.shape), output_splits or _equal(output, self.size()))
-        inputs = _rows(sent.view(input.shape), input_splits or _equal(input, self.size()))
+        outputs = torch.split(received.elements.view(output.shape), of_output)
+        inputs = torch.split(sent.view(input.shape), of_input)
         step = self._exchange(outputs, inputs, opts)
         return self._work(opts, [step, StepInFlight([], received.finish)], [output])
 
@@ -255,32 +265,35 @@ class MultiringGroup(dist.ProcessGroup):
     @also_on_cuda
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or GatherOptions()
-        tensor = only(inputs)
+        tensor, seconds = only(inputs), self.group.ready(self._seconds(opts))
+        self._check_lists_of_root("gather", "outputs", outputs, opts.rootRank)
         if self.rank() != opts.rootRank:
-            return self._work(opts, [StepInFlight([self._part_to("gather", source(tensor), opts.rootRank, opts)])], [])
+            part = self.group.send_part("gather", raw(source(tensor)), opts.rootRank, seconds)
+            return self._work(opts, [StepInFlight([part])], [])
         blocks = only(outputs)
         self._check_blocks("gather", blocks, tensor)
         refuse_shared(blocks)
         targets = [target(block) for block in blocks]
-        fill(targets[self.rank()].elements, source(tensor))
-        steps = [
-            StepInFlight([self._part_from("gather", targets[peer].elements, peer, opts)]) for peer in self._others()
-        ]
+        fill(targets[self.rank()].elements, apart([source(tensor)], [targets[self.rank()].elements])[0])
+        pieces = {peer: raw(targets[peer].elements) for peer in self._others()}
+        steps = [StepInFlight([self.group.recv_part("gather", piece, peer, seconds)]) for peer, piece in pieces.items()]
         return self._work(opts, [*steps, *(StepInFlight([], block.finish) for block in targets)], outputs)
 
     @recorded("scatter")
     @also_on_cuda
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> TorchWork | None:
         opts = opts or ScatterOptions()
-        tensor = only(outputs)
+        tensor, seconds = only(outputs), self.group.ready(self._seconds(opts))
+        self._check_lists_of_root("scatter", "inputs", inputs, opts.rootRank)
         x = target(tensor)
         if self.rank() != opts.rootRank:
-            part = self._part_from("scatter", x.elements, opts.rootRank, opts)
+            part = self.group.recv_part("scatter", raw(x.elements), opts.rootRank, seconds)
             return self._work(opts, [StepInFlight([part], x.finish)], outputs)
         self._check_blocks("scatter", only(inputs), tensor)
         blocks = apart([source(block) for block in only(inputs)], [x.elements])
+        pieces = {peer: raw(blocks[peer]) for peer in self._others()}
         fill(x.elements, blocks[self.rank()])
-        parts = [self._part_to("scatter", blocks[peer], peer, opts) for peer in self._others()]
+        parts = [self.group.send_part("scatter", piece, peer, seconds) for peer, piece in pieces.items()]
         return self._work(opts, [StepInFlight(parts, x.finish)], outputs)
 
     @recorded("barrier", argument=-1)
@@ -360,12 +373,6 @@ class MultiringGroup(dist.ProcessGroup):
         part = self.communicator.recv(raw(x.elements), peer, tag, async_op=True, timeout=self._timeout)
         return TorchWork([part], tensors, [] if x.finish is None else [x.finish], watcher=self._messages)
 
-    def _part_to(self, collective: str, elements: Tensor, peer: int, opts: Any) -> Waitable:
-        return self.group.send_part(collective, raw(elements), peer, self._seconds(opts))
-
-    def _part_from(self, collective: str, elements: Tensor, peer: int, opts: Any) -> Waitable:
-        return self.group.recv_part(collective, raw(elements), peer, self._seconds(opts))
-
     def _check(self, name: str, whole: Tensor, count: int, other: Tensor) -> None:
         """ValueError unless ``whole`` has ``count`` elements of the type of ``other``."""
         if whole.numel() != count or whole.dtype != other.dtype:
@@ -375,7 +382,12 @@ class MultiringGroup(dist.ProcessGroup):
             )
 
     def _check_inputs(self, output: Tensor, blocks: Sequence[Tensor]) -> None:
-        """ValueError unless each input of a reduce_scatter is like the output."""
+        """ValueError unless there is an input of a reduce_scatter for each rank, each like the output."""
+        if len(blocks) != self.size():
+            raise ValueError(
+                f"reduce_scatter over {self.size()} ranks needs {self.size()} inputs, one for each rank, not "
+                f"{len(blocks)}"
+            )
         for rank, block in enumerate(blocks):
             if block.numel() != output.numel() or block.dtype != output.dtype:
                 raise ValueError(
@@ -391,13 +403,30 @@ class MultiringGroup(dist.ProcessGroup):
                 f"{[f'{block.numel()} x {block.dtype}' for block in blocks]}"
             )
 
+    def _check_lists_of_root(self, name: str, which: str, lists: Sequence[Sequence[Tensor]], root: int) -> None:
+        """ValueError unless the root has a list of tensors, one for each rank, and the others have none."""
+        rank, size = self.rank(), self.size()
+        self.group.valid_rank("root", root)
+        if rank == root and len(lists) != 1:
+            raise ValueError(
+                f"{name}: rank {rank} is the root, which hands over one list of {size} {which}, one for each rank, not "
+                f"{len(lists)} lists"
+            )
+        if rank != root and any(lists):
+            raise ValueError(
+                f"{name}: rank {rank} hands over {sum(map(len, lists))} {which}, and rank {root} is the root: only "
+                f"that has a list of {which}, the others none"
+            )
+
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size()) if rank != self.rank()]
 
-    def _all_reduce(self, tensor: Tensor, opts: Any) -> StepInFlight:
+    # What these return is ready to begin: of calls that torch makes at once, none begins before all are checked.
+
+    def _all_reduce(self, tensor: Tensor, opts: Any) -> Begin:
         x = target(tensor, read=True)
         op, finish = self._reduction(opts, x)
-        return self._run(opts, "all_reduce", reducible(x.elements), op, finish=finish)
+        return partial(self._run, opts, "all_reduce", reducible(x.elements), op, finish=finish)
 
     def _reduction(self, opts: Any, x: TensorTarget) -> tuple[str, Finish | None]:
         """The communicator's operation for a sum in ``x``, and what remains to be done with that afterwards."""
@@ -412,31 +441,31 @@ class MultiringGroup(dist.ProcessGroup):
 
         return "sum", divide
 
-    def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
+    def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> Begin:
         self._check("all_gather", output, self.size() * input.numel(), input)
         x = target(output)
         call = self.communicator.all_gather
-        return self._step(opts, call, raw(source(input)), out=raw(x.elements), finish=x.finish)
+        return partial(self._step, opts, call, raw(source(input)), out=raw(x.elements), finish=x.finish)
 
-    def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> StepInFlight:
+    def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> Begin:
         self._check_blocks("all_gather", outputs, input)
         refuse_shared(outputs)
         staging = torch.empty(self.size() * input.numel(), dtype=input.dtype)
         put = [filling(output) for output in outputs]
-        step = self._all_gather(staging, input, opts)
+        begin = self._all_gather(staging, input, opts)
 
         def finish() -> None:
             for fill_output, block in zip(put, staging.chunk(len(outputs)), strict=True):
                 fill_output(block)
 
-        return StepInFlight(step.parts, finish)
+        return lambda: StepInFlight(begin().parts, finish)
 
-    def _reduce_scatter(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
+    def _reduce_scatter(self, output: Tensor, input: Tensor, opts: Any) -> Begin:
         self._check("reduce_scatter", input, self.size() * output.numel(), output)
         x, mine = reducible(source(input)), target(output)
         op, finish = self._reduction(opts, mine)
         call = self.communicator.reduce_scatter
-        return self._step(opts, call, x, op, out=reducible(mine.elements), finish=finish)
+        return partial(self._step, opts, call, x, op, out=reducible(mine.elements), finish=finish)
 
     def _all_to_all(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
         self._check("all_to_all", output, input.numel(), input)
@@ -448,14 +477,21 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _exchange(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> StepInFlight:
         """An all-to-all of any sizes: a message to and from every other rank."""
-        here = self.rank()
+        here, size, seconds = self.rank(), self.size(), self.group.ready(self._seconds(opts))
+        if (len(outputs), len(inputs)) != (size, size):
+            raise ValueError(
+                f"all_to_all over {size} ranks needs {size} outputs and {size} inputs, one of each for each rank, not "
+                f"{len(outputs)} and {len(inputs)}"
+            )
         self._check("all_to_all", outputs[here], inputs[here].numel(), inputs[here])
         refuse_shared(outputs)
         targets = [target(output) for output in outputs]
         sources = apart([source(tensor) for tensor in inputs], [x.elements for x in targets])
+        incoming = {peer: raw(targets[peer].elements) for peer in self._others()}
+        outgoing = {peer: raw(sources[peer]) for peer in self._others()}
         fill(targets[here].elements, sources[here])
-        parts = [self._part_from("all_to_all", targets[peer].elements, peer, opts) for peer in self._others()]
-        parts += [self._part_to("all_to_all", sources[peer], peer, opts) for peer in self._others()]
+        parts = [self.group.recv_part("all_to_all", piece, peer, seconds) for peer, piece in incoming.items()]
+        parts += [self.group.send_part("all_to_all", piece, peer, seconds) for peer, piece in outgoing.items()]
 
         def finish() -> None:
             for x in targets:
@@ -465,11 +501,41 @@ class MultiringGroup(dist.ProcessGroup):
         return StepInFlight(parts, finish)
 
 
-def _rows(tensor: Tensor, counts: list[int]) -> tuple[Tensor, ...]:
-    """The tensor cut along its first dimension."""
-    if sum(counts) != tensor.shape[0]:
-        raise ValueError(f"splits {counts} do not add up to the first dimension of {tuple(tensor.shape)}")
-    return torch.split(tensor, counts)
+def _begun(calls: Sequence[Begin]) -> list[StepInFlight]:
+    return [begin() for begin in calls]
+
+
+def _pairs(name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each output with its input."""
+    if len(outputs) != len(inputs):
+        raise ValueError(
+            f"{name} of several tensors at once: {len(outputs)} outputs do not go with {len(inputs)} inputs"
+        )
+    refuse_shared(outputs)
+    return list(zip(outputs, inputs, strict=True))
+
+
+def _check_lists(name: str, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], size: int) -> None:
+    """ValueError unless there is a list of outputs for each rank, with one for each input."""
+    counts = [len(blocks) for blocks in outputs]
+    if counts != [len(inputs)] * size:
+        raise ValueError(
+            f"{name} of {len(inputs)} tensors at once over {size} ranks needs {size} lists of {len(inputs)} outputs, "
+            f"not lists of {counts}"
+        )
+
+
+def _splits(which: str, tensor: Tensor, counts: list[int], size: int) -> list[int]:
+    """How many rows of a tensor belong to each rank; equally many if nobody said."""
+    if not counts:
+        return _equal(tensor, size)
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not tensor.dim() or len(counts) != size or min(counts) < 0 or sum(counts) != rows:
+        raise ValueError(
+            f"{which} splits {counts} do not go with the {which} of shape {tuple(tensor.shape)}: {size} numbers, one "
+            f"for each rank, each 0 or more, that add up to {rows} are needed"
+        )
+    return counts
 
 
 def _equal(tensor: Tensor, size: int) -> list[int]:
