@@ -17,7 +17,7 @@ import numpy as np
 from multiring import api
 from multiring.runtime.buffers import writable
 from multiring.runtime.comm import Communicator, group_of
-from multiring.training.buckets import BUCKET_BYTES, Buckets, GradientSpec, fill
+from multiring.training.buckets import BUCKET_BYTES, Buckets, GradientSpec, check_bucket_bytes, fill
 from multiring.training.labels import label, part
 
 __all__ = ["Distribution", "distribute"]
@@ -58,6 +58,7 @@ class Distribution:
     """
 
     def __init__(self, solver: Any, weight: float | None, bucket_bytes: int, communicator: Communicator) -> None:
+        check_bucket_bytes(bucket_bytes)
         self.weight = weight
         self._net = solver.net
         named = list(_parameters(self._net))

@@ -14,7 +14,7 @@ from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from multiring import api
 from multiring.runtime.comm import Communicator
-from multiring.training.buckets import BUCKET_BYTES, Buckets, GradientSpec, fill
+from multiring.training.buckets import BUCKET_BYTES, Buckets, GradientSpec, check_bucket_bytes, fill
 from multiring.training.labels import part
 from multiring.training.weights import average
 
@@ -95,7 +95,7 @@ class _Ranks:
 
     def __init__(self, communicator: Communicator, bucket_bytes: int) -> None:
         self._communicator = communicator
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes = check_bucket_bytes(bucket_bytes)
         self._layout: list[tuple[str, GradientSpec]] = []
         self._buckets: Buckets
 

@@ -25,7 +25,7 @@ from multiring import _native, api
 from multiring.errors import MultiringError
 from multiring.runtime.buffers import COLLECTIVES, OPS, OPS_OF
 from multiring.runtime.comm import Communicator, group_of
-from multiring.training.buckets import BUCKET_BYTES, GradientSpec, arrange, bucket_label
+from multiring.training.buckets import BUCKET_BYTES, GradientSpec, arrange, bucket_label, check_bucket_bytes
 from multiring.training.labels import label as label_of
 from multiring.training.labels import part
 from multiring.training.weights import valid
@@ -129,6 +129,7 @@ def average(
     on all ranks are a Mismatch, which names leaves by their paths, or by ``names`` where given.
     """
     leaves, paths, structure = _flattened(tree)
+    check_bucket_bytes(bucket_bytes)
     op = "avg" if weight is None else "sum"
     if weight is not None:
         mine = jnp.asarray(weight if isinstance(weight, jax.core.Tracer) else valid(weight), float)
@@ -147,6 +148,8 @@ def all_reduce_gradients(*, bucket_bytes: int = BUCKET_BYTES, group: Communicato
     ``update(..., weight=n)`` makes the ranks count by the number of samples that each has in this step.
     """
     import optax
+
+    check_bucket_bytes(bucket_bytes)
 
     def update(updates: Any, state: Any, params: Any = None, *, weight: Any = None, **_: Any) -> tuple[Any, Any]:
         return average(updates, weight=weight, bucket_bytes=bucket_bytes, group=group), state

@@ -20,7 +20,7 @@ from multiring.env import whole_number
 from multiring.errors import MultiringError
 from multiring.runtime.buffers import writable
 from multiring.runtime.comm import Communicator, group_of
-from multiring.training.buckets import BUCKET_BYTES, GradientSpec, averages
+from multiring.training.buckets import BUCKET_BYTES, GradientSpec, averages, check_bucket_bytes
 from multiring.training.labels import label, part, variable_names
 from multiring.training.weights import average, valid
 
@@ -60,6 +60,7 @@ def DistributedOptimizer(
         raise ValueError(f"this {base.__name__} averages over the ranks already")
     if group is not None:
         api.joined(group)  # refuses what is none, before a step is compiled
+    check_bucket_bytes(bucket_bytes)
     scales = issubclass(base, keras.optimizers.LossScaleOptimizer)
     if callable(weight) and scales:
         raise ValueError(

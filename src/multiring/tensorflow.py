@@ -18,7 +18,7 @@ from multiring import api
 from multiring._tensorflow_average import average
 from multiring.runtime.buffers import writable
 from multiring.runtime.comm import Communicator, group_of
-from multiring.training.buckets import BUCKET_BYTES
+from multiring.training.buckets import BUCKET_BYTES, check_bucket_bytes
 from multiring.training.labels import label, part, variable_names
 
 __all__ = ["DistributedGradientTape", "DistributedOptimizer", "all_reduce", "average", "broadcast_variables"]
@@ -56,6 +56,7 @@ class DistributedGradientTape:
         bucket_bytes: int = BUCKET_BYTES,
         group: Communicator | None = None,
     ) -> None:
+        check_bucket_bytes(bucket_bytes)
         self._tape = tf.GradientTape() if tape is None else tape
         self._how = {"weight": weight, "bucket_bytes": bucket_bytes, "group": group}
 

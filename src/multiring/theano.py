@@ -17,7 +17,7 @@ import numpy as np
 from multiring import api
 from multiring.runtime.buffers import writable
 from multiring.runtime.comm import Communicator, group_of
-from multiring.training.buckets import BUCKET_BYTES, GradientSpec, averages, fill
+from multiring.training.buckets import BUCKET_BYTES, GradientSpec, averages, check_bucket_bytes, fill
 from multiring.training.labels import label, part
 
 __all__ = ["average", "broadcast_variables"]
@@ -44,6 +44,7 @@ def average(
     variables = list(variables)
     if not variables:
         return []
+    bucket_bytes = check_bucket_bytes(bucket_bytes)
     library = _library(variables[0])
     as_variable = importlib.import_module(f"{library}.tensor").as_tensor_variable
     inputs = [as_variable(variable) for variable in variables]

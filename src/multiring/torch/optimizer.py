@@ -16,7 +16,7 @@ from multiring import api
 from multiring.runtime.comm import Communicator
 from multiring.torch.broadcast import named_pairs
 from multiring.torch.reducer import Reducer
-from multiring.training.buckets import BUCKET_BYTES, whole_bytes
+from multiring.training.buckets import BUCKET_BYTES, check_bucket_bytes
 from multiring.training.weights import average
 
 
@@ -48,7 +48,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         """
         if isinstance(optimizer, DistributedOptimizer) or not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"{type(optimizer).__name__} is no optimizer of torch, or one that averages already")
-        bucket_bytes = whole_bytes(bucket_bytes)
+        bucket_bytes = check_bucket_bytes(bucket_bytes)
         Joinable.__init__(self)
         self._optimizer = optimizer
         self._names = {id(parameter): name for name, parameter in named_pairs(named_parameters or ())}

@@ -54,11 +54,16 @@ def numpy_view(memory: np.ndarray[Any, Any], dtype: str) -> Any:
     return memory.view(dtype)
 
 
-def whole_bytes(bucket_bytes: int) -> int:
-    """The size of a bucket as a user gave it; TypeError or ValueError if it is none."""
-    size = whole_number("bucket_bytes", bucket_bytes, "a number of bytes")
+def check_bucket_bytes(bucket_bytes: Any) -> int:
+    """A size of buckets that a caller gave, as an int; ValueError if it is none."""
+    try:
+        size = whole_number("bucket_bytes", bucket_bytes)
+    except TypeError:
+        size = 0
     if size < 1:
-        raise ValueError(f"bucket_bytes={size}: a number of bytes is needed, such as {BUCKET_BYTES}")
+        raise ValueError(
+            f"bucket_bytes={bucket_bytes!r}: a number of bytes is needed, whole and 1 or more, such as {BUCKET_BYTES}"
+        )
     return size
 
 
@@ -69,7 +74,7 @@ def arrange(
 
     A bucket holds one type. The buckets are in the order in which their last gradients become ready.
     """
-    bucket_bytes = whole_bytes(bucket_bytes)
+    bucket_bytes = check_bucket_bytes(bucket_bytes)
     closed: list[list[int]] = []
     filling: dict[str, list[int]] = {}
     filled: dict[str, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) 
     sums = np.zeros(len(names) + 1)
     counts: float = valid(weight)
     if counts:
-        sums[:] = [*(counts * float(named[name]) for name in names), counts]
+        sums[:] = [*(counts * _metric(name, named[name]) for name in names), counts]
     group_of(communicator).run("all_reduce", writable(sums), label=label("metrics", names))
     if sums[-1] == 0:
         raise ValueError(f"weight={weight}: the weights of all {communicator.size} ranks are 0")
@@ -53,7 +53,24 @@ def valid(weight: float) -> float:
 
     ValueError if it is none.
     """
-    number = math.nan if isinstance(weight, str) else float(weight)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"weight={weight}: a weight is 0 or more, such as the number of this rank's samples")
+    number = _real(weight)
+    if number is None or not 0 <= number < math.inf:
+        raise ValueError(f"weight={weight!r}: a weight is 0 or more, such as the number of this rank's samples")
     return number
+
+
+def _metric(name: str, metric: float) -> float:
+    number = _real(metric)
+    if number is None:
+        raise TypeError(f"metrics{f'[{name!r}]' if name else ''}={metric!r}: a metric is a real number")
+    return number
+
+
+def _real(given: Any) -> float | None:
+    """The number in float64, None if it is no real one: NumPy would drop an imaginary part, and read text."""
+    if isinstance(given, (str, bytes, complex, np.complexfloating)):
+        return None
+    try:
+        return float(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's, for complex numbers
+        return None
