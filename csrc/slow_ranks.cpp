@@ -7,13 +7,14 @@ namespace multiring {
 namespace {
 
 constexpr auto window = std::chrono::milliseconds(1500);
-constexpr std::uint64_t least_calls = 6;  // in a window
-constexpr double least_share = 0.1;       // of the time, that the others wait
-constexpr double same_rhythm = 0.25;      // by which the numbers of calls in the same time may differ
-constexpr int windows_to_name = 3, windows_to_clear = 2;
+constexpr std::uint64_t least_calls = 6;            // in a window
+constexpr double least_share = 0.1;                 // of the time, that the others wait
+constexpr double same_rhythm = 0.2, few_calls = 2;  // by which the numbers of calls in the same time may differ
+constexpr int windows_to_name = 3, windows_to_clear = 2, windows_to_forget = 8;
 
 // What a rank did in a window, each as a part of the time.
 struct Shares {
+    double seconds = 0;
     double calls = 0;  // per second
     double in_calls = 0, outside = 0, ran = 0, queued = 0;
     bool knows_queue = false;
@@ -21,7 +22,8 @@ struct Shares {
 
 Shares shares(const Counts& from, const Counts& to) {
     const double time = to.seconds - from.seconds;
-    return {static_cast<double>(to.calls - from.calls) / time,
+    return {time,
+            static_cast<double>(to.calls - from.calls) / time,
             (to.in_calls - from.in_calls) / time,
             (to.outside - from.outside) / time,
             (to.ran - from.ran) / time,
@@ -59,16 +61,18 @@ std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, Cl
 
     std::vector<std::string> lines;
     const std::optional<SlowRank> named = slowest();
+    untold_ = found ? 0 : untold_ + 1;
+    if (!found && untold_ < windows_to_forget) return lines;
     const std::vector<int> suspects = found ? found->ranks : std::vector<int>{};
     windows_ = !suspects.empty() && suspects == suspects_ ? windows_ + 1 : 1;
     late_seconds_ = windows_ > 1 ? late_seconds_ + seconds : seconds;
     suspects_ = suspects;
     clear_ = named && suspects != named->ranks ? clear_ + 1 : 0;
-    if (named && clear_ >= windows_to_clear) {
+    if (named && (clear_ >= windows_to_clear || !found)) {
         lines.push_back(names(named->ranks) + " no longer keeps the others waiting");
         set({});
     }
-    if (found && windows_ >= windows_to_name) {
+    if (!suspects.empty() && windows_ >= windows_to_name) {
         SlowRank slow = *found;
         slow.seconds = late_seconds_;
         if (!named || named->ranks != slow.ranks) lines.push_back(describe(slow));
@@ -89,13 +93,15 @@ std::optional<SlowRank> SlowRanks::judge() const {
     SlowRank slow;
     Shares of_slow;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
-        if (std::abs(all[rank].calls - calls) > same_rhythm * calls) return {};  // they do different things
+        const double expected = calls * all[rank].seconds;
+        if (std::abs(all[rank].calls * all[rank].seconds - expected) > few_calls + same_rhythm * expected)
+            return {};  // they do different things
         if (in_calls - all[rank].in_calls < least_share) continue;
         if (slow.ranks.empty() || all[rank].in_calls < of_slow.in_calls) of_slow = all[rank];
         slow.ranks.push_back(static_cast<int>(rank));
     }
-    if (slow.ranks.empty() || 2 * slow.ranks.size() > all.size()) return {};
-    const std::string& host = options_.host(slow.ranks.front());
+    if (slow.ranks.empty() || 2 * slow.ranks.size() > all.size()) return SlowRank{};
+    const std::string host = options_.host(slow.ranks.front());
     if (slow.ranks.size() > 1 && !std::all_of(slow.ranks.begin(), slow.ranks.end(),
                                               [&](int rank) { return !host.empty() && options_.host(rank) == host; }))
         return {};

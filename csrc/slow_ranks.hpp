@@ -27,7 +27,7 @@ struct SlowRank {
         unknown,      // it did not run, and this system does not tell why
     };
 
-    std::vector<int> ranks;  // one, or some of one host
+    std::vector<int> ranks;  // one, or some of one host; none if nobody is slow
     std::string host;
     double share = 0;    // of the time for which the others wait for it, in the last window
     double seconds = 0;  // for which it has been late
@@ -47,7 +47,8 @@ class SlowRanks {
     void unlock_after_fork() { mutex_.unlock(); }
 
   private:
-    std::optional<SlowRank> judge() const;  // of the window that ends
+    // Of the window that ends: who was late, nobody, or nothing where it cannot be told.
+    std::optional<SlowRank> judge() const;
     std::string names(const std::vector<int>& ranks) const;
     std::string describe(const SlowRank& slow) const;
     void set(std::optional<SlowRank> slow);
@@ -59,6 +60,7 @@ class SlowRanks {
     double late_seconds_ = 0;    // for which they have been late
     int windows_ = 0;            // one after the other, in which they were
     int clear_ = 0;              // and in which those that were named were not
+    int untold_ = 0;             // and of which nothing can be told
 
     mutable std::mutex mutex_;
     std::optional<SlowRank> named_;
