@@ -32,8 +32,8 @@ MOST_BYTES = 1 << 63
 MOST_RANKS = 1 << 19
 """Most ranks of a job: the numbers of their groups, 4096 for each, have 31 bits."""
 
-MOST_SECONDS = 10**9
-"""Longest duration that may be set, some 30 years: what is far longer overflows clocks."""
+MOST_SECONDS = 10**10
+"""Longest duration that may be set, some 300 years: what is far longer overflows clocks."""
 
 RANKS = (
     *("MULTIRING_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"),
@@ -92,8 +92,8 @@ def _from(least: float, about: str) -> Callable[[str], float]:
     return parse
 
 
-_seconds = _from(0, "seconds from 0 to 1e9, such as 60 or 0.5")
-_heartbeat = _from(1, "seconds from 1 to 1e9, such as 30")
+_seconds = _from(0, "seconds from 0 to 1e10, such as 60 or 0.5")
+_heartbeat = _from(1, "seconds from 1 to 1e10, such as 30")
 
 
 _COUNT = _whole(0, (1 << 32) - 1)

@@ -66,8 +66,9 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 RANK = """
-import json, sys
+import json, os, socket, sys, time
 from dataclasses import asdict
+from pathlib import Path
 from multiring.bench import contestants
 from multiring.bench.contestants import Api, Measurable, Device
 from multiring.bench.measure import measure
@@ -80,6 +81,16 @@ for library in ("gloo", "multiring"):
         found[f"{library} {collective.value}"] = [asdict(figure) for figure in figures]
     rank = contestant.rank
     contestant.close()
+    # Rank 0 serves torch's store. Whoever joined the next job before it is closed would join the one that ends.
+    gone = Path(sys.argv[1]).with_name(f"{library} is gone")
+    until = time.monotonic() + 100
+    while not gone.exists():
+        assert time.monotonic() < until
+        with socket.socket() as sock:
+            at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            if rank == 0 and sock.connect_ex(at) != 0:
+                gone.touch()
+        time.sleep(0.05)
 if rank == 0:
     json.dump(found, open(sys.argv[1], "w"))
 """

@@ -33,6 +33,9 @@ GRACE_SECONDS = 5.0
 ROLL_SECONDS, ROLL_SHARE = 1.0, 0.1
 """How long a roll call of all ranks may take: so long, or this share of the time limit, but less than the grace."""
 
+ROLL_RANKS = 64
+"""Number of ranks that are asked however long it takes."""
+
 _log = logging.getLogger("multiring")
 
 
@@ -318,7 +321,7 @@ class Exchange:
         until = time.monotonic() + max(ROLL_SECONDS, min(self._timeout * ROLL_SHARE, GRACE_SECONDS - 1))
         unasked = range(0)
         for rank in range(self._world_size):
-            if missing and time.monotonic() >= until:
+            if missing and rank >= ROLL_RANKS and time.monotonic() >= until:
                 unasked = range(rank, self._world_size)
                 break
             try:
