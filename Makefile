@@ -18,7 +18,7 @@ ALONE = $(addprefix tests/lab/test_,lab.py lab_probe.py simulator_against_lab.py
 IN_TURN = tests/frontends tests/docs tests/faults $(filter-out $(ALONE),$(wildcard tests/lab/test_*.py))
 LEGACY_PYTHON = $(VENV)/legacy/bin/python
 LEGACY_TESTS = tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs
-ENGINES_TESTS = $(VENV)/engines/bin/python -m pytest -o cache_dir=$(CURDIR)/build/suite/engines --durations=10 \
+ENGINES_TESTS = SPARK_LOCAL_IP=127.0.0.1 $(VENV)/engines/bin/python -m pytest -o cache_dir=$(CURDIR)/build/suite/engines --durations=10 \
   -k clusters tests/clusters tests/docs/test_documents.py
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')

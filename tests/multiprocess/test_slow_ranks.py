@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import jobs
 import pytest
 import slow_ranks
 
 ENVIRONMENT = {"MULTIRING_TIMEOUT": "100"}
+
+TELLS_WHY = Path("/proc/self/schedstat").exists()
+"""Whether the system tells a thread that sleeps from one that has no core."""
 
 
 @pytest.mark.parametrize(
@@ -32,13 +36,14 @@ def test_late_ranks_are_named_with_their_reason_until_they_are_late_no_longer(
         assert 0.1 <= slowest["share"] <= 1
         assert slowest["seconds"] > 0
         had_its_core = outcomes[late[0]].value["ran"] > 0.75
-        assert slowest["reason"] == how or (how == "computes" and not had_its_core)
+        reason = how if how == "computes" or TELLS_WHY else "does not run"
+        assert slowest["reason"] == reason or (how == "computes" and not had_its_core)
     name = f"rank {late[0]} (host" if len(late) == 1 else f"host {hosts[late[0]]} (ranks {late[0]}, {late[1]})"
     named, over = (
         [line for line in outcomes[0].error.splitlines() if line.startswith(name) and what in line]
         for what in (") keeps the others waiting for ", ") no longer keeps the others waiting")
     )
-    assert (len(named), len(over)) == (1, 1)
+    assert len(named) == len(over) >= 1  # more often where the machine was busy in between
     assert all("keeps the others waiting" not in outcome.error for outcome in outcomes[1:])
 
 
@@ -46,7 +51,7 @@ def test_late_ranks_are_named_with_their_reason_until_they_are_late_no_longer(
 def test_a_rank_whose_core_others_use_is_told_apart() -> None:
     for outcome in jobs.run(slow_ranks.without_a_core, 3, timeout=220, environment=ENVIRONMENT):
         assert outcome["slowest"]["ranks"] == [1]
-        assert outcome["slowest"]["reason"] == "has no core"
+        assert outcome["slowest"]["reason"] == ("has no core" if TELLS_WHY else "does not run")
 
 
 def test_nobody_is_named_where_all_take_as_long() -> None:
