@@ -123,8 +123,90 @@ def test_an_interrupt_on_another_host_ends_the_job(launch: Launch, port: int) ->
         errors = first.communicate(timeout=60)[1]
         assert first.returncode == 1
         assert second.wait(30) == 130
-    assert re.search(r"multiring: host \S+: ended by SIGINT\n$", errors)
+    assert re.search(r"multiring: host \S+: ended by SIGINT, with rank 2\n$", errors)
     assert launch.processes() == []
+
+
+EVICTED = """
+    import os, signal, sys, time
+    import numpy as np
+    import multiring as mr
+
+    def save(*_):
+        open(f"saving-{mr.rank()}", "w").close()
+        time.sleep(1.5)  # longer than the others wait for a rank that has failed
+        open(f"saved-{mr.rank()}", "a").write(str(step))
+        print(f"rank {mr.rank()} saved step {step}")
+        sys.exit(0)
+
+    mr.init()
+    signal.signal(signal.SIGTERM, save)
+    step = 0
+    while True:
+        x = np.arange(5) * (mr.rank() + 1)
+        mr.all_reduce(x)
+        assert x.tolist() == [0, 10, 20, 30, 40]
+        step += 1
+        if step == 5:
+            open(f"started-{mr.rank()}", "w").close()
+"""
+"""What saves its state when it is told to end; four ranks."""
+
+
+@pytest.mark.parametrize("evicted", [0, 1])
+def test_a_pod_that_is_evicted_ends_in_good_order_and_is_named(launch: Launch, port: int, evicted: int) -> None:
+    pod = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+    script = launch.script(EVICTED)
+    with (
+        launch.start(script, **pod, PET_NODE_RANK="1", MULTIRING_HOST="pod-1") as second,
+        launch.start(script, **pod, PET_NODE_RANK="0", MULTIRING_HOST="pod-0") as first,
+    ):
+        for rank in range(4):
+            launch.wait_for_file(f"started-{rank}")
+        (first, second)[evicted].send_signal(signal.SIGTERM)
+        output, errors = first.communicate(timeout=60)
+        others = second.communicate(timeout=60)[1]
+    said = [errors, others]
+    reason = "host pod-0: ended by SIGTERM" if evicted == 0 else "host pod-1: ended by SIGTERM, with ranks 2, 3"
+    assert said[evicted].endswith("multiring: ended by SIGTERM\n"), said
+    assert said[1 - evicted].endswith(f"multiring: {reason}\n"), said
+    assert (first.returncode, second.returncode) == ((143, 143) if evicted == 0 else (1, 143))
+    for rank in range(2 * evicted, 2 * evicted + 2):
+        saved = (launch.directory / f"saved-{rank}").read_text()  # once: written by one call of the handler
+        assert f"rank {rank} saved step {saved}\n" in output
+    assert launch.processes() == []
+
+
+def test_a_job_may_go_on_without_a_pod_that_is_evicted(launch: Launch, port: int) -> None:
+    script = launch.script("""
+        import os
+        import numpy as np
+        import multiring as mr
+
+        mr.init()
+        try:
+            while True:
+                mr.barrier()
+                open(f"started-{mr.rank()}", "w").close()
+        except mr.PeerLost:
+            mr.shrink()
+        x = np.arange(5) * (mr.rank() + 1)
+        mr.all_reduce(x)
+        print("sum", *x)
+    """)
+    with (
+        launch.start(*words(port, 1, "--min-ranks", "2", script, ranks=4), MULTIRING_HOST="pod-1") as second,
+        launch.start(*words(port, 0, "--min-ranks", "2", script, ranks=4), MULTIRING_HOST="pod-0") as first,
+    ):
+        for rank in range(4):
+            launch.wait_for_file(f"started-{rank}")
+        second.send_signal(signal.SIGTERM)
+        output, errors = first.communicate(timeout=60)
+        assert (first.returncode, second.wait(30)) == (0, 143), errors
+    assert output.count("sum 0 3 6 9 12\n") == 2
+    lost = "host pod-1: ended by SIGTERM, with ranks 2, 3; the job may go on with 2 of 4 ranks"
+    assert errors.count(lost) == 1
+    assert "failed" not in errors
 
 
 def test_who_typed_something_else_is_refused_and_may_try_again(launch: Launch, port: int) -> None:

@@ -24,7 +24,7 @@ from multiring import env
 from multiring.errors import MultiringError, ResourceError, system_message
 from multiring.job import cores, descriptors
 from multiring.launch import LaunchError, processes
-from multiring.launch.hosts import Assignment, identity
+from multiring.launch.hosts import Assignment, identity, own_name
 from multiring.launch.limits import check_room_for
 from multiring.launch.messages import LIMIT, Message, decode, encode, to_bytes, to_text, write_all
 from multiring.launch.processes import Recipe
@@ -83,6 +83,9 @@ class Agent:
         self._forked = forked
         self._typed = typed
         self._code: int | None = None
+        self.reason = ""
+        """Why the job ended, in a line; empty where it ended well, or where nobody told."""
+        self._leaving = False
         self._refusal = ""
         self._launcher_group = os.getpgid(os.getppid())
         self._ranks: dict[int, RankProcess] = {}
@@ -142,7 +145,7 @@ class Agent:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._input, "rb"))
         typed = None if self._typed is None else self._typed.as_dict()
         write_all(self._output, b"\n")  # ends what a shell may have printed when it logged in
-        self._send("hello", version=__version__, host=socket.gethostname(), machine=identity(), typed=typed)
+        self._send("hello", version=__version__, host=own_name(), machine=identity(), typed=typed)
         while line := await reader.readline():
             message = decode(line)
             if message is None:
@@ -160,9 +163,18 @@ class Agent:
             self._end()
 
     def _leave(self, number: int) -> None:
-        self._send("error", text=f"ended by {signal.Signals(number).name}")
+        """End after a signal: the ranks get it too, and have time to end, unless it is the second one."""
         self._code = 128 + number
-        self._end()
+        self.reason = f"ended by {signal.Signals(number).name}"
+        if self._leaving or not self._running:
+            self._send("error", text=self.reason)
+            self._end()
+            return
+        self._leaving = True
+        self._send("leaving", text=self.reason)
+        for rank in self._ranks.values():
+            processes.send_signal(rank.process, number)
+        asyncio.get_running_loop().call_later(processes.GRACE_SECONDS, self._end)
 
     async def _prepare(self, message: Message) -> None:
         self._assignment = Assignment(message["host"], message["first"], message["count"])
@@ -261,6 +273,8 @@ class Agent:
             if code is not None:
                 self._running.remove(number)
                 self._send("exit", rank=number, code=code, **self._ranks[number].report)
+        if self._leaving and not self._running:  # what is left to be read is passed on meanwhile
+            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._end)
 
     async def _feed(self, message: Message) -> None:
         if self._stdin is None:  # rank 0 could not be started
@@ -282,6 +296,8 @@ class Agent:
 
     async def _signal(self, message: Message) -> None:
         for number, rank in self._ranks.items():
+            if self._leaving and message["number"] == signal.SIGTERM:
+                continue  # a signal came here already, after which they may be saving
             if number not in message["without"]:
                 processes.send_signal(rank.process, message["number"])
 
@@ -289,7 +305,8 @@ class Agent:
         _kill_all()
 
     async def _take_code(self, message: Message) -> None:
-        self._code = message["code"]
+        if not self._leaving:
+            self._code, self.reason = message["code"], message["reason"]
 
     async def _take_refusal(self, message: Message) -> None:
         self._refusal = message["text"]

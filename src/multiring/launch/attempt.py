@@ -14,15 +14,12 @@ from multiring.launch.connection import AgentConnection
 from multiring.launch.hosts import Assignment
 from multiring.launch.messages import Message, to_bytes
 from multiring.launch.output import Output
-from multiring.launch.processes import describe_exit, shell_code
+from multiring.launch.processes import GRACE_SECONDS, describe_exit, shell_code
 from multiring.launch.stdin import Input
 from multiring.net.loop import within
 
 PATIENCE_SECONDS = 1.0
 """How long the others may go on after a rank has failed: those that notice say what they were doing."""
-
-GRACE_SECONDS = 5.0
-"""How long the ranks may take to end after a signal, before a stronger one is sent."""
 
 MOST_LISTED = 16
 """Ranks in a line."""
@@ -96,6 +93,8 @@ class Attempt:
         self._failures: list[JobFailure] = []
         self._judged = False
         """Whether ranks that end now do so because they were told to."""
+        self._leaving: set[int] = set()
+        """The ranks of agents that got a signal: they end because of it."""
         self.agent_lost = False
         self.accounts: dict[int, dict[str, Any]] = {}
         """What each rank says that it did, by rank."""
@@ -182,7 +181,13 @@ class Attempt:
                 self._lose(assignment, message["text"])
                 await agent.close()
                 return
-            self._take(message)
+            if message["kind"] == "leaving":
+                self._leave(assignment, message["text"])
+            else:
+                self._take(message)
+        if self._leaving.issuperset(assignment.ranks):  # it has said why
+            self._end(assignment.ranks)
+            return
         failure = self._lose(assignment, "it is lost")
         reason = await agent.why()
         self._failures = [
@@ -200,6 +205,9 @@ class Attempt:
             rank, code = message["rank"], message["code"]
             if message["account"] is not None:
                 self.accounts[rank] = message["account"]
+            if rank in self._leaving:
+                self._end({rank})
+                return
             if code != 0:
                 seconds = time.monotonic() - self._begin
                 what = f"rank {rank} on host {self._host[rank]} failed: {describe_exit(code)}, after {seconds:.1f} s"
@@ -218,6 +226,14 @@ class Attempt:
         self._fail(failure, assignment.ranks)
         self._end(assignment.ranks)
         return failure
+
+    def _leave(self, assignment: Assignment, reason: str) -> None:
+        self.agent_lost = True
+        self._leaving.update(assignment.ranks)
+        ranks = [rank for rank in assignment.ranks if rank in self._running]
+        listed = ", ".join(map(str, ranks[:MOST_LISTED])) + (" ..." if len(ranks) > MOST_LISTED else "")
+        what = f"host {assignment.host}: {reason}, with rank{'s' if len(ranks) > 1 else ''} {listed}"
+        self._fail(JobFailure(what, 1), assignment.ranks)
 
     def _replace(self, rank: int) -> None:
         number = self._replacements.take()

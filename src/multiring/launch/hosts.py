@@ -172,6 +172,11 @@ def identity() -> str:
     return " ".join([local.machine(), *map(str, spaces), os.environ.get("MULTIRING_HOST", "")])
 
 
+def own_name() -> str:
+    """What messages call this host: its MULTIRING_HOST, as its ranks are called after it too, or its name."""
+    return os.environ.get("MULTIRING_HOST", "") or socket.gethostname()
+
+
 def is_here(name: str) -> bool:
     """Whether ``name`` is this machine, so that no ssh is needed: its own, or one whose address can be bound here."""
     own = socket.gethostname()

@@ -81,18 +81,20 @@ class Launcher:
                 raise
         finally:
             self._output.close()
-        code = 0
+        code, reason = 0, ""
         if self._interrupted:
-            self._output.note(f"ended by {signal.Signals(self._interrupted).name}")
+            ended = f"ended by {signal.Signals(self._interrupted).name}"
+            self._output.note(ended)
+            reason = f"host {self._first.host}: {ended}"
             code = 128 + self._interrupted
         elif failure is not None:
             self._report(failure)
-            code = failure.code
+            code, reason = failure.code, failure.what
         elif self._job.summary:
             for line in summary(self._accounts, self._hosts):
                 self._output.note(line)
         for _, agent in self._agents:
-            agent.send("done", code=code)
+            agent.send("done", code=code, reason=reason)
         return code
 
     async def _prepare(self) -> None:

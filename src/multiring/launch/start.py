@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from multiring.launch import LaunchError, processes
 from multiring.launch.agent import Agent, TypedCommand
 from multiring.launch.connection import AgentConnection, gather
 from multiring.launch.forked import ForkedAgent, fork_agent
-from multiring.launch.hosts import Assignment, is_here, spread, together
+from multiring.launch.hosts import Assignment, is_here, own_name, spread, together
 from multiring.launch.join import HostMeeting, accept, reach
 from multiring.launch.launcher import Job, Launcher
 from multiring.launch.ssh import SshAgent, SshTarget
@@ -76,8 +75,11 @@ def run_as_typed(job: Job, ranks: int, meeting: HostMeeting, note: Callable[[str
         return _lead(job, typed, meeting, note)
     sock = reach(meeting, typed)
     note(f"host {meeting.index} of {meeting.hosts}: the output is shown on host 0, {meeting}")
-    code = Agent(sock.fileno(), os.dup(sock.fileno()), typed=typed).serve()
+    agent = Agent(sock.fileno(), os.dup(sock.fileno()), typed=typed)
+    code = agent.serve()
     sock.detach()
+    if agent.reason:
+        note(agent.reason)
     if code is None:
         raise LaunchError(f"the connection to host 0, {meeting}, is lost: all ranks here have been ended")
     return code
@@ -87,7 +89,7 @@ def _lead(job: Job, typed: TypedCommand, meeting: HostMeeting, note: Callable[[s
     forked = fork_agent()
 
     async def main() -> int:
-        agents: list[AgentConnection] = [await ForkedAgent.connect(socket.gethostname(), *forked)]
+        agents: list[AgentConnection] = [await ForkedAgent.connect(own_name(), *forked)]
         try:
             await agents[0].greet()
             agents += await accept(meeting, typed, note)
