@@ -2,4 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("pyspark") else ["test_spark.py"]
+NEEDS = {"test_spark.py": "pyspark", "test_dask.py": "distributed"}
+collect_ignore = [file for file, package in NEEDS.items() if find_spec(package) is None]

@@ -48,7 +48,9 @@ class Block:
     def missing(self) -> list[str]:
         """The frameworks that it imports and that are not installed."""
         imported = re.findall(
-            r"^(?:import|from) (jax|optax|keras|tensorflow|chainer|pytensor|pyspark)\b", self.text, re.MULTILINE
+            r"^(?:import|from) (jax|optax|keras|tensorflow|chainer|pytensor|pyspark|distributed)\b",
+            self.text,
+            re.MULTILINE,
         )
         return [name for name in imported if find_spec(name) is None]
 

@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-
-pytest.importorskip("distributed")
 import dask
 import dask_ranks
+import numpy as np
+import pytest
 from distributed import Client, LocalCluster
 
 import multiring as mr
