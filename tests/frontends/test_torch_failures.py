@@ -190,10 +190,10 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], error: type[Exce
     assert not dist.is_initialized()
 
 
-def test_tensors_elsewhere_are_refused_with_the_remedy() -> None:
+def test_tensors_without_elements_are_refused_with_the_remedy() -> None:
     dist.init_process_group("multiring", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(ValueError, match=r"tensor\.cpu\(\)"):
+        with pytest.raises(ValueError, match=r"on meta, .*: hand over one that has, such as"):
             dist.all_reduce(torch.empty(3, device="meta"))
     finally:
         dist.destroy_process_group()
