@@ -30,6 +30,7 @@ LAUNCHERS = ("MULTIRING_", "SLURM_", "OMPI_", "PMI", "PET_", "TORCHELASTIC_", "R
 PATIENT = {  # of a loaded machine
     "distributed.comm.timeouts.connect": "300s",
     "distributed.comm.timeouts.tcp": "300s",
+    "distributed.deploy.lost-worker-timeout": "600s",  # after which a worker that was killed is not replaced
     "distributed.scheduler.allowed-failures": 3,  # the default: what could be run again would be
 }
 
