@@ -59,10 +59,8 @@ class Operations::TimedCall {
   public:
     TimedCall(Operations& operations, const Call* call)
         : inside_(operations), operations_(operations), start_(Clock::now()) {
-        if (last_call.of == &operations && start_ - last_call.left >= long_gap) {
-            operations.outside_.fetch_add(nanoseconds(start_ - last_call.left), std::memory_order_relaxed);
+        if (last_call.of == &operations && start_ - last_call.left >= long_gap)
             operations.ran_.fetch_add(processor_time() - last_call.ran, std::memory_order_relaxed);
-        }
         if (!operations_.executor_.trace || call == nullptr) return;
         event_.kind = TraceEvent::Kind::caller;
         event_.begin = nanoseconds_of(start_);
@@ -105,7 +103,6 @@ Counts Operations::counts() {
     counts.calls = executor_.calls.load(std::memory_order_relaxed);
     counts.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
     counts.in_calls = seconds_in_calls();
-    counts.outside = 1e-9 * static_cast<double>(outside_.load(std::memory_order_relaxed));
     counts.ran = 1e-9 * static_cast<double>(ran_.load(std::memory_order_relaxed));
     const pid_t caller = caller_.load(std::memory_order_relaxed);
     if (caller == 0) return counts;

@@ -114,7 +114,7 @@ class Operations {
     std::atomic<bool> has_owners_{false};
     std::atomic<int> callers_{0};                         // threads inside a call
     std::atomic<std::int64_t> in_calls_{0}, waiting_{0};  // nanoseconds, by all callers
-    std::atomic<std::int64_t> outside_{0}, ran_{0};       // and between their calls
+    std::atomic<std::int64_t> ran_{0};                    // and on a core between their calls
     std::atomic<pid_t> caller_{0};                        // a thread that called lately
     const Clock::time_point began_{Clock::now()};
 

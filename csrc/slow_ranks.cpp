@@ -16,7 +16,7 @@ constexpr int windows_to_name = 3, windows_to_clear = 2, windows_to_forget = 8;
 struct Shares {
     double seconds = 0;
     double calls = 0;  // per second
-    double in_calls = 0, outside = 0, ran = 0, queued = 0;
+    double in_calls = 0, ran = 0, queued = 0;
     bool knows_queue = false;
 };
 
@@ -25,7 +25,6 @@ Shares shares(const Counts& from, const Counts& to) {
     return {time,
             static_cast<double>(to.calls - from.calls) / time,
             (to.in_calls - from.in_calls) / time,
-            (to.outside - from.outside) / time,
             (to.ran - from.ran) / time,
             (to.queued - from.queued) / time,
             from.queued >= 0 && to.queued >= 0};
@@ -104,7 +103,7 @@ std::optional<SlowRank> SlowRanks::judge() const {
     const std::string host = options_.host(slow.ranks.front());
     if (slow.ranks.size() > 1 && !std::all_of(slow.ranks.begin(), slow.ranks.end(),
                                               [&](int rank) { return !host.empty() && options_.host(rank) == host; }))
-        return {};
+        return SlowRank{};
     slow.host = host;
     slow.share = in_calls - of_slow.in_calls;
     const double ran_longer = of_slow.ran - ran;

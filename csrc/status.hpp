@@ -38,8 +38,7 @@ struct Counts {
     std::uint64_t calls = 0;  // collectives and messages
     double seconds = 0;       // on its own clock
     double in_calls = 0;      // that its callers were in the engine
-    double outside = 0;       // between calls that are further apart than a millisecond
-    double ran = 0;           // of these, on a core
+    double ran = 0;           // on a core, between calls that are further apart than a millisecond
     double queued = 0;        // that callers were ready to run and had no core; negative if the system does not tell
 };
 
