@@ -123,21 +123,28 @@ def test_a_wait_that_was_given_up_is_no_loss_yet() -> None:
         assert "wait() without a limit, until it ends or raises by its own timeout" in refused
 
 
-@pytest.mark.parametrize(("size", "late"), [(4, 2), (5, 0), (3, 1)])
-def test_a_rank_that_does_not_call_shrink_is_named(size: int, late: int, tmp_path: Path) -> None:
-    go, end = tmp_path / "go", tmp_path / "end"
-    environment = {"MULTIRING_HEARTBEAT_TIMEOUT": "5", "MULTIRING_LATE_WARNING": "1"}
-    job = jobs.start(shrink_ranks.do_something_else, size, late, 4.0, str(go), str(end), environment=environment)
+def without(late: int, size: int, timeout: float, said: str, folder: Path, **environment: str) -> list[jobs.Outcome]:
+    """How ranks end of which the last is killed, and rank ``late`` calls shrink when the others have ``said`` so."""
+    go, end = folder / "go", folder / "end"
+    job = jobs.start(shrink_ranks.do_something_else, size, late, timeout, str(go), str(end), environment=environment)
     others = [rank for rank in range(size - 1) if rank != late]
-    enough = size > 3
     try:
-        assert [job.line(rank) for rank in others] == ["went on" if enough else "refused"] * len(others)
+        assert [job.line(rank) for rank in others] == [said] * len(others)
         go.touch()
         assert job.line(late) == "refused"
     finally:
         go.touch()
         end.touch()
         outcomes = job.wait()
+    return outcomes
+
+
+@pytest.mark.parametrize(("size", "late"), [(4, 2), (5, 0), (3, 1)])
+def test_a_rank_that_does_not_call_shrink_is_named(size: int, late: int, tmp_path: Path) -> None:
+    environment = {"MULTIRING_HEARTBEAT_TIMEOUT": "5", "MULTIRING_LATE_WARNING": "1"}
+    enough = size > 3
+    outcomes = without(late, size, 4.0, "went on" if enough else "refused", tmp_path, **environment)
+    others = [rank for rank in range(size - 1) if rank != late]
     reason = f"rank {late} lives, and has not called shrink()"
     for rank in others:
         if enough:
@@ -153,19 +160,9 @@ def test_a_rank_that_does_not_call_shrink_is_named(size: int, late: int, tmp_pat
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_rank_that_does_not_call_shrink_is_waited_for_no_longer_than_asked(late: int, tmp_path: Path) -> None:
     """However long a rank may be silent before it counts as lost: this one answers."""
-    size, heartbeat = 5, 40.0
-    go, end = tmp_path / "go", tmp_path / "end"
-    environment = {"MULTIRING_HEARTBEAT_TIMEOUT": f"{heartbeat:g}"}
-    job = jobs.start(shrink_ranks.do_something_else, size, late, 1.0, str(go), str(end), environment=environment)
-    others = [rank for rank in range(size - 1) if rank != late]
-    try:
-        assert [job.line(rank) for rank in others] == ["went on"] * len(others)
-        go.touch()
-        assert job.line(late) == "refused"
-    finally:
-        go.touch()
-        end.touch()
-        outcomes = job.wait()
+    heartbeat = 40.0
+    outcomes = without(late, 5, 1.0, "went on", tmp_path, MULTIRING_HEARTBEAT_TIMEOUT=f"{heartbeat:g}")
+    others = [rank for rank in range(4) if rank != late]
     for rank in others:
         assert outcomes[rank].value["members"] == others
         assert outcomes[rank].value["seconds"] < heartbeat / 2
