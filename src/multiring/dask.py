@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import io
-import json
 import logging
 import operator
 import os
@@ -15,7 +13,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import IO, Any
@@ -26,9 +24,8 @@ from distributed import Client
 from multiring import api, env
 from multiring.errors import MultiringError, PeerLost, RendezvousError
 from multiring.job import store
-from multiring.net import local
 from multiring.version import __version__
-from multiring.worker import RankFailure, Seat, reason_of, run_rank
+from multiring.worker import RankFailure, Reporter, Reports, Seat, host_label, reason_of, run_rank, seen, unpickled
 
 POLL_SECONDS = 0.05
 
@@ -185,6 +182,7 @@ class _Job:
             opened.callback(self._meeting.close)
             self._server = store.Server(self._secret, ports=checked.ports, interface=checked.interface)
             opened.callback(self._server.close)
+            self._reports = Reports(self._server, len(workers))
             self._own = store.Client([("127.0.0.1", self._server.port)], self._secret, timeout=REACH_SECONDS)
             self._opened = opened.pop_all()
 
@@ -230,14 +228,14 @@ class _Job:
         """Return when all ranks have ended, or the job has failed and its ranks had time to say what they saw."""
         assert self._thread is not None
         began, failed_at, met = time.monotonic(), None, False
-        while self._thread.is_alive() or (self._error is not None and self._unheard()):
+        while self._thread.is_alive() or (self._error is not None and self._reports.unheard()):
             now = time.monotonic()
             self._look(now)
-            if self._gone() or self._left or self._error is not None or self._failures():
+            if self._reports.gone() or self._left or self._error is not None or self._reports.failures():
                 failed_at = now if failed_at is None else failed_at
-                if not met or now > failed_at + GRACE_SECONDS or not self._unheard():
+                if not met or now > failed_at + GRACE_SECONDS or not self._reports.unheard():
                     return
-            elif not met and not self._missing():
+            elif not met and not self._reports.missing():
                 self._own.set("dask/go", b"1")
                 met = True
             elif not met and now > began + start_timeout:
@@ -246,26 +244,27 @@ class _Job:
 
     def results(self) -> list[Any]:
         """What the function returned on each rank; raises what it raised, or what ended the job."""
-        failures = self._failures()
+        failures = self._reports.failures()
         size = len(self._workers)
-        if lost := self._gone() or self._left:
-            began = lost[0] in self._came()
+        if lost := self._reports.gone() or self._left:
+            began = lost[0] in self._reports.came()
             why = "its process has ended or cannot be reached" if began else "it left the cluster before it began"
-            if began and lost[0] in self._ended():
+            if began and lost[0] in self._reports.ended():
                 why = "its worker left the cluster before its result was here"
             raise (PeerLost if began else RendezvousError)(
-                f"{self._named(lost[0])} of {size} was lost: {why}{_seen(failures, lost[0])}",
+                f"{self._named(lost[0])} of {size} was lost: {why}{seen(failures, lost[0])}",
                 rank=lost[0],
                 host=self._hosts[lost[0]],
             )
         culprits = [failure for failure in failures if not failure.is_consequence] or failures
         if culprits:
-            account = f"{self._named(culprits[0].rank)} of {size} raised{_seen(failures, culprits[0].rank)}"
+            account = f"{self._named(culprits[0].rank)} of {size} raised{seen(failures, culprits[0].rank)}"
             raise culprits[0].exception() from MultiringError(f"{account}\n{culprits[0].trace}")
         if self._error is not None:
             raise self._by_dask(self._error) from self._error
-        assert self._returned is not None
-        return [_unpickled(rank, result) for rank, result in enumerate(self._returned)]
+        returned = [result for result in self._returned or () if result is not None]
+        assert len(returned) == size
+        return [unpickled(rank, result) for rank, result in enumerate(returned)]
 
     def _end(self, error: BaseException | None) -> None:
         """Have the ranks that still run end, wait for that, and have Dask forget the tasks."""
@@ -297,7 +296,7 @@ class _Job:
     def _look(self, now: float) -> None:
         """Note the workers that have left the cluster, and of whose ranks nothing else would tell."""
         assert self._thread is not None
-        silent = [rank for rank in range(len(self._workers)) if rank not in self._unheard()]
+        silent = [rank for rank in range(len(self._workers)) if rank not in self._reports.unheard()]
         if now < self._looked + MEMBERS_SECONDS or not silent or not self._thread.is_alive():
             return
         try:
@@ -313,44 +312,18 @@ class _Job:
         ]
         self._looked = time.monotonic()
 
-    def _said(self, what: str) -> dict[int, bytes]:
-        found = ((rank, self._server.peek(f"dask/{what}/{rank}")) for rank in range(len(self._workers)))
-        return {rank: value for rank, value in found if value is not None}
-
-    def _came(self) -> dict[int, bytes]:
-        return self._said("came")
-
-    def _ended(self) -> dict[int, bytes]:
-        return self._said("ended")
-
-    def _gone(self) -> list[int]:
-        """Ranks whose process has ended, or cannot reach the driver any more, without having said how they ended."""
-        ended = self._ended()
-        return [rank for rank in self._said("gone") if rank not in ended]
-
-    def _unheard(self) -> set[int]:
-        """Ranks that have begun, and of which it is open how they end."""
-        return set(self._came()) - set(self._ended()) - set(self._gone())
-
     def _running(self) -> set[int]:
         """Ranks whose tasks have begun and are not over: their workers cannot be ranks of another job yet."""
         over = {rank for rank, future in enumerate(self._futures) if future.status in ("finished", "error")}
-        return set(self._came()) - over - set(self._gone()) - set(self._left)
-
-    def _missing(self) -> list[int]:
-        came = self._came()
-        return [rank for rank in range(len(self._workers)) if rank not in came]
-
-    def _failures(self) -> list[RankFailure]:
-        return [pickle.loads(said) for said in self._ended().values() if said]
+        return set(self._reports.came()) - over - set(self._reports.gone()) - set(self._left)
 
     def _named(self, rank: int) -> str:
-        said = self._came().get(rank)
-        process = "" if said is None else f", process {json.loads(said)['process']}"
+        place = self._reports.place(rank)
+        process = f", process {place['process']}" if place else ""
         return f"rank {rank} (worker {self._workers[rank]}{process})"
 
     def _who_is_missing(self, seconds: float) -> str:
-        missing = self._missing()
+        missing = self._reports.missing()
         busy = self._client.processing([self._workers[rank] for rank in missing])
 
         def state(rank: int) -> str:
@@ -383,20 +356,6 @@ class _Job:
         )
 
 
-def _seen(failures: Iterable[RankFailure], lost: int) -> str:
-    return "".join(f"; rank {failure.rank} saw {failure.words}" for failure in failures if failure.rank != lost)
-
-
-def _unpickled(rank: int, result: bytes | None) -> Any:
-    assert result is not None
-    try:
-        return pickle.loads(result)
-    except Exception as error:  # classes are the user's, and may be missing here
-        raise MultiringError(
-            f"the result of rank {rank} cannot be unpickled by the driver: {reason_of(error)}"
-        ) from error
-
-
 def be_rank(packed: IO[bytes]) -> bytes | None:
     """Be a rank in a task of Dask, as the driver has packed it, and tell the driver how it ended."""
     seat, driver, address, call = pickle.load(packed)
@@ -411,18 +370,14 @@ def be_rank(packed: IO[bytes]) -> bytes | None:
             raise MultiringError(
                 f"rank {seat.rank} was begun before, by a worker that was lost: a rank is not run again", rank=seat.rank
             )
-        told.set_at_end(f"dask/gone/{seat.rank}", b"1")
-        told.set(f"dask/came/{seat.rank}", json.dumps({"process": os.getpid()}).encode())
+        reporter = Reporter(told, seat.rank)
+        reporter.came({"process": str(os.getpid())})
         if not _said_at(told, "dask/go"):
             return None
-        host = f"{seat.host}/{hashlib.sha256(local.machine().encode()).hexdigest()[:8]}"
         with _Leash(seat, addresses, told) as leash:
-            outcome = run_rank(replace(seat, host=host), leash.around(call), cloudpickle.dumps)
-        if isinstance(outcome, RankFailure):
-            told.set(f"dask/ended/{seat.rank}", pickle.dumps(outcome))
-            return None
-        told.set(f"dask/ended/{seat.rank}", b"")
-        return outcome
+            outcome = run_rank(replace(seat, host=host_label(seat.host)), leash.around(call), cloudpickle.dumps)
+        reporter.ended(outcome)
+        return None if isinstance(outcome, RankFailure) else outcome
 
 
 @contextlib.contextmanager

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import operator
+import os
 import pickle
 import platform
 import re
@@ -21,9 +20,20 @@ from pyspark.util import InheritableThread
 
 from multiring import env
 from multiring.errors import MultiringError, PeerLost, RendezvousError
-from multiring.job.store import Server
+from multiring.job.store import Client, Server
 from multiring.version import __version__
-from multiring.worker import RankFailure, in_a_line, reason_of
+from multiring.worker import (
+    RankFailure,
+    Reporter,
+    Reports,
+    Seat,
+    host_label,
+    in_a_line,
+    reason_of,
+    run_rank,
+    seen,
+    unpickled,
+)
 
 POLL_SECONDS = 0.05
 
@@ -179,6 +189,7 @@ class _Stage:
         self._tag = f"multiring-{secrets.token_hex(8)}"
         checked = env.read(env.Settings, **settings)
         self._server = Server(self._secret, ports=checked.ports, interface=checked.interface)
+        self._reports = Reports(self._server, size)
         self._thread: threading.Thread | None = None
         self._returned: list[tuple[int, bytes]] | None = None
         self._error: BaseException | None = None
@@ -209,14 +220,14 @@ class _Stage:
         """Return when all ranks have ended, or the job has failed and its ranks had time to say what they saw."""
         assert self._thread is not None
         began, failed_at = time.monotonic(), None
-        while self._thread.is_alive() or (self._error is not None and self._unheard()):
+        while self._thread.is_alive() or (self._error is not None and self._reports.unheard()):
             now = time.monotonic()
-            self._lost += [rank for rank in self._gone() if rank not in self._lost]
-            if self._lost or self._error is not None or self._failures():
+            self._lost += [rank for rank in self._reports.gone() if rank not in self._lost]
+            if self._lost or self._error is not None or self._reports.failures():
                 failed_at = now if failed_at is None else failed_at
                 if now > failed_at + GRACE_SECONDS:
                     return
-            elif now > began + start_timeout and self._missing():
+            elif now > began + start_timeout and self._reports.missing():
                 self._late = self._who_is_missing(start_timeout)
                 return
             time.sleep(POLL_SECONDS)
@@ -225,7 +236,7 @@ class _Stage:
         """What the function returned on each rank; raises what it raised, or what ended the job."""
         if self._late is not None:
             raise RendezvousError(self._late)
-        failures = self._failures()
+        failures = self._reports.failures()
         culprits = [failure for failure in failures if not failure.is_consequence]
         words = None if self._error is None else _words_of(self._error)
         if words is not None and (named := _BARRIER_TASK.search(words)):
@@ -237,18 +248,18 @@ class _Stage:
             raise culprits[0].exception() from self._account(culprits[0], failures)
         if self._lost:
             lost = self._lost[0]
-            if lost in self._missing():
+            if lost in self._reports.missing():
                 raise RendezvousError(f"rank {lost} of {self._size} did not start: {words}", rank=lost)
             why = words or "its process ended, and Spark has not said why"
             raise PeerLost(
-                f"{self._named(lost)} of {self._size} was lost: {why}{_seen(failures, lost)}",
+                f"{self._named(lost)} of {self._size} was lost: {why}{seen(failures, lost)}",
                 rank=lost,
-                host=self._place(lost).get("host", ""),
+                host=self._reports.place(lost).get("host", ""),
             )
         if failures:
             raise failures[0].exception() from self._account(failures[0], failures)
         assert self._returned is not None
-        return [_unpickled(rank, result) for rank, result in sorted(self._returned)]
+        return [unpickled(rank, result) for rank, result in sorted(self._returned)]
 
     def close(self) -> None:
         """Have Spark end what still runs, wait for that, and stop serving."""
@@ -256,56 +267,26 @@ class _Stage:
             if self._thread is not None and self._thread.is_alive():
                 self._context.cancelJobsWithTag(self._tag)
             until = time.monotonic() + END_SECONDS
-            while time.monotonic() < until and set(self._came()) - set(self._ended()) - set(self._gone()):
+            while time.monotonic() < until and self._reports.unheard():
                 time.sleep(POLL_SECONDS)
             if self._thread is not None:
                 self._thread.join(max(0.0, until - time.monotonic()))
         finally:
             self._server.close()
 
-    def _said(self, what: str) -> dict[int, bytes]:
-        found = ((rank, self._server.peek(f"spark/{what}/{rank}")) for rank in range(self._size))
-        return {rank: value for rank, value in found if value is not None}
-
-    def _came(self) -> dict[int, bytes]:
-        return self._said("came")
-
-    def _ended(self) -> dict[int, bytes]:
-        return self._said("ended")
-
-    def _gone(self) -> list[int]:
-        """Ranks whose process has ended, or cannot reach the driver any more, without having said how they ended."""
-        ended = self._ended()
-        return [rank for rank in self._said("gone") if rank not in ended]
-
-    def _unheard(self) -> set[int]:
-        """Ranks that have begun, and of which it is open how they end."""
-        return set(self._came()) - set(self._ended()) - set(self._gone())
-
-    def _missing(self) -> list[int]:
-        came = self._came()
-        return [rank for rank in range(self._size) if rank not in came]
-
-    def _failures(self) -> list[RankFailure]:
-        return [pickle.loads(said) for said in self._ended().values() if said]
-
-    def _place(self, rank: int) -> dict[str, str]:
-        said = self._came().get(rank)
-        return {} if said is None else json.loads(said)
-
     def _named(self, rank: int) -> str:
-        place = self._place(rank)
+        place = self._reports.place(rank)
         where = f" (executor {place['executor']}, process {place['process']})" if place else " (which has not started)"
         return f"rank {rank}{where}"
 
     def _who_is_missing(self, seconds: float) -> str:
-        missing = self._missing()
+        missing = self._reports.missing()
         if len(missing) == self._size:
             return (
                 f"none of the {self._size} ranks was started by Spark within {seconds:g} s: other jobs of this "
                 "application may hold its executors; wait for them, or raise start_timeout"
             )
-        there = ", ".join(self._named(rank) for rank in self._came())
+        there = ", ".join(self._named(rank) for rank in self._reports.came())
         return (
             f"rank(s) {', '.join(map(str, missing))} of {self._size} did not start within {seconds:g} s, and these "
             f"did: {there}; see the logs of the other executors, or raise start_timeout"
@@ -313,13 +294,8 @@ class _Stage:
 
     def _account(self, culprit: RankFailure, failures: Iterable[RankFailure]) -> MultiringError:
         """What stands above the exception that is raised: where it was raised, and what the others saw."""
-        seen = _seen(failures, culprit.rank)
-        return MultiringError(f"{self._named(culprit.rank)} of {self._size} raised{seen}\n{culprit.trace}")
-
-
-def _seen(failures: Iterable[RankFailure], lost: int) -> str:
-    seen = [f"rank {failure.rank} saw {failure.words}" for failure in failures if failure.rank != lost]
-    return "".join(f"; {each}" for each in seen)
+        others = seen(failures, culprit.rank)
+        return MultiringError(f"{self._named(culprit.rank)} of {self._size} raised{others}\n{culprit.trace}")
 
 
 def _words_of(error: BaseException) -> str:
@@ -328,15 +304,6 @@ def _words_of(error: BaseException) -> str:
     text = str(error if java is None else java.getMessage())
     kept = [line for line in text.splitlines() if not re.match(r"\s|Traceback |Driver stacktrace|Caused by", line)]
     return in_a_line("\n".join(kept)).removeprefix("Job aborted due to stage failure: ")
-
-
-def _unpickled(rank: int, result: bytes) -> Any:
-    try:
-        return pickle.loads(result)
-    except Exception as error:  # classes are the user's, and may be missing here
-        raise MultiringError(
-            f"the result of rank {rank} cannot be unpickled by the driver: {reason_of(error)}"
-        ) from error
 
 
 def _body(
@@ -383,20 +350,12 @@ def run_task(
     python: str,
 ) -> Iterator[tuple[int, bytes]]:
     """Be a rank in a task of Spark, and tell the driver how it ended."""
-    import os
-
-    from multiring.job.store import Client
-    from multiring.net import local
-    from multiring.worker import Seat, run_rank
-
     timeout = env.read(env.Settings, **settings).init_timeout
-    address = executor.rpartition(":")[0]
-    host = f"{address}/{hashlib.sha256(local.machine().encode()).hexdigest()[:8]}"
+    host = host_label(executor.rpartition(":")[0])
     driver = Client(list(map(env.split_address, store)), secret, timeout=timeout)
     try:
-        driver.set_at_end(f"spark/gone/{rank}", b"1")
-        place = {"host": host, "executor": executor, "process": str(os.getpid())}
-        driver.set(f"spark/came/{rank}", json.dumps(place).encode())
+        reporter = Reporter(driver, rank)
+        reporter.came({"host": host, "executor": executor, "process": str(os.getpid())})
 
         def perform() -> Any:
             function, args, kwargs = pickle.loads(call)
@@ -404,10 +363,8 @@ def run_task(
 
         seat = Seat(rank, size, store, secret, host, settings, python=python)
         outcome = run_rank(seat, perform, cloudpickle.dumps)
-        if isinstance(outcome, RankFailure):
-            driver.set(f"spark/ended/{rank}", pickle.dumps(outcome))
-        else:
-            driver.set(f"spark/ended/{rank}", b"")
+        reporter.ended(outcome)
+        if not isinstance(outcome, RankFailure):
             yield rank, outcome
     finally:
         driver.close()

@@ -5,14 +5,18 @@ Such workers are reused: a rank leaves nothing behind in its process, be it envi
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pickle
 import platform
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from multiring.errors import CollectiveTimeout, Mismatch, MultiringError, PeerLost
+from multiring.job.store import Client, Server
+from multiring.net import local
 from multiring.version import __version__
 
 MAX_ERROR = 1 << 20
@@ -155,3 +159,87 @@ def in_a_line(text: str, limit: int = 2000) -> str:
     """The text without line breaks, with its middle left out where it is too long."""
     joined = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
     return joined if len(joined) <= limit else f"{joined[: limit // 2]} ... {joined[-limit // 2 :]}"
+
+
+def host_label(address: str) -> str:
+    """A name for the host at this address, which its ranks have in common, and no other host that has the address."""
+    return f"{address}/{hashlib.sha256(local.machine().encode()).hexdigest()[:8]}"
+
+
+class Reporter:
+    """Tells the store of the driver what becomes of a rank."""
+
+    def __init__(self, driver: Client, rank: int) -> None:
+        self._driver = driver
+        self._rank = rank
+
+    def came(self, place: Mapping[str, str]) -> None:
+        """The rank has begun, at this place; the store itself notes when its process is gone."""
+        self._driver.set_at_end(_key("gone", self._rank), b"1")
+        self._driver.set(_key("came", self._rank), json.dumps(place).encode())
+
+    def ended(self, outcome: bytes | RankFailure) -> None:
+        """The rank has a result, which the engine brings to the driver, or has failed."""
+        self._driver.set(_key("ended", self._rank), pickle.dumps(outcome) if isinstance(outcome, RankFailure) else b"")
+
+
+class Reports:
+    """What the ranks of a job have told the store of their driver."""
+
+    def __init__(self, server: Server, size: int) -> None:
+        self._server = server
+        self._size = size
+
+    def came(self) -> list[int]:
+        """Ranks that have begun."""
+        return list(self._said("came"))
+
+    def place(self, rank: int) -> dict[str, str]:
+        """Where a rank has begun; empty if it has not."""
+        said = self._server.peek(_key("came", rank))
+        return {} if said is None else dict(json.loads(said))
+
+    def missing(self) -> list[int]:
+        """Ranks that have not begun."""
+        came = self.came()
+        return [rank for rank in range(self._size) if rank not in came]
+
+    def ended(self) -> list[int]:
+        """Ranks that have said how they ended."""
+        return list(self._said("ended"))
+
+    def failures(self) -> list[RankFailure]:
+        """Why ranks ended that have no result."""
+        return [pickle.loads(said) for said in self._said("ended").values() if said]
+
+    def gone(self) -> list[int]:
+        """Ranks whose process has ended, or cannot reach the driver any more, without having said how they ended."""
+        ended = self.ended()
+        return [rank for rank in self._said("gone") if rank not in ended]
+
+    def unheard(self) -> set[int]:
+        """Ranks that have begun, and of which it is open how they end."""
+        return set(self.came()) - set(self.ended()) - set(self.gone())
+
+    def _said(self, what: str) -> dict[int, bytes]:
+        found = ((rank, self._server.peek(_key(what, rank))) for rank in range(self._size))
+        return {rank: value for rank, value in found if value is not None}
+
+
+def _key(what: str, rank: int) -> str:
+    return f"rank/{rank}/{what}"
+
+
+def seen(failures: Iterable[RankFailure], lost: int) -> str:
+    """What ranks other than the lost one saw, to be appended to a message."""
+    return "".join(f"; rank {failure.rank} saw {failure.words}" for failure in failures if failure.rank != lost)
+
+
+def unpickled(rank: int, result: bytes) -> Any:
+    """The result of a rank; MultiringError if it cannot be had here."""
+    try:
+        return pickle.loads(result)
+    except Exception as error:  # classes are the user's, and may be missing here
+        raise MultiringError(
+            f"the result of rank {rank} cannot be unpickled by the driver: {reason_of(error)}"
+        ) from error

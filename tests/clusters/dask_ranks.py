@@ -12,23 +12,9 @@ from typing import Any
 
 import numpy as np
 from distributed import get_worker
+from odd_exceptions import OddData, Sealed
 
 import multiring as mr
-
-
-class OddData(Exception):
-    """An exception of the user's own, with arguments of its own."""
-
-    def __init__(self, row: int, column: int) -> None:
-        super().__init__(row, column)
-        self.cell = row, column
-
-
-class Sealed(Exception):
-    """One that cannot be pickled."""
-
-    def __reduce__(self) -> Any:
-        raise RuntimeError("sealed")
 
 
 def total(factor: int, offset: int = 0) -> dict[str, Any]:

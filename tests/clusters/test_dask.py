@@ -17,7 +17,9 @@ from typing import Any
 import dask
 import dask_ranks
 import numpy as np
+import odd_exceptions
 import pytest
+from begun import processes, when_begun
 from distributed import Client, LocalCluster
 
 import multiring as mr
@@ -50,27 +52,6 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
     with dask.config.set(PATIENT), Client(cluster) as client:
         client.wait_for_workers(3, timeout=300)
         yield client
-
-
-def processes(folder: Path, ranks: int, what: str = "", seconds: float = 120) -> list[int]:
-    """The processes of the ranks, when all have noted them."""
-    until = time.monotonic() + seconds
-    while not all((folder / f"{rank}{what}").exists() for rank in range(ranks)):
-        assert time.monotonic() < until, f"only {sorted(folder.iterdir())} of {ranks} ranks are there"
-        time.sleep(0.05)
-    return [int((folder / f"{rank}{what}").read_text()) for rank in range(ranks)]
-
-
-def when_begun(folder: Path, ranks: int, act: Callable[[], object]) -> threading.Thread:
-    """Act as soon as all ranks have begun."""
-
-    def wait() -> None:
-        processes(folder, ranks)
-        act()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
 
 
 def assert_works(client: Client, ranks: int = 3) -> None:
@@ -162,7 +143,7 @@ def test_an_asynchronous_client_is_refused(cluster: LocalCluster) -> None:
 
 @pytest.mark.parametrize("peers", ["collect", "compute"])
 @pytest.mark.parametrize(("how", "error", "words"), [
-    ("raise", dask_ranks.OddData, r"\(1, 7\)"),
+    ("raise", odd_exceptions.OddData, r"\(1, 7\)"),
     ("sealed", mr.MultiringError, "rank 1 ended with Sealed: rank 1"),
     ("exit", mr.MultiringError, "rank 1 ended with SystemExit: 41"),
 ])  # fmt: skip

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import odd_exceptions
 import pytest
 import spark_ranks
+from begun import processes, when_begun
 from pyspark import SparkConf, SparkContext
 
 import multiring as mr
@@ -60,32 +62,11 @@ local = pytest.mark.parametrize("spark", [LOCAL], indirect=True)
 cluster = pytest.mark.parametrize("spark", [CLUSTER], indirect=True)
 
 
-def processes(folder: Path, ranks: int, seconds: float = 120) -> list[int]:
-    """The processes of the ranks, when all have noted them."""
-    until = time.monotonic() + seconds
-    while sum(not path.name.startswith(".") for path in folder.iterdir()) < ranks:
-        assert time.monotonic() < until, f"only {list(folder.iterdir())} of {ranks} ranks have begun"
-        time.sleep(0.05)
-    return [int((folder / str(rank)).read_text()) for rank in range(ranks)]
-
-
 def assert_ended(found: list[int], seconds: float = 30) -> None:
     until = time.monotonic() + seconds
     while left := [process for process in found if os.path.exists(f"/proc/{process}")]:
         assert time.monotonic() < until, f"processes {left} of ranks {found} still run"
         time.sleep(0.05)
-
-
-def when_begun(folder: Path, ranks: int, act: Callable[[], object]) -> threading.Thread:
-    """Act as soon as all ranks have begun."""
-
-    def wait() -> None:
-        processes(folder, ranks)
-        act()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
 
 
 def assert_works(ranks: int) -> None:
@@ -151,7 +132,7 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], word
 @local
 @pytest.mark.parametrize("peers", ["reduce", "compute"])
 def test_what_a_rank_raises_is_raised_here(peers: str, spark: SparkContext, tmp_path: Path) -> None:
-    with pytest.raises(spark_ranks.OddData) as raised:
+    with pytest.raises(odd_exceptions.OddData) as raised:
         mr.spark.run(spark_ranks.fail, ("raise", 1, str(tmp_path), peers), num_proc=3)
     assert raised.value.cell == (1, 7)
     found = processes(tmp_path, 3)
