@@ -135,14 +135,19 @@ Failure FailureDetector::told_by(const Notice& notice) const {
     if (deaf < 0 || deaf >= options_.world_size || deaf == options_.rank || !liveness_.hears(notice.rank))
         return {notice.kind, notice.rank, options_.host(notice.rank), "", -1, notice.text, notice.seconds, deaf,
                 {},          notice.apart};
+    const bool same_host = leader_of(deaf) == leader_of(notice.rank);
     return {ErrorKind::peer_lost,
             deaf,
             options_.host(deaf),
             "",
             -1,
             options_.rank_name(deaf) + " has not heard of " + options_.rank_name(notice.rank) + " for " +
-                seconds_text(notice.seconds) + ", which lives: nothing reaches its host",
-            notice.seconds};
+                seconds_text(notice.seconds) + ", of which others hear: rank " + std::to_string(deaf) +
+                (same_host ? " counts" : " and its host count") + " as lost",
+            notice.seconds,
+            -1,
+            {},
+            same_host ? -1 : notice.rank};
 }
 
 // The mismatch as this rank reports it. Each of two ranks that disagree names the other one. A third rank names the one

@@ -69,6 +69,8 @@ class Fault:
     """The rank itself lives on, and raises too when the fault is over."""
     timeout: float = 60.0
     """MULTIRING_TIMEOUT of the job."""
+    of_either: bool = False
+    """Where there are two hosts only, neither side can tell which of them it struck."""
 
 
 FAULTS = (
@@ -80,7 +82,16 @@ FAULTS = (
     Fault("leaves early", _order("leave"), "PeerLost", 3.0, survives=False),
     Fault("cut off", _link(lab.cut), "PeerLost", HEARTBEAT + 3, _link(lab.restore), HEARTBEAT + 4, True, 5.0),
     Fault("cut off for a while", _link(lab.cut), "", 0.0, _link(lab.restore), 1.5, True),
-    Fault("hears nothing", _link(lab.deafen), "PeerLost", HEARTBEAT + 5, _link(lab.restore), HEARTBEAT + 6, True),
+    Fault(
+        "hears nothing",
+        _link(lab.deafen),
+        "PeerLost",
+        HEARTBEAT + 5,
+        _link(lab.restore),
+        HEARTBEAT + 6,
+        True,
+        of_either=True,
+    ),
     Fault("a tenth of the rate", _link(lab.throttle, 0.1), "", 0.0, _link(lab.restore), 3.0, True),
 )
 
@@ -182,6 +193,14 @@ def strike(fault: Fault, job: Job, victim: int) -> float:
 def culprits(fault: Fault, job: Job, victim: int) -> set[int]:
     """The ranks that it is right to name."""
     hosts = job.world.hosts
+    if fault.of_either and len(set(hosts)) == 2:
+        return set(range(len(hosts)))
+    return struck_ranks(fault, job, victim)
+
+
+def struck_ranks(fault: Fault, job: Job, victim: int) -> set[int]:
+    """The ranks that it was done to."""
+    hosts = job.world.hosts
     return {rank for rank in range(len(hosts)) if hosts[rank] == hosts[victim]} if fault.on_link else {victim}
 
 
@@ -192,8 +211,8 @@ def took_to_leave(outcome: dict[str, Any]) -> float:
 
 def judge(fault: Fault, job: Job, victim: int, struck: float) -> None:
     """AssertionError unless every rank saw what it should have seen."""
-    blamed = culprits(fault, job, victim)
-    others = [rank for rank in range(job.world.size) if rank not in blamed]
+    blamed, victims = culprits(fault, job, victim), struck_ranks(fault, job, victim)
+    others = [rank for rank in range(job.world.size) if rank not in victims]
     if not fault.raises:
         time.sleep(0.5)  # some steps more
         job.write("stop")
@@ -212,7 +231,7 @@ def judge(fault: Fault, job: Job, victim: int, struck: float) -> None:
         told = f"{fault.name} rank {victim}: rank {rank} saw {outcome}\n{job.log(rank)}"
         assert outcome["kind"] == fault.raises, told
         assert outcome["rank"] in blamed, told
-        assert outcome["host"] == job.world.hosts[victim], told
+        assert outcome["host"] == job.world.hosts[outcome["rank"]], told
         assert outcome["collective"], told
         if "was not started" not in outcome["message"]:
             assert outcome["number"] >= 0, told
@@ -226,7 +245,7 @@ def judge(fault: Fault, job: Job, victim: int, struck: float) -> None:
         names = [f"rank {rank} (host {job.world.hosts[rank]})" for rank in blamed]
         assert any(name in line for name in names for line in lines if "raised" not in line), lines
     if fault.survives:
-        for rank in blamed:
+        for rank in victims:
             outcome = job.outcome(rank)
             assert outcome["kind"] or fault.act is not _stop, f"{fault.name}: rank {rank} itself saw {outcome}"
             assert outcome["unchanged"], outcome
