@@ -60,6 +60,7 @@ ErrorKind error_kind(const std::string& name) {
 }
 
 void log_reports(Engine& engine) {
+    engine.tell_if_slow();
     if (!engine.has_reports()) return;
     const nb::object log = nb::module_::import_("logging").attr("getLogger")("multiring");
     for (const std::string& line : engine.take_reports()) log.attr("warning")("%s", line);
@@ -198,6 +199,17 @@ WorkHandle start_message(std::shared_ptr<Engine> engine, std::uint32_t communica
     return {std::move(engine), std::move(work)};
 }
 
+nb::dict described(const SlowRank& slow) {
+    nb::dict entry;
+    entry["ranks"] = slow.ranks;
+    entry["host"] = slow.host;
+    entry["share"] = slow.share;
+    entry["seconds"] = slow.seconds;
+    entry["reason"] = word(slow.reason);
+    entry["began"] = std::chrono::duration<double>(slow.began.time_since_epoch()).count();
+    return entry;
+}
+
 nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
     const Engine::Statistics from = engine.statistics();
     nb::dict result, peers;
@@ -219,16 +231,11 @@ nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
         peers[nb::int_(peer)] = entry;
     }
     result["peers"] = peers;
-    result["slowest"] = nb::none();
-    if (const std::optional<SlowRank> slow = engine.slowest()) {
-        nb::dict entry;
-        entry["ranks"] = slow->ranks;
-        entry["host"] = slow->host;
-        entry["share"] = slow->share;
-        entry["seconds"] = slow->seconds;
-        entry["reason"] = word(slow->reason);
-        result["slowest"] = entry;
-    }
+    const std::optional<SlowRank> slow = engine.slowest();
+    result["slowest"] = slow ? nb::object(described(*slow)) : nb::none();
+    nb::list so_far;
+    for (const SlowRank& each : engine.slow_so_far()) so_far.append(described(each));
+    result["slow_so_far"] = so_far;
     return result;
 }
 
@@ -536,27 +543,33 @@ void bind_work(nb::module_& m) {
 
 void bind_engine(nb::module_& m) {
     nb::class_<Engine>(m, "Engine")
-        .def(
-            nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
-                        std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc,
-                        double heartbeat_timeout, double late_seconds, bool trace, std::optional<std::size_t> helpers) {
-                auto* engine = new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
-                                           hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds,
-                                           inproc, heartbeat_timeout, late_seconds, trace, helpers});
-                return std::shared_ptr<Engine>(engine, [](Engine* e) {
-                    if (!e->is_disowned()) delete e;
-                });
-            }),
-            "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
-            "spin_seconds"_a = nb::none(), "inproc"_a = false, "heartbeat_timeout"_a = 30.0, "late_seconds"_a = 30.0,
-            "trace"_a = false, "helpers"_a = nb::none(),
-            "``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when "
-            "the\n"
-            "ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the\n"
-            "machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout``\n"
-            "seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens "
-            "when.\n"
-            "``helpers``: threads that sum for calls on cards, by the cores that are left if None.")
+        .def(nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
+                         std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc,
+                         double heartbeat_timeout, double late_seconds, bool trace, std::optional<std::size_t> helpers,
+                         std::optional<nb::typed<nb::callable, void(nb::str)>> when_slow) {
+                 auto* engine = new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
+                                            hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds,
+                                            inproc, heartbeat_timeout, late_seconds, trace, helpers});
+                 if (when_slow)
+                     engine->when_slow([shared = shared_reference(std::move(*when_slow))](SlowRank::Reason reason) {
+                         (*shared)(word(reason));
+                     });
+                 return std::shared_ptr<Engine>(engine, [](Engine* e) {
+                     if (!e->is_disowned()) delete e;
+                 });
+             }),
+             "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
+             "spin_seconds"_a = nb::none(), "inproc"_a = false, "heartbeat_timeout"_a = 30.0, "late_seconds"_a = 30.0,
+             "trace"_a = false, "helpers"_a = nb::none(), "when_slow"_a = nb::none(),
+             "``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when "
+             "the\n"
+             "ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the\n"
+             "machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout``\n"
+             "seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens "
+             "when.\n"
+             "``helpers``: threads that sum for calls on cards, by the cores that are left if None. "
+             "``when_slow(reason)``\n"
+             "is called in a thread that calls or waits, once this rank keeps the others waiting.")
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)
         .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a,
@@ -615,7 +628,9 @@ void bind_engine(nb::module_& m) {
             "that its memory was read) and ``seconds_waited`` (that callers waited for it).\n"
             "``slowest`` is None, or says which ``ranks`` (one, or some of one ``host``) enter collectives later than\n"
             "the others, who wait for them for this ``share`` of the time, for how many ``seconds`` now, and for what\n"
-            "``reason``: \"computes\", \"has no core\", \"sleeps\" or \"does not run\", between collectives.")
+            "``reason``: \"computes\", \"has no core\", \"sleeps\" or \"does not run\", between collectives; it "
+            "``began`` at\n"
+            "this time.monotonic(). ``slow_so_far`` lists all that did, with the seconds that it took in all.")
         .def("traced", &traced,
              "What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.")
         .def(

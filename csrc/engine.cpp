@@ -151,4 +151,14 @@ std::optional<SlowRank> Engine::slowest() const {
     return slow_ranks_.slowest();
 }
 
+void Engine::tell_if_slow() {
+    if (!slow_ranks_.take_named_here() || !when_slow_) return;
+    if (const std::optional<SlowRank> slow = slow_ranks_.slowest()) when_slow_(slow->reason);
+}
+
+std::vector<SlowRank> Engine::slow_so_far() const {
+    check_owned();
+    return slow_ranks_.so_far();
+}
+
 }  // namespace multiring

@@ -104,7 +104,11 @@ class Engine final : public Surroundings {
         std::vector<std::pair<int, Traffic>> peers;
     };
     Statistics statistics() const;
-    std::optional<SlowRank> slowest() const;  // that keeps the others waiting, call after call
+    std::optional<SlowRank> slowest() const;    // that keeps the others waiting, call after call
+    std::vector<SlowRank> slow_so_far() const;  // all that did
+    // Before any call: what a caller runs when it hears that this rank keeps the others waiting.
+    void when_slow(std::function<void(SlowRank::Reason)> run) { when_slow_ = std::move(run); }
+    void tell_if_slow();
     // What was traced, once the engine is shut down; nothing if it was not asked for.
     std::vector<Trace::Thread> traced() const;
     pid_t progress_thread() const { return progress_thread_.load(); }
@@ -142,6 +146,7 @@ class Engine final : public Surroundings {
     Peers peers_;
     FailureDetector detector_;
     SlowRanks slow_ranks_;
+    std::function<void(SlowRank::Reason)> when_slow_;
     Operations operations_;
     std::atomic<bool> stopping_{false};
     std::atomic<pid_t> progress_thread_{0};

@@ -10,6 +10,7 @@ constexpr auto window = std::chrono::milliseconds(1500);
 constexpr std::uint64_t least_calls = 6;            // in a window
 constexpr double least_share = 0.1;                 // of the time, that the others wait
 constexpr double same_rhythm = 0.2, few_calls = 2;  // by which the numbers of calls in the same time may differ
+constexpr std::size_t most_kept = 16;               // of those that were named
 constexpr int windows_to_name = 3, windows_to_clear = 2, windows_to_forget = 8;
 
 // What a rank did in a window, each as a part of the time.
@@ -69,13 +70,15 @@ std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, Cl
     clear_ = named && suspects != named->ranks ? clear_ + 1 : 0;
     if (named && (clear_ >= windows_to_clear || !found)) {
         lines.push_back(names(named->ranks) + " no longer keeps the others waiting");
-        set({});
+        clear();
     }
     if (!suspects.empty() && windows_ >= windows_to_name) {
         SlowRank slow = *found;
         slow.seconds = late_seconds_;
-        if (!named || named->ranks != slow.ranks) lines.push_back(describe(slow));
-        set(slow);
+        slow.began = now - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(late_seconds_));
+        const bool is_new = !named || named->ranks != slow.ranks;
+        if (is_new) lines.push_back(describe(slow));
+        name(slow, is_new);
     }
     return lines;
 }
@@ -143,9 +146,29 @@ std::optional<SlowRank> SlowRanks::slowest() const {
     return named_;
 }
 
-void SlowRanks::set(std::optional<SlowRank> slow) {
+std::vector<SlowRank> SlowRanks::so_far() const {
     const std::lock_guard lock(mutex_);
-    named_ = std::move(slow);
+    return so_far_;
+}
+
+void SlowRanks::name(const SlowRank& slow, bool is_new) {
+    const std::lock_guard lock(mutex_);
+    named_ = slow;
+    if (!is_new) {
+        const double share = std::max(so_far_.back().share, slow.share);
+        so_far_.back() = slow;
+        so_far_.back().share = share;
+        return;
+    }
+    if (so_far_.size() == most_kept) so_far_.erase(so_far_.begin());
+    so_far_.push_back(slow);
+    if (std::find(slow.ranks.begin(), slow.ranks.end(), options_.rank) != slow.ranks.end())
+        named_here_.store(true, std::memory_order_relaxed);
+}
+
+void SlowRanks::clear() {
+    const std::lock_guard lock(mutex_);
+    named_.reset();
 }
 
 }  // namespace multiring

@@ -6,6 +6,7 @@
 // named once it was late in several windows one after the other, by a tenth of the time or more in each.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -31,6 +32,7 @@ struct SlowRank {
     std::string host;
     double share = 0;    // of the time for which the others wait for it, in the last window
     double seconds = 0;  // for which it has been late
+    Clock::time_point began{};
     Reason reason = Reason::unknown;
 };
 
@@ -43,6 +45,12 @@ class SlowRanks {
 
     // Any thread's: the slow rank, once it was named and until it is slow no longer.
     std::optional<SlowRank> slowest() const;
+    // All that were named so far, the latest ones of very many, in the order of time.
+    std::vector<SlowRank> so_far() const;
+    // Whether this rank has been named since this was asked last.
+    bool take_named_here() {
+        return named_here_.load(std::memory_order_relaxed) && named_here_.exchange(false, std::memory_order_relaxed);
+    }
     void lock_for_fork() { mutex_.lock(); }
     void unlock_after_fork() { mutex_.unlock(); }
 
@@ -51,7 +59,8 @@ class SlowRanks {
     std::optional<SlowRank> judge() const;
     std::string names(const std::vector<int>& ranks) const;
     std::string describe(const SlowRank& slow) const;
-    void set(std::optional<SlowRank> slow);
+    void name(const SlowRank& slow, bool is_new);
+    void clear();
 
     const EngineOptions& options_;
     std::vector<Counts> latest_, before_;  // by rank; at the beginning of the window
@@ -62,8 +71,10 @@ class SlowRanks {
     int clear_ = 0;              // and in which those that were named were not
     int untold_ = 0;             // and of which nothing can be told
 
+    std::atomic<bool> named_here_{false};
     mutable std::mutex mutex_;
     std::optional<SlowRank> named_;
+    std::vector<SlowRank> so_far_;
 };
 
 }  // namespace multiring

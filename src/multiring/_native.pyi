@@ -291,13 +291,15 @@ class Engine:
         late_seconds: float = 30.0,
         trace: bool = False,
         helpers: int | None = None,
+        when_slow: Callable[[str], None] | None = None,
     ) -> None:
         """
         ``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when the
         ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the
         machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout``
         seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens when.
-        ``helpers``: threads that sum for calls on cards, by the cores that are left if None.
+        ``helpers``: threads that sum for calls on cards, by the cores that are left if None. ``when_slow(reason)``
+        is called in a thread that calls or waits, once this rank keeps the others waiting.
         """
 
     @property
@@ -389,7 +391,8 @@ class Engine:
         that its memory was read) and ``seconds_waited`` (that callers waited for it).
         ``slowest`` is None, or says which ``ranks`` (one, or some of one ``host``) enter collectives later than
         the others, who wait for them for this ``share`` of the time, for how many ``seconds`` now, and for what
-        ``reason``: "computes", "has no core", "sleeps" or "does not run", between collectives.
+        ``reason``: "computes", "has no core", "sleeps" or "does not run", between collectives; it ``began`` at
+        this time.monotonic(). ``slow_so_far`` lists all that did, with the seconds that it took in all.
         """
 
     def traced(self) -> list[tuple[int, bool, int, bytes]]:

@@ -41,7 +41,10 @@ def compute(seconds: float) -> None:
 
 
 def steps_until(named: bool, late: list[int], how: str, works: int) -> tuple[dict[str, Any] | None, float]:
-    """Steps until all ranks know of a slow one, or of none; what is known then, and the part of time that it ran."""
+    """Steps until all ranks know of a slow one, and one that sleeps where, or of none.
+
+    What is known then, and the part of time that it ran.
+    """
     number, began, slowest = 0, time.monotonic(), None
     ran = wall = 0.0
     while True:
@@ -57,7 +60,8 @@ def steps_until(named: bool, late: list[int], how: str, works: int) -> tuple[dic
         now = mr.stats()["slowest"]
         slowest = now or slowest if named else now
         over = time.monotonic() - began > PATIENCE_SECONDS
-        if step(number, over or (slowest is not None) == named, works):
+        knows_where = not named or mr.rank() not in late or how != "sleeps" or bool(slowest and slowest["where"])
+        if step(number, over or ((slowest is not None) == named and knows_where), works):
             assert not over, "not in time"
             return slowest, ran / wall if wall else 0.0
         number += 1
@@ -68,8 +72,9 @@ def some_late(late: list[int], how: str, works: int) -> dict[str, Any]:
     mr.init()
     slowest, ran = steps_until(True, late, how, works)
     steps_until(False, [], how, works)
+    so_far = mr.stats()["slow_so_far"]
     mr.shutdown()
-    return {"slowest": slowest, "ran": ran}
+    return {"slowest": slowest, "ran": ran, "so_far": so_far}
 
 
 def without_a_core() -> dict[str, Any]:

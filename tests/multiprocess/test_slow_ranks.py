@@ -11,6 +11,8 @@ import slow_ranks
 
 ENVIRONMENT = {"MULTIRING_TIMEOUT": "100"}
 
+WHERE_IT_SLEEPS = "in steps_until: time.sleep(LATE_SECONDS)"
+
 TELLS_WHY = Path("/proc/self/schedstat").exists()
 """Whether the system tells a thread that sleeps from one that has no core."""
 
@@ -38,6 +40,13 @@ def test_late_ranks_are_named_with_their_reason_until_they_are_late_no_longer(
         had_its_core = outcomes[late[0]].value["ran"] > 0.75
         reason = how if how == "computes" or TELLS_WHY else "does not run"
         assert slowest["reason"] == reason or (how == "computes" and not had_its_core)
+        assert late in [each["ranks"] for each in outcome.value["so_far"]]
+        assert slowest["where"] == "" or outcomes.index(outcome) in late
+    if how == "sleeps":
+        for rank in late:
+            assert WHERE_IT_SLEEPS in outcomes[rank].error
+            assert WHERE_IT_SLEEPS in outcomes[rank].value["slowest"]["where"]
+    assert all("for which the others wait" not in outcomes[rank].error for rank in range(size) if rank not in late)
     name = f"rank {late[0]} (host" if len(late) == 1 else f"host {hosts[late[0]]} (ranks {late[0]}, {late[1]})"
     named, over = (
         [line for line in outcomes[0].error.splitlines() if line.startswith(name) and what in line]

@@ -9,10 +9,10 @@ from multiring.launch.summary import summary
 HOSTS = dict.fromkeys(range(4), "a") | {3: "b"}
 
 
-def account(waited_for: dict[str, float], calls: int = 10) -> dict[str, Any]:
+def account(waited_for: dict[str, float], calls: int = 10, **others: Any) -> dict[str, Any]:
     waiting = sum(waited_for.values())
-    whole = {"seconds": 20.0, "calls": calls, "bytes": 3 << 20}
-    return {**whole, "in_calls": waiting + 1, "waiting": waiting, "waited_for": waited_for}
+    whole = {"seconds": 20.0, "calls": calls, "bytes": 3 << 20, "slow": [], "places": []}
+    return {**whole, "in_calls": waiting + 1, "waiting": waiting, "waited_for": waited_for, **others}
 
 
 def test_a_late_rank_makes_its_neighbours_late() -> None:
@@ -35,3 +35,24 @@ def test_nothing_to_say_of_ranks_that_did_nothing_together() -> None:
     assert summary({}, HOSTS) == []
     assert summary({0: account({})}, HOSTS) == []
     assert summary({0: account({}, calls=0), 1: account({}, calls=0)}, HOSTS) == []
+
+
+def test_those_that_were_slow_are_told_with_what_kept_them() -> None:
+    slow = [
+        {"ranks": [1], "seconds": 4.0, "reason": "sleeps"},
+        {"ranks": [2, 3], "seconds": 5.0, "reason": "computes"},
+        {"ranks": [1], "seconds": 3.0, "reason": "sleeps"},
+        {"ranks": [0], "seconds": 2.0, "reason": "has no core"},
+        {"ranks": [0], "seconds": 1.0, "reason": "does not run"},
+    ]
+    told = {
+        0: account({"1": 2.0}, slow=slow[:1]),
+        1: account({"0": 0.5}, slow=slow, places=["train.py:7 in load: time.sleep(1)"]),
+        3: account({"1": 1.0}, slow=slow[:2]),
+    }
+    assert summary(told, dict.fromkeys(range(4), "a") | {2: "b", 3: "b"})[3:] == [
+        "rank 1 (host a) kept the others waiting for 7 s: it slept between collectives, or waited for data, a lock or "
+        "another process, most often at train.py:7 in load: time.sleep(1)",
+        "ranks 2, 3 (host b) kept the others waiting for 5 s: it computed between collectives",
+        "rank 0 (host a) kept the others waiting for 2 s: it was ready to run between collectives and had no core",
+    ]

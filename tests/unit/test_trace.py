@@ -91,6 +91,27 @@ def test_a_file_is_whole_after_each_rank(tmp_path: Path) -> None:
     assert threads.count("main thread (5 earlier events lost)") == 3
 
 
+def test_a_slow_rank_has_a_track_of_when_it_kept_the_others_waiting(tmp_path: Path) -> None:
+    slow = [
+        {"ranks": [1], "host": "b", "began": 3.0, "seconds": 1.5, "share": 0.25, "reason": "sleeps"},
+        {"ranks": [0, 2], "host": "a", "began": 4.0, "seconds": 1.0, "share": 0.5, "reason": "computes"},
+    ]
+    thread = (7, False, 0, record(trace.CALL, 0, 50))
+    of_rank = {}
+    for rank in range(3):
+        timeline = trace.Timeline(tmp_path / "t.json", rank, "a", offset=2_000_000)
+        of_rank[rank] = [e for e in timeline.events([thread], slow) if e.get("cat") == "slow"]
+    (event,) = of_rank[1]
+    assert (event["name"], event["ts"], event["dur"], event["args"]) == (
+        "sleeps",
+        3_002_000,
+        1_500_000,
+        {"share": 0.25},
+    )
+    assert [e["name"] for rank in (0, 2) for e in of_rank[rank]] == ["computes", "computes"]
+    assert event["tid"] not in [e["tid"] for e in intervals(list(timeline.events([thread])))]
+
+
 def test_later_generations_and_restarts_add_processes_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     for restart in (0, 1):

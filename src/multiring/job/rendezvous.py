@@ -38,6 +38,7 @@ from multiring.net.links import Links
 from multiring.planning.speeds import speeds
 from multiring.runtime import trace
 from multiring.runtime.engine import Connecting
+from multiring.runtime.sampler import Sampler
 from multiring.runtime.world import World
 from multiring.simulate import forced
 
@@ -89,6 +90,7 @@ class _Attachment:
     """What a rank has once all have proved who shares a host: its engine, to which those of its host are attached."""
 
     engine: _native.Engine | MpiEngine
+    sampler: Sampler
     proof: Proof
 
 
@@ -186,7 +188,7 @@ def rejoin(
 def _alone(identity: RankIdentity, settings: env.Settings, text: str, acceptor: Acceptor | None = None) -> World:
     names = [settings.host or socket.gethostname()]
     topology, timeline = topology_of(text, names), _timeline(identity, settings)
-    engine = _engine(identity, names, settings)
+    engine = _engine(identity, names, settings, Sampler("rank 0"))
     return World(0, topology, engine, None, settings, acceptor, text, identity.present, timeline=timeline)
 
 
@@ -214,6 +216,7 @@ def _join(joiner: _Joiner, undo: contextlib.ExitStack) -> World:
         connection.topology,
         identity.present,
         timeline=arrival.timeline,
+        sampler=attachment.sampler,
         speeds=speeds([one.placement(name) for one, name in zip(arrival.introductions, names, strict=True)]),
     )
 
@@ -255,9 +258,10 @@ def _prove(joiner: _Joiner, arrival: _Arrival, undo: contextlib.ExitStack) -> _A
     identity, settings, exchange = joiner.identity, joiner.settings, joiner.exchange
     introductions = arrival.introductions
     with exchange.reporting("prove"):
-        engine = _engine(identity, [each.host for each in introductions], settings)
-        undo.callback(engine.shutdown)
         mine = introductions[identity.rank]
+        sampler = Sampler(f"rank {identity.rank} (host {mine.host})")
+        engine = _engine(identity, [each.host for each in introductions], settings, sampler)
+        undo.callback(engine.shutdown)
         claimed = {peer: each.unix for peer, each in enumerate(introductions) if each.claims_host_of(mine)}
         del claimed[identity.rank]
         attached = local.attach(
@@ -269,7 +273,7 @@ def _prove(joiner: _Joiner, arrival: _Arrival, undo: contextlib.ExitStack) -> _A
         return hosts.prove(found, introductions, arrival.topology, settings).encode()
 
     _, verdict = exchange.round("prove", {"attached": attached}, judge)
-    return _Attachment(engine, Proof.decode(verdict))
+    return _Attachment(engine, sampler, Proof.decode(verdict))
 
 
 def _connect(joiner: _Joiner, arrival: _Arrival, attachment: _Attachment, undo: contextlib.ExitStack) -> _Connection:
@@ -313,7 +317,9 @@ def _first(*failures: Callable[[], BaseException | None]) -> BaseException | Non
     return next((error for error in (failure() for failure in failures) if error is not None), None)
 
 
-def _engine(identity: RankIdentity, names: list[str], settings: env.Settings) -> _native.Engine | MpiEngine:
+def _engine(
+    identity: RankIdentity, names: list[str], settings: env.Settings, sampler: Sampler
+) -> _native.Engine | MpiEngine:
     if settings.engine == "mpi" and identity.world_size > 1:
         world = bootstrap.mpi_that_moves_data(identity)
         from multiring.runtime.mpi.engine import MpiEngine
@@ -330,6 +336,7 @@ def _engine(identity: RankIdentity, names: list[str], settings: env.Settings) ->
         late_seconds=settings.late_warning,
         trace=bool(settings.trace),
         helpers=settings.card_threads,
+        when_slow=sampler.look,
         inproc=identity.world_size == 1,  # private memory: there is nobody to share it with
     )
 

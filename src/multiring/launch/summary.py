@@ -1,4 +1,4 @@
-"""What a job did, in three lines: how much, how long its ranks waited, and for whom."""
+"""What a job did, in three lines and some: how much, how long its ranks waited, for whom, and what kept those."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from statistics import median
 from typing import Any
 
 from multiring.units import duration, size
+
+MOST_SLOW = 3
+"""Lines about ranks that were slow while the job ran."""
+
+KEPT_BY = {
+    "computes": "it computed between collectives",
+    "has no core": "it was ready to run between collectives and had no core",
+    "sleeps": "it slept between collectives, or waited for data, a lock or another process",
+    "does not run": "it did not run between collectives",
+}
 
 
 def summary(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str]) -> list[str]:
@@ -23,6 +33,7 @@ def summary(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str])
         f"{len(accounts)} ranks in {duration(whole)}; of one rank at most {calls} calls and {size(sent)} sent",
         f"the median rank was in calls for {_part(blocked, whole)}, of these waiting for {_part(waiting, whole)}",
         _slowest(accounts, hosts),
+        *_slow(accounts, hosts),
     ]
 
 
@@ -39,6 +50,28 @@ def _slowest(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str]
         f"slowest: rank {slowest} (host {hosts[slowest]}): others waited {duration(caused[slowest])} for it, "
         f"it waited {duration(suffered[slowest])} for others"
     )
+
+
+def _slow(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str]) -> list[str]:
+    """The ranks that were named as slow while the job ran, by the rank that saw most of it: those longest first."""
+    seen = max((account["slow"] for account in accounts.values()), key=lambda slow: sum(s["seconds"] for s in slow))
+    seconds: Counter[tuple[tuple[int, ...], str]] = Counter()
+    for slow in seen:
+        seconds[tuple(slow["ranks"]), slow["reason"]] += slow["seconds"]
+    return [_told(ranks, reason, lasted, accounts, hosts) for (ranks, reason), lasted in seconds.most_common(MOST_SLOW)]
+
+
+def _told(
+    ranks: tuple[int, ...],
+    reason: str,
+    seconds: float,
+    accounts: Mapping[int, Mapping[str, Any]],
+    hosts: Mapping[int, str],
+) -> str:
+    name = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} (host {hosts[ranks[0]]})"
+    places = [place for rank in ranks if rank in accounts for place in accounts[rank]["places"]]
+    where = f", most often at {places[-1]}" if places else ""
+    return f"{name} kept the others waiting for {duration(seconds)}: {KEPT_BY[reason]}{where}"
 
 
 def _part(seconds: float, whole: float) -> str:

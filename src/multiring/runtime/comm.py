@@ -285,10 +285,14 @@ class Communicator:
         """Counters of this process's engine, and by id what this communicator's plans have done so far.
 
         ``peers`` are counted by rank of the world, ``links`` by the level that joins them to this rank. ``slowest``
-        says which ranks of the world keep the others waiting now, and what with; None if nobody does.
+        says which ranks of the world keep the others waiting now, and what with, and on such a rank ``where`` in the
+        program it is ("" before that is known, and elsewhere); None if nobody does. ``slow_so_far`` are all that did.
         """
         plans = {plan: asdict(measured) for plan, measured in self._group.plans.measured().items()}
         counted = self._group.engine.statistics()
+        if (slowest := counted["slowest"]) is not None:
+            sampler = self.world.sampler if self.world.rank in slowest["ranks"] else None
+            slowest["where"] = sampler.place if sampler is not None else ""
         return {**counted, "links": self._by_level(counted["peers"]), "plans": plans}
 
     def _by_level(self, peers: dict[int, dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -68,12 +68,15 @@ class Timeline:
     process: int = field(default_factory=os.getpid)
     _written: bool = False
 
-    def write(self, threads: Sequence[Thread]) -> None:
-        """Add what the engine recorded to the file, once; the first time that it cannot be added, that is logged."""
+    def write(self, threads: Sequence[Thread], slow: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Add what the engine recorded to the file, once; the first time that it cannot be added, that is logged.
+
+        ``slow``: which ranks kept the others waiting, and when, as `Communicator.stats` has it.
+        """
         if self._written or self.process != os.getpid():
             return
         self._written = True
-        events = (json.dumps(event, separators=(",", ":")) for event in self.events(threads))
+        events = (json.dumps(event, separators=(",", ":")) for event in self.events(threads, slow))
         try:
             with _opened(self.path) as descriptor:
                 _append(descriptor, ",\n".join(events).encode())
@@ -82,7 +85,7 @@ class Timeline:
                 _lacking.add(self.path)
                 _log.warning("the timeline lacks events of rank %d, and the job goes on without: %s", self.rank, error)
 
-    def events(self, threads: Sequence[Thread]) -> Iterator[dict[str, Any]]:
+    def events(self, threads: Sequence[Thread], slow: Sequence[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
         """The events of this rank, in the Trace Event Format."""
         pid = PIDS * _pair(self.restart, self.generation) + self.rank + 1
         words = [f"rank {self.rank} (host {self.host})"]
@@ -107,6 +110,21 @@ class Timeline:
                     "dur": (event["end"] - event["begin"]) / 1e3,
                     **_described(event, self.phases),
                 }
+        for each in slow:
+            if self.rank not in each["ranks"]:
+                continue
+            key = (0, len(threads))
+            yield from _track(pid, tracks, key, "keeps the others waiting")
+            yield {
+                "ph": "X",
+                "pid": pid,
+                "tid": tracks[key],
+                "ts": 1e6 * each["began"] + self.offset / 1e3,
+                "dur": 1e6 * each["seconds"],
+                "name": each["reason"],
+                "cat": "slow",
+                "args": {"share": each["share"]},
+            }
 
 
 def prepare(path: str, rank: int, host: str, restart: int) -> Timeline:

@@ -18,6 +18,7 @@ from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 from multiring.runtime import trace
 from multiring.runtime.engine import Engine
+from multiring.runtime.sampler import Sampler
 
 if TYPE_CHECKING:  # asyncio, which a world of one does without
     from multiring.net.acceptor import Acceptor
@@ -56,6 +57,8 @@ class World:
     draws: Iterator[int] = field(default_factory=itertools.count)
     """Counts the numbers that this rank draws for groups."""
     timeline: trace.Timeline | None = None
+    sampler: Sampler | None = None
+    """Tells where this rank is when the others wait for it; None where it is alone."""
     speeds: Speeds = NATIVE
     """What its ranks need, those that share cores included."""
     began: float = field(default_factory=time.monotonic)
@@ -117,25 +120,27 @@ class World:
         self.left.set()
         if self.links:
             self.links.close()
+        slow = [] if self.timeline is None else self.engine.statistics()["slow_so_far"]
         try:
             self.engine.shutdown()
         finally:
             if self.timeline is not None:
-                self.timeline.write(self.engine.traced())
+                self.timeline.write(self.engine.traced(), slow)
 
     def account(self) -> dict[str, Any]:
         """What this rank did since it joined the job, and for which ranks its callers waited."""
         counted = self.engine.statistics()
-        peers = counted["peers"]
+        peers, members = counted["peers"], self.membership.members
+        place = self.sampler.place if self.sampler is not None else ""
         account = {
             "seconds": time.monotonic() - self.began,
             "calls": counted["operations"],
             "bytes": sum(peer["bytes_sent"] for peer in peers.values()),
             "in_calls": counted["seconds_in_calls"],
             "waiting": counted["seconds_waiting"],
-            "waited_for": Counter(
-                {self.membership.members[rank]: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()}
-            ),
+            "waited_for": Counter({members[rank]: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()}),
+            "slow": [{**slow, "ranks": [members[rank] for rank in slow["ranks"]]} for slow in counted["slow_so_far"]],
+            "places": [place] if place else [],
         }
         return {name: self.former[name] + account[name] for name in account} if self.former else account
 

@@ -448,7 +448,8 @@ class MpiEngine:
             "seconds_in_calls": self._seconds_in_calls,
             "seconds_waiting": self._seconds_waiting,
             "peers": {rank: dict(counted) for rank, counted in self._peers.items()},
-            "slowest": None,  # is told by the native engine's signs of life
+            "slowest": None,  # the native engine's signs of life tell of it
+            "slow_so_far": [],
         }
 
     def installed_record(self, handle: int) -> tuple[int, int, float]:

@@ -1,0 +1,129 @@
+"""Where a rank that keeps the others waiting is between its collectives: a sampling profiler, for some seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import logging
+import os
+import random
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+SECONDS, INTERVAL = 5.0, 0.02
+ENOUGH = 150
+FEWEST = 5
+"""Samples between collectives from which on it is said where they were."""
+LONGEST_LINE = 80
+
+_HERE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = tuple({path + os.sep for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))})
+_ASLEEP = {"sleeps": True, "computes": False}
+"""Which samples tell why: those in which the thread slept, or those in which it ran. All, for other reasons."""
+_IS = {"sleeps": "is asleep at", "computes": "is busy at"}
+_log = logging.getLogger("multiring")
+
+
+class Sampler:
+    """Looks where the thread is that calls collectives, when its rank is found to keep the others waiting."""
+
+    def __init__(self, name: str):
+        """``name``: "rank 1 (host b)"."""
+        self.place = ""
+        """Where the thread was found most often, "file:line in function: source"; "" until that is known."""
+        self._name = name
+        self._lock = threading.Lock()
+
+    def look(self, reason: str) -> None:
+        """Begin to look at the calling thread, unless that is being done; what is found is logged."""
+        if not self._lock.acquire(blocking=False):
+            return
+        thread = threading.get_ident()
+        clock = time.pthread_getcpuclockid(thread)
+        try:
+            threading.Thread(target=self._run, args=(reason, thread, clock), daemon=True, name="sampler").start()
+        except RuntimeError as error:  # no thread can be had
+            self._lock.release()
+            _log.warning("%s: where it is between collectives cannot be told: %s", self._name, error)
+
+    def _run(self, reason: str, thread: int, clock: int) -> None:
+        try:
+            found = _samples(thread, clock, _ASLEEP.get(reason))
+        finally:
+            self._lock.release()
+        total = found.total()
+        if total < FEWEST:
+            return
+        (place, count), *_ = found.most_common(1)
+        self.place = place
+        _log.warning(
+            "%s, for which the others wait, %s %s (%d of %d samples between collectives)",
+            self._name,
+            _IS.get(reason, "is at"),
+            place,
+            count,
+            total,
+        )
+
+
+def _samples(thread: int, clock: int, asleep: bool | None) -> Counter[str]:
+    """Where the thread was, for the samples that count; a thread that ends is looked at no longer."""
+    found: Counter[str] = Counter()
+    end = time.monotonic() + SECONDS
+    before = time.monotonic(), time.clock_gettime(clock)
+    while time.monotonic() < end and found.total() < ENOUGH:
+        time.sleep(INTERVAL * random.uniform(0.5, 1.5))  # or it might keep step with what it looks at
+        frame = sys._current_frames().get(thread)
+        if frame is None:
+            break
+        place = _place(frame)
+        del frame
+        try:
+            now = time.monotonic(), time.clock_gettime(clock)
+        except OSError:  # it has ended
+            break
+        slept = 2 * (now[1] - before[1]) < now[0] - before[0]
+        before = now
+        if place and asleep in (None, slept):
+            found[place] += 1
+    return found
+
+
+def _place(frame: FrameType) -> str:
+    """The innermost line of the user's program, and the library's function that it is in; "" in a collective."""
+    each: FrameType | None = frame
+    while each is not None and _is_library(each.f_code.co_filename):
+        if each.f_code.co_filename.startswith(_HERE):
+            return ""
+        each = each.f_back
+    if each is None:
+        return _told(frame)
+    return _told(each) + ("" if each is frame else f", in {frame.f_code.co_name} of {_short(frame)}")
+
+
+def _told(frame: FrameType) -> str:
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    if len(line) > LONGEST_LINE:
+        line = line[: LONGEST_LINE - 3] + "..."
+    return f"{_short(frame)}:{frame.f_lineno} in {frame.f_code.co_name}" + (f": {line}" if line else "")
+
+
+def _short(frame: FrameType) -> str:
+    """The file's path, from the working directory or from the library's where it lies in one of them."""
+    path = frame.f_code.co_filename
+    directories = sorted(_LIBRARIES, key=len, reverse=True)
+    with contextlib.suppress(FileNotFoundError):  # the directory is gone
+        directories.append(os.getcwd() + os.sep)
+    for directory in directories:
+        if path.startswith(directory):
+            return path[len(directory) :]
+    return path
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith((_HERE, "<frozen", *_LIBRARIES)) or "site-packages" in path or "dist-packages" in path
