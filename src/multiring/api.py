@@ -144,7 +144,7 @@ def shrink(timeout: float | None = None) -> Agreement:
     of the ranks go on, or half of them with rank 0. RendezvousError for all others, and for a rank that was taken for
     lost: they have left the job then.
     """
-    from multiring.job import survivors
+    from multiring.job import growth, survivors
 
     global _default
     with _lock:
@@ -165,6 +165,8 @@ def shrink(timeout: float | None = None) -> Agreement:
         world, agreement = survivors.shrink(former, completed, seconds)
         world.follow(former, account)
         adopt(Communicator(Group(world, timeout=communicator.timeout)), _given)
+        if _given is None:
+            growth.report_excluded(former.membership, world)
         return agreement
 
 

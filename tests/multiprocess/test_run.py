@@ -400,6 +400,23 @@ def test_a_lost_rank_is_started_again_and_admitted(launch: Launch) -> None:
     assert "ranks in" in result.stderr  # the summary
 
 
+@pytest.mark.parametrize("replacements", [1, 0])
+def test_a_stopped_rank_is_ended_when_the_others_have_gone_on_without_it(launch: Launch, replacements: int) -> None:
+    left = 3 + replacements
+    launch.environment.update(VICTIM="1", STRIKES="SIGSTOP", WANTED=str(left), MULTIRING_HEARTBEAT_TIMEOUT="3")
+    words = ("--min-ranks", "3", "--max-replacements", str(replacements), launch.script(REGROW))
+    result = launch.run("-n", "4", *words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    ended = r"rank 1 on host \S+ was stopped or out of reach, and was ended: the others had gone on without it, after "
+    assert re.search(ended, result.stderr), result.stderr
+    assert ("rank 1 is started again, replacement 1 of 1" in result.stderr) == bool(replacements)
+    total = sum(range(1, left + 1))
+    sums = " ".join(str(total * index) for index in range(5))
+    for rank in range(left):
+        assert f"sum {sums} of {rank} beside {left} oldest 0\n" in result.stdout
+    wait_until(lambda: launch.processes() == [], "all processes have ended")
+
+
 def test_the_end_names_who_left_early_and_not_what_the_job_had_recovered_from(launch: Launch) -> None:
     leaves = """
         import sys

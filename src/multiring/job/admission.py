@@ -21,6 +21,7 @@ from typing import Any
 
 from multiring.errors import RendezvousError
 from multiring.job.store import Client, Server
+from multiring.net.membership import Membership
 
 ANSWER_SECONDS = 5.0
 """A newcomer that has not answered by then is not invited again."""
@@ -187,6 +188,32 @@ def is_member(server: Server, job: str, replacement: int) -> bool:
     """Whether the newcomer of this number was admitted, for the launcher, who serves the store."""
     admission = server.peek(_entering(job, replacement))
     return admission is not None and server.peek(f"{admission.decode()}/verdict") == _GROWN
+
+
+def exclude(store: Client, job: str, restart: int, ranks: Mapping[int, int]) -> None:
+    """Let the launcher know that the others have gone on without these ``ranks``, by the generation in which they came.
+
+    One that was stopped, or that could not be reached, has yet to end.
+    """
+    for rank, entered in ranks.items():
+        store.set(_excluded(job, restart, rank, entered), b"")
+
+
+def is_excluded(server: Server, job: str, restart: int, rank: int, replacement: int) -> bool:
+    """Whether the others have gone on without this process of a rank: the ``replacement`` of this number, 0 if none."""
+    entered = 0
+    if replacement:
+        admission = server.peek(_entering(job, replacement))
+        found = admission and server.peek(f"{admission.decode()}/member_list")
+        if not found:
+            return False  # it is no member yet
+        membership = Membership.decode(json.loads(found)["membership"])
+        entered = membership.entered[membership.members.index(rank)]
+    return server.peek(_excluded(job, restart, rank, entered)) is not None
+
+
+def _excluded(job: str, restart: int, rank: int, entered: int) -> str:
+    return f"multiring/{job}/{restart}/excluded/{rank}/{entered}"
 
 
 def _entering(job: str, replacement: int) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from multiring import env
 from multiring.errors import MultiringError, RendezvousError
 from multiring.job import bootstrap, rendezvous
-from multiring.job.admission import ANSWER_SECONDS, Admission, JoinQueue, NotAdmitted, Record
+from multiring.job.admission import ANSWER_SECONDS, Admission, JoinQueue, NotAdmitted, Record, exclude
 from multiring.job.bootstrap import RankIdentity, no_meeting
 from multiring.job.checks import Terms, check_settings, difference
 from multiring.job.exchange import Exchange
@@ -29,6 +29,9 @@ from multiring.job.survivors import Agreement
 from multiring.net.membership import Membership
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.world import World
+
+REPORT_SECONDS = 5.0
+"""How long the survivors' rank 0 tries to reach the launcher, who only ends what they go on without."""
 
 _log = logging.getLogger("multiring")
 
@@ -79,6 +82,20 @@ def grow(communicator: Communicator, timeout: float | None, *, launched: bool = 
     before = {label: rank for rank, label in enumerate(world.membership.members)}
     members = tuple(before.get(label, -1) for label in joined.membership.members)
     return replace(joined, settings=world.settings), Agreement(joined.membership.generation, members, completed)
+
+
+def report_excluded(before: Membership, world: World) -> None:
+    """Let the launcher know, by rank 0 of those who are left, who of the membership ``before`` is not among them."""
+    if world.rank != 0 or not env.read(env.Launch).store:
+        return
+    entered = dict(zip(before.members, before.entered, strict=True))
+    gone = {rank: entered[rank] for rank in before.members if rank not in world.membership.members}
+    identity = bootstrap.rank_identity()
+    try:
+        with identity.meet(replace(world.settings, init_timeout=REPORT_SECONDS)) as meeting:
+            exclude(cast(Client, meeting.store), identity.job, identity.restart, gone)
+    except RendezvousError as error:
+        _log.warning("the launcher does not know that the job goes on without ranks %s: %s", sorted(gone), error)
 
 
 def enter(identity: RankIdentity, settings: env.Settings) -> World:

@@ -21,6 +21,12 @@ from multiring.net.loop import within
 PATIENCE_SECONDS = 1.0
 """How long the others may go on after a rank has failed: those that notice say what they were doing."""
 
+LOOK_SECONDS = 0.5
+"""Between two looks at whether the ranks have gone on without one that has not ended."""
+
+LEAVING_SECONDS = 5.0
+"""How long such a rank may take to end by itself: one that is stopped does not."""
+
 MOST_LISTED = 16
 """Ranks in a line."""
 
@@ -69,9 +75,19 @@ class Attempt:
     """Follows the ranks that the agents have been told to start; `run` returns when all have ended."""
 
     def __init__(
-        self, agents: Agents, output: Output, stdin: Input | None, min_ranks: int, replacements: Replacements
+        self,
+        agents: Agents,
+        output: Output,
+        stdin: Input | None,
+        min_ranks: int,
+        replacements: Replacements,
+        is_excluded: Callable[[int, int], bool],
     ) -> None:
-        """``stdin`` is what rank 0 reads if it runs on another host; ``min_ranks`` go on without those that fail."""
+        """``stdin`` is what rank 0 reads if it runs on another host; ``min_ranks`` go on without those that fail.
+
+        ``is_excluded(rank, number)`` tells whether the others have gone on without the process of a rank: its
+        replacement of that number, 0 if it is none.
+        """
         self._agents = agents
         self._output = output
         self._stdin = stdin
@@ -89,6 +105,11 @@ class Attempt:
         self._replacements = replacements
         self._replaced: dict[int, int] = {}
         """The number of the replacement of each rank that was started again."""
+        self._is_excluded = is_excluded
+        self._excluded: dict[int, float] = {}
+        """Since when it is known of a rank that runs that the others have gone on without it."""
+        self._ended_here: set[int] = set()
+        """Those of them that were killed."""
         self._has_failed = False
         self._failures: list[JobFailure] = []
         self._judged = False
@@ -116,7 +137,9 @@ class Attempt:
         if self._stdin is not None:
             self._stdin.attach()
         followers = [asyncio.create_task(self._follow(assignment, agent)) for assignment, agent in self._agents]
+        looking = asyncio.create_task(self._end_the_excluded())
         await self._over.wait()
+        looking.cancel()
         await self._end_ranks()
         if self._stdin is not None:
             self._stdin.detach()
@@ -158,6 +181,20 @@ class Attempt:
                 if len(remaining) > MOST_LISTED:
                     listed.append(f"{len(remaining) - MOST_LISTED} more")
                 self._output.note(f"these ranks do not end: {', '.join(listed)}")
+
+    async def _end_the_excluded(self) -> None:
+        """Kill the ranks that the others go on without, if they do not end by themselves."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            for rank in sorted(self._running):
+                if not self._is_excluded(rank, self._replaced.get(rank, 0)):
+                    continue
+                if now - self._excluded.setdefault(rank, now) < LEAVING_SECONDS or rank in self._ended_here:
+                    continue
+                self._ended_here.add(rank)
+                assignment, agent = next(each for each in self._agents if rank in each[0].ranks)
+                agent.send("signal", number=signal.SIGKILL, without=[r for r in assignment.ranks if r != rank])
 
     async def _have_ended(self, seconds: float) -> bool:
         try:
@@ -210,7 +247,10 @@ class Attempt:
                 return
             if code != 0:
                 seconds = time.monotonic() - self._begin
-                what = f"rank {rank} on host {self._host[rank]} failed: {describe_exit(code)}, after {seconds:.1f} s"
+                how = f"failed: {describe_exit(code)}"
+                if rank in self._ended_here:
+                    how = "was stopped or out of reach, and was ended: the others had gone on without it"
+                what = f"rank {rank} on host {self._host[rank]} {how}, after {seconds:.1f} s"
                 self._fail(JobFailure(what, shell_code(code), rank, message["blames"]), [rank])
             else:
                 self._left.add(rank)
@@ -236,6 +276,8 @@ class Attempt:
         self._fail(JobFailure(what, 1), assignment.ranks)
 
     def _replace(self, rank: int) -> None:
+        self._excluded.pop(rank, None)
+        self._ended_here.discard(rank)
         number = self._replacements.take()
         if number is not None:
             agent = next(agent for assignment, agent in self._agents if rank in assignment.ranks)

@@ -6,7 +6,9 @@ import asyncio
 import os
 import secrets
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +138,8 @@ class Launcher:
                     "MULTIRING_REPLACEMENT": 0,
                 }
                 texts = {name: str(value) for name, value in variables.items()}
-                attempt = await self._run_once(secret, texts, replacements)
+                is_excluded = partial(admission.is_excluded, server, job, restart)
+                attempt = await self._run_once(secret, texts, replacements, is_excluded)
                 failure = attempt.failure
                 self._accounts = attempt.accounts
                 if failure is None or attempt.agent_lost or self._interrupted or restart == self._job.max_restarts:
@@ -169,7 +172,13 @@ class Launcher:
         )
         return (addresses or [self._first.host])[0], port
 
-    async def _run_once(self, secret: bytes, variables: dict[str, str], replacements: Replacements) -> Attempt:
+    async def _run_once(
+        self,
+        secret: bytes,
+        variables: dict[str, str],
+        replacements: Replacements,
+        is_excluded: Callable[[int, int], bool],
+    ) -> Attempt:
         terminal = Terminal.of_this_process()
         for _, agent in self._agents:
             # A socket can be listened to: whoever joined through it has the given secret already.
@@ -178,7 +187,7 @@ class Launcher:
         if not isinstance(self._first, ForkedAgent) and self._stdin is None:
             self._stdin = Input(lambda data: self._first.send("input", text=to_text(data)))
         self._attempt = attempt = Attempt(
-            self._agents, self._output, self._stdin, self._job.min_ranks or self._world_size, replacements
+            self._agents, self._output, self._stdin, self._job.min_ranks or self._world_size, replacements, is_excluded
         )
         await attempt.run()
         self._attempt = None
