@@ -26,7 +26,12 @@ def read_text(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file; OSError with its name, which Python's lacks where the disk is full."""
+    """Write a file; OSError with its name, which Python's lacks where the disk is full, or if it is a symbolic link.
+
+    What the link leads to would be lost; those of /dev are no files.
+    """
+    if path.is_symlink() and path.parent != Path("/dev"):
+        raise OSError(errno.EEXIST, f"it is a symbolic link, to {path.resolve()}; name the file itself", str(path))
     try:
         path.write_text(text, "utf-8")
     except OSError as error:

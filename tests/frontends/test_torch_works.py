@@ -164,9 +164,12 @@ def asked_by_the_device() -> None:
         assert (backend.name(), backend.rank(), backend.size()) == ("multiring", rank, size)
         assert not backend.supports_splitting
         assert not backend.supports_tensor_alloc(cpu)
+        here._set_sequence_number_for_group()
+        before = here._get_sequence_number_for_group()
         x = own(rank, 3)
         backend.allreduce([x]).wait()
         same(x, everyone(size, 3).sum(0))
+        assert here._get_sequence_number_for_group() == backend._get_sequence_number_for_group() == before + 1
         assert "device type meta" in str(caught(RuntimeError, lambda: here._get_backend(torch.device("meta"))))
         assert dist.distributed_c10d._get_process_group_uid(here) == -1
         some = dist.new_group([0, 1])
@@ -174,6 +177,8 @@ def asked_by_the_device() -> None:
             dist.barrier(group=asked)
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), asked)
             assert (some if asked else here)._timeout == seconds
+            options = (some if asked else here)._get_backend(cpu).options
+            assert (options.backend, options._timeout) == ("multiring", timedelta(seconds=seconds))
         if rank == 0:
             error = caught(multiring.CollectiveTimeout, lambda: dist.all_reduce(own(rank, 3), group=some))
             assert "0.5 s" in str(error), error

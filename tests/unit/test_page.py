@@ -15,6 +15,7 @@ from topologies import CORE, card, nested
 from typer.testing import CliRunner, Result
 
 from multiring.cli import report
+from multiring.files import write_text
 from multiring.pages import page
 from multiring.planning import planner
 from multiring.planning.choice import Measured
@@ -212,4 +213,13 @@ def test_a_page_is_not_written_through_a_symbolic_link(tmp_path: Path) -> None:
     done = reported(link, "--machine", "minsky")
     assert done.exit_code == 2
     assert f"'FILE.html': {link}: it is a symbolic link, to {target}; name the file itself" in done.output
+    assert target.read_text() == "mine"
+
+
+def test_a_file_is_not_written_through_a_symbolic_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "precious", tmp_path / "page.html"
+    target.write_text("mine")
+    link.symlink_to(target)
+    with pytest.raises(OSError, match=f"it is a symbolic link, to {target}; name the file itself"):
+        write_text(link, "a page")
     assert target.read_text() == "mine"

@@ -128,7 +128,7 @@ def _refuse_half(environ: Mapping[str, str]) -> None:
     size_name = next((name for name in _SIZES if _above_one(environ.get(name, ""))), None)
     if size_name is not None:
         raise ValueError(
-            f"{size_name}={environ[size_name]} speaks of several ranks, and no variable of {_SIZES[size_name]} says "
+            f"{size_name}={environ[size_name]} speaks of several ranks, and no variable that multiring reads says "
             "which of them this process is: start it by `multiring run`, torchrun, mpirun or srun, or give init() "
             f"rank=, world_size=, store= and secret=; unset {size_name} for a process that is alone"
         )
@@ -140,16 +140,21 @@ def _refuse_half(environ: Mapping[str, str]) -> None:
         )
 
 
-_SIZES = {
-    "OMPI_COMM_WORLD_SIZE": "Open MPI's",
-    "PMI_SIZE": "PMI's",
-    "MV2_COMM_WORLD_SIZE": "a launcher that multiring knows",
-    "SLURM_STEP_NUM_TASKS": "the Slurm step",
-    "LOCAL_WORLD_SIZE": "torchrun's",
-    "MULTIRING_LOCAL_WORLD_SIZE": "multiring's",
-}
-"""Variables that hold a number of ranks, and whose it is. SLURM_NTASKS is none: it is the whole allocation's, which a
-batch script or a shell in the allocation has too."""
+_SIZES = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_STEP_NUM_TASKS",
+    "LOCAL_WORLD_SIZE",
+    "MULTIRING_LOCAL_WORLD_SIZE",
+    "HOROVOD_SIZE",
+    "FLUX_JOB_SIZE",
+    "JSM_NAMESPACE_SIZE",
+    "PALS_LOCAL_SIZE",
+)
+"""Variables that hold a number of ranks. SLURM_NTASKS is none: it is the whole allocation's, which a batch script or a
+shell in the allocation has too."""
 
 
 def _above_one(text: str) -> bool:
@@ -451,6 +456,8 @@ def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
 
 
 def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = env.MOST_BYTES) -> int:
+    if name not in environ:
+        raise ValueError(f"{name} is not set, and others of its launcher are: set it too, or unset those")
     return env.named_number(name, environ.get(name, ""), least, most)
 
 

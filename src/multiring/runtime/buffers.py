@@ -141,7 +141,7 @@ def _refusal(found: _native.Description, *, written: bool) -> Exception:
             f"{what} is not contiguous in C order: hand over numpy.ascontiguousarray(x), or x.contiguous() in torch"
         )
     return ValueError(
-        f"{what} is read-only, and the result is written in place: hand over y = x.copy(), and use y afterwards"
+        f"{what} is read-only, and the result is written in place: hand over y = numpy.array(x), and use y afterwards"
     )
 
 

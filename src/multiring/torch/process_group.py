@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import (
     AllreduceCoalescedOptions,
     AllreduceOptions,
     AllToAllOptions,
+    Backend,
     BarrierOptions,
     BroadcastOptions,
     GatherOptions,
@@ -97,6 +98,18 @@ class MultiringGroup(dist.ProcessGroup):
         if torch.device(device).type not in [known.type for known in self._device_types]:
             raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
         return DeviceBackend(self)
+
+    @property
+    def options(self) -> Backend.Options:
+        """What torch reads the time limit of a group from."""
+        return Backend.Options(self.getBackendName(), timedelta(seconds=self._timeout))
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives were completed here; where nothing is in flight it is the same on all ranks."""
+        return self.group.engine.completed(self.group.number)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: all ranks count from 0."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the time that a collective may take."""
