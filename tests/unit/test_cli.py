@@ -151,10 +151,52 @@ def test_what_would_be_measured_without_end_is_refused(
 ) -> None:
     refused = inside("bench", *words)
     assert (refused.code, refused.output) == (2, "")
-    assert f"Invalid value for {told}" in refused.errors
+    assert f"invalid value for {told}" in refused.errors
 
 
-def test_unknown_command_is_named() -> None:
-    refused = run("fly")
-    assert refused.returncode == 2
-    assert "fly" in refused.stderr
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("fly", "multiring: no such command 'fly'; see multiring --help"),
+        ("lab fly", "multiring lab: no such command 'fly'; see multiring lab --help"),
+        ("lab up", "multiring lab up: missing argument 'TOPOLOGY.toml'; see multiring lab up --help"),
+        ("plan", "multiring plan: missing option '--topology'; see multiring plan --help"),
+        ("doctor now", "multiring doctor: got unexpected extra argument(s) (now); see multiring doctor --help"),
+        ("doctor --jsn", "multiring doctor: no such option: --jsn; did you mean --json?"),
+        (
+            "simulate --hosts",
+            "multiring simulate: option '--hosts' requires an argument; see multiring simulate --help",
+        ),
+        (
+            "simulate --hosts 0",
+            "multiring simulate: invalid value for '--hosts': '0' is not a whole number from 1 to 1000000",
+        ),
+        (
+            "simulate --speed inf",
+            "multiring simulate: invalid value for '--speed': 'inf' is not a number of 0.001 or more",
+        ),
+        (
+            "simulate --spread nan",
+            "multiring simulate: invalid value for '--spread': 'nan' is not a number of 0 or more",
+        ),
+        (
+            "bench --seconds 1_0",
+            "multiring bench: invalid value for '--seconds': '1_0' is not a number from 0.01 to 86400",
+        ),
+        ("plan --root -1", "multiring plan: invalid value for '--root': '-1' is not a whole number from 0 to 524288"),
+        (
+            "simulate --gradients f8",
+            "multiring simulate: invalid value for '--gradients': 'f8' is not one of 'float32', 'float16'",
+        ),
+    ],
+)
+def test_a_command_line_that_is_wrong_is_told_in_one_line(inside: Callable[..., Ended], words: str, told: str) -> None:
+    refused = inside(*words.split())
+    assert (refused.code, refused.output, refused.errors) == (2, "", f"{told}\n")
+
+
+def test_a_command_without_words_shows_its_help(inside: Callable[..., Ended]) -> None:
+    shown = inside("probe")
+    assert (shown.code, shown.output) == (2, "")
+    assert shown.errors.startswith("Usage: multiring probe [OPTIONS]\n")
+    assert "--hostfile FILE" in shown.errors

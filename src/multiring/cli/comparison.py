@@ -22,7 +22,7 @@ from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import BY_SOCKETS, ON_CARDS, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
 from multiring.cli.errors import leave_out
-from multiring.cli.options import output_file
+from multiring.cli.options import number, output_file, whole
 from multiring.errors import RendezvousError
 from multiring.files import write_text
 from multiring.job.checks import check_settings
@@ -45,8 +45,13 @@ Sizes = Annotated[
 MOST, MOST_SECONDS, MOST_SPEED = 1_000_000, 86400.0, 1e12
 """What is asked for at most: launches, steps or samples; seconds of a size; samples a second."""
 
-Launches = Annotated[int, typer.Option(min=1, max=MOST, help="How often each is launched, in turns.")]
-Seconds = Annotated[float, typer.Option(min=0.01, max=MOST_SECONDS, help="How long to measure each size in a launch.")]
+Launches = Annotated[
+    int, typer.Option(parser=whole(1, MOST), metavar="N", help="How often each is launched, in turns.")
+]
+Seconds = Annotated[
+    float,
+    typer.Option(parser=number(0.01, MOST_SECONDS), metavar="N", help="How long to measure each size in a launch."),
+]
 Json = Annotated[
     Path | None,
     typer.Option("--json", parser=output_file, metavar="FILE", help="Also write figures and conditions here."),
@@ -68,12 +73,18 @@ Replayed = Annotated[
         show_default=False,
     ),
 ]
-Samples = Annotated[int, typer.Option(min=1, max=MOST, help="With --replay MODEL: samples a rank and step.")]
+Samples = Annotated[
+    int, typer.Option(parser=whole(1, MOST), metavar="N", help="With --replay MODEL: samples a rank and step.")
+]
 Speed = Annotated[
     float,
-    typer.Option(min=1e-3, max=MOST_SPEED, help="With --replay MODEL: samples that a rank trains on in a second."),
+    typer.Option(
+        parser=number(1e-3, MOST_SPEED),
+        metavar="N",
+        help="With --replay MODEL: samples that a rank trains on in a second.",
+    ),
 ]
-Steps = Annotated[int, typer.Option(min=1, max=MOST, help="With --replay: steps in a launch.")]
+Steps = Annotated[int, typer.Option(parser=whole(1, MOST), metavar="N", help="With --replay: steps in a launch.")]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -37,6 +38,24 @@ def whole(least: int, most: int = MOST_RANKS) -> Callable[[str | int], int]:
             return parse_whole(str(text), least, most)
         except ValueError as error:
             raise typer.BadParameter(f"{text!r} is not {error}") from None
+
+    return parse
+
+
+def number(least: float, most: float = math.inf) -> Callable[[str | float], float]:
+    """Parses a finite number from ``least`` to ``most``; the error shows what was given."""
+
+    def parse(text: str | float) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if "_" in str(text) or not str(text).isascii():
+            value = math.nan  # Python takes 1_0 and other digits
+        if not least <= value <= most or math.isinf(value):
+            wanted = f"of {least:g} or more" if math.isinf(most) else f"from {least:g} to {most:g}"
+            raise typer.BadParameter(f"{str(text)!r} is not a number {wanted}")
+        return value
 
     return parse
 

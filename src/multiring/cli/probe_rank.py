@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from multiring import api
+from multiring.cli.errors import call
 from multiring.files import write_text
 from multiring.planning import topology_file
 
@@ -43,4 +44,4 @@ def _write(file: Path, text: str) -> bool:
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 app.command()(main)
 if __name__ == "__main__":
-    app(prog_name="multiring run -m multiring.cli.probe_rank")
+    call(app, "multiring run -m multiring.cli.probe_rank")

@@ -17,7 +17,7 @@ from multiring.bench.curves import check as check_picture
 from multiring.cli import output
 from multiring.cli.curves import plot_efficiency
 from multiring.cli.errors import given, leave_out, one_line_errors
-from multiring.cli.options import output_file
+from multiring.cli.options import number, output_file
 from multiring.cli.scenario import (
     Batch,
     Cluster,
@@ -63,7 +63,10 @@ def simulate(
     gradients: Annotated[Gradients, typer.Option(help="How gradients travel.")] = Gradients.float32,
     overlap: Annotated[bool, typer.Option(help="Whether sums begin while backward runs.")] = True,
     spread: Annotated[
-        float | None, typer.Option(min=0, help="Per cent by which speeds of equal devices differ (standard deviation).")
+        float | None,
+        typer.Option(
+            parser=number(0), metavar="N", help="Per cent by which speeds of equal devices differ (standard deviation)."
+        ),
     ] = None,
     sweep: Annotated[
         str | None,
