@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -193,6 +194,46 @@ def test_what_would_be_measured_without_end_is_refused(
 def test_a_command_line_that_is_wrong_is_told_in_one_line(inside: Callable[..., Ended], words: str, told: str) -> None:
     refused = inside(*words.split())
     assert (refused.code, refused.output, refused.errors) == (2, "", f"{told}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--output links.toml", "which hosts? Give -H A:2,B:2 or --hostfile FILE"),
+        ("-H a:2 --hostfile f", "-H a:2 and --hostfile f do not go together: they are two lists of hosts"),
+        ("-H a:two", "-H a:two: 'a:two' is not host:ranks,host:ranks"),
+        ("-H localhost:2 --python /p", "start multiring by that Python (/p -m multiring probe ...)"),
+    ],
+)
+def test_probe_speaks_of_itself_and_of_its_own_options(inside: Callable[..., Ended], words: str, told: str) -> None:
+    refused = inside("probe", *words.split())
+    assert (refused.code, refused.output) == (2, "")
+    assert refused.errors.startswith("multiring probe: ")
+    assert refused.errors.endswith(f"{told}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("report {0} --speed 8 --topology {0}", "multiring report: FILE.html {0} would be written over --topology {0}"),
+        ("report {0} --machine minsky --job {0}", "multiring report: FILE.html {0} would be written over --job {0}"),
+        (
+            "simulate --machine minsky --job {0} --sweep hosts=1 --plot {0}",
+            "--plot {0} would be written over --job {0}",
+        ),
+        ("bench --record {0} {0}", "multiring bench: --record {0} would be written over the script {0}"),
+        ("bench --replay {0} --json {0}", "multiring bench: --json {0} would be written over --replay {0}"),
+        ("lab peers --replay {0} --json {0}", "multiring lab peers: --json {0} would be written over --replay {0}"),
+        ("probe --hostfile {0} --output {0}", "multiring probe: --output {0} would be written over --hostfile {0}"),
+    ],
+)
+def test_what_is_read_is_not_written_over(inside: Callable[..., Ended], tmp_path: Path, words: str, told: str) -> None:
+    file = tmp_path / "mine.png"
+    file.write_text("mine")
+    refused = inside(*words.format(file).split())
+    assert (refused.code, refused.output) == (2, "")
+    assert refused.errors.endswith(f"{told.format(file)}: name another file\n")
+    assert file.read_text() == "mine"
 
 
 def test_a_command_without_words_shows_its_help(inside: Callable[..., Ended]) -> None:

@@ -381,6 +381,8 @@ def test_what_a_rank_cannot_heed_is_refused_and_written_nowhere(tmp_path: Path) 
         assert (code, shown) == (2, "")
         program = "multiring run -m multiring.cli.probe_rank"
         assert error == f"{program}: {fault}; see {program} --help\n"
+    told = "multiring probe: --output /proc/a.toml: it cannot be made (No such file or directory)\n"
+    assert rank("--output", "/proc/a.toml") == (2, "", told)
     code, shown, error = rank("--help")
     assert (code, error) == (0, "")
     assert "--output FILE" in shown

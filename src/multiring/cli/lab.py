@@ -32,7 +32,7 @@ from multiring.cli.comparison import (
     recording_of,
 )
 from multiring.cli.errors import one_line_errors
-from multiring.cli.options import whole
+from multiring.cli.options import check_kept, whole
 from multiring.lab import Cluster, LabError, peers
 from multiring.planning import topology_file
 from multiring.planning.topology import LEVELS, Place
@@ -120,6 +120,7 @@ def compare(
     """Measure collectives, or training steps, on a lab, ours beside those of the peers."""
     with one_line_errors("lab peers"):
         check_kind(context, replayed)
+        check_kept({"--json": json_file}, {"--replay": Path(replayed or "")})
         named = choose_peers(wanted, ON_A_LAB) if wanted else [peer for peer in installed() if peer in ON_A_LAB]
         measurement = (
             Comparison(collective.value, sizes, api, named, launches, seconds, json_file, plot)

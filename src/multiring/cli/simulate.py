@@ -17,7 +17,7 @@ from multiring.bench.curves import check as check_picture
 from multiring.cli import output
 from multiring.cli.curves import plot_efficiency
 from multiring.cli.errors import given, leave_out, one_line_errors
-from multiring.cli.options import number, output_file
+from multiring.cli.options import check_kept, number, output_file
 from multiring.cli.scenario import (
     Batch,
     Cluster,
@@ -91,6 +91,7 @@ def simulate(
             console.print(_sources(machine))
             return
         check_given(context)
+        check_kept({"--plot": plot}, {"--topology": topology, "--job": job})
         check_sweep(context, sweep)
         request = Request(machine, topology, hosts, model, job, batch, speed, gradients.value, overlap, spread)
         requests = swept(request, sweep)
