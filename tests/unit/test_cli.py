@@ -236,6 +236,23 @@ def test_what_is_read_is_not_written_over(inside: Callable[..., Ended], tmp_path
     assert file.read_text() == "mine"
 
 
+@pytest.mark.parametrize("columns", ["0", "-4", "wide", "30"])
+def test_no_width_of_the_terminal_hides_anything(
+    inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    words = ("simulate", "--machine", "minsky", "--hosts", "3", "--strategy", "ring,halving")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    usual = "".join(inside(*words).output.split())
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = inside(*words).output
+    assert "\u2026" not in shown
+    if columns == "30":
+        assert max(map(len, shown.splitlines())) == 30
+        assert sorted(shown.replace(" ", "").replace("\n", "")) == sorted(usual)
+    else:
+        assert "".join(shown.split()) == usual
+
+
 def test_a_command_without_words_shows_its_help(inside: Callable[..., Ended]) -> None:
     shown = inside("probe")
     assert (shown.code, shown.output) == (2, "")

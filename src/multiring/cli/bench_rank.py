@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, peers, replay, report
 from multiring.bench.contestants import Api, Device, Measurable
 from multiring.bench.measure import measure, size_of_buffer
+from multiring.cli import output
 from multiring.cli.errors import call, one_line_errors
 from multiring.cli.options import number, whole
 from multiring.files import write_text
@@ -60,7 +60,7 @@ def main(
         if json_file:
             write_text(json_file, json.dumps(found))
         elif recording:
-            Console().print(replay.table(replay.rows(recording, {library: [found]}, None)))
+            output.console().print(replay.table(replay.rows(recording, {library: [found]}, None)))
         else:
             rows = report.summarise({_api(api, device).value: [figures]}, {}, collective.value, contestant.world_size)
             report.show(rows, f"{collective.value}, {count(contestant.world_size, 'rank')}, {library}")

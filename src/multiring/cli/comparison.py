@@ -12,7 +12,6 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from multiring import env
 from multiring.bench import cards, curves, parse_sizes, replay, report
@@ -21,6 +20,7 @@ from multiring.bench.launches import Entry, Start, Written, alternate, unnamed_f
 from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import BY_SOCKETS, ON_CARDS, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
+from multiring.cli import output
 from multiring.cli.errors import leave_out
 from multiring.cli.options import number, output_file, whole
 from multiring.errors import RendezvousError
@@ -194,7 +194,7 @@ class Replay:
         rows = replay.rows(self.recording, written.launches, self._predicted(site))
         computing, gradients = duration(self.recording.seconds), size(self.recording.nbytes)
         about = f"{computing} of computation, {gradients} of gradients, on {site.world_size} ranks {site.about}"
-        console = Console(markup=False)
+        console = output.console()
         console.print(f"training steps of {self.recording.name}: {about}", highlight=False)
         console.print(replay.table(rows))
         if self.json_file:

@@ -88,7 +88,7 @@ def simulate(
             leave_out(context, given(context) - {"sources", "machine"}, "--sources simulates nothing")
             if machine is None:
                 raise ValueError("--sources shows the numbers of a machine: give --machine")
-            console.print(_sources(machine))
+            console.print(output.folded(_sources(machine)))
             return
         check_given(context)
         check_kept({"--plot": plot}, {"--topology": topology, "--job": job})
@@ -115,11 +115,11 @@ def _show(console: Console, points: Sequence[Point], names: Sequence[str], sweep
         typer.echo(json.dumps([_record(point) for point in points], indent=1))
     elif sweep is None:
         console.print(summary_of(points[0]), highlight=False)
-        console.print(_table(points[0]))
+        console.print(output.folded(_table(points[0])))
     else:
         console.print(summary_of(points[-1]), highlight=False)
         key = sweep.partition("=")[0]
-        console.print(_sweep_table(points, key, names))
+        console.print(output.folded(_sweep_table(points, key, names)))
         for line in gaps_of(points, key):
             typer.echo(line)
     for line in filter(None, () if as_json else (asynchrony_of(points), approximation_of(points))):
