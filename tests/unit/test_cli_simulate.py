@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -164,6 +165,22 @@ def test_a_sweep_says_where_a_strategy_has_no_result() -> None:
     assert lines[-1].startswith(
         "no masters:8 at hosts 3, 5: groups of 8 are no whole hosts of 4 ranks, or do not divide"
     )
+
+
+def test_a_picture_is_drawn_where_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    options = ("--machine", "minsky", "--strategy", "ring", "--sweep", "hosts=3,5", "--plot", str(tmp_path / "a.svg"))
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "multiring", "simulate", *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    told = "multiring: the output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+    assert "<!-- ring reaches" in (tmp_path / "a.svg").read_text()
 
 
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

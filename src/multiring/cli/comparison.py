@@ -147,14 +147,16 @@ class Comparison:
         rows = report.summarise(ours, figures, self.collective, site.world_size, self._bounds(site))
         title = f"{self.collective}, {site.world_size} ranks {site.about}, float32"
         fewest = min(map(len, written.launches.values()))
-        report.show(rows, f"{title}, {count(fewest, 'launch')}; algbw, busbw in GB/s")
-        if self.json_file:
-            found = report.record(
-                [asdict(row) for row in rows], self.peers, collective=self.collective, **_conditions(site)
-            )
-            write_text(self.json_file, json.dumps(found, indent=1) + "\n")
-        if self.plot:
-            curves.plot(self.plot, rows, title)
+        try:
+            report.show(rows, f"{title}, {count(fewest, 'launch')}; algbw, busbw in GB/s")
+        finally:  # whether or not somebody reads what is printed
+            if self.json_file:
+                found = report.record(
+                    [asdict(row) for row in rows], self.peers, collective=self.collective, **_conditions(site)
+                )
+                write_text(self.json_file, json.dumps(found, indent=1) + "\n")
+            if self.plot:
+                curves.plot(self.plot, rows, title)
         _end(written)
 
     def _bounds(self, site: Site) -> dict[int, float] | None:
@@ -195,16 +197,18 @@ class Replay:
         computing, gradients = duration(self.recording.seconds), size(self.recording.nbytes)
         about = f"{computing} of computation, {gradients} of gradients, on {site.world_size} ranks {site.about}"
         console = output.console()
-        console.print(f"training steps of {self.recording.name}: {about}", highlight=False)
-        console.print(replay.table(rows))
-        if self.json_file:
-            found = report.record(
-                [asdict(row) for row in rows],
-                self.peers,
-                computing_seconds=self.recording.seconds,
-                **_conditions(site),
-            )
-            write_text(self.json_file, json.dumps(found, indent=1) + "\n")
+        try:
+            console.print(f"training steps of {self.recording.name}: {about}", highlight=False)
+            console.print(replay.table(rows))
+        finally:
+            if self.json_file:
+                found = report.record(
+                    [asdict(row) for row in rows],
+                    self.peers,
+                    computing_seconds=self.recording.seconds,
+                    **_conditions(site),
+                )
+                write_text(self.json_file, json.dumps(found, indent=1) + "\n")
         _end(written)
 
     def _predicted(self, site: Site) -> float | None:

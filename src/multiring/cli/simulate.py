@@ -101,13 +101,15 @@ def simulate(
         if plot is not None:
             check_picture(plot)
         points = simulated(requests, names)
-    _show(console, points, names, sweep, as_json)
-    if plot is not None:
-        with one_line_errors("simulate"):
-            key = (sweep or "").partition("=")[0]
-            values = [getattr(point.request, key) for point in points]
-            last = points[-1]
-            plot_efficiency(plot, key, values, curves_of(points, names), answer_of(last, key), summary_of(last))
+    try:
+        _show(console, points, names, sweep, as_json)
+    finally:  # whether or not somebody reads what is printed
+        if plot is not None:
+            with one_line_errors("simulate"):
+                key = (sweep or "").partition("=")[0]
+                values = [getattr(point.request, key) for point in points]
+                last = points[-1]
+                plot_efficiency(plot, key, values, curves_of(points, names), answer_of(last, key), summary_of(last))
 
 
 def _show(console: Console, points: Sequence[Point], names: Sequence[str], sweep: str | None, as_json: bool) -> None:
