@@ -21,6 +21,7 @@ from multiring.bench.contestants import Task
 from multiring.bench.measure import Figure, check, size_of_buffer
 from multiring.cli import bench as cli_bench
 from multiring.cli import bench_rank
+from multiring.simulate.recording import Gradient, Recording, save
 
 MB = 1 << 20
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626"
@@ -332,6 +333,31 @@ def test_beside_open_mpi(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "openmpi / ours" in done.stdout
     assert json.loads(file.read_text())["versions"]["openmpi"].split(".")[0].isdigit()
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_figures_are_kept_where_nobody_reads_what_is_printed(tmp_path: Path, replayed: bool) -> None:
+    """As after ``| head -1``."""
+    kept, steps = tmp_path / "kept.json", tmp_path / "steps.json"
+    save(Recording("mine", 1e-3, (Gradient(1 << 12, 1e-3),)), steps)
+    options = ["--replay", str(steps), "--steps", "2"] if replayed else ["--sizes", "4KB", "--seconds", "0.01"]
+    command = [sys.executable, "-m", "multiring", "bench", "-n", "2", "--launches", "1", "--json", str(kept), *options]
+    reads, writes = os.pipe()
+    os.close(reads)
+    ended = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=220)
+    os.close(writes)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    found = json.loads(kept.read_text())
+    assert (found["ranks"], found["where"]) == (2, "on one host")
+
+
+def test_a_format_that_cannot_be_written_here_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("PATH", str(tmp_path))  # where no TeX is
+    with pytest.raises(ValueError, match=r"curves\.pgf: matplotlib cannot write pgf here \(.*\); png needs nothing"):
+        curves.check(tmp_path / "curves.pgf")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_curves_know_their_formats(tmp_path: Path) -> None:

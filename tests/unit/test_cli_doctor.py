@@ -44,6 +44,8 @@ def test_nothing_stops_a_job_here() -> None:
     ("name", "value", "subject"),
     [
         ("MULTIRING_PORTS", "7x", "settings"),
+        ("MULTIRING_TOPOLOGY", "/nowhere/topology.toml", "settings"),
+        ("MULTIRING_PLAN", "groups", "settings"),
         ("MULTIRING_ARENA_BYTES", "90000G", "shared memory"),
         ("MULTIRING_INTERFACE", "eth99", "addresses"),
         ("MULTIRING_SECRET_FILE", "/nowhere/secret", "secret"),
@@ -60,6 +62,14 @@ def test_what_stops_a_job_is_named_and_ends_with_one(name: str, value: str, subj
 def test_bad_value_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTIRING_PORTS", "7x")
     assert "7x" in about("settings").found
+
+
+def test_settings_that_contradict_one_another_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIRING_WIRE", "rack=bfloat16")
+    monkeypatch.setenv("MULTIRING_REPRODUCIBLE", "1")
+    found = about("settings")
+    assert found.state is State.stop
+    assert found.found.startswith("MULTIRING_WIRE=rack=bfloat16 and MULTIRING_REPRODUCIBLE do not go together")
 
 
 def test_unknown_variable_is_noted_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -19,7 +20,7 @@ TITLE_LETTERS, SUBTITLE_LETTERS = 78, 105
 
 
 def check(file: Path) -> None:
-    """ImportError with the remedy where matplotlib is missing, ValueError for a format that it does not know."""
+    """ImportError with the remedy where matplotlib is missing, ValueError for a format that it cannot write here."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
@@ -27,6 +28,16 @@ def check(file: Path) -> None:
     known = FigureCanvasBase.get_supported_filetypes()
     if file.suffix.removeprefix(".").lower() not in known:
         raise ValueError(f"--plot {file}: the suffix says the format; known are {', '.join(known)}")
+    from matplotlib.figure import Figure
+
+    kind = file.suffix.removeprefix(".").lower()
+    try:
+        trial = Figure(figsize=(1, 1))
+        trial.text(0.5, 0.5, "text")
+        trial.savefig(BytesIO(), format=kind)
+    except Exception as error:  # each format has its own, where a program or a library that it needs is not here
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"--plot {file}: matplotlib cannot write {kind} here ({reason}); png needs nothing") from None
 
 
 def plot(file: Path, rows: Sequence[SizeRow], title: str) -> None:

@@ -46,6 +46,8 @@ def main() -> None:
 def _run_command() -> None:
     import typer
 
+    from multiring.cli.errors import call
+
     def print_version(wanted: bool) -> None:
         if wanted:
             typer.echo(f"multiring {__version__}")
@@ -66,7 +68,7 @@ def _run_command() -> None:
             import_module(f"multiring.cli.{command}").register(app)
         else:
             app.command(command, help=about)(_never_called)
-    app(prog_name="multiring")
+    call(app, "multiring", named if named in COMMANDS else "")
 
 
 def _words() -> list[str]:

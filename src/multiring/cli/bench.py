@@ -33,7 +33,7 @@ from multiring.cli.comparison import (
     recording_of,
 )
 from multiring.cli.errors import given, leave_out, one_line_errors
-from multiring.cli.options import no_such_option, output_file, whole
+from multiring.cli.options import check_kept, no_such_option, output_file, whole
 
 
 def register(app: typer.Typer) -> None:
@@ -106,6 +106,7 @@ def bench(
         if device is Device.cuda:
             check_device(api, peers)
         chosen = choose_peers(peers, ON_CARDS if device is Device.cuda else PEERS)
+        check_kept({"--json": json_file}, {"--replay": Path(replayed or "")})
         if replayed is None:
             Comparison(
                 collective.value, sizes, api, chosen, launches, seconds, json_file, plot, device=device, apart=apart
@@ -121,5 +122,6 @@ def _record(file: Path, program: list[str], ranks: int) -> None:
         raise ValueError("--record FILE: which program? multiring bench --record FILE train.py")
     if program[0] != "-m" and not Path(program[0]).is_file():
         raise ValueError(f"--record {file}: no such script: {program[0]}")
+    check_kept({"--record": file}, {"the script": Path(program[0])})
     command = [sys.executable, "-m", "multiring", "run", "-H", f"localhost:{ranks}", "-m", "multiring.bench.recorder"]
     os.execv(sys.executable, [*command, str(file), *program])

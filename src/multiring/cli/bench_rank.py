@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, peers, replay, report
 from multiring.bench.contestants import Api, Device, Measurable
 from multiring.bench.measure import measure, size_of_buffer
-from multiring.cli.errors import one_line_errors
+from multiring.cli import output
+from multiring.cli.errors import call, one_line_errors
+from multiring.cli.options import number, whole
 from multiring.files import write_text
 from multiring.simulate.recording import load
 from multiring.units import count
@@ -30,11 +31,13 @@ def main(
     library: Annotated[str, typer.Option(help=f"multiring, or a peer: {', '.join(peers.ALL)}.")] = "multiring",
     device: Annotated[Device, typer.Option(help="Where the buffers lie; on cuda they are torch's.")] = Device.cpu,
     apart: Annotated[bool, typer.Option("--apart", help="Make each rank a host of its own, on loopback.")] = False,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure each size.")] = 0.5,
+    seconds: Annotated[
+        float, typer.Option(parser=number(0.01), metavar="N", help="How long to measure each size.")
+    ] = 0.5,
     replayed: Annotated[
         Path | None, typer.Option("--replay", metavar="FILE", help="Measure the steps of this recording instead.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="With --replay: how many.")] = 5,
+    steps: Annotated[int, typer.Option(parser=whole(1), metavar="N", help="With --replay: how many.")] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here instead of a table.")] = None,
 ) -> None:
     """Measure a collective, or training steps, over the ranks of this job."""
@@ -57,7 +60,7 @@ def main(
         if json_file:
             write_text(json_file, json.dumps(found))
         elif recording:
-            Console().print(replay.table(replay.rows(recording, {library: [found]}, None)))
+            output.console().print(replay.table(replay.rows(recording, {library: [found]}, None)))
         else:
             rows = report.summarise({_api(api, device).value: [figures]}, {}, collective.value, contestant.world_size)
             report.show(rows, f"{collective.value}, {count(contestant.world_size, 'rank')}, {library}")
@@ -71,4 +74,4 @@ def _api(api: Api, device: Device) -> Api:
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 app.command()(main)
 if __name__ == "__main__":
-    app()
+    call(app, "multiring run -m multiring.cli.bench_rank")

@@ -12,7 +12,6 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from multiring import env
 from multiring.bench import cards, curves, parse_sizes, replay, report
@@ -21,8 +20,9 @@ from multiring.bench.launches import Entry, Start, Written, alternate, unnamed_f
 from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import BY_SOCKETS, ON_CARDS, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
+from multiring.cli import output
 from multiring.cli.errors import leave_out
-from multiring.cli.options import output_file
+from multiring.cli.options import number, output_file, whole
 from multiring.errors import RendezvousError
 from multiring.files import write_text
 from multiring.job.checks import check_settings
@@ -45,8 +45,13 @@ Sizes = Annotated[
 MOST, MOST_SECONDS, MOST_SPEED = 1_000_000, 86400.0, 1e12
 """What is asked for at most: launches, steps or samples; seconds of a size; samples a second."""
 
-Launches = Annotated[int, typer.Option(min=1, max=MOST, help="How often each is launched, in turns.")]
-Seconds = Annotated[float, typer.Option(min=0.01, max=MOST_SECONDS, help="How long to measure each size in a launch.")]
+Launches = Annotated[
+    int, typer.Option(parser=whole(1, MOST), metavar="N", help="How often each is launched, in turns.")
+]
+Seconds = Annotated[
+    float,
+    typer.Option(parser=number(0.01, MOST_SECONDS), metavar="N", help="How long to measure each size in a launch."),
+]
 Json = Annotated[
     Path | None,
     typer.Option("--json", parser=output_file, metavar="FILE", help="Also write figures and conditions here."),
@@ -68,12 +73,18 @@ Replayed = Annotated[
         show_default=False,
     ),
 ]
-Samples = Annotated[int, typer.Option(min=1, max=MOST, help="With --replay MODEL: samples a rank and step.")]
+Samples = Annotated[
+    int, typer.Option(parser=whole(1, MOST), metavar="N", help="With --replay MODEL: samples a rank and step.")
+]
 Speed = Annotated[
     float,
-    typer.Option(min=1e-3, max=MOST_SPEED, help="With --replay MODEL: samples that a rank trains on in a second."),
+    typer.Option(
+        parser=number(1e-3, MOST_SPEED),
+        metavar="N",
+        help="With --replay MODEL: samples that a rank trains on in a second.",
+    ),
 ]
-Steps = Annotated[int, typer.Option(min=1, max=MOST, help="With --replay: steps in a launch.")]
+Steps = Annotated[int, typer.Option(parser=whole(1, MOST), metavar="N", help="With --replay: steps in a launch.")]
 
 
 @dataclass(frozen=True)
@@ -136,14 +147,16 @@ class Comparison:
         rows = report.summarise(ours, figures, self.collective, site.world_size, self._bounds(site))
         title = f"{self.collective}, {site.world_size} ranks {site.about}, float32"
         fewest = min(map(len, written.launches.values()))
-        report.show(rows, f"{title}, {count(fewest, 'launch')}; algbw, busbw in GB/s")
-        if self.json_file:
-            found = report.record(
-                [asdict(row) for row in rows], self.peers, collective=self.collective, **_conditions(site)
-            )
-            write_text(self.json_file, json.dumps(found, indent=1) + "\n")
-        if self.plot:
-            curves.plot(self.plot, rows, title)
+        try:
+            report.show(rows, f"{title}, {count(fewest, 'launch')}; algbw, busbw in GB/s")
+        finally:  # whether or not somebody reads what is printed
+            if self.json_file:
+                found = report.record(
+                    [asdict(row) for row in rows], self.peers, collective=self.collective, **_conditions(site)
+                )
+                write_text(self.json_file, json.dumps(found, indent=1) + "\n")
+            if self.plot:
+                curves.plot(self.plot, rows, title)
         _end(written)
 
     def _bounds(self, site: Site) -> dict[int, float] | None:
@@ -183,17 +196,19 @@ class Replay:
         rows = replay.rows(self.recording, written.launches, self._predicted(site))
         computing, gradients = duration(self.recording.seconds), size(self.recording.nbytes)
         about = f"{computing} of computation, {gradients} of gradients, on {site.world_size} ranks {site.about}"
-        console = Console(markup=False)
-        console.print(f"training steps of {self.recording.name}: {about}", highlight=False)
-        console.print(replay.table(rows))
-        if self.json_file:
-            found = report.record(
-                [asdict(row) for row in rows],
-                self.peers,
-                computing_seconds=self.recording.seconds,
-                **_conditions(site),
-            )
-            write_text(self.json_file, json.dumps(found, indent=1) + "\n")
+        console = output.console()
+        try:
+            console.print(f"training steps of {self.recording.name}: {about}", highlight=False)
+            console.print(replay.table(rows))
+        finally:
+            if self.json_file:
+                found = report.record(
+                    [asdict(row) for row in rows],
+                    self.peers,
+                    computing_seconds=self.recording.seconds,
+                    **_conditions(site),
+                )
+                write_text(self.json_file, json.dumps(found, indent=1) + "\n")
         _end(written)
 
     def _predicted(self, site: Site) -> float | None:

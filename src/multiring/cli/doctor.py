@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from multiring.cli import output
 from multiring.cli.findings import Finding, State, all_findings
 
 STYLES = {State.ok: "green", State.note: "yellow", State.stop: "bold red"}
@@ -26,7 +26,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        Console().print(_table(findings))
+        output.console().print(output.folded(_table(findings)))
     raise typer.Exit(int(any(finding.state is State.stop for finding in findings)))
 
 

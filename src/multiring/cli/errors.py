@@ -8,14 +8,44 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, NoReturn, TextIO
 
 import typer
 
+from multiring.cli.options import no_such_option
 from multiring.errors import MultiringError
 from multiring.files import is_of_output
 
 USAGE_ERROR = 2
+
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer exports some of its kinds, not what they have in common
+
+
+def call(app: typer.Typer, program: str, command: str = "") -> NoReturn:
+    """Run a command line and end; what typer itself finds wrong in it is one line too, and not the usage besides.
+
+    ``program`` is its name, and ``command`` what the user typed besides, for errors of which typer does not know where.
+    """
+    try:
+        code = app(prog_name=program, standalone_mode=False)
+    except _UsageError as error:
+        typer.echo(_usage_error(error, f"{program} {command}".rstrip()), err=True)
+        sys.exit(USAGE_ERROR)
+    sys.exit(code)
+
+
+def _usage_error(error: Any, command: str) -> str:
+    """The line about a command line that typer refused; the help where nothing was given."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return str(error.format_message())
+    context = error.ctx
+    command = context.command_path if context else command
+    if context and hasattr(error, "possibilities") and hasattr(error, "option_name"):
+        return f"{command}: {no_such_option(context, error.option_name)}"
+    told = " ".join(error.format_message().replace("Value error, ", "").split()).removesuffix(".")
+    # A value is refused with those that are known; what else is wrong, the help says.
+    remedy = "" if type(error) is typer.BadParameter else f"; see {command} --help"
+    return f"{command}: {told[:1].lower()}{told[1:]}{remedy}"
 
 
 def given(context: typer.Context) -> set[str]:

@@ -9,14 +9,17 @@ import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from multiring import env
 from multiring.errors import MultiringError
 from multiring.job import bootstrap
+from multiring.job.checks import check_settings, topology_text
 from multiring.job.cores import allowed_cores, cgroup_quota, format_list
 from multiring.net import interfaces, listen
+from multiring.simulate import forced
 from multiring.version import __version__
 
 PROBE_BYTES = 1 << 20
@@ -84,13 +87,21 @@ def _descriptors() -> Iterator[Finding]:
 
 
 def _settings() -> Iterator[Finding]:
-    for table in (env.Settings, env.Launch):
+    for check in (_check_user_settings, partial(env.read, env.Launch)):
         try:
-            env.read(table)
-        except ValueError as error:
+            check()
+        except (ValueError, MultiringError) as error:
             yield Finding("settings", State.stop, str(error), "correct the variable or unset it")
     for name, nearest in env.unknown():
         yield Finding("settings", State.note, f"{name} is no variable of multiring", f"did you mean {nearest}?")
+
+
+def _check_user_settings() -> None:
+    """The error that every rank would raise."""
+    settings = env.read(env.Settings)
+    check_settings(settings)
+    forced.wanted(settings.plan, settings.wire)
+    topology_text(settings)
 
 
 def _memory(settings: env.Settings) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ from multiring.cli.comparison import (
     recording_of,
 )
 from multiring.cli.errors import one_line_errors
+from multiring.cli.options import check_kept, whole
 from multiring.lab import Cluster, LabError, peers
 from multiring.planning import topology_file
 from multiring.planning.topology import LEVELS, Place
@@ -61,7 +62,10 @@ def up(
         str, typer.Option("--lab", metavar="NAME", help="What to call it.", show_default="as the file")
     ] = "",
     cores: Annotated[
-        int | None, typer.Option(min=1, help="Bind each host to so many cores of this machine.", show_default="all")
+        int | None,
+        typer.Option(
+            parser=whole(1), metavar="N", help="Bind each host to so many cores of this machine.", show_default="all"
+        ),
     ] = None,
     congestion: Annotated[str, typer.Option(help="TCP's congestion control on the lab.")] = "cubic",
 ) -> None:
@@ -116,6 +120,7 @@ def compare(
     """Measure collectives, or training steps, on a lab, ours beside those of the peers."""
     with one_line_errors("lab peers"):
         check_kind(context, replayed)
+        check_kept({"--json": json_file}, {"--replay": Path(replayed or "")})
         named = choose_peers(wanted, ON_A_LAB) if wanted else [peer for peer in installed() if peer in ON_A_LAB]
         measurement = (
             Comparison(collective.value, sizes, api, named, launches, seconds, json_file, plot)

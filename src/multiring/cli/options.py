@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import typer
@@ -41,15 +42,42 @@ def whole(least: int, most: int = MOST_RANKS) -> Callable[[str | int], int]:
     return parse
 
 
+def number(least: float, most: float = math.inf) -> Callable[[str | float], float]:
+    """Parses a finite number from ``least`` to ``most``; the error shows what was given."""
+
+    def parse(text: str | float) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if "_" in str(text) or not str(text).isascii():
+            value = math.nan  # Python takes 1_0 and other digits
+        if not least <= value <= most or math.isinf(value):
+            wanted = f"of {least:g} or more" if math.isinf(most) else f"from {least:g} to {most:g}"
+            raise typer.BadParameter(f"{str(text)!r} is not a number {wanted}")
+        return value
+
+    return parse
+
+
 def output_file(text: str | Path) -> Path:
     """Parses the name of a file to be written at the end of what takes long; the error says why it could not be."""
     file = Path(text)
-    if reason := _why_not_written(file):
+    if reason := why_not_written(file):
         raise typer.BadParameter(f"{file}: {reason}")
     return file
 
 
-def _why_not_written(file: Path) -> str:
+def check_kept(written: Mapping[str, Path | None], read: Mapping[str, Path | None]) -> None:
+    """ValueError if a file to be written is one of those that are read, which would be lost; both by their options."""
+    for option, file in written.items():
+        for other, source in read.items():
+            if file is not None and source is not None and file.exists() and source.exists() and file.samefile(source):
+                raise ValueError(f"{option} {file} would be written over {other} {source}: name another file")
+
+
+def why_not_written(file: Path) -> str:
+    """Why a file could not be written; "" if it could."""
     if file.is_symlink() and file.resolve().is_file() and file.parent != Path("/dev"):
         return f"it is a symbolic link, to {file.resolve()}; name the file itself"
     if file.is_dir():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import shutil
 
 from rich.console import Console
+from rich.table import Table
 
 WIDTH = 120
 """Columns where neither a terminal nor COLUMNS says."""
@@ -13,5 +13,12 @@ WIDTH = 120
 
 def console() -> Console:
     """Standard output, for names as their owners wrote them."""
-    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if is_known else WIDTH, markup=False, emoji=False)
+    # Where COLUMNS is 0, rich prints nothing at all.
+    return Console(width=shutil.get_terminal_size((WIDTH, 1)).columns, markup=False, emoji=False)
+
+
+def folded(table: Table) -> Table:
+    """The table, whose cells are folded where the terminal is narrow, and not cut off."""
+    for column in table.columns:
+        column.overflow = "fold"
+    return table

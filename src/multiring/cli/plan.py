@@ -10,6 +10,7 @@ import typer
 
 from multiring.cli import output
 from multiring.cli.errors import one_line_errors
+from multiring.cli.options import whole
 from multiring.env import parse_size, parse_wire
 from multiring.planning import planner, topology_file
 from multiring.planning.choice import Choice, record
@@ -29,7 +30,7 @@ def plan(
     topology: Annotated[Path, typer.Option(metavar="FILE", help="The topology, as TOML.")],
     size: Annotated[str, typer.Option(help="Size of the buffer, such as 4KB or 100MB; of all blocks together.")],
     collective: Annotated[str, typer.Option(help=f"One of {', '.join(COLLECTIVES)}.")] = "all_reduce",
-    root: Annotated[int, typer.Option(help="The root of a broadcast or reduce.")] = 0,
+    root: Annotated[int, typer.Option(parser=whole(0), metavar="RANK", help="The root of a broadcast or reduce.")] = 0,
     wire: Annotated[str, typer.Option(metavar="LEVEL=FORMAT", help="As MULTIRING_WIRE, such as rack=bfloat16.")] = "",
     strategy: Annotated[
         str,

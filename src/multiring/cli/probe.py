@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
+from multiring.cli.errors import one_line_errors
+from multiring.cli.options import check_kept
 from multiring.cli.run import SSH_COMMAND, HostFile, HostList, Python, Ssh, run
+from multiring.job import pet
 
 
 def register(app: typer.Typer) -> None:
@@ -26,5 +29,11 @@ def probe(
     python: Python = sys.executable,
 ) -> None:
     """Measure the links between hosts, show them as a tree, and keep them for the jobs on these hosts."""
+    with one_line_errors("probe"):
+        if hosts is not None and hostfile is not None:
+            raise ValueError(f"-H {hosts} and --hostfile {hostfile} do not go together: they are two lists of hosts")
+        if hosts is None and hostfile is None and pet.read() == pet.TorchrunOptions():
+            raise ValueError("which hosts? Give -H A:2,B:2 or --hostfile FILE")
+        check_kept({"--output": output}, {"--hostfile": hostfile})
     program = ["-m", "multiring.cli.probe_rank", *(["--output", str(output)] if output else [])]
     run(context, program, hosts=hosts, hostfile=hostfile, ssh=ssh, python=python)

@@ -9,7 +9,7 @@ import typer
 
 from multiring import units
 from multiring.cli.errors import one_line_errors
-from multiring.cli.options import output_file
+from multiring.cli.options import check_kept, output_file
 from multiring.cli.scenario import (
     Batch,
     Cluster,
@@ -67,6 +67,7 @@ def write(
     """
     with one_line_errors("report"):
         check_given(context)
+        check_kept({"FILE.html": file}, {"--topology": topology, "--job": job})
         request = Request(machine, topology, hosts, model, job, batch, speed, "float32", True, None)
         names = chosen(strategy)
         point, *points = simulated([request, *(swept(request, sweep) if sweep else ())], names)

@@ -174,11 +174,11 @@ def run(
             if python != sys.executable and all(is_here(assignment.host) for assignment in assignments):
                 raise LaunchError(
                     f"--python {python} is for hosts that are reached by ssh, and there are none: start multiring by "
-                    f"that Python ({python} -m multiring run ...)"
+                    f"that Python ({python} -m multiring {context.command.name} ...)"
                 )
             code = run_over_ssh(job, assignments, _words(ssh), python, _note)
     except (MultiringError, ValueError) as error:
-        typer.echo(f"multiring run: {error}", err=True)
+        typer.echo(f"multiring {context.command.name}: {error}", err=True)
         code = USAGE_ERROR
     raise typer.Exit(code)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice, product
-from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from rich.progress import track
 
 from multiring import units
 from multiring.cli.errors import given, leave_out
+from multiring.cli.options import number, whole
 from multiring.pages.pictures import best_and_worst
 from multiring.planning import topology_file
 from multiring.planning.speeds import NATIVE
@@ -43,13 +43,15 @@ Cluster = Annotated[str | None, typer.Option(help=f"A known cluster: {', '.join(
 MOST = 1_000_000
 """Hosts, ranks or samples that are asked for at most."""
 
-Hosts = Annotated[int, typer.Option(min=1, max=MOST, help="Hosts of the machine.")]
+Hosts = Annotated[int, typer.Option(parser=whole(1, MOST), metavar="N", help="Hosts of the machine.")]
 TopologyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Your own cluster, as TOML.")]
 Model = Annotated[str, typer.Option(help=f"A known model: {', '.join(MODELS)}.")]
-Batch = Annotated[int, typer.Option(min=1, max=MOST, help="Samples a rank and step.")]
+Batch = Annotated[int, typer.Option(parser=whole(1, MOST), metavar="N", help="Samples a rank and step.")]
 Speed = Annotated[
     float | None,
-    typer.Option(min=1e-3, help="Samples a second that one rank trains on; else as the machine has it."),
+    typer.Option(
+        parser=number(1e-3), metavar="N", help="Samples a second that one rank trains on; else as the machine has it."
+    ),
 ]
 Job = Annotated[Path | None, typer.Option(metavar="FILE", help="Your own model: a recording, as JSON.")]
 Strategies = Annotated[
@@ -79,9 +81,6 @@ class Request:
         here = machine(self.machine) if self.machine is not None else None
         if here and here.ranks * self.hosts > MOST:
             raise ValueError(f"{self.hosts} hosts are {here.ranks * self.hosts} ranks; {MOST} can be simulated at most")
-        for option, value in (("--speed", self.speed), ("--spread", self.spread)):
-            if value is not None and not isfinite(value):
-                raise ValueError(f"{option} is {value}; it must be a finite number")
         topology = here.topology(self.hosts) if here else topology_file.load(self.topology or Path())
         speeds, spread = (here.speeds(), here.spread.value) if here else (NATIVE, 0.0)
         if self.spread is not None:

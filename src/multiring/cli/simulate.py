@@ -17,7 +17,7 @@ from multiring.bench.curves import check as check_picture
 from multiring.cli import output
 from multiring.cli.curves import plot_efficiency
 from multiring.cli.errors import given, leave_out, one_line_errors
-from multiring.cli.options import output_file
+from multiring.cli.options import check_kept, number, output_file
 from multiring.cli.scenario import (
     Batch,
     Cluster,
@@ -63,7 +63,10 @@ def simulate(
     gradients: Annotated[Gradients, typer.Option(help="How gradients travel.")] = Gradients.float32,
     overlap: Annotated[bool, typer.Option(help="Whether sums begin while backward runs.")] = True,
     spread: Annotated[
-        float | None, typer.Option(min=0, help="Per cent by which speeds of equal devices differ (standard deviation).")
+        float | None,
+        typer.Option(
+            parser=number(0), metavar="N", help="Per cent by which speeds of equal devices differ (standard deviation)."
+        ),
     ] = None,
     sweep: Annotated[
         str | None,
@@ -85,9 +88,10 @@ def simulate(
             leave_out(context, given(context) - {"sources", "machine"}, "--sources simulates nothing")
             if machine is None:
                 raise ValueError("--sources shows the numbers of a machine: give --machine")
-            console.print(_sources(machine))
+            console.print(output.folded(_sources(machine)))
             return
         check_given(context)
+        check_kept({"--plot": plot}, {"--topology": topology, "--job": job})
         check_sweep(context, sweep)
         request = Request(machine, topology, hosts, model, job, batch, speed, gradients.value, overlap, spread)
         requests = swept(request, sweep)
@@ -97,13 +101,15 @@ def simulate(
         if plot is not None:
             check_picture(plot)
         points = simulated(requests, names)
-    _show(console, points, names, sweep, as_json)
-    if plot is not None:
-        with one_line_errors("simulate"):
-            key = (sweep or "").partition("=")[0]
-            values = [getattr(point.request, key) for point in points]
-            last = points[-1]
-            plot_efficiency(plot, key, values, curves_of(points, names), answer_of(last, key), summary_of(last))
+    try:
+        _show(console, points, names, sweep, as_json)
+    finally:  # whether or not somebody reads what is printed
+        if plot is not None:
+            with one_line_errors("simulate"):
+                key = (sweep or "").partition("=")[0]
+                values = [getattr(point.request, key) for point in points]
+                last = points[-1]
+                plot_efficiency(plot, key, values, curves_of(points, names), answer_of(last, key), summary_of(last))
 
 
 def _show(console: Console, points: Sequence[Point], names: Sequence[str], sweep: str | None, as_json: bool) -> None:
@@ -111,11 +117,11 @@ def _show(console: Console, points: Sequence[Point], names: Sequence[str], sweep
         typer.echo(json.dumps([_record(point) for point in points], indent=1))
     elif sweep is None:
         console.print(summary_of(points[0]), highlight=False)
-        console.print(_table(points[0]))
+        console.print(output.folded(_table(points[0])))
     else:
         console.print(summary_of(points[-1]), highlight=False)
         key = sweep.partition("=")[0]
-        console.print(_sweep_table(points, key, names))
+        console.print(output.folded(_sweep_table(points, key, names)))
         for line in gaps_of(points, key):
             typer.echo(line)
     for line in filter(None, () if as_json else (asynchrony_of(points), approximation_of(points))):
