@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from free_ports import free_port
 from torch.nn.parallel import DistributedDataParallel
 from torch_helpers import Net, close, everyone, group, own, same, steps
 from torch_ranks import values
@@ -189,6 +190,48 @@ def test_a_store_whose_server_is_stopped_is_given_up() -> None:
                 assert raised.value.rank == 0
         finally:
             server.kill()
+
+
+WAIT_FOR_ANOTHER = """
+import sys
+from datetime import timedelta
+import torch.distributed as dist
+from multiring import RendezvousError
+
+seconds = float(sys.argv[1])
+try:
+    dist.init_process_group("multiring", **({"timeout": timedelta(seconds=seconds)} if seconds else {}))
+except (RendezvousError, dist.DistError) as error:
+    print(getattr(error, "rank", None), error, flush=True)
+"""
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("seconds", "init_timeout", "said"),
+    [
+        (0, "3", r"2 ranks 0, 2 did not arrive \(arrived: 1\), within 3 s"),
+        (20, "100", r"2 ranks 0, 2 did not arrive \(arrived: 1\); torch's store was lost: "),
+    ],
+    ids=["torch waits longer", "torch gives up before"],
+)
+def test_the_rank_that_never_came_is_named_in_time(seconds: float, init_timeout: str, said: str) -> None:
+    """Rank 0 waits for it in torch, before multiring hears of rank 0."""
+    port = free_port()
+    processes = []
+    for rank in (0, 1):
+        variables = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environment = {**os.environ, **variables, "MULTIRING_INIT_TIMEOUT": init_timeout}
+        words = [sys.executable, "-c", WAIT_FOR_ANOTHER, str(seconds)]
+        processes.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True))
+    try:
+        assert re.match(said, line_of(processes[1]))
+        if seconds:
+            assert line_of(processes[0]).startswith("None ")  # torch's own words
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 MEET = """

@@ -392,7 +392,14 @@ def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) ->
 
 
 def _mpi_world() -> Any:
-    return importlib.import_module("mpi4py.MPI").COMM_WORLD
+    try:
+        return importlib.import_module("mpi4py.MPI").COMM_WORLD
+    except (ImportError, RuntimeError) as error:  # the library that it loads
+        raise RendezvousError(
+            f"an MPI launcher has started this process, and mpi4py cannot load its library ({error}): install the MPI "
+            "whose mpirun that was, or let mpi4py find it by MPI4PY_LIBMPI=PATH; unset PMI_RANK, PMIX_RANK and "
+            "OMPI_COMM_WORLD_RANK for a process that is alone"
+        ) from None
 
 
 def mpi_world(launcher: str, rank: int, size: int) -> Any:

@@ -21,6 +21,9 @@ from multiring.net import local
 
 Record = dict[str, Any]
 
+ROLL_EACH = 16
+"""Ranks that look each second who has not come; of more, each looks less often."""
+
 NOTICE_SECONDS = 10.0
 """After this long the missing ranks are named, then at doubling intervals."""
 
@@ -260,19 +263,29 @@ class Exchange:
         # A server notices that a client has gone between its calls only: at a lasting store that must not take long.
         apart = self._claimed is not None and not isinstance(self._claimed[0], Client)
         looks = name == "arrive" and (apart or self._lasting)
+        until = time.monotonic() + self._remaining() + GRACE_SECONDS
+        next_roll, roll = time.monotonic(), None
         while True:
-            left = self._remaining() + GRACE_SECONDS
+            left = max(until - time.monotonic(), 0.0)
             try:
                 return self._read(name, "all", min(interval, left) if looks else left)
             except TimeoutError:
-                if looks and left > interval:
-                    self._look_for_successor()
-                    continue
-            roll = self._roll(name)
-            late = roll.told() if roll.missing else "rank 0 did not answer"
-            error = RendezvousError(f"{late}, within {self._timeout:g} s", rank=self._culprit(roll.missing))
-            self._end_arrivals(name, error)
-            raise error
+                pass
+            except RendezvousError as lost:  # the store, which rank 0 of torch takes along when its own time is up
+                if roll is None or set(roll.missing) <= {self._served_by}:
+                    raise
+                raise RendezvousError(f"{roll.told()}; {lost}", rank=self._culprit(roll.missing)) from None
+            if not looks or time.monotonic() >= until:
+                break
+            self._look_for_successor()
+            if time.monotonic() >= next_roll:
+                roll = self._roll(name)
+                next_roll = time.monotonic() + LOOK_SECONDS * max(1.0, self._world_size / ROLL_EACH)
+        roll = self._roll(name)
+        late = roll.told() if roll.missing else "rank 0 did not answer"
+        error = RendezvousError(f"{late}, within {self._timeout:g} s", rank=self._culprit(roll.missing))
+        self._end_arrivals(name, error)
+        raise error
 
     def _end_arrivals(self, name: str, error: RendezvousError) -> None:
         """At a lasting store, whoever comes when this rank has given up is to meet others elsewhere."""
