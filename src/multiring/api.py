@@ -94,6 +94,8 @@ def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> Non
     global _default, _given
     _default, _given = communicator, given
     bootstrap.report(None)
+    if communicator.world.recorder is not None:
+        communicator.world.recorder.watch(communicator.world.engine)
     if communicator.world.timeline is not None and communicator.size > 1:
         timeline = communicator.world.timeline
         timeline.offset = clocks.job_offset(group_of(communicator).internal, timeline.offset)

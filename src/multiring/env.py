@@ -261,6 +261,20 @@ class Settings:
         agree=True,
     )
     trace: str = _knob("", str, "path", "write a timeline of all ranks there, which Perfetto opens", agree=True)
+    flight_recorder: str = _knob(
+        "",
+        str,
+        "directory",
+        "where each rank writes its last calls when the job fails, for torch's analyser"
+        " ([flight records](reliability.md#flight-records))",
+        agree=True,
+    )
+    flight_recorder_signal: str = _knob(
+        "",
+        _one_of("usr1", "usr2"),
+        "usr1, usr2",
+        "the signal on which a rank writes them while the job goes on",
+    )
     timeout: float = _knob(
         600.0,
         _seconds,

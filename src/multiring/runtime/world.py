@@ -16,7 +16,7 @@ from multiring.errors import MultiringError, PeerLost, RendezvousError
 from multiring.net.membership import Membership
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
-from multiring.runtime import trace
+from multiring.runtime import flight_recorder, trace
 from multiring.runtime.engine import Engine
 
 if TYPE_CHECKING:  # asyncio, which a world of one does without
@@ -56,6 +56,7 @@ class World:
     draws: Iterator[int] = field(default_factory=itertools.count)
     """Counts the numbers that this rank draws for groups."""
     timeline: trace.Timeline | None = None
+    recorder: flight_recorder.FlightRecorder | None = None
     speeds: Speeds = NATIVE
     """What its ranks need, those that share cores included."""
     began: float = field(default_factory=time.monotonic)
@@ -117,8 +118,14 @@ class World:
         self.left.set()
         if self.links:
             self.links.close()
+        if self.recorder is not None:
+            self.recorder.stop()
         try:
             self.engine.shutdown()
+        except MultiringError as late:
+            if self.recorder is not None:
+                self.recorder.write(late)
+            raise
         finally:
             if self.timeline is not None:
                 self.timeline.write(self.engine.traced())
