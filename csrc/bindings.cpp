@@ -231,6 +231,16 @@ nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
         peers[nb::int_(peer)] = entry;
     }
     result["peers"] = peers;
+    nb::dict collectives;
+    for (const auto& done : from.collectives) {
+        nb::dict entry;
+        entry["operations"] = done.operations;
+        entry["bytes"] = done.bytes;
+        entry["seconds"] = done.seconds;
+        const std::string_view called = name(done.collective);
+        collectives[nb::str(called.data(), called.size())] = entry;
+    }
+    result["collectives"] = collectives;
     const std::optional<SlowRank> slow = engine.slowest();
     result["slowest"] = slow ? nb::object(described(*slow)) : nb::none();
     nb::list so_far;
@@ -249,6 +259,12 @@ std::vector<std::tuple<pid_t, bool, std::uint64_t, nb::bytes>> traced(const Engi
         result.emplace_back(thread.id, thread.id == engine.progress_thread(), thread.lost, events);
     }
     return result;
+}
+
+// As bytes (flight_recorder.py).
+nb::bytes recorded(const Engine& engine) {
+    const std::vector<RecordedCall> calls = engine.recorded();
+    return nb::bytes(reinterpret_cast<const char*>(calls.data()), calls.size() * sizeof(RecordedCall));
 }
 
 nb::typed<nb::dict, nb::str, nb::str> features() {
@@ -545,11 +561,12 @@ void bind_engine(nb::module_& m) {
     nb::class_<Engine>(m, "Engine")
         .def(nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
                          std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc,
-                         double heartbeat_timeout, double late_seconds, bool trace, std::optional<std::size_t> helpers,
+                         double heartbeat_timeout, double late_seconds, bool trace, bool record,
+ std::optional<std::size_t> helpers,
                          std::optional<nb::typed<nb::callable, void(nb::str)>> when_slow) {
                  auto* engine = new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
                                             hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds,
-                                            inproc, heartbeat_timeout, late_seconds, trace, helpers});
+                                            inproc, heartbeat_timeout, late_seconds, trace, record, helpers});
                  if (when_slow)
                      engine->when_slow([shared = shared_reference(std::move(*when_slow))](SlowRank::Reason reason) {
                          (*shared)(word(reason));
@@ -560,16 +577,16 @@ void bind_engine(nb::module_& m) {
              }),
              "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
              "spin_seconds"_a = nb::none(), "inproc"_a = false, "heartbeat_timeout"_a = 30.0, "late_seconds"_a = 30.0,
-             "trace"_a = false, "helpers"_a = nb::none(), "when_slow"_a = nb::none(),
+             "trace"_a = false, "record"_a = false, "helpers"_a = nb::none(), "when_slow"_a = nb::none(),
              "``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when "
              "the\n"
              "ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the\n"
              "machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout``\n"
              "seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens "
              "when.\n"
-             "``helpers``: threads that sum for calls on cards, by the cores that are left if None. "
-             "``when_slow(reason)``\n"
-             "is called in a thread that calls or waits, once this rank keeps the others waiting.")
+             "``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on cards, by the cores that\n"
+             "are left if None. ``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps\n"
+             "the others waiting.")
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)
         .def("attach_local", &Engine::attach_local, "peer"_a, "memory_fd"_a, "doorbell_fd"_a, "socket_fd"_a,
@@ -626,11 +643,15 @@ void bind_engine(nb::module_& m) {
             "``peers[rank]`` has ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received``,\n"
             "``connections``, ``seconds_busy`` (that bytes for the peer were on their way or, where it shares memory,\n"
             "that its memory was read) and ``seconds_waited`` (that callers waited for it).\n"
+            "``collectives`` has for each that completed here ``operations``, ``bytes`` (of all blocks together) and\n"
+            "``seconds`` (from the start of each to its end); send and recv with the messages of gather and scatter.\n"
             "``slowest`` is None, or says which ``ranks`` (one, or some of one ``host``) enter collectives later than\n"
             "the others, who wait for them for this ``share`` of the time, for how many ``seconds`` now, and for what\n"
             "``reason``: \"computes\", \"has no core\", \"sleeps\" or \"does not run\", between collectives; it "
             "``began`` at\n"
             "this time.monotonic(). ``slow_so_far`` lists all that did, with the seconds that it took in all.")
+        .def("recorded", &recorded,
+             "The last calls, with what has become of them: flight_recorder.py. Empty if they are not kept.")
         .def("traced", &traced,
              "What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.")
         .def(

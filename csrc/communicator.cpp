@@ -85,6 +85,7 @@ Lane& Communicator::start_point(Call call) {
     call.installed = installed.get();
     Lane& lane = free_point_lane();
     call.number = next_point_[tagged(call)]++;
+    if (executor_.recorder) executor_.recorder->has_number(call);
     lane.begin(call);
     const Point point{tagged(call), call.number};
     points_[point] = &lane;

@@ -86,6 +86,7 @@ struct Call {
     Collective part_of = Collective::send;  // send, recv: the collective that the message belongs to, if it is another
     std::uint64_t number = 0;
     std::uint64_t queue_number = 0;  // recv: of one that waits for its turn
+    std::uint64_t place = 0;         // among the recorded calls; 0: none
     Clock::time_point deadline{};
     std::shared_ptr<DeviceTransfer> transfer{};  // of a buffer that lies on a card; `pointer` is none then
 

@@ -29,7 +29,8 @@ Engine::Engine(EngineOptions options)
       arena_(std::make_shared<Arena>(options_.arena_bytes, options_.in_process, options_.rank, options_.world_size,
                                      options_.generation)),
       executor_(options_.rank, options_.world_size, options_.generation, arena_, *this,
-                options_.trace ? std::make_unique<Trace>() : nullptr),
+                options_.trace ? std::make_unique<Trace>() : nullptr,
+                options_.record ? std::make_unique<Recorder>() : nullptr),
       cores_(options_, *arena_, executor_.spare_staging),
       peers_(options_, state_, arena_, executor_, cores_, doorbell_, pool_,
              [this](int edge, std::span<const std::byte> statuses) { detector_.hear_beat(edge, statuses); }),
@@ -133,6 +134,11 @@ std::vector<Trace::Thread> Engine::traced() const {
     return executor_.trace ? executor_.trace->threads() : std::vector<Trace::Thread>();
 }
 
+std::vector<RecordedCall> Engine::recorded() const {
+    check_owned();
+    return executor_.recorder ? executor_.recorder->calls() : std::vector<RecordedCall>();
+}
+
 Engine::Statistics Engine::statistics() const {
     check_owned();
     Statistics result{};
@@ -143,6 +149,12 @@ Engine::Statistics Engine::statistics() const {
     result.seconds_in_calls = operations_.seconds_in_calls();
     result.seconds_waiting = operations_.seconds_waiting();
     result.peers = peers_.traffic();
+    for (std::size_t code = 0; code < executor_.done.size(); ++code) {
+        const Record& done = executor_.done[code];
+        if (done.operations.load() == 0) continue;
+        result.collectives.push_back({static_cast<Collective>(code), done.operations.load(), done.bytes.load(),
+                                      1e-9 * static_cast<double>(done.nanoseconds.load())});
+    }
     return result;
 }
 

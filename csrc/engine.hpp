@@ -13,7 +13,7 @@
 //     5. Operations::mutex_, Peers::mutex_, Control's, EngineState's or FailureDetector's: one alone, but for fork(),
 //        which takes the executor's and then all of these in this order
 //     6. a link's for sending, under which no failure is reported; Executor::lanes_mutex_, the pool's, the arena's,
-//        that of the labels, that of the cores
+//        that of the labels, that of the cores, the recorder's
 //
 // With several engines in one process fork() holds the locks of one while it takes those of the next.
 #pragma once
@@ -102,6 +102,12 @@ class Engine final : public Surroundings {
         double seconds_in_calls;  // that callers spent in run and wait
         double seconds_waiting;   // of these, with nothing to do
         std::vector<std::pair<int, Traffic>> peers;
+        struct Done {
+            Collective collective;
+            std::uint64_t operations, bytes;
+            double seconds;  // from the start of each to its end
+        };
+        std::vector<Done> collectives;  // that have completed here
     };
     Statistics statistics() const;
     std::optional<SlowRank> slowest() const;    // that keeps the others waiting, call after call
@@ -111,6 +117,7 @@ class Engine final : public Surroundings {
     void tell_if_slow();
     // What was traced, once the engine is shut down; nothing if it was not asked for.
     std::vector<Trace::Thread> traced() const;
+    std::vector<RecordedCall> recorded() const;  // the last calls; none if they are not kept
     pid_t progress_thread() const { return progress_thread_.load(); }
 
     // fork.cpp. A disowned engine is a forked child's copy: every call raises, and it is never destroyed.

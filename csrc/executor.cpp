@@ -64,12 +64,13 @@ std::uint64_t Signature::fingerprint() const {
 }
 
 Executor::Executor(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
-                   Surroundings& surroundings, std::unique_ptr<Trace> trace)
+                   Surroundings& surroundings, std::unique_ptr<Trace> trace, std::unique_ptr<Recorder> recorder)
     : rank(rank),
       generation(generation),
       arena(std::move(arena)),
       surroundings(surroundings),
       trace(std::move(trace)),
+      recorder(std::move(recorder)),
       world_size_(world_size),
       lanes_(std::make_unique<std::atomic<Lane*>[]>(most_lanes)),
       links_(std::make_unique<std::atomic<Link*>[]>(static_cast<std::size_t>(world_size))),
@@ -239,7 +240,12 @@ void Executor::enter(Call& call, Clock::time_point now) {
     const std::lock_guard lock(communicator.mutex);
     if (call.installed->links.empty() && !schedule.peers.empty()) resolve(*call.installed);
     communicator.give_number(call);
+    record(call, communicator);
     note(call);
+}
+
+void Executor::record(Call& call, const Communicator& communicator) {
+    if (recorder && !communicator.is_internal()) recorder->enter(call, communicator);
 }
 
 void Executor::note(const Call& call) {
@@ -282,6 +288,8 @@ Lane* Executor::begin_point(std::uint32_t id, int other, Call& call) {
     check_limits(call);
     call.deadline = Clock::now() + seconds(call.timeout);
     const std::lock_guard lock(communicator->mutex);
+    call.number = no_number;
+    record(call, *communicator);
     Lane* lane = communicator->begin_point(call);
     note(lane != nullptr ? lane->call() : call);
     return lane;
@@ -309,6 +317,7 @@ std::unique_ptr<Installed> Executor::make_point_schedule(Communicator& communica
 void Executor::end(Lane& lane, bool completed) {
     Communicator& communicator = *lane.call().installed->communicator;
     const std::lock_guard lock(communicator.mutex);
+    if (recorder && completed) recorder->complete(lane.call());
     communicator.end(lane, completed);
 }
 

@@ -2,6 +2,7 @@
 // lane.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "lane.hpp"
 #include "link.hpp"
 #include "memory.hpp"
+#include "recorder.hpp"
 #include "schedule.hpp"
 #include "trace.hpp"
 
@@ -57,7 +59,7 @@ class SpareStaging {
 class Executor final : public Receiver {
   public:
     Executor(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
-             Surroundings& surroundings, std::unique_ptr<Trace> trace);
+             Surroundings& surroundings, std::unique_ptr<Trace> trace, std::unique_ptr<Recorder> recorder);
     ~Executor();
 
     void attach(std::unique_ptr<Link> link);
@@ -123,11 +125,13 @@ class Executor final : public Receiver {
     const std::uint16_t generation;
     const std::shared_ptr<Arena> arena;
     Surroundings& surroundings;
-    const std::unique_ptr<Trace> trace;  // nullptr: nobody asked for it
+    const std::unique_ptr<Trace> trace;        // nullptr: nobody asked for it
+    const std::unique_ptr<Recorder> recorder;  // the same
     SpareStaging spare_staging;
     std::atomic<Team*> team{nullptr};                       // for calls whose buffers lie on cards
     std::atomic<std::uint64_t> calls{0};                    // of any communicator
     std::atomic<std::uint64_t> operations{0}, segments{0};  // of the user's
+    std::array<Record, collective_names.size()> done;       // the same, by collective, that have completed
 
   private:
     void resolve(Installed& installed) const;
@@ -135,6 +139,7 @@ class Executor final : public Receiver {
     bool is_over(const Frame& frame) const;  // its communicator, or a later one of that id, was made here
     std::shared_ptr<Communicator> find(std::uint32_t id) const;  // throws if there is none
 
+    void record(Call& call, const Communicator& communicator);
     void note(const Call& call);
 
     const int world_size_;

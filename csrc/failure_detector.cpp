@@ -222,8 +222,9 @@ bool FailureDetector::check_silence(const Works& works) {
 //
 // Two hosts may both live, and be heard of by all others, while no packet gets from one to the other. Only the
 // connections between them show it, so whoever waits looks at those. What it finds, and the silence of a rank of
-// another host, is a complaint, which is passed on to all by every way there is. A moment later, when the other side's
-// complaint has come, if it has one, each gives its verdict by the same rule; the first one ends the matter.
+// another host, is a complaint, which is passed on to all by every way there is. Who is said to be silent answers. A
+// moment later, when the other side's complaint or answer has come, if there is one, each gives its verdict by the same
+// rule; the first one ends the matter.
 
 // Ranks of other hosts whose machines acknowledge nothing.
 void FailureDetector::look_at_links(const Works& works) {
@@ -283,13 +284,22 @@ void FailureDetector::hear_complaint(const Notice& complaint) {
     });
     if (by == of || is_known) return;
     // Who is cut off itself should hear first what the others find.
-    if (complaints_.empty()) verdict_at_ = Clock::now() + (by == leader_of(options_.rank) ? 2 : 1) * verdict_grace;
+    if (complaint.complaint != Complaint::answered && !has_accusation())
+        verdict_at_ = Clock::now() + (by == leader_of(options_.rank) ? 2 : 1) * verdict_grace;
     complaints_.push_back(complaint);
     peers_.send_complaint(complaint);
+    // Those who hear of us by way of the one that complains cannot know better. Who was away may be the one to blame.
+    if (complaint.complaint == Complaint::silent && complaint.rank == options_.rank && liveness_.hears(options_.rank))
+        complain(complaint.witness, complaint.seconds, Complaint::answered);
+}
+
+bool FailureDetector::has_accusation() const {
+    return std::any_of(complaints_.begin(), complaints_.end(),
+                       [](const Notice& c) { return c.complaint != Complaint::answered; });
 }
 
 bool FailureDetector::check_complaints() {
-    if (complaints_.empty() || Clock::now() < verdict_at_) return false;
+    if (!has_accusation() || Clock::now() < verdict_at_) return false;
     peers_.fail(verdict());
     return true;
 }
@@ -300,7 +310,8 @@ bool FailureDetector::is_complaint(int by_host, int of_host) const {
     });
 }
 
-// Hosts that live, each with those that it cannot reach: both complain, or one does that nothing was acknowledged.
+// Hosts that live, each with those that it cannot reach: both complain, or the other one answers, or one complains that
+// nothing was acknowledged.
 std::map<int, std::set<int>> FailureDetector::hosts_apart() const {
     std::map<int, std::set<int>> apart;
     for (const Notice& complaint : complaints_) {
@@ -319,9 +330,11 @@ std::map<int, std::set<int>> FailureDetector::hosts_apart() const {
 Failure FailureDetector::verdict() const {
     const auto apart = hosts_apart();
     if (apart.empty()) {
+        const auto accuses = [](const Notice& c) { return c.complaint != Complaint::answered; };
         const auto others = std::find_if(complaints_.begin(), complaints_.end(),
-                                         [&](const Notice& c) { return c.witness != options_.rank; });
-        return missed(others != complaints_.end() ? *others : complaints_.front());
+                                         [&](const Notice& c) { return accuses(c) && c.witness != options_.rank; });
+        return missed(others != complaints_.end() ? *others
+                                                  : *std::find_if(complaints_.begin(), complaints_.end(), accuses));
     }
     const auto hears_less = [&](int leader) {
         return std::any_of(complaints_.begin(), complaints_.end(), [&](const Notice& c) {

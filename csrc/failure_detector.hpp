@@ -64,6 +64,7 @@ class FailureDetector {
     Failure verdict() const;
     Failure missed(const Notice& complaint) const;
     std::map<int, std::set<int>> hosts_apart() const;
+    bool has_accusation() const;
     Failure silence_of(int rank, double silent) const;
     std::string silence_text(int rank, double silent) const;
     Failure mismatch_told_by(const Notice& notice) const;

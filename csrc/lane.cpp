@@ -100,11 +100,15 @@ void Lane::begin(const Call& call) {
 void Lane::end() {
     if (shared_count_ != 0) wait_for_team();  // the call has failed
     if (finished()) {
-        Record& record = call_.installed->record;
         const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - began_);
-        record.operations.fetch_add(1, std::memory_order_relaxed);
-        record.bytes.fetch_add(schedule_->blocks * call_.count * itemsize_, std::memory_order_relaxed);
-        record.nanoseconds.fetch_add(static_cast<std::uint64_t>(took.count()), std::memory_order_relaxed);
+        const auto count = [&](Record& record) {
+            record.operations.fetch_add(1, std::memory_order_relaxed);
+            record.bytes.fetch_add(schedule_->blocks * call_.count * itemsize_, std::memory_order_relaxed);
+            record.nanoseconds.fetch_add(static_cast<std::uint64_t>(took.count()), std::memory_order_relaxed);
+        };
+        count(call_.installed->record);
+        if (!call_.installed->communicator->is_internal())
+            count(executor_.done[static_cast<std::size_t>(call_.collective)]);
     }
     if (tracer_) tracer_->end(began_, finished());
     active_ = false;

@@ -14,8 +14,9 @@ namespace multiring {
 // No failure yet: the witness misses the rank.
 enum class Complaint : std::uint8_t {
     none,
-    silent,         // it has not heard of it
-    unacknowledged  // nothing that it sent there was acknowledged
+    silent,          // it has not heard of it
+    unacknowledged,  // nothing that it sent there was acknowledged
+    answered,        // it has been complained of by it, and lives
 };
 
 struct Notice {
@@ -54,8 +55,7 @@ inline Frame frame_of(const Notice& notice, std::uint16_t generation) {
 
 inline bool is_notice(const Frame& frame) {
     return frame.type == FrameType::notice && frame.token <= static_cast<std::uint32_t>(last_kind) &&
-           frame.ordinal <= static_cast<std::uint16_t>(Complaint::unacknowledged) &&
-           frame.bytes <= Notice::longest_text;
+           frame.ordinal <= static_cast<std::uint16_t>(Complaint::answered) && frame.bytes <= Notice::longest_text;
 }
 
 inline Notice notice_of(const Frame& frame, std::span<const std::byte> text, int from) {

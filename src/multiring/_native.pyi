@@ -290,6 +290,7 @@ class Engine:
         heartbeat_timeout: float = 30.0,
         late_seconds: float = 30.0,
         trace: bool = False,
+        record: bool = False,
         helpers: int | None = None,
         when_slow: Callable[[str], None] | None = None,
     ) -> None:
@@ -298,8 +299,9 @@ class Engine:
         ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the
         machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout``
         seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens when.
-        ``helpers``: threads that sum for calls on cards, by the cores that are left if None. ``when_slow(reason)``
-        is called in a thread that calls or waits, once this rank keeps the others waiting.
+        ``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on cards, by the cores that
+        are left if None. ``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps
+        the others waiting.
         """
 
     @property
@@ -389,10 +391,17 @@ class Engine:
         ``peers[rank]`` has ``messages_sent``, ``bytes_sent``, ``messages_received``, ``bytes_received``,
         ``connections``, ``seconds_busy`` (that bytes for the peer were on their way or, where it shares memory,
         that its memory was read) and ``seconds_waited`` (that callers waited for it).
+        ``collectives`` has for each that completed here ``operations``, ``bytes`` (of all blocks together) and
+        ``seconds`` (from the start of each to its end); send and recv with the messages of gather and scatter.
         ``slowest`` is None, or says which ``ranks`` (one, or some of one ``host``) enter collectives later than
         the others, who wait for them for this ``share`` of the time, for how many ``seconds`` now, and for what
         ``reason``: "computes", "has no core", "sleeps" or "does not run", between collectives; it ``began`` at
         this time.monotonic(). ``slow_so_far`` lists all that did, with the seconds that it took in all.
+        """
+
+    def recorded(self) -> bytes:
+        """
+        The last calls, with what has become of them: flight_recorder.py. Empty if they are not kept.
         """
 
     def traced(self) -> list[tuple[int, bool, int, bytes]]:

@@ -24,6 +24,7 @@ from multiring.runtime.world import World
 from multiring.training import sharding, weights
 
 if TYPE_CHECKING:  # what only a job needs
+    from multiring import metrics
     from multiring.job.given import GivenIdentity
     from multiring.job.survivors import Agreement
 
@@ -32,6 +33,7 @@ _M = TypeVar("_M", float, Mapping[str, float])
 
 _default: Communicator | None = None
 _given: GivenIdentity | None = None  # what `init` was given for it
+_exporter: metrics.Exporter | None = None  # of its metrics, if they are shown
 _inherited: Communicator | None = (
     None  # of the parent of a forked process: kept, so that nothing of it is released here
 )
@@ -64,6 +66,10 @@ def init(
 
     env.warn_unknown()
     settings = env.read(env.Settings, **options)
+    if settings.metrics:
+        from multiring import metrics
+
+        metrics.check(settings.metrics)
     given = given_identity(rank, world_size, store, secret, job)
     with _lock:
         if _default is None:
@@ -74,6 +80,7 @@ def init(
                 identity = given.identity()
             join = growth.enter if identity.replacement else rendezvous.join
             adopt(Communicator(Group(join(identity, settings))), given)
+            _show_metrics()
         elif given is not None and given != _given:
             raise ValueError(
                 f"multiring is initialised, and not as init(rank={given.rank}, world_size={given.world_size}) at this "
@@ -94,11 +101,40 @@ def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> Non
     global _default, _given
     _default, _given = communicator, given
     bootstrap.report(None)
+    if _exporter is not None:
+        _exporter.follow(communicator)
+    if communicator.world.recorder is not None:
+        communicator.world.recorder.watch(communicator.world.engine)
     if communicator.world.timeline is not None and communicator.size > 1:
         timeline = communicator.world.timeline
         timeline.offset = clocks.job_offset(group_of(communicator).internal, timeline.offset)
     atexit.unregister(_exit)
     atexit.register(_exit)
+
+
+def _show_metrics() -> None:
+    """Show the metrics of the default communicator, where that is asked for; who cannot leaves the job."""
+    global _exporter
+    communicator = _communicator(None)
+    if not communicator.world.settings.metrics:
+        return
+    from multiring import metrics
+
+    exporter = metrics.Exporter(communicator)
+    try:
+        exporter.serve(communicator.world.settings.metrics, communicator.local_rank)
+    except MultiringError as error:
+        _blame(error)
+        _leave_locked()
+        raise
+    _exporter = exporter
+
+
+def _hide_metrics() -> None:
+    global _exporter
+    if _exporter is not None:
+        leaving, _exporter = _exporter, None
+        leaving.close()
 
 
 def before_leaving(wait: Callable[[], object]) -> None:
@@ -121,15 +157,20 @@ def shutdown() -> None:
 
 
 def _leave() -> None:
+    with _lock:
+        _leave_locked()
+
+
+def _leave_locked() -> None:
     from multiring.job import bootstrap
 
     global _default
-    with _lock:
-        if _default is not None:
-            leaving, _default = _default, None
-            world = leaving.world
-            bootstrap.report(_blamed(world), world.account())
-            world.close()
+    _hide_metrics()
+    if _default is not None:
+        leaving, _default = _default, None
+        world = leaving.world
+        bootstrap.report(_blamed(world), world.account())
+        world.close()
 
 
 def shrink(timeout: float | None = None) -> Agreement:
@@ -162,7 +203,11 @@ def shrink(timeout: float | None = None) -> Agreement:
         seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
         completed, account = world.engine.completed(0), world.account()
         _default, former = None, world
-        world, agreement = survivors.shrink(former, completed, seconds)
+        try:
+            world, agreement = survivors.shrink(former, completed, seconds)
+        except BaseException:
+            _hide_metrics()
+            raise
         world.follow(former, account)
         adopt(Communicator(Group(world, timeout=communicator.timeout)), _given)
         if _given is None:
@@ -192,6 +237,7 @@ def grow(timeout: float | None = None) -> Agreement | None:
             grown = growth.grow(communicator, seconds, launched=_given is None)
         except growth.Excluded:
             _default = None
+            _hide_metrics()
             communicator.world.close()
             raise
         if grown is None:
@@ -299,7 +345,10 @@ def _said_by(error: BaseException) -> str:
 
 
 def _leave_in_child() -> None:
-    global _default, _inherited, _lock, _marks
+    global _default, _exporter, _inherited, _lock, _marks
+    if _exporter is not None:
+        _exporter.leave_in_child()
+        _exporter = None
     _default, _inherited, _lock = None, _default or _inherited, threading.Lock()
     _marks = [os.environ.get(name) for name in env.RANKS]
 

@@ -187,6 +187,28 @@ def _wire(text: str) -> str:
     return found if isinstance(found, str) else ",".join(f"{level}={format}" for level, format in found.items())
 
 
+def parse_metrics(text: str) -> tuple[str, str, int]:
+    """Where metrics are shown: "tcp", an address and the first port; or "unix" or "directory", a path and 0."""
+    kind, _, path = text.partition(":")
+    if kind == "unix" and path.startswith("/"):
+        return "unix", path, 0
+    if "/" in text and kind != "unix":
+        return "directory", text, 0
+    address = text if ":" in text else f"127.0.0.1:{text}"
+    try:
+        host, port = split_address(*parse_addresses(address))
+    except (TypeError, ValueError):
+        raise ValueError(
+            "a port, address:port, unix:/path or a directory (a / in its name), such as 9400, 0.0.0.0:9400 or ./metrics"
+        ) from None
+    return "tcp", host, port
+
+
+def _metrics(text: str) -> str:
+    parse_metrics(text)
+    return text
+
+
 def _plan(text: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{12}|[a-z][a-z-]*(:\S+)?", text):
         raise ValueError("the id of a plan, 12 hexadecimal digits, or a strategy, such as ring or multiring:4x8x8")
@@ -261,6 +283,27 @@ class Settings:
         agree=True,
     )
     trace: str = _knob("", str, "path", "write a timeline of all ranks there, which Perfetto opens", agree=True)
+    flight_recorder: str = _knob(
+        "",
+        str,
+        "directory",
+        "where each rank writes its last calls when the job fails, for torch's analyser"
+        " ([flight records](reliability.md#flight-records))",
+        agree=True,
+    )
+    flight_recorder_signal: str = _knob(
+        "",
+        _one_of("usr1", "usr2"),
+        "usr1, usr2",
+        "the signal on which a rank writes them while the job goes on",
+    )
+    metrics: str = _knob(
+        "",
+        _metrics,
+        "port, address:port, unix:/path or directory",
+        "where each rank shows [metrics](watching.md) to Prometheus: its local rank is added to the port, which is of "
+        "127.0.0.1 unless an address is given",
+    )
     timeout: float = _knob(
         600.0,
         _seconds,

@@ -29,6 +29,19 @@ def what_is_not_one_plan() -> str:
     collectives.groups()
     communicator = mr.init()
     mr.barrier()
+    before = communicator.stats()["collectives"]
+    assert before["barrier"]["operations"] > 0
+    mr.all_gather(np.full(10 + 7, mr.rank(), np.int16))
+    if mr.rank() < 2:
+        x = np.zeros(3 * 5, np.float64)
+        mr.send(x, 1) if mr.rank() == 0 else mr.recv(x, 0)
+    after, none = communicator.stats()["collectives"], {"operations": 0, "bytes": 0, "seconds": 0.0}
+    for name, nbytes in {"all_gather": mr.world_size() * 34, ("send", "recv", "")[min(mr.rank(), 2)]: 120}.items():
+        then = before.get(name, none)
+        if name:
+            assert after[name]["operations"] - then["operations"] == 1
+            assert after[name]["bytes"] - then["bytes"] == nbytes
+            assert after[name]["seconds"] > then["seconds"]
     assert sum(counted["bytes_sent"] for counted in communicator.stats()["peers"].values()) > 0
     try:
         group_of(communicator).publish()

@@ -395,8 +395,9 @@ def _mpi_world() -> Any:
     try:
         return importlib.import_module("mpi4py.MPI").COMM_WORLD
     except (ImportError, RuntimeError) as error:  # the library that it loads
+        reason = " ".join(str(error).split())
         raise RendezvousError(
-            f"an MPI launcher has started this process, and mpi4py cannot load its library ({error}): install the MPI "
+            f"an MPI launcher has started this process, and mpi4py cannot load its library ({reason}): install the MPI "
             "whose mpirun that was, or let mpi4py find it by MPI4PY_LIBMPI=PATH; unset PMI_RANK, PMIX_RANK and "
             "OMPI_COMM_WORLD_RANK for a process that is alone"
         ) from None

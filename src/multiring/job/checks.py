@@ -41,6 +41,14 @@ def check_settings(settings: env.Settings) -> None:
     wire, plan = f"MULTIRING_WIRE={settings.wire}", f"MULTIRING_PLAN={settings.plan}"
     if settings.trace and settings.engine != "native":
         raise _contradiction(trace, engine, "the native engine alone notes what happens when")
+    if settings.flight_recorder and settings.engine != "native":
+        flight = f"MULTIRING_FLIGHT_RECORDER={settings.flight_recorder}"
+        raise _contradiction(flight, engine, "the native engine alone keeps its last calls")
+    if settings.flight_recorder_signal and not settings.flight_recorder:
+        raise RendezvousError(
+            f"MULTIRING_FLIGHT_RECORDER_SIGNAL={settings.flight_recorder_signal} without MULTIRING_FLIGHT_RECORDER: "
+            "name the directory to write to as well"
+        )
     if settings.reproducible and settings.wire:
         why = "where a sum is rounded to a narrower format depends on where the ranks are"
         raise _contradiction(wire, "MULTIRING_REPRODUCIBLE", why)

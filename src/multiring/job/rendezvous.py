@@ -36,7 +36,7 @@ from multiring.net.acceptor import Acceptor
 from multiring.net.dial import Address
 from multiring.net.links import Links
 from multiring.planning.speeds import speeds
-from multiring.runtime import trace
+from multiring.runtime import flight_recorder, trace
 from multiring.runtime.engine import Connecting
 from multiring.runtime.sampler import Sampler
 from multiring.runtime.world import World
@@ -79,6 +79,7 @@ class _Arrival:
     listening: list[socket.socket]
     """Where other hosts connect; none if the acceptor of an earlier generation goes on."""
     timeline: trace.Timeline | None
+    recorder: flight_recorder.FlightRecorder | None
     introductions: tuple[Introduction, ...]
     secret: bytes
     topology: str
@@ -188,8 +189,11 @@ def rejoin(
 def _alone(identity: RankIdentity, settings: env.Settings, text: str, acceptor: Acceptor | None = None) -> World:
     names = [settings.host or socket.gethostname()]
     topology, timeline = topology_of(text, names), _timeline(identity, settings)
+    recorder = _recorder(identity, settings)
     engine = _engine(identity, names, settings, Sampler("rank 0"))
-    return World(0, topology, engine, None, settings, acceptor, text, identity.present, timeline=timeline)
+    return World(
+        0, topology, engine, None, settings, acceptor, text, identity.present, timeline=timeline, recorder=recorder
+    )
 
 
 def _join(joiner: _Joiner, undo: contextlib.ExitStack) -> World:
@@ -217,6 +221,7 @@ def _join(joiner: _Joiner, undo: contextlib.ExitStack) -> World:
         identity.present,
         timeline=arrival.timeline,
         sampler=attachment.sampler,
+        recorder=arrival.recorder,
         speeds=speeds([one.placement(name) for one, name in zip(arrival.introductions, names, strict=True)]),
     )
 
@@ -238,7 +243,7 @@ def _arrive(joiner: _Joiner, undo: contextlib.ExitStack) -> _Arrival:
             own = list(joiner.acceptor.own)
             joiner.acceptor.hello = hello
         text = joiner.topology_text() if identity.rank == 0 else ""
-        timeline = _timeline(identity, settings)
+        timeline, recorder = _timeline(identity, settings), _recorder(identity, settings)
     introduction = introduce(identity.world_size, settings, unix_name, own)
     shared = {"secret": "" if joiner.secret else secrets.token_hex(32), "topology": text}
     records, shared = exchange.round("arrive", introduction.encode(), partial(_agree, shared=shared))
@@ -247,6 +252,7 @@ def _arrive(joiner: _Joiner, undo: contextlib.ExitStack) -> _Arrival:
         unix_socket,
         listening,
         timeline,
+        recorder,
         tuple(Introduction.decode(record, rank) for rank, record in enumerate(records)),
         joiner.secret or bytes.fromhex(shared["secret"]),
         shared["topology"],
@@ -313,6 +319,20 @@ def _timeline(identity: RankIdentity, settings: env.Settings) -> trace.Timeline 
     return trace.prepare(settings.trace, identity.rank, host, identity.restart)
 
 
+def _recorder(identity: RankIdentity, settings: env.Settings) -> flight_recorder.FlightRecorder | None:
+    if not settings.flight_recorder:
+        return None
+    return flight_recorder.prepare(
+        settings.flight_recorder,
+        settings.flight_recorder_signal,
+        identity.rank,
+        settings.host or socket.gethostname(),
+        identity.restart,
+        identity.present.generation,
+        goes_on=identity.membership is not None,
+    )
+
+
 def _first(*failures: Callable[[], BaseException | None]) -> BaseException | None:
     return next((error for error in (failure() for failure in failures) if error is not None), None)
 
@@ -335,6 +355,7 @@ def _engine(
         heartbeat_timeout=settings.heartbeat_timeout,
         late_seconds=settings.late_warning,
         trace=bool(settings.trace),
+        record=bool(settings.flight_recorder),
         helpers=settings.card_threads,
         when_slow=sampler.look,
         inproc=identity.world_size == 1,  # private memory: there is nobody to share it with

@@ -78,6 +78,8 @@ class Group:
         self._incarnation = incarnation
         self.engine.communicator(number, list(self.members), incarnation)
         world.groups.add(number)
+        if world.recorder is not None and number < _native.INTERNAL:
+            world.recorder.know(number, incarnation, self.members)
         # Garbage may be collected in any thread, in the middle of anything: here it is only noted. MPI frees a group by
         # a collective call, which collectors of several processes cannot agree on.
         self._drop = weakref.finalize(self, world.dropped.append, number)

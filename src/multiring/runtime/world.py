@@ -16,7 +16,7 @@ from multiring.errors import MultiringError, PeerLost, RendezvousError
 from multiring.net.membership import Membership
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
-from multiring.runtime import trace
+from multiring.runtime import flight_recorder, trace
 from multiring.runtime.engine import Engine
 from multiring.runtime.sampler import Sampler
 
@@ -59,6 +59,7 @@ class World:
     timeline: trace.Timeline | None = None
     sampler: Sampler | None = None
     """Tells where this rank is when the others wait for it; None where it is alone."""
+    recorder: flight_recorder.FlightRecorder | None = None
     speeds: Speeds = NATIVE
     """What its ranks need, those that share cores included."""
     began: float = field(default_factory=time.monotonic)
@@ -121,8 +122,14 @@ class World:
         if self.links:
             self.links.close()
         slow = [] if self.timeline is None else self.engine.statistics()["slow_so_far"]
+        if self.recorder is not None:
+            self.recorder.stop()
         try:
             self.engine.shutdown()
+        except MultiringError as late:
+            if self.recorder is not None:
+                self.recorder.write(late)
+            raise
         finally:
             if self.timeline is not None:
                 self.timeline.write(self.engine.traced(), slow)

@@ -23,12 +23,13 @@ Count = Callable[[int, int, int], None]
 
 
 class Channel:
-    """The members' world ranks in order, and their own place among them."""
+    """The members' world ranks in order, and their own place among them; whether its calls are the library's own."""
 
-    def __init__(self, mpi: MPI.Intracomm, members: list[int], count: Count) -> None:
+    def __init__(self, mpi: MPI.Intracomm, members: list[int], count: Count, *, is_internal: bool) -> None:
         self.mpi = mpi
         self.members = members
         self.own = mpi.Get_rank()
+        self.is_internal = is_internal
         self.lanes: list[object | None] = [None] * LANES
         self.staging: list[Any] = [None] * LANES
         self.next_number = 0

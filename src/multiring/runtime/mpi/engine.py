@@ -92,6 +92,7 @@ class MpiEngine:
         self._operations = self._segments = 0
         self._seconds_in_calls = self._seconds_waiting = 0.0
         self._peers: dict[int, dict[str, float]] = {}
+        self._collectives: dict[str, dict[str, float]] = {}
 
     # --- the other ranks ---
 
@@ -131,7 +132,7 @@ class MpiEngine:
         everybody = members == list(range(len(self._hosts)))
         mpi = self._world if everybody and id == 0 else self._subset(id, members)
         with self._lock:
-            self._channels[id] = channel = Channel(mpi, members, self._count)
+            self._channels[id] = channel = Channel(mpi, members, self._count, is_internal=id >= INTERNAL)
             self._inboxes[id] = Inbox(channel)
 
     def _subset(self, id: int, members: list[int]) -> MPI.Intracomm:
@@ -318,8 +319,17 @@ class MpiEngine:
             progressed |= operation.advance()
             if not operation.is_complete:
                 self._check_time(operation, now)
+            elif not operation.channel.is_internal:
+                self._count_done(operation)
         self._active = [operation for operation in self._active if not operation.is_complete]
         return progressed
+
+    def _count_done(self, operation: Operation) -> None:
+        none = {"operations": 0, "bytes": 0, "seconds": 0.0}
+        counted = self._collectives.setdefault(operation.counted_as, none)
+        counted["operations"] += 1
+        counted["bytes"] += operation.nbytes
+        counted["seconds"] += operation.ended_at - operation.began
 
     def _check_time(self, operation: Operation, now: float) -> None:
         """Log for whom a call waits, and end it when its time is up or who is waited for has left."""
@@ -448,6 +458,7 @@ class MpiEngine:
             "seconds_in_calls": self._seconds_in_calls,
             "seconds_waiting": self._seconds_waiting,
             "peers": {rank: dict(counted) for rank, counted in self._peers.items()},
+            "collectives": {name: dict(done) for name, done in self._collectives.items()},
             "slowest": None,  # the native engine's signs of life tell of it
             "slow_so_far": [],
         }
@@ -472,6 +483,10 @@ class MpiEngine:
             "MULTIRING_ENGINE=mpi cannot go on without the ranks that were lost, as MPI ends the job: shrink() needs "
             "the native engine"
         )
+
+    def recorded(self) -> bytes:
+        """Nothing: the rendezvous refuses MULTIRING_FLIGHT_RECORDER."""
+        return b""
 
     def traced(self) -> list[tuple[int, bool, int, bytes]]:
         """Nothing: the rendezvous refuses MULTIRING_TRACE."""

@@ -75,6 +75,10 @@ class ReceiveMessage(Operation):
             self.complete()
         return self.is_complete
 
+    @property
+    def counted_as(self) -> str:
+        return "recv"
+
     def described(self) -> str:
         return self.signature.described(receives=True)
 

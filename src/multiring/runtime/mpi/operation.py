@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 
-from multiring._native import ANY_SOURCE, Call
+from multiring._native import ANY_SOURCE, COLLECTIVES, ITEMSIZES, Call
 from multiring.errors import MultiringError
 from multiring.runtime.mpi.channel import Channel
 from multiring.runtime.mpi.signature import Signature
@@ -34,6 +34,16 @@ class Operation(ABC):
     @abstractmethod
     def waits_for(self) -> list[int]:
         """The world ranks without which it cannot go on."""
+
+    @property
+    def counted_as(self) -> str:
+        """The collective under which it is counted."""
+        return COLLECTIVES[self.signature.collective]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its buffer, of all blocks together."""
+        return self.signature.elements * ITEMSIZES[self.signature.dtype]
 
     def described(self) -> str:
         """The call in the user's words."""

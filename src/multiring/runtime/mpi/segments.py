@@ -123,8 +123,12 @@ class Collective(Operation):
         self.complete()
         record = self.program
         record.operations += 1
-        record.bytes += record.blocks * self.signature.elements * self.itemsize
+        record.bytes += self.nbytes
         record.seconds += self.ended_at - self.began
+
+    @property
+    def nbytes(self) -> int:
+        return self.program.blocks * super().nbytes
 
     @property
     def segments(self) -> int:

@@ -1,0 +1,68 @@
+#include "recorder.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "communicator.hpp"
+
+namespace multiring {
+namespace {
+
+std::int64_t now() {
+    const auto since = std::chrono::system_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+}  // namespace
+
+void Recorder::enter(Call& call, const Communicator& communicator) {
+    RecordedCall made{};
+    made.called = now();
+    made.number = call.number;
+    made.tag = call.tag;
+    made.count = call.count;
+    made.timeout = call.timeout;
+    made.communicator = communicator.id;
+    made.incarnation = communicator.incarnation;
+    made.root = call.root;
+    made.label = call.label;
+    made.other = call.other;
+    made.collective = call.collective;
+    made.part_of = call.part_of;
+    made.dtype = call.dtype;
+    made.op = call.op;
+    const std::lock_guard lock(mutex_);
+    made.place = call.place = ++count_;
+    if (ring_.size() < most_calls)
+        ring_.push_back(made);
+    else
+        ring_[(made.place - 1) % most_calls] = made;
+}
+
+RecordedCall* Recorder::find(std::uint64_t place) {
+    if (place == 0) return nullptr;
+    RecordedCall& found = ring_[(place - 1) % most_calls];
+    return found.place == place ? &found : nullptr;  // nullptr: later ones have taken its room
+}
+
+void Recorder::has_number(const Call& call) {
+    const std::lock_guard lock(mutex_);
+    if (RecordedCall* found = find(call.place)) {
+        found->number = call.number;
+        found->other = call.other;
+    }
+}
+
+void Recorder::complete(const Call& call) {
+    const std::lock_guard lock(mutex_);
+    if (RecordedCall* found = find(call.place)) found->ended = now();
+}
+
+std::vector<RecordedCall> Recorder::calls() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<RecordedCall> result = ring_;
+    std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.place < b.place; });
+    return result;
+}
+
+}  // namespace multiring

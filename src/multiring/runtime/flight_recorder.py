@@ -1,0 +1,303 @@
+"""The flight recorder: the last calls of a rank, in the format that torch's analyser of such records reads.
+
+``python -m torch.distributed.flight_recorder.fr_trace DIRECTORY`` compares the files that the ranks wrote, and names
+the rank that has not made a call, or has made another one. The format is torch's, and nothing of torch is needed to
+write it. The engine keeps the calls; a thread looks for its failure a few times a second, so that a rank that computes
+on, or hangs, leaves a record too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from multiring import _native
+from multiring.errors import MultiringError, RendezvousError
+from multiring.runtime.engine import Engine
+
+CALL = np.dtype(
+    [
+        ("place", "<u8"),
+        *((name, "<i8") for name in ("called", "ended")),
+        *((name, "<u8") for name in ("number", "tag", "count")),
+        ("timeout", "<f8"),
+        *((name, "<u4") for name in ("communicator", "root", "label", "other")),
+        ("incarnation", "<u2"),
+        *((name, "u1") for name in ("collective", "part_of", "dtype", "op")),
+        ("unused", "u1", 2),
+    ]
+)
+"""csrc/recorder.hpp: RecordedCall."""
+
+MOST_CALLS = 2000
+"""How many the engine keeps."""
+
+VERSION = "2.10"
+"""The version of the format; the analyser takes files of one version together."""
+
+LOOKS_EVERY = 0.2
+"""Seconds between looks for a failure or a signal."""
+
+_LIBRARY = "gloo"  # the analyser takes the names of libraries that it knows, and no other
+_NAMES = {"all_to_all": "all_to_all_single"}  # of "all_to_all" it compares no sizes
+_DTYPES = {
+    "float32": "Float",
+    "float64": "Double",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "int8": "Char",
+    "uint8": "Byte",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "bool": "Bool",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+}
+_NO_NUMBER = (1 << 64) - 1  # of a receive that waits for its turn
+_log = logging.getLogger("multiring")
+_directories: dict[str, Path] = {}  # as the job began: the program may change its directory
+
+_STATUS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
+
+Groups = Mapping[tuple[int, int], Sequence[int]]
+"""The members of each group, in its order, by its number and incarnation."""
+
+
+class FlightRecorder:
+    """Writes the record of a rank when its engine fails, or a signal asks for it; `prepare` makes one."""
+
+    def __init__(self, directory: Path, prefix: str, rank: int, signal_name: str, about: Mapping[str, Any]) -> None:
+        """``about`` is added to what is written; ``signal_name`` "" is none."""
+        self._path = directory / f"{prefix}{rank}"
+        self._rank = rank
+        self._signal = getattr(signal, f"SIG{signal_name.upper()}") if signal_name else None
+        self._former_handler: Any = None
+        self._about = about
+        self._groups: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._engine: Engine | None = None
+        self._asked = 0
+        self._written_for_failure = False
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    def know(self, number: int, incarnation: int, members: Sequence[int]) -> None:
+        """Tell it of a group: calls have its number alone."""
+        self._groups[number, incarnation] = tuple(members)
+        if len(self._groups) > 2 * MOST_CALLS:  # of groups without end those that were made longest ago have no calls
+            for key in list(self._groups)[1:MOST_CALLS]:
+                del self._groups[key]
+
+    def watch(self, engine: Engine) -> None:
+        """Begin to look at the engine."""
+        self._engine = engine
+        if self._signal is not None and _in_main_thread():
+            former = signal.signal(self._signal, self._ask)
+            of_before = getattr(former, "__self__", None)  # the generation before, which may not have left yet
+            self._former_handler = of_before._former_handler if isinstance(of_before, FlightRecorder) else former
+        self._thread = threading.Thread(target=self._look, name="multiring flight recorder", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look for the last time; nothing where it was never begun, or in a forked process."""
+        if self._thread is None or self._process != os.getpid():
+            return
+        self._stopping.set()
+        self._thread.join()
+        self._thread = None
+        if self._signal is not None and _in_main_thread() and signal.getsignal(self._signal) == self._ask:
+            signal.signal(self._signal, self._former_handler or signal.SIG_DFL)
+
+    def write(self, failure: BaseException | None) -> None:
+        """Write the record; one that cannot be written costs a line in the log."""
+        if self._engine is None:  # the world did not come about
+            return
+        calls = np.frombuffer(self._engine.recorded(), CALL)
+        said = {} if failure is None else {"failure": _described(failure)}
+        part = self._path.with_name(f".{os.getpid()}~")  # the analyser takes it for none of its files
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                part.write_bytes(pickle.dumps({**record_of(calls, self._rank, self._groups), **self._about, **said}))
+                part.replace(self._path)
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning(
+                "the flight record of rank %d is lost (MULTIRING_FLIGHT_RECORDER): %s: %s; what failed the job is not "
+                "changed by that",
+                *(self._rank, self._path, error.strerror),
+            )
+            return
+        level = logging.WARNING if self._rank == 0 else logging.INFO
+        command = f"python -m torch.distributed.flight_recorder.fr_trace {self._path.parent}"
+        _log.log(level, "flight records are in %s; what they say: %s", self._path.parent, command)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked += 1
+
+    def _look(self) -> None:
+        assert self._engine is not None
+        answered, stopping = 0, False
+        while not stopping:
+            stopping = self._stopping.wait(LOOKS_EVERY)
+            failure, asked = self._engine.failure(), self._asked
+            if (failure is not None and not self._written_for_failure) or asked != answered:
+                self._written_for_failure = failure is not None
+                answered = asked
+                self.write(failure)
+
+
+def prepare(
+    path: str, signal_name: str, rank: int, host: str, restart: int, generation: int, *, goes_on: bool
+) -> FlightRecorder:
+    """Make room for the records of one generation of one restart, before its ranks meet.
+
+    RendezvousError where there is none to be had, and the job does not go on from a generation before.
+    """
+    if signal_name and not goes_on and not _in_main_thread():
+        raise RendezvousError(
+            f"MULTIRING_FLIGHT_RECORDER_SIGNAL={signal_name}: only the main thread may say what a signal does: call "
+            "init() there, or unset it"
+        )
+    top = _directories.setdefault(path, Path(path).absolute())
+    words = [f"{name}-{n}" for name, n in (("restart", restart), ("generation", generation)) if n]
+    # The analyser reads what lies below its directory too, if the names begin alike.
+    directory, prefix = (top / "-".join(words), "rank_") if words else (top, "multiring_")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.iterdir():
+            if re.fullmatch(rf"{prefix}\d+", old.name):
+                old.unlink(missing_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(0, "Permission denied")
+    except OSError as error:
+        if not goes_on:
+            raise RendezvousError(
+                f"MULTIRING_FLIGHT_RECORDER={path}: {directory}: {error.strerror}: name a directory that this rank may "
+                "write to, or unset it"
+            ) from None
+    about = {"rank": rank, "host": host, "restart": restart, "generation": generation}
+    return FlightRecorder(directory, prefix, rank, signal_name, about)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def record_of(calls: np.ndarray[Any, Any], rank: int, groups: Groups) -> dict[str, Any]:
+    """What torch's analyser reads, of the calls of a ``rank`` as the engine gives them (`CALL`).
+
+    Collectives belong to their group, and have the number there that messages of errors name. The messages of a tag
+    from one rank to another are a group of their own, for the analyser asks all members of a group for each call.
+    Receives from any rank are left out until it is known whose message they get.
+    """
+    config = {_name(*key): _group("default_pg" if key[0] == 0 else f"group {key[0]}", groups[key]) for key in groups}
+    entries = []
+    status: dict[str, dict[str, int]] = {}
+    for call in _aligned([dict(zip(CALL.names or (), row, strict=True)) for row in calls.tolist()]):
+        key = call["communicator"], call["incarnation"]
+        if call["number"] == _NO_NUMBER or key not in groups:
+            continue
+        if _is_message(call):
+            name, operation, config[name] = _message(call, rank, groups[key])
+        else:
+            collective = _native.COLLECTIVES[call["collective"]]
+            name, operation = _name(*key), _NAMES.get(collective, collective)
+        entries.append(_entry(call, name, config[name]["desc"], operation, len(groups[key])))
+        last = status.setdefault(name, dict.fromkeys(_STATUS, -1))
+        for word in _STATUS if call["ended"] else _STATUS[:-1]:
+            last[word] = max(last[word], call["number"])
+    return {"version": VERSION, "entries": entries, "pg_config": config, "pg_status": status}
+
+
+def _aligned(calls: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The calls, each with the ``record`` by which the analyser aligns ranks: it leaves out what is older than the
+    oldest of any rank.
+
+    That is how many collectives of all ranks came before, the same everywhere. Where none was made it is the place
+    among all calls, as torch has it.
+    """
+    of_all = [call["number"] for call in calls if call["communicator"] == 0 and not _is_message(call)]
+    record = of_all[0] if of_all else 0
+    for call in calls:
+        call["record"] = record if of_all else call["place"]
+        if call["communicator"] == 0 and not _is_message(call):
+            record = call["number"] + 1
+    is_cut = len(calls) > 0 and calls[0]["place"] > 1  # then others of the first record are overwritten
+    oldest = calls[0]["record"] if is_cut and calls[0]["record"] != calls[-1]["record"] else -1
+    return (call for call in calls if call["record"] != oldest)
+
+
+def _is_message(call: Mapping[str, Any]) -> bool:
+    return _native.COLLECTIVES[call["collective"]] in ("send", "recv")
+
+
+def _name(number: int, incarnation: int) -> str:
+    return f"{number}.{incarnation}" if incarnation else str(number)
+
+
+def _group(description: str, members: Sequence[int]) -> dict[str, str]:
+    return {"name": description, "desc": description, "ranks": str(list(members))}
+
+
+def _message(call: Mapping[str, Any], rank: int, members: Sequence[int]) -> tuple[str, str, dict[str, str]]:
+    """The name of the group of a message, the operation, and what the group is."""
+    direction, peer = _native.COLLECTIVES[call["collective"]], members[call["other"]]
+    sender, receiver = (rank, peer) if direction == "send" else (peer, rank)
+    pair = sorted((sender, receiver))
+    source, target = pair.index(sender), pair.index(receiver)
+    tag = call["tag"] - (1 << 64 if call["tag"] >> 63 else 0)
+    what = f"messages of tag {tag}" if tag >= 0 else f"{_native.COLLECTIVES[call['part_of']]}: messages"
+    name = f"{_name(call['communicator'], call['incarnation'])}/{sender}>{receiver}/{tag}"
+    operation = f"send {source}->{target}" if direction == "send" else f"recv {target}<-{source}"
+    return name, operation, _group(f"{what} from rank {sender} to rank {receiver}", pair)
+
+
+def _entry(call: Mapping[str, Any], group: str, description: str, operation: str, size: int) -> dict[str, Any]:
+    collective, dtype = _native.COLLECTIVES[call["collective"]], _native.DTYPES[call["dtype"]]
+    count, whole = call["count"], call["count"] * size
+    read = whole if collective in ("reduce_scatter", "all_to_all") else count
+    written = whole if collective in ("all_gather", "all_to_all") else count
+    return {
+        "record_id": call["record"],
+        "pg_id": call["communicator"],
+        "process_group": (group, description),
+        "collective_seq_id": call["number"],
+        "p2p_seq_id": call["number"] if _is_message(call) else 0,
+        "op_id": call["number"],
+        "is_p2p": _is_message(call),
+        "profiling_name": f"{_LIBRARY}:{operation}",
+        "time_created_ns": call["called"],
+        "time_discovered_completed_ns": call["ended"] or None,
+        "duration_ms": (call["ended"] - call["called"]) / 1e6 if call["ended"] else None,
+        "input_sizes": [[read]],
+        "output_sizes": [[written]],
+        "input_dtypes": [_DTYPES.get(dtype, dtype)],
+        "output_dtypes": [_DTYPES.get(dtype, dtype)],
+        "state": "completed" if call["ended"] else "started",
+        "retired": call["ended"] != 0,
+        "timeout_ms": round(1000 * call["timeout"]),
+        "op": _native.OPS[call["op"]],
+        "root": call["root"],
+        "label": f"{call['label']:06x}" if call["label"] else "",
+        "frames": [],
+    }
+
+
+def _described(failure: BaseException) -> dict[str, Any]:
+    found = {"kind": type(failure).__name__, "message": str(failure)}
+    if isinstance(failure, MultiringError):
+        found |= {name: getattr(failure, name) for name in ("rank", "host", "collective", "number", "seconds")}
+    return found

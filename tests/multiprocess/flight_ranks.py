@@ -1,0 +1,162 @@
+"""What the ranks of `test_flight_recorder` do."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import multiring as mr
+
+CULPRIT = 1
+BEFORE = 3
+"""Collectives of all ranks that go well."""
+
+
+def _call_together() -> None:
+    x = np.zeros(1000, np.float32)
+    for step in range(BEFORE):
+        x[:] = mr.rank() + step
+        mr.all_reduce(x)
+        assert x[step] == sum(rank + step for rank in range(mr.world_size()))
+
+
+def _disagree(x: np.ndarray, collective: Callable[..., Any] = mr.all_reduce) -> None:
+    """Make a call, rank CULPRIT once all others have made theirs: who has not made it yet blames another one."""
+    signs = [Path(os.environ["SIGNS"], f"{rank} called") for rank in range(mr.world_size()) if rank != CULPRIT]
+    if mr.rank() == CULPRIT:
+        until = time.monotonic() + 30
+        while not all(sign.exists() for sign in signs) and time.monotonic() < until:
+            time.sleep(0.01)
+        collective(x)
+    else:
+        work = collective(x, async_op=True)
+        Path(os.environ["SIGNS"], f"{mr.rank()} called").touch()
+        work.wait()
+
+
+def _error_of(how: str) -> str:
+    """What the call after those that went well raises: rank CULPRIT does something else, or nothing."""
+    is_culprit = mr.rank() == CULPRIT
+    try:
+        if how == "late":
+            if is_culprit:
+                time.sleep(8)
+            mr.all_reduce(np.zeros(500, np.float32))
+        elif how == "size":
+            _disagree(np.zeros(700 if is_culprit else 500, np.float32))
+        elif how == "dtype":
+            _disagree(np.zeros(500, np.int32 if is_culprit else np.float32))
+        elif how == "operation":
+            _disagree(np.zeros(500, np.float32), mr.broadcast if is_culprit else mr.all_reduce)
+        elif how == "killed":
+            if is_culprit:
+                os.kill(os.getpid(), signal.SIGKILL)
+            mr.all_reduce(np.zeros(500, np.float32))
+        elif how == "group":
+            group = mr.new_group([2, CULPRIT])
+            if mr.rank() == 2:
+                mr.all_gather(np.zeros(60, np.int64), group=group)
+            elif is_culprit:
+                time.sleep(8)
+                mr.all_gather(np.zeros(60, np.int64), group=group)
+            else:
+                mr.barrier()
+        elif how == "message":
+            x = np.zeros(40, np.float64)
+            if is_culprit:
+                mr.send(x, 0, tag=5)
+                time.sleep(8)
+                mr.barrier()
+            elif mr.rank() == 0:
+                mr.recv(x, CULPRIT, tag=5)
+                mr.recv(x, CULPRIT, tag=5)
+            else:
+                mr.barrier()
+    except mr.MultiringError as error:
+        return f"{type(error).__name__} {error.rank}"
+    return "nothing"
+
+
+def fails(how: str) -> str:
+    mr.init()
+    _call_together()
+    error = _error_of(how)
+    mr.shutdown()
+    return error
+
+
+def asked() -> None:
+    """Each rank is asked for its record while rank CULPRIT computes, and the others wait for it."""
+    mr.init()
+    _call_together()
+    mr.all_gather(np.zeros(20, np.int32))
+    print("ready", flush=True)
+    if mr.rank() == CULPRIT:
+        until = time.monotonic() + 30
+        while not Path(os.environ["MULTIRING_FLIGHT_RECORDER"], "go-on").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+    mr.barrier()
+    mr.shutdown()
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+
+
+def lacks_room(what: str) -> str:
+    """Rank 0 cannot write its record when the job fails."""
+    mr.init()
+    _call_together()
+    if mr.rank() == 0 and what == "gone":
+        top = Path(os.environ["MULTIRING_FLIGHT_RECORDER"])
+        shutil.rmtree(top)
+        top.write_text("a file where the directory was")
+    if mr.rank() == 0 and what == "full":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+    error = _error_of("size")
+    mr.shutdown()
+    return error
+
+
+def shrinks() -> str:
+    """Rank CULPRIT is killed, the others go on, and disagree later."""
+    mr.init()
+    _call_together()
+    if mr.rank() == CULPRIT:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        mr.all_reduce(np.zeros(500, np.float32))
+    except mr.PeerLost:
+        mr.shrink()
+    _call_together()
+    try:
+        mr.all_reduce(np.zeros(100 + mr.rank(), np.float32))
+    except mr.Mismatch as error:
+        mr.shutdown()
+        return f"Mismatch {error.rank}"
+    return "nothing"
+
+
+def many_calls() -> int:
+    """More calls than are kept, in groups of which rank 0 is in more than the others, and then another size."""
+    mr.init()
+    group = mr.new_group([0, 2])
+    x = np.zeros(10, np.float32)
+    for step in range(1500):
+        mr.all_reduce(x)
+        if mr.rank() != CULPRIT and step % 2:
+            mr.all_reduce(x, group=group)
+        if mr.rank() != 2:
+            mr.send(x, CULPRIT, tag=step) if mr.rank() == 0 else mr.recv(x, 0, tag=step)
+    try:
+        _disagree(np.zeros(11 if mr.rank() == CULPRIT else 10, np.float32))
+    except mr.Mismatch as error:
+        mr.shutdown()
+        return error.number
+    return -1

@@ -1,0 +1,200 @@
+"""Flight records of jobs that failed: torch's analyser reads them, and blames whom the job's own errors blame."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import flight_ranks
+import pytest
+from flight_ranks import BEFORE, CULPRIT
+from jobs import start
+
+from multiring import env
+from multiring.errors import RendezvousError
+from multiring.job.checks import check_settings
+
+ANALYSER = "torch.distributed.flight_recorder.fr_trace"
+QUICK = {"MULTIRING_TIMEOUT": "2"}
+
+
+def settings(directory: Path, **others: str) -> dict[str, str]:
+    """Those of a job whose records go there, and whose ranks give each other signs elsewhere."""
+    signs = directory.parent / f"signs of {directory.name}"
+    signs.mkdir()
+    return {"MULTIRING_FLIGHT_RECORDER": str(directory), "SIGNS": str(signs), **others}
+
+
+def analysis(directory: Path, *options: str) -> str:
+    """What torch's tool says of the records of a directory."""
+    command = [sys.executable, "-W", "ignore", "-m", ANALYSER, str(directory), *options]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    return run.stdout + run.stderr
+
+
+def record(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = pickle.loads(path.read_bytes())
+    return found
+
+
+def failed(how: str, directory: Path, **environment: str) -> list[str]:
+    """What the survivors raised."""
+    outcomes = start(flight_ranks.fails, 3, how, environment=settings(directory, **environment)).wait()
+    return [outcome.value for outcome in outcomes if outcome.code == 0]
+
+
+def culprits(said: str) -> set[int]:
+    return {int(rank) for rank in re.findall(r"Culprit rank (\d+)", said)}
+
+
+def test_a_late_rank(tmp_path: Path) -> None:
+    errors = failed("late", tmp_path, **QUICK)
+    assert errors == [f"CollectiveTimeout {CULPRIT}"] * 3
+    said = analysis(tmp_path)
+    assert f"Not all ranks joining collective, sequence number: {BEFORE}\n" in said
+    assert f"missing ranks: {{{CULPRIT}}}" in said
+    assert "collective: gloo:all_reduce" in said
+    assert "input sizes: [[500]]" in said
+    for rank in range(3):
+        found = record(tmp_path / f"multiring_{rank}")
+        failure = found["failure"]
+        assert (found["rank"], failure["kind"], failure["rank"]) == (rank, "CollectiveTimeout", CULPRIT)
+        states = [entry["state"] for entry in found["entries"]]
+        assert states == ["completed"] * BEFORE + ["started"] * (rank != CULPRIT)
+        assert [entry["duration_ms"] is None for entry in found["entries"]] == [state == "started" for state in states]
+        sizes = [entry["input_sizes"] for entry in found["entries"]]
+        assert sizes == [[[1000]]] * BEFORE + [[[500]]] * (rank != CULPRIT)
+
+
+@pytest.mark.parametrize(
+    ("how", "word", "sides"),
+    [
+        ("size", "SIZE_OR_SYNTAX_MISMATCH", ("[[500]]", "[[700]]")),
+        ("dtype", "COLLECTIVE_DTYPE_MISMATCH", ("Float", "Int")),
+        ("operation", "COLLECTIVE_TYPE_MISMATCH", ("'all_reduce'", "'broadcast'")),
+    ],
+)
+def test_a_rank_that_calls_something_else(how: str, word: str, sides: tuple[str, str], tmp_path: Path) -> None:
+    errors = failed(how, tmp_path)
+    assert errors[0] == errors[2] == f"Mismatch {CULPRIT}"
+    said = analysis(tmp_path)
+    assert f"Collective sequence number: {BEFORE} has errors" in said
+    # The analyser takes the first file that it finds for right, and names all that differ from it.
+    assert culprits(said) in ({CULPRIT}, {0, 2})
+    assert f"Error type: {word}" in said
+    assert all(side in said for side in sides)
+
+
+def test_a_killed_rank_leaves_no_record(tmp_path: Path) -> None:
+    assert failed("killed", tmp_path) == [f"PeerLost {CULPRIT}"] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["multiring_0", "multiring_2"]
+    assert f"Missing dump files from ranks {{{CULPRIT}}}" in analysis(tmp_path)
+    said = analysis(tmp_path, "--allow-incomplete-ranks")
+    assert f"we missed FR dumps from ranks ({{{CULPRIT}}})" in said
+
+
+def test_groups_are_process_groups(tmp_path: Path) -> None:
+    errors = failed("group", tmp_path, **QUICK)
+    assert errors[2] == f"CollectiveTimeout {CULPRIT}"
+    said = analysis(tmp_path)
+    report = said[said.index("collective: gloo:all_gather") :]
+    assert "Not all ranks joining collective, sequence number: 0\n" in said
+    assert re.match(
+        r"collective: gloo:all_gather\n"
+        rf"missing ranks: \{{{CULPRIT}\}}\n"
+        r"input sizes: \[\[60\]\]\noutput sizes: \[\[120\]\]\nworld size: 2\nexpected ranks: \{1, 2\}\n",
+        re.sub(r"^.*? - (?=\w+ - )?", "", report, flags=re.MULTILINE),
+    )
+
+
+def test_messages_of_two_ranks(tmp_path: Path) -> None:
+    errors = failed("message", tmp_path, **QUICK)
+    assert errors[0] == f"CollectiveTimeout {CULPRIT}"
+    said = analysis(tmp_path)
+    assert "group info: 0/1>0/5:messages of tag 5 from rank 1 to rank 0" in said
+    found = [entry["profiling_name"] for entry in record(tmp_path / "multiring_0")["entries"]]
+    assert found == ["gloo:all_reduce"] * BEFORE + ["gloo:recv 0<-1"] * 2
+    report = said[said.index("messages of tag 5") :]
+    assert f"missing ranks: {{{CULPRIT}}}" in report[: report.index("stack trace")]
+
+
+def test_records_on_a_signal_while_the_job_goes_on(tmp_path: Path) -> None:
+    environment = {"MULTIRING_FLIGHT_RECORDER": str(tmp_path), "MULTIRING_FLIGHT_RECORDER_SIGNAL": "usr2"}
+    job = start(flight_ranks.asked, 3, environment=environment)
+    for rank in range(3):
+        assert job.line(rank) == "ready"
+    paths = [tmp_path / f"multiring_{rank}" for rank in range(3)]
+    waiting = {0, 2}
+    deadline = time.monotonic() + 30
+    while waiting and time.monotonic() < deadline:  # until the others have come to their barrier
+        for rank in range(3):
+            job.signal(rank, signal.SIGUSR2)
+        time.sleep(0.5)
+        waiting = {rank for rank in (0, 2) if not paths[rank].exists() or len(record(paths[rank])["entries"]) < 5}
+    assert not waiting
+    said = analysis(tmp_path)
+    assert f"missing ranks: {{{CULPRIT}}}" in said
+    assert "collective: gloo:barrier" in said
+    assert "failure" not in record(paths[0])
+    (tmp_path / "go-on").touch()
+    assert [outcome.code for outcome in job.wait()] == [0] * 3
+
+
+@pytest.mark.parametrize(("what", "words"), [("full", "File too large"), ("gone", "File exists")])
+def test_a_record_that_cannot_be_written(what: str, words: str, tmp_path: Path) -> None:
+    place = tmp_path / "records"
+    outcomes = start(flight_ranks.lacks_room, 3, what, environment=settings(place)).wait()
+    assert outcomes[0].value == outcomes[2].value == f"Mismatch {CULPRIT}"
+    lost = [line for line in outcomes[0].error.splitlines() if "flight record of rank 0 is lost" in line]
+    assert len(lost) == 1
+    assert words in lost[0]
+    if what == "full":
+        assert sorted(path.name for path in place.iterdir()) == ["multiring_1", "multiring_2"]
+
+
+def test_a_place_that_cannot_be_had_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "records")
+    for outcome in start(flight_ranks.fails, 2, "size", environment={"MULTIRING_FLIGHT_RECORDER": place}).wait():
+        assert outcome.code != 0
+        assert f"MULTIRING_FLIGHT_RECORDER={place}: {place}: Not a directory: name a directory" in outcome.error
+
+
+def test_generations_are_kept_apart(tmp_path: Path) -> None:
+    (tmp_path / "multiring_7").write_text("of an earlier job")
+    job = start(flight_ranks.shrinks, 3, environment={"MULTIRING_FLIGHT_RECORDER": str(tmp_path)})
+    outcomes = job.wait()
+    assert outcomes[0].value == "Mismatch 1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["generation-1", "multiring_0", "multiring_2"]
+    assert f"Missing dump files from ranks {{{CULPRIT}}}" in analysis(tmp_path)
+    said = analysis(tmp_path / "generation-1")
+    assert "SIZE_OR_SYNTAX_MISMATCH" in said
+    assert "[[100]]" in said
+    assert "[[101]]" in said
+
+
+def test_ranks_whose_records_begin_at_different_calls(tmp_path: Path) -> None:
+    outcomes = start(flight_ranks.many_calls, 3, environment=settings(tmp_path)).wait(150)
+    assert outcomes[0].value == outcomes[2].value == 1500
+    said = analysis(tmp_path)
+    assert re.findall(r"ollective,? sequence number: (\d+)", said) == ["1500"]
+    assert culprits(said) in ({CULPRIT}, {0, 2})
+    kept = [len(record(tmp_path / f"multiring_{rank}")["entries"]) for rank in range(3)]
+    assert max(kept) <= 2000
+
+
+def test_settings_that_do_not_go_together() -> None:
+    with pytest.raises(RendezvousError, match="the native engine alone keeps its last calls"):
+        check_settings(env.read(env.Settings, {}, flight_recorder="here", engine="mpi"))
+    with pytest.raises(RendezvousError, match="FLIGHT_RECORDER_SIGNAL=usr1 without MULTIRING_FLIGHT_RECORDER"):
+        check_settings(env.read(env.Settings, {}, flight_recorder_signal="USR1"))
+    with pytest.raises(ValueError, match="MULTIRING_FLIGHT_RECORDER_SIGNAL='kill': expected one of usr1, usr2"):
+        env.read(env.Settings, {"MULTIRING_FLIGHT_RECORDER_SIGNAL": "kill"})
+    assert os.environ.get("MULTIRING_FLIGHT_RECORDER") is None
