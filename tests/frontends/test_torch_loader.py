@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
-from framework_jobs import Worlds, needs
+from framework_jobs import Worlds, needs, succeeds
 
 pytestmark = needs("torch", seconds=600)
 
@@ -27,3 +30,9 @@ def worlds() -> Worlds:
 @pytest.mark.parametrize("check", CHECKS)
 def test_loader(check: str, ranks: int, worlds: Worlds) -> None:
     worlds.succeed(check, ranks=ranks)
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed: pip install --group frameworks")
+def test_lightning_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    printed = succeeds("lightning_loader_ranks.py", str(tmp_path), ranks=2)
+    assert printed.count("went on in the middle") == 2
