@@ -7,6 +7,7 @@ manual. Python's tarfile takes a broken header in the middle for the end, and so
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -99,9 +100,10 @@ class _Walk:
             self._refuse(f"it is {_KINDS.get(kind, f'of the unknown kind {kind!r}')}, and no file", name)
         size = self._number(header, name)
         if "size" in attributes:
-            if not attributes["size"].isascii() or not attributes["size"].isdigit():
-                self._refuse(f"its size is {attributes['size']!r}, and no number", name)
-            size = int(attributes["size"])
+            told = attributes["size"]
+            if not re.fullmatch("[0-9]{1,19}", told):
+                self._refuse(f"its size is {told[:40]!r}, and no number of bytes", name)
+            size = int(told)
         return TarMember(name, self._skip(size, name), size)
 
     def _header(self) -> bytes | None:
