@@ -52,6 +52,7 @@ class Dataset:
     def _load(self) -> None:
         self._index = index.load(self.folder)
         self._ends = list(itertools.accumulate(file.samples for file in self._index.files))
+        self._keys = [extension.lower() for extension in self._index.extensions]
         self._open: dict[int, _Descriptor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,10 +72,7 @@ class Dataset:
 
     def __getitem__(self, sample: int) -> Any:
         """A sample; IndexError if there is none of this number, DataError if it is broken."""
-        number = whole_number("sample", sample)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"sample {number} of {len(self)}")
-        return self._decoded(number % len(self))
+        return self._decoded(self._checked(sample))
 
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
         """Several samples, without those that are broken where these are to be skipped; torch's loader asks for this.
@@ -115,34 +113,30 @@ class Dataset:
 
     def name(self, sample: int) -> str:
         """What the members of a sample are called in their tar file, up to the first dot."""
-        return self._index.name(sample)
+        return self._index.name(self._checked(sample))
 
     def members(self, sample: int) -> list[str]:
         """The names of the members of a sample, in their order."""
-        first, end = int(self._index.first[sample]), int(self._index.first[sample + 1])
-        extensions = self._index.extensions
-        return [f"{self.name(sample)}.{extensions[self._index.extension[i]]}" for i in range(first, end)]
+        number = self._checked(sample)
+        name = self._index.name(number)
+        return [f"{name}.{self._index.extensions[extension]}" for _, _, extension, _ in self._index.members(number)]
 
     def read(self, sample: int) -> dict[str, bytes]:
-        """The bytes of each member of sample ``sample`` by its extension, without decoding."""
-        descriptor = self._descriptor(sample)
-        content = {}
-        for i, name in enumerate(self.members(sample), int(self._index.first[sample])):
-            found = self._bytes(descriptor, i)
-            if isinstance(found, str):
-                raise self._fault(sample, name, found, BrokenSample)
-            content[self._index.extensions[self._index.extension[i]].lower()] = found
+        """The bytes of each member of a sample by its extension, without decoding."""
+        number = self._checked(sample)
+        descriptor, content = self._descriptor(number), {}
+        for i, (offset, size, extension, crc) in enumerate(self._index.members(number)):
+            found = descriptor.read(size, offset)
+            if len(found) != size or zlib.crc32(found) != crc:
+                raise self._fault(number, self.members(number)[i], _changed(found, size), BrokenSample)
+            content[self._keys[extension]] = found
         return content
 
-    def _bytes(self, descriptor: _Descriptor, member: int) -> bytes | str:
-        """The bytes of a member, or what is wrong with them."""
-        size = int(self._index.size[member])
-        found = descriptor.read(size, int(self._index.offset[member]))
-        if len(found) != size:
-            return f"the file ends {size - len(found)} bytes before the end of this member: it was cut"
-        return (
-            found if zlib.crc32(found) == self._index.crc[member] else "its bytes have changed since the index was made"
-        )
+    def _checked(self, sample: int) -> int:
+        number = whole_number("sample", sample)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        return number % len(self)
 
     def faults(self) -> Iterator[DataError]:
         """Read all members, and say of each file and each member what is wrong with it."""
@@ -159,10 +153,10 @@ class Dataset:
             if descriptor.nbytes != file.nbytes:
                 yield DataError(f"{path}: {self._resized(descriptor, file)}", file=str(path))
             for sample in range(begin, end):
-                for i, name in enumerate(self.members(sample), int(self._index.first[sample])):
-                    found = self._bytes(descriptor, i)
-                    if isinstance(found, str):
-                        yield self._fault(sample, name, found)
+                for name, (offset, size, _, crc) in zip(self.members(sample), self._index.members(sample), strict=True):
+                    found = descriptor.read(size, offset)
+                    if len(found) != size or zlib.crc32(found) != crc:
+                        yield self._fault(sample, name, _changed(found, size))
         known = {file.name for file in self._index.files}
         for path in index.tar_files(self.folder):
             if path.name not in known:
@@ -217,6 +211,13 @@ class Dataset:
     def _fault(self, sample: int, member: str, fault: str, kind: type[DataError] = DataError) -> DataError:
         path = self.folder / self._index.files[bisect.bisect_right(self._ends, sample)].name
         return kind(f"{path}: {member} (sample {sample}): {fault}", file=str(path), member=member, sample=sample)
+
+
+def _changed(found: bytes, size: int) -> str:
+    """What is wrong with the bytes of a member."""
+    if len(found) != size:
+        return f"the file ends {size - len(found)} bytes before the end of this member: it was cut"
+    return "its bytes have changed since the index was made"
 
 
 class BrokenSample(DataError):

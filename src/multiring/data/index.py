@@ -62,6 +62,12 @@ class DataIndex:
     def __len__(self) -> int:
         return len(self.names_end)
 
+    def members(self, sample: int) -> Iterator[tuple[int, int, int, int]]:
+        """Offset, size, extension and CRC-32 of each member of a sample."""
+        begin, end = self.first[sample : sample + 2].tolist()
+        columns = (self.offset, self.size, self.extension, self.crc)
+        return zip(*(column[begin:end].tolist() for column in columns), strict=True)
+
     def name(self, sample: int) -> str:
         """The name that all members of a sample share."""
         begin = int(self.names_end[sample - 1]) if sample else 0
@@ -213,11 +219,11 @@ def load(folder: Path) -> DataIndex:
     path = folder / NAME
     remedy = f"make it anew: multiring data index {folder}"
     try:
-        content = np.memmap(path, np.uint8, "r")
+        content = np.asarray(np.memmap(path, np.uint8, "r"))  # whose slices are made faster
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {remedy}", file=str(path)) from None
     except ValueError:  # it is empty
-        content = np.zeros(0, np.uint8)  # type: ignore[assignment]
+        content = np.zeros(0, np.uint8)
     if content[: len(_MARK)].tobytes() != _MARK:
         raise DataError(f"{path}: this is no index of a data set; {remedy}", file=str(path))
     with path.open("rb") as file:
