@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": "Check this host for what stops or slows a job.",
     "bench": "Measure collectives, also beside those of others.",
     "lab": "An emulated cluster on this machine.",
+    "data": "Data sets as tar files with an index.",
     "report": "Write a page about training on a cluster.",
 }
 """The subcommands, in the order of the help, and what it says of each without importing it."""

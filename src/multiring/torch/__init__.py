@@ -7,12 +7,14 @@ from multiring.api import broadcast_object
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters, sync_state
 from multiring.torch.hooks import Weighted, comm_hook
 from multiring.torch.lars import use_lars
+from multiring.torch.loader import Loader
 from multiring.torch.optimizer import DistributedOptimizer
 from multiring.torch.options import Options
 from multiring.torch.start import grow, init, shrink
 
 __all__ = [
     "DistributedOptimizer",
+    "Loader",
     "Options",
     "Weighted",
     "broadcast_object",

@@ -1,0 +1,250 @@
+"""A data set that lies in tar files: each sample by its number, read at its offsets."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from multiring.data import index
+from multiring.data.errors import DataError
+from multiring.env import whole_number
+from multiring.units import count
+
+Decode = Callable[[dict[str, bytes]], Any] | Mapping[str, Callable[[bytes], Any]]
+
+CLASSES = "classes.json"
+"""The file beside the index that names the classes, in the order of their labels."""
+
+MOST_OPEN = 128
+"""Descriptors that a process keeps of a data set; a system often allows 1024 in all."""
+
+_log = logging.getLogger("multiring")
+
+
+class Dataset:
+    """The samples of a folder that `multiring data pack` or `multiring data index` has made an index of.
+
+    ``dataset[i]`` is a dictionary of the bytes of each member by its extension in lower case, such as "jpg" and "cls".
+    ``decode`` makes something else of it: a function of that dictionary, or a dictionary of a function for each
+    extension, whose results are the values then. What it raises becomes a DataError, which names file, member and
+    index.
+
+    ``broken`` says what becomes of a sample that cannot be decoded, or whose bytes have changed, where several are
+    asked for at once, as a batch: "raise", or "skip", which logs it and goes on. A tar file that is missing or of
+    another size is an error always. A data set can be pickled, and used by threads and in forked processes.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], decode: Decode | None = None, broken: str = "raise") -> None:
+        if broken not in ("raise", "skip"):
+            raise ValueError(f"broken={broken!r}: known are raise, skip")
+        self.folder = Path(folder).absolute()
+        self._decode = decode
+        self._broken = broken
+        self._load()
+
+    def _load(self) -> None:
+        self._index = index.load(self.folder)
+        self._ends = list(itertools.accumulate(file.samples for file in self._index.files))
+        self._keys = [extension.lower() for extension in self._index.extensions]
+        self._open: dict[int, _Descriptor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "_decode": self._decode, "_broken": self._broken, "length": len(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        length = state.pop("length")
+        self.__dict__.update(state)
+        self._load()
+        if len(self) != length:
+            raise DataError(
+                f"{self.folder}: it had {length} samples when this data set was opened, and has {len(self)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, sample: int) -> Any:
+        """A sample; IndexError if there is none of this number, DataError if it is broken."""
+        return self._decoded(self._checked(sample))
+
+    def __getitems__(self, samples: Sequence[int]) -> list[Any]:
+        """Several samples, without those that are broken where these are to be skipped; torch's loader asks for this.
+
+        DataError if all of several are broken.
+        """
+        found, last = [], None
+        for sample in samples:
+            try:
+                found.append(self[sample])
+            except BrokenSample as error:
+                if self._broken == "raise":
+                    raise
+                _log.warning("skipped: %s", error)
+                last = error
+        if last is not None and not found:
+            raise DataError(
+                f"all {len(samples)} samples of a batch are broken; the last: {last}",
+                file=last.file,
+                member=last.member,
+                sample=last.sample,
+            )
+        return found
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of their labels; empty where the folder has no classes.json."""
+        path = self.folder / CLASSES
+        if not path.exists():
+            return []
+        try:
+            named = json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise DataError(f"{path}: it is no JSON: {error}", file=str(path)) from None
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise DataError(f"{path}: a list of names is needed", file=str(path))
+        return named
+
+    def name(self, sample: int) -> str:
+        """What the members of a sample are called in their tar file, up to the first dot."""
+        return self._index.name(self._checked(sample))
+
+    def members(self, sample: int) -> list[str]:
+        """The names of the members of a sample, in their order."""
+        number = self._checked(sample)
+        name = self._index.name(number)
+        return [f"{name}.{self._index.extensions[extension]}" for _, _, extension, _ in self._index.members(number)]
+
+    def read(self, sample: int) -> dict[str, bytes]:
+        """The bytes of each member of a sample by its extension, without decoding."""
+        number = self._checked(sample)
+        descriptor, content = self._descriptor(number), {}
+        for i, (offset, size, extension, crc) in enumerate(self._index.members(number)):
+            found = descriptor.read(size, offset)
+            if len(found) != size or zlib.crc32(found) != crc:
+                raise self._fault(number, self.members(number)[i], _changed(found, size), BrokenSample)
+            content[self._keys[extension]] = found
+        return content
+
+    def _checked(self, sample: int) -> int:
+        number = whole_number("sample", sample)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        return number % len(self)
+
+    def faults(self) -> Iterator[DataError]:
+        """Read all members, and say of each file and each member what is wrong with it."""
+        end = 0
+        for file in self._index.files:
+            path = self.folder / file.name
+            begin, end = end, end + file.samples
+            try:
+                descriptor = _Descriptor(path)
+            except OSError as error:
+                message = f"{path}: it cannot be read, and {count(file.samples, 'sample')} in it: {error.strerror}"
+                yield DataError(message, file=str(path))
+                continue
+            if descriptor.nbytes != file.nbytes:
+                yield DataError(f"{path}: {self._resized(descriptor, file)}", file=str(path))
+            for sample in range(begin, end):
+                for name, (offset, size, _, crc) in zip(self.members(sample), self._index.members(sample), strict=True):
+                    found = descriptor.read(size, offset)
+                    if len(found) != size or zlib.crc32(found) != crc:
+                        yield self._fault(sample, name, _changed(found, size))
+        known = {file.name for file in self._index.files}
+        for path in index.tar_files(self.folder):
+            if path.name not in known:
+                message = f"{path}: it is not in the index: make it anew by multiring data index {self.folder}"
+                yield DataError(message, file=str(path))
+
+    def _decoded(self, sample: int) -> Any:
+        content = self.read(sample)
+        if self._decode is None:
+            return content
+        if callable(self._decode):
+            try:
+                return self._decode(content)
+            except Exception as error:
+                raise self._undecoded(sample, ", ".join(self.members(sample)), error) from error
+        decoded = {}
+        for extension, value in content.items():
+            function = self._decode.get(extension)
+            try:
+                decoded[extension] = function(value) if function else value
+            except Exception as error:
+                member = next(name for name in self.members(sample) if index.split(name)[1].lower() == extension)
+                raise self._undecoded(sample, member, error) from error
+        return decoded
+
+    def _undecoded(self, sample: int, member: str, error: Exception) -> DataError:
+        return self._fault(sample, member, f"cannot be decoded: {type(error).__name__}: {error}", BrokenSample)
+
+    def _descriptor(self, sample: int) -> _Descriptor:
+        number = bisect.bisect_right(self._ends, sample)
+        descriptor = self._open.get(number)
+        if descriptor is None:
+            file = self._index.files[number]
+            member = self.members(sample)[0]
+            try:
+                descriptor = _Descriptor(self.folder / file.name)
+            except FileNotFoundError:
+                raise self._fault(sample, member, "the file is missing") from None
+            if descriptor.nbytes != file.nbytes:
+                raise self._fault(sample, member, self._resized(descriptor, file))
+            if len(self._open) >= MOST_OPEN:
+                self._open = {}  # others may be reading from those: they keep them until they have read
+            self._open[number] = descriptor
+        return descriptor
+
+    def _resized(self, descriptor: _Descriptor, file: index.IndexedFile) -> str:
+        return (
+            f"the file has {descriptor.nbytes} bytes, and had {file.nbytes} when the index was made: restore it, or "
+            f"make the index anew by multiring data index {self.folder}"
+        )
+
+    def _fault(self, sample: int, member: str, fault: str, kind: type[DataError] = DataError) -> DataError:
+        path = self.folder / self._index.files[bisect.bisect_right(self._ends, sample)].name
+        return kind(f"{path}: {member} (sample {sample}): {fault}", file=str(path), member=member, sample=sample)
+
+
+def _changed(found: bytes, size: int) -> str:
+    """What is wrong with the bytes of a member."""
+    if len(found) != size:
+        return f"the file ends {size - len(found)} bytes before the end of this member: it was cut"
+    return "its bytes have changed since the index was made"
+
+
+class BrokenSample(DataError):
+    """One sample is broken, and others need not be."""
+
+
+class _Descriptor:
+    """An open file, which is closed when nobody reads it any more: a thread may read what another one has dropped.
+
+    A forked process reads from the same descriptor, as each read says where.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._number = -1
+        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.nbytes = os.fstat(self._number).st_size
+
+    def __del__(self) -> None:
+        if self._number >= 0:
+            os.close(self._number)
+
+    def read(self, nbytes: int, offset: int) -> bytes:
+        """Bytes at an offset, fewer only where the file ends."""
+        content = os.pread(self._number, nbytes, offset)
+        while len(content) < nbytes:  # one call reads 2 GB at most
+            more = os.pread(self._number, nbytes - len(content), offset + len(content))
+            if not more:
+                break
+            content += more
+        return content

@@ -1,0 +1,251 @@
+"""The index of a data set: which tar files it has, and where in them the bytes of each sample lie.
+
+The file holds a line that says what it is, a line of JSON, then arrays, little-endian:
+
+    names_end   u64 [samples]      where the name of each sample ends in the text of all names
+    first       u64 [samples + 1]  the first member of each sample; those of one sample are adjacent
+    offset      u64 [members]      in the tar file
+    size        u64 [members]
+    extension   u32 [members]      its number in the list of extensions
+    crc         u32 [members]      CRC-32 of the bytes
+    names       u8
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multiring.data.archive import members
+from multiring.data.errors import DataError
+
+NAME = "index.multiring"
+VERSION = 1
+
+_MARK = b"multiring data index\n"
+_CHUNK = 1 << 20
+
+_COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """A tar file of a data set."""
+
+    name: str
+    nbytes: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class DataIndex:
+    """An index as it is read; the arrays lie in the file, and the system reads of them what is used."""
+
+    files: tuple[IndexedFile, ...]
+    extensions: tuple[str, ...]
+    names_end: np.ndarray[Any, Any]
+    first: np.ndarray[Any, Any]
+    offset: np.ndarray[Any, Any]
+    size: np.ndarray[Any, Any]
+    extension: np.ndarray[Any, Any]
+    crc: np.ndarray[Any, Any]
+    names: np.ndarray[Any, Any]
+
+    def __len__(self) -> int:
+        return len(self.names_end)
+
+    def members(self, sample: int) -> Iterator[tuple[int, int, int, int]]:
+        """Offset, size, extension and CRC-32 of each member of a sample."""
+        begin, end = self.first[sample : sample + 2].tolist()
+        columns = (self.offset, self.size, self.extension, self.crc)
+        return zip(*(column[begin:end].tolist() for column in columns), strict=True)
+
+    def name(self, sample: int) -> str:
+        """The name that all members of a sample share."""
+        begin = int(self.names_end[sample - 1]) if sample else 0
+        return self.names[begin : int(self.names_end[sample])].tobytes().decode()
+
+
+_ARRAYS = (
+    ("names_end", "<u8"),
+    ("first", "<u8"),
+    ("offset", "<u8"),
+    ("size", "<u8"),
+    ("extension", "<u4"),
+    ("crc", "<u4"),
+)
+
+
+def split(name: str) -> tuple[str, str]:
+    """The sample of a member and the member's extension: what stands before and after the first dot of its base name.
+
+    ValueError where one of them is empty.
+    """
+    base = name[name.rfind("/") + 1 :]
+    stem, _, extension = base.partition(".")
+    if not stem or not extension:
+        raise ValueError("a member is called SAMPLE.EXTENSION, such as 0001.jpg; this name has no such two parts")
+    return name[: len(name) - len(extension) - 1], extension
+
+
+class _IndexBuilder:
+    """The arrays of an index, as the members of one tar file after the other are added."""
+
+    def __init__(self) -> None:
+        self.files: list[IndexedFile] = []
+        self.extensions: dict[str, int] = {}
+        self.arrays = {name: array("Q" if kind == "<u8" else "I") for name, kind in _ARRAYS}
+        self.names = bytearray()
+
+    def add(self, path: Path) -> None:
+        """Read a tar file; DataError says what is wrong with it."""
+        before = len(self.arrays["names_end"])
+        nbytes = path.stat().st_size
+        seen: set[str] = set()
+        sample, extensions = "", dict[str, str]()
+        with path.open("rb", buffering=0) as file:
+            for name, offset, size in members(path):
+                try:
+                    this, extension = split(name)
+                except ValueError as error:
+                    raise _fault(path, name, str(error)) from None
+                if this != sample:
+                    if this in seen:
+                        raise _fault(path, name, f"other samples stand between this member and the first of {this}")
+                    seen.add(this)
+                    sample, extensions = this, {}
+                    self.arrays["first"].append(len(self.arrays["offset"]))
+                    self.names += this.encode()
+                    self.arrays["names_end"].append(len(self.names))
+                if (other := extensions.setdefault(extension.lower(), name)) is not name:
+                    raise _fault(path, name, f"its sample has another member of that extension, {other}")
+                values = {"offset": offset, "size": size, "crc": _crc(file.fileno(), offset, size)}
+                values["extension"] = self.extensions.setdefault(extension, len(self.extensions))
+                for key, value in values.items():
+                    self.arrays[key].append(value)
+        self.files.append(IndexedFile(path.name, nbytes, len(self.arrays["names_end"]) - before))
+
+    def content(self) -> Iterator[bytes]:
+        """The bytes of the index."""
+        self.arrays["first"].append(len(self.arrays["offset"]))
+        about = {
+            "version": VERSION,
+            "files": [[file.name, file.nbytes, file.samples] for file in self.files],
+            "extensions": list(self.extensions),
+            "samples": len(self.arrays["names_end"]),
+            "members": len(self.arrays["offset"]),
+            "names": len(self.names),
+        }
+        text = _MARK + json.dumps(about, ensure_ascii=True).encode()
+        yield text + b" " * (-(len(text) + 1) % 8) + b"\n"
+        for name, kind in _ARRAYS:
+            yield np.array(self.arrays[name], kind).tobytes()
+        yield bytes(self.names)
+
+
+def _fault(path: Path, member: str, fault: str) -> DataError:
+    return DataError(f"{path}: {member}: {fault}", file=str(path), member=member)
+
+
+def _crc(descriptor: int, offset: int, size: int) -> int:
+    crc, end = 0, offset + size
+    while offset < end:
+        content = os.pread(descriptor, min(_CHUNK, end - offset), offset)
+        if not content:
+            break  # the walk has seen more of it: the next header will be missing, and it says so
+        crc, offset = zlib.crc32(content, crc), offset + len(content)
+    return crc
+
+
+def tar_files(folder: Path) -> list[Path]:
+    """The tar files of a folder, by their names; DataError where there are none, or compressed ones."""
+    names = sorted(entry.name for entry in os.scandir(folder))
+    for name in names:
+        if name.lower().endswith(_COMPRESSED_SUFFIXES):
+            raise DataError(
+                f"{folder / name}: it is compressed, and samples could not be found in it: uncompress it, or take it "
+                "out of the folder",
+                file=str(folder / name),
+            )
+    files = [folder / name for name in names if name.endswith(".tar") and not name.startswith(".")]
+    if not files:
+        raise DataError(f"{folder}: no file in it is called NAME.tar", file=str(folder))
+    return files
+
+
+def build(folder: Path, files: Sequence[Path] | None = None) -> DataIndex:
+    """Read the tar files of a folder, all of them unless given, and write its index, whole or not at all.
+
+    DataError for what is wrong with a tar file.
+    """
+    builder = _IndexBuilder()
+    for path in tar_files(folder) if files is None else files:
+        builder.add(path)
+    write_whole(folder / NAME, builder.content())
+    return load(folder)
+
+
+def write_whole(path: Path, content: Iterator[bytes]) -> None:
+    """Write a file under another name, and give it its own once it is on the disk; OSError if it cannot be."""
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with half.open("wb") as file:
+            for part in content:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        half.replace(path)
+    except OSError as error:  # where the disk is full Python does not say of which file
+        half.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
+
+
+def load(folder: Path) -> DataIndex:
+    """The index of a folder, in a time that does not depend on its length.
+
+    DataError if there is none, or if it is cut, damaged or of another version.
+    """
+    path = folder / NAME
+    remedy = f"make it anew: multiring data index {folder}"
+    try:
+        content = np.asarray(np.memmap(path, np.uint8, "r"))  # whose slices are made faster
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; {remedy}", file=str(path)) from None
+    except ValueError:  # it is empty
+        content = np.zeros(0, np.uint8)
+    if content[: len(_MARK)].tobytes() != _MARK:
+        raise DataError(f"{path}: this is no index of a data set; {remedy}", file=str(path))
+    with path.open("rb") as file:
+        file.seek(len(_MARK))
+        line = file.readline()
+    try:
+        about = json.loads(line)
+        if about["version"] != VERSION:
+            raise DataError(f"{path}: its version is {about['version']}, and not {VERSION}; {remedy}", file=str(path))
+        files = tuple(IndexedFile(str(name), int(nbytes), int(samples)) for name, nbytes, samples in about["files"])
+        counts = [int(about[name]) for name in ("samples", "members", "names")]
+        extensions = tuple(map(str, about["extensions"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path}: its header is damaged ({error!r}); {remedy}", file=str(path)) from None
+    samples, count, names = counts
+    lengths = {"names_end": samples, "first": samples + 1}
+    at, arrays = len(_MARK) + len(line), dict[str, Any]()
+    whole = at + sum(lengths.get(name, count) * int(kind[2]) for name, kind in _ARRAYS) + names
+    if len(content) != whole or sum(file.samples for file in files) != samples:
+        raise DataError(f"{path}: it has {len(content)} bytes, and not {whole}; {remedy}", file=str(path))
+    for name, kind in _ARRAYS:
+        end = at + lengths.get(name, count) * int(kind[2])
+        arrays[name] = content[at:end].view(kind)
+        at = end
+    return DataIndex(files, extensions, **arrays, names=content[at:])

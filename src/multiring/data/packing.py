@@ -1,0 +1,142 @@
+"""A folder of classes made into tar files: the same bytes from the same folder, whenever and wherever it is done."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from multiring.data import index
+from multiring.data.dataset import CLASSES
+from multiring.data.errors import DataError
+
+FILE_BYTES = 256 << 20
+"""Bytes of a tar file, about: so few files hold a data set, and each is read and copied in seconds."""
+
+IMAGES = ("jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp")
+"""How the names of images end; the list of torchvision's ImageFolder."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was packed; ``left_out`` is the number of files whose names end otherwise, or which are in no class."""
+
+    samples: int
+    files: int
+    nbytes: int
+    classes: int
+    left_out: int
+
+
+def pack(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    file_bytes: int = FILE_BYTES,
+    extensions: Collection[str] = IMAGES,
+) -> Packed:
+    """Make tar files of at most about ``file_bytes`` bytes, their index and classes.json of a folder of classes.
+
+    Each folder in ``source`` is a class, and its label the place of its name among all, sorted. Each file below it
+    whose name ends in one of ``extensions`` becomes a sample: CLASS/NUMBER-NAME with its bytes and a member "cls" with
+    its label. ValueError for a class without such a file, and for a ``target`` that has tar files already; after any
+    error ``target`` is as it was.
+    """
+    source, target = Path(source), Path(target)
+    if file_bytes < 1:
+        raise ValueError(f"file_bytes={file_bytes}: a tar file has 1 byte or more")
+    classes = sorted(entry.name for entry in os.scandir(source) if entry.is_dir() and not entry.name.startswith("."))
+    if not classes:
+        raise ValueError(f"{source}: there is no folder in it, and each class is one")
+    target.mkdir(parents=True, exist_ok=True)
+    present = sorted(
+        each.name for each in target.iterdir() if each.suffix == ".tar" or each.name in (index.NAME, CLASSES)
+    )
+    if present:
+        raise ValueError(f"{target}: it has {present[0]} already: name another folder, or remove what is there")
+    left_out = sum(entry.name not in classes for entry in os.scandir(source))
+    writer = _SampleWriter(target, file_bytes)
+    endings = tuple(f".{extension.lower().lstrip('.')}" for extension in extensions)
+    made = [target / CLASSES, target / index.NAME]
+    samples = 0
+    try:
+        for label, name in enumerate(classes):
+            before = samples
+            for path in _files(source / name, ()):
+                if path.name.lower().endswith(endings) and not path.name.startswith("."):
+                    writer.add(name, samples, path, label)
+                    samples += 1
+                else:
+                    left_out += 1
+            if samples == before:
+                raise ValueError(f"{source / name}: no file in this class ends in {', '.join(endings)}")
+        writer.close()
+        listed = json.dumps(classes, ensure_ascii=False, indent=0) + "\n"
+        index.write_whole(target / CLASSES, iter([listed.encode()]))
+        index.build(target, writer.files)
+    except BaseException:
+        writer.close()
+        for path in [*writer.files, *made]:
+            path.unlink(missing_ok=True)
+        raise
+    nbytes = sum(path.stat().st_size for path in writer.files)
+    return Packed(samples, len(writer.files), nbytes, len(classes), left_out)
+
+
+def _files(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    """The files below a folder, sorted, those behind symbolic links too; ValueError where these lead back up."""
+    status = folder.stat()
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        raise ValueError(f"{folder}: it leads back to a folder above it")
+    for name in sorted(os.listdir(folder)):
+        path = folder / name
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            yield from _files(path, (*above, here))
+        elif stat.S_ISREG(mode):
+            yield path
+        else:
+            raise ValueError(f"{path}: it is no file and no folder")
+
+
+class _SampleWriter:
+    """Writes samples into one tar file after the other."""
+
+    def __init__(self, target: Path, file_bytes: int) -> None:
+        self.files: list[Path] = []
+        self._target = target
+        self._file_bytes = file_bytes
+        self._tar: tarfile.TarFile | None = None
+
+    def add(self, folder: str, number: int, path: Path, label: int) -> None:
+        stem, _, extension = path.name.rpartition(".")
+        name = f"{folder}/{number:08d}-{stem.replace('.', '_')}"
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{str(path)!r}: its name is not in UTF-8: rename it", file=str(path)) from None
+        if extension.lower() == "cls":
+            raise ValueError(f"{path}: a sample's member cls is its label: choose other extensions")
+        content = {extension: path.read_bytes(), "cls": str(label).encode()}
+        needed = sum(tarfile.BLOCKSIZE + len(value) for value in content.values())
+        if self._tar is not None and self._tar.offset and self._tar.offset + needed > self._file_bytes:
+            self.close()
+        if self._tar is None:
+            file = self._target / f"{len(self.files):06d}.tar"
+            # The mode "w" would replace what another program has put there meanwhile.
+            self._tar = tarfile.open(file, "x", format=tarfile.PAX_FORMAT)  # noqa: SIM115
+            self.files.append(file)
+        for each, value in content.items():
+            member = tarfile.TarInfo(f"{name}.{each}")
+            member.size, member.mode = len(value), 0o644
+            self._tar.addfile(member, io.BytesIO(value))
+
+    def close(self) -> None:
+        if self._tar is not None:
+            tar, self._tar = self._tar, None
+            tar.close()

@@ -1,0 +1,196 @@
+"""A Loader on every rank, with workers that read ahead: what the ranks are handed together, and where the state is."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset
+from workers import run, worker
+
+import multiring as mr
+import multiring.torch as mrt
+from multiring.data import Batches, DataError, Dataset, pack
+
+LENGTH, SEED = 59, 5
+AHEAD: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 4}
+
+mr.init()
+RANK, SIZE = mr.rank(), mr.world_size()
+
+
+class Squares(TorchDataset[Any]):
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, sample: int) -> torch.Tensor:
+        return torch.tensor([sample, sample * sample + 1])
+
+
+def expected(global_batch: int, epoch: int = 0, weights: Sequence[float] | None = None) -> list[list[int]]:
+    """The samples of this rank's batches."""
+    alone = Batches(range(LENGTH), global_batch, RANK, SIZE, weights=weights, seed=SEED)
+    alone.set_epoch(epoch)
+    return list(alone)
+
+
+def numbers(batch: torch.Tensor) -> list[int]:
+    assert (batch[:, 1] == batch[:, 0] ** 2 + 1).all()
+    return batch[:, 0].tolist()
+
+
+@worker
+def each_sample_once() -> None:
+    loader = mrt.Loader(Squares(), 2 * SIZE + 1, seed=SEED, **AHEAD)
+    for epoch in range(2):
+        assert loader.epoch == epoch
+        mine = [numbers(batch) for batch in loader]
+        assert mine == expected(2 * SIZE + 1, epoch)
+        assert len(mine) == len(loader) == -(-LENGTH // (2 * SIZE + 1))
+        everybody = mr.all_gather_object(mine)
+        steps = [list(chain(*parts)) for parts in zip(*everybody, strict=True)]
+        assert sorted(chain(*steps)) == list(range(LENGTH))
+        alone = Batches(range(LENGTH), 2 * SIZE + 1, 0, 1, seed=SEED)
+        alone.set_epoch(epoch)
+        assert steps == list(alone)
+    loader.set_weights([2, *[1] * (SIZE - 1)])
+    assert [numbers(batch) for batch in loader] == expected(2 * SIZE + 1, 2, [2, *[1] * (SIZE - 1)])
+
+
+@worker
+def state_is_that_of_the_loop() -> None:
+    """The workers have read all of the epoch when its third batch is handed out."""
+    loader = mrt.Loader(Squares(), 8, seed=SEED, num_workers=2, prefetch_factor=8)
+    mine = []
+    for batch in loader:
+        mine.append(numbers(batch))
+        assert loader.state_dict() == {"seed": SEED, "epoch": 0, "consumed": 8 * len(mine), "length": LENGTH}
+        if len(mine) == 3:
+            break
+    state = loader.state_dict()
+    assert mr.all_gather_object(state) == [state] * SIZE
+    other = mrt.Loader(Squares(), 8, **AHEAD)
+    other.load_state_dict(state)
+    assert mine + [numbers(batch) for batch in other] == expected(8)
+    assert [numbers(batch) for batch in other] == expected(8, 1)
+    assert mine + [numbers(batch) for batch in loader] == expected(8)  # a loop that was left goes on
+    assert loader.state_dict() == {"seed": SEED, "epoch": 1, "consumed": 0, "length": LENGTH}
+
+
+@worker
+def workers_that_stay() -> None:
+    loader = mrt.Loader(Squares(), 8, seed=SEED, persistent_workers=True, **AHEAD)
+    mine = [numbers(batch) for batch in islice(loader, 2)]
+    assert mine + [numbers(batch) for batch in loader] == expected(8)
+    assert [numbers(batch) for batch in loader] == expected(8, 1)
+    loader.set_epoch(7)
+    assert [numbers(batch) for batch in loader] == expected(8, 7)
+
+
+@worker
+def a_state_that_is_set_ends_the_loop() -> None:
+    loader = mrt.Loader(Squares(), 8, seed=SEED, **AHEAD)
+    state = loader.state_dict()
+    changes: list[Callable[[], Any]] = [
+        lambda: loader.load_state_dict(state),
+        lambda: loader.set_epoch(loader.epoch + 1),
+        lambda: next(iter(loader)),
+    ]
+    for change in changes:
+        running = iter(loader)
+        next(running)
+        change()
+        with pytest.raises(RuntimeError, match="leave it by break, and begin another"):
+            next(running)
+    loader.load_state_dict(state)
+    assert [numbers(batch) for batch in loader] == expected(8)
+
+
+def odd(content: bytes) -> int:
+    if int(content) % 2:
+        raise ValueError(f"odd: {int(content)}")
+    return int(content)
+
+
+@worker
+def tar_files() -> None:
+    """The labels of nine classes of three pictures each; those with odd labels cannot be decoded."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in "abcdefghi":
+            (Path(folder) / "in" / name).mkdir(parents=True)
+            for number in range(3):
+                (Path(folder) / "in" / name / f"{number}.png").write_bytes(name.encode() * number)
+        pack(Path(folder) / "in", Path(folder) / "out", file_bytes=5000)
+        whole = Dataset(Path(folder) / "out", decode={"cls": int, "png": len})
+        loader = mrt.Loader(whole, 9, **AHEAD)
+        mine = [pair for batch in loader for pair in zip(batch["cls"].tolist(), batch["png"].tolist(), strict=True)]
+        assert sorted(chain(*mr.all_gather_object(mine))) == [
+            (label, number) for label in range(9) for number in range(3)
+        ]
+
+        skipping = Dataset(Path(folder) / "out", decode={"cls": odd, "png": len}, broken="skip")
+        loader = mrt.Loader(skipping, 27, **AHEAD)
+        mine = [pair for batch in loader for pair in zip(batch["cls"].tolist(), batch["png"].tolist(), strict=True)]
+        left = [(label, number) for label in range(0, 9, 2) for number in range(3)]
+        assert sorted(chain(*mr.all_gather_object(mine))) == left
+
+        fatal = Dataset(Path(folder) / "out", decode={"cls": odd})
+        with pytest.raises(
+            DataError, match=r"\.tar: [bdfh]/0\d+-\d\.cls \(sample \d+\): cannot be decoded: ValueError: odd"
+        ):
+            list(mrt.Loader(fatal, 27, **AHEAD))
+        mr.barrier()
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(LENGTH))
+
+
+@worker
+def mistakes() -> None:
+    for options, message in (
+        ({"batch_size": 4}, "batch_size: a Loader has an order of its own"),
+        ({"shuffle": True, "drop_last": True}, "shuffle, drop_last: a Loader has"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            mrt.Loader(Squares(), 8, **options)
+    with pytest.raises(TypeError, match="a Stream has no length"):
+        mrt.Loader(Stream(), 8)
+    with pytest.raises(ValueError, match="in_order=False"):
+        mrt.Loader(Squares(), 8, in_order=False)
+    with pytest.raises(ValueError, match=re.escape(f"weights=[1]: there are {SIZE} ranks")):
+        mrt.Loader(Squares(), 8, weights=[1])
+    short = rf"a batch of 1 of the 59 samples leaves ranks? 0.* of {SIZE} without one: choose uneven='drop' or 'pad'"
+    with pytest.raises(ValueError, match=short):
+        mrt.Loader(Squares(), 29)
+    for uneven in ("drop", "pad"):
+        assert len(mrt.Loader(Squares(), 29, uneven=uneven)) == 2 + (uneven == "pad")
+
+
+@worker
+def world_of_torch() -> None:
+    mrt.init()
+    group = dist.new_group([SIZE - 1, *range(SIZE - 1)])
+    assert group is not None
+    loader = mrt.Loader(Squares(), 8, seed=SEED)
+    assert [numbers(batch) for batch in loader] == expected(8)
+    pair = mr.new_group([SIZE - 1, 0])
+    if pair is not None:
+        inside = mrt.Loader(Squares(), 8, seed=SEED, group=pair)
+        alone = Batches(range(LENGTH), 8, pair.rank, 2, seed=SEED)
+        assert [numbers(batch) for batch in inside] == list(alone)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

@@ -1,0 +1,38 @@
+"""multiring.torch.Loader in real processes whose workers read ahead."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from framework_jobs import Worlds, needs, succeeds
+
+pytestmark = needs("torch", seconds=600)
+
+CHECKS = (
+    "each_sample_once",
+    "state_is_that_of_the_loop",
+    "workers_that_stay",
+    "a_state_that_is_set_ends_the_loop",
+    "tar_files",
+    "mistakes",
+    "world_of_torch",
+)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Worlds:
+    return Worlds("loader_ranks.py", {2: CHECKS, 3: CHECKS})
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("check", CHECKS)
+def test_loader(check: str, ranks: int, worlds: Worlds) -> None:
+    worlds.succeed(check, ranks=ranks)
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed: pip install --group frameworks")
+def test_lightning_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    printed = succeeds("lightning_loader_ranks.py", str(tmp_path), ranks=2)
+    assert printed.count("went on in the middle") == 2

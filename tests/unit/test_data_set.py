@@ -1,0 +1,339 @@
+"""A folder of classes packed, indexed, read and checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from multiring.data import DataError, Dataset, dataset, index, pack
+
+CLASSES = ["cat", "dog.v2", "Ähre"]
+EACH = 7
+
+
+def picture(label: int, number: int) -> bytes:
+    return bytes((i * (label + 2) + number * 13) % 256 for i in range(200 + 97 * number + label))
+
+
+def folder_of_classes(root: Path) -> Path:
+    """Files are made in another order than that of their names."""
+    source = root / "pictures"
+    for label, name in reversed(list(enumerate(CLASSES))):
+        (source / name / "deep").mkdir(parents=True)
+        for number in reversed(range(EACH)):
+            place = source / name / ("deep" if number == 3 else "")
+            (place / f"p.{number}.{'JPG' if number % 2 else 'jpg'}").write_bytes(picture(label, number))
+    return source
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    pack(folder_of_classes(tmp_path), tmp_path / "out", file_bytes=6000)
+    return tmp_path / "out"
+
+
+def order(number: int) -> list[int]:
+    """The numbers of a class's pictures, in the order of their paths: the folder "deep" comes first."""
+    return [3, *(each for each in range(number) if each != 3)]
+
+
+def test_each_file_is_a_sample_with_its_label(packed: Path) -> None:
+    data = Dataset(packed)
+    assert len(data) == len(CLASSES) * EACH
+    assert data.classes == CLASSES
+    expected = [(label, number) for label in range(len(CLASSES)) for number in order(EACH)]
+    for i, (label, number) in enumerate(expected):
+        assert data[i] == {"jpg": picture(label, number), "cls": str(label).encode()}
+        assert data.name(i) == f"{CLASSES[label]}/{i:08d}-p_{number}"
+        assert data[i - len(data)] == data[i]
+    assert data.members(1)[0].endswith(".jpg")
+    assert data.members(2)[0].endswith(".JPG")
+    for number in (len(data), -len(data) - 1):
+        with pytest.raises(IndexError, match=f"sample {number} of 21"):
+            data[number]
+    with pytest.raises(TypeError, match=r"sample=1\.5"):
+        data[1.5]  # type: ignore[index]
+    assert list(data.faults()) == []
+
+
+def test_the_files_are_as_large_as_was_asked_and_others_can_read_them(packed: Path) -> None:
+    files = sorted(packed.glob("*.tar"))
+    assert len(files) > 3
+    assert [file.name for file in files] == [f"{number:06d}.tar" for number in range(len(files))]
+    names = []
+    for file in files:
+        with tarfile.open(file) as tar:
+            assert sum(512 + each.size for each in tar) <= 6000
+            names += tar.getnames()
+    data = Dataset(packed)
+    assert names == [name for i in range(len(data)) for name in data.members(i)]
+
+
+def test_the_same_folder_gives_the_same_bytes(packed: Path, tmp_path: Path) -> None:
+    for file in (tmp_path / "pictures").rglob("*"):
+        os.utime(file, (1, 1))
+    pack(tmp_path / "pictures", tmp_path / "again", file_bytes=6000)
+    names = sorted(os.listdir(packed))
+    assert names == sorted(os.listdir(tmp_path / "again"))
+    assert [name for name in names if (packed / name).read_bytes() != (tmp_path / "again" / name).read_bytes()] == []
+    (packed / index.NAME).unlink()
+    index.build(packed)
+    assert (packed / index.NAME).read_bytes() == (tmp_path / "again" / index.NAME).read_bytes()
+
+
+def empty_class(source: Path) -> None:
+    (source / "zebra").mkdir()
+
+
+def circle(source: Path) -> None:
+    (source / "cat" / "up").symlink_to(source / "cat")
+
+
+def no_text(source: Path) -> None:
+    (source / "dog.v2" / os.fsdecode(b"\xff\xfe.jpg")).write_bytes(b"1")
+
+
+def pipe(source: Path) -> None:
+    os.mkfifo(source / "dog.v2" / "x.jpg")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (empty_class, "zebra: no file in this class ends in .jpg"),
+        (circle, "cat/up: it leads back to a folder above it"),
+        (no_text, "its name is not in UTF-8: rename it"),
+        (pipe, "x.jpg: it is no file and no folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_packed_leaves_nothing(
+    spoil: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    source = folder_of_classes(tmp_path)
+    spoil(source)
+    with pytest.raises((ValueError, DataError), match=message):
+        pack(source, tmp_path / "out", 6000, ["jpg"])
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_what_is_there_is_not_overwritten(packed: Path, tmp_path: Path) -> None:
+    before = {name: (packed / name).read_bytes() for name in os.listdir(packed)}
+    with pytest.raises(ValueError, match=r"it has 000000.tar already: name another folder"):
+        pack(tmp_path / "pictures", packed)
+    assert {name: (packed / name).read_bytes() for name in os.listdir(packed)} == before
+
+
+def test_what_is_not_packed_is_counted(tmp_path: Path) -> None:
+    source = folder_of_classes(tmp_path)
+    (source / "README").write_text("about")
+    (source / "cat" / "Thumbs.db").write_text("x")
+    (source / "cat" / ".hidden.jpg").write_text("x")
+    assert pack(source, tmp_path / "out").left_out == 3
+    assert pack(source, tmp_path / "other", extensions=[".DB", "jpg"]).left_out == 2
+
+
+def test_decoding_is_the_users(packed: Path) -> None:
+    each = Dataset(packed, decode={"cls": int, "npy": bytes.hex})
+    assert each[20] == {"jpg": Dataset(packed)[20]["jpg"], "cls": 2}
+    whole = Dataset(packed, decode=lambda sample: (len(sample["jpg"]), int(sample["cls"])))
+    assert whole[20] == (len(each[20]["jpg"]), 2)
+
+
+def fails_on(content: bytes) -> bytes:
+    """A decoder to which the pictures of odd length are broken."""
+    if len(content) % 2:
+        raise OSError(f"odd: {len(content)}")
+    return content
+
+
+def test_what_cannot_be_decoded_is_named_or_skipped(packed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    raw = Dataset(packed)
+    odd = [i for i in range(len(raw)) if len(raw[i]["jpg"]) % 2]
+    assert 3 < len(odd) < len(raw) - 3
+    data = Dataset(packed, decode={"jpg": fails_on})
+    with pytest.raises(DataError) as fault:
+        data.__getitems__(range(len(raw)))
+    file = packed / data._index.files[0].name
+    member = data.members(odd[0])[0]
+    length = len(raw[odd[0]]["jpg"])
+    assert str(fault.value) == f"{file}: {member} (sample {odd[0]}): cannot be decoded: OSError: odd: {length}"
+    assert (fault.value.file, fault.value.member, fault.value.sample) == (str(file), member, odd[0])
+    skipping = Dataset(packed, decode={"jpg": fails_on}, broken="skip")
+    found = skipping.__getitems__(range(len(raw)))
+    assert found == [raw[i] for i in range(len(raw)) if i not in odd]
+    assert [record.message.split(")")[0][-1] for record in caplog.records] == [str(i)[-1] for i in odd]
+    with pytest.raises(DataError, match=f"all {len(odd)} samples of a batch are broken; the last: .*sample {odd[-1]}"):
+        skipping.__getitems__(odd)
+    with pytest.raises(ValueError, match="broken='ignore': known are raise, skip"):
+        Dataset(packed, broken="ignore")
+
+
+def test_bytes_that_changed_are_found(packed: Path) -> None:
+    data = Dataset(packed)
+    changed = 2
+    offset = int(data._index.offset[data._index.first[changed]])
+    path = packed / data._index.files[0].name
+    content = bytearray(path.read_bytes())
+    content[offset + 9] ^= 1
+    path.write_bytes(content)
+    expected = f"{path}: {data.members(changed)[0]} (sample {changed}): its bytes have changed since the index was made"
+    assert [str(fault) for fault in data.faults()] == [expected]
+    with pytest.raises(DataError) as fault:
+        data[changed]
+    assert str(fault.value) == expected
+    assert len(Dataset(packed, broken="skip").__getitems__([1, changed, 3])) == 2
+
+
+def test_files_that_changed_their_size_or_are_missing(packed: Path) -> None:
+    data = Dataset(packed, broken="skip")
+    first, second, *_ = data._index.files
+    (packed / first.name).unlink()
+    os.truncate(packed / second.name, 3000)
+    with pytest.raises(DataError, match=rf"000000.tar: {data.members(0)[0]} \(sample 0\): the file is missing"):
+        data.__getitems__([0, 20])
+    inside = first.samples
+    expected = (
+        rf"000001.tar: {data.members(inside)[0]} \(sample {inside}\): the file has 3000 bytes, and had {second.nbytes}"
+    )
+    with pytest.raises(DataError, match=expected):
+        data[inside]
+    faults = [str(fault) for fault in data.faults()]
+    assert (
+        faults[0]
+        == f"{packed / first.name}: it cannot be read, and {first.samples} samples in it: No such file or directory"
+    )
+    assert faults[1].startswith(f"{packed / second.name}: the file has 3000 bytes")
+    assert len(faults) > 3
+    assert all("it was cut" in fault for fault in faults[2:])
+
+
+def test_a_file_that_is_cut_while_it_is_open(packed: Path) -> None:
+    data = Dataset(packed)
+    data[0]
+    os.truncate(packed / "000000.tar", 600)
+    with pytest.raises(DataError, match=r"\(sample 0\): the file ends \d+ bytes before the end of this member"):
+        data[0]
+
+
+def test_a_new_file_is_not_in_the_index(packed: Path) -> None:
+    (packed / "new.tar").write_bytes((packed / "000000.tar").read_bytes())
+    (fault,) = Dataset(packed).faults()
+    assert "new.tar: it is not in the index" in str(fault)
+
+
+def spoil_version(content: bytes) -> bytes:
+    return content.replace(b'"version": 1', b'"version": 7')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda content: b"", "this is no index of a data set"),
+        (lambda content: content[5:], "this is no index of a data set"),
+        (lambda content: content[:-1], r"it has \d+ bytes, and not \d+"),
+        (lambda content: content + b"x", r"it has \d+ bytes, and not \d+"),
+        (lambda content: content[:30], "its header is damaged"),
+        (lambda content: content.replace(b'"files"', b'"tiles"'), "its header is damaged"),
+        (spoil_version, "its version is 7, and not 1"),
+    ],
+)
+def test_an_index_that_is_none_is_refused(spoil: Callable[[bytes], bytes], message: str, packed: Path) -> None:
+    path = packed / index.NAME
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(DataError, match=f"{message}.*; make it anew: multiring data index"):
+        Dataset(packed)
+
+
+def test_a_folder_without_an_index_or_with_compressed_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"index.multiring: no such file; make it anew: multiring data index"):
+        Dataset(tmp_path)
+    with pytest.raises(DataError, match=r"no file in it is called NAME.tar"):
+        index.build(tmp_path)
+    (tmp_path / "1.tar.gz").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"1.tar.gz: it is compressed"):
+        index.build(tmp_path)
+
+
+def test_an_index_that_cannot_be_written_whole_is_not_there(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (packed / index.NAME).read_bytes()
+
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(index.os, "fsync", interrupted)
+    names = sorted(os.listdir(packed))
+    with pytest.raises(KeyboardInterrupt):
+        index.build(packed)
+    assert sorted(os.listdir(packed)) == names
+    assert (packed / index.NAME).read_bytes() == before
+
+
+def test_it_is_read_by_threads_forks_and_copies(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "MOST_OPEN", 2)
+    data = Dataset(packed, decode={"cls": int})
+    expected = [data[i] for i in range(len(data))]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(data.__getitem__, [*range(len(data))] * 20)) == expected * 20
+    copy = pickle.loads(pickle.dumps(data))
+    assert [copy[i] for i in range(len(data))] == expected
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        is_same = [data[i] for i in reversed(range(len(data)))] == expected[::-1]
+        os.write(writes, b"same" if is_same else b"differs")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reads, 10) == b"same"
+    os.close(reads)
+    os.close(writes)
+    held = pickle.dumps(data)
+    index.build(packed, index.tar_files(packed)[:2])
+    with pytest.raises(DataError, match="it had 21 samples when this data set was opened"):
+        pickle.loads(held)
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    source, out = folder_of_classes(tmp_path), tmp_path / "out"
+
+    def command(*words: object) -> tuple[int, str, str]:
+        told = subprocess.run(
+            [sys.executable, "-m", "multiring", "data", *map(str, words)], capture_output=True, text=True, timeout=200
+        )
+        return told.returncode, told.stdout, told.stderr
+
+    (source / "README").write_text("about")
+    code, printed, _ = command("pack", source, out, "--file-size", "6000")
+    assert code == 0
+    assert printed.startswith(f"{out}: 21 samples of 3 classes in ")
+    assert "left out: 1 file " in printed
+    assert json.loads((out / "classes.json").read_text()) == CLASSES
+    assert command("check", out) == (0, f"{out}: 21 samples as indexed\n", "")
+    content = bytearray((out / "000001.tar").read_bytes())
+    content[515] ^= 1
+    (out / "000001.tar").write_bytes(content)
+    code, printed, errors = command("check", out)
+    assert (code, errors) == (1, "multiring data check: 1 fault\n")
+    assert printed.startswith(f"{out / '000001.tar'}: ")
+    (out / index.NAME).unlink()
+    code, _, errors = command("check", out)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert errors.startswith(f"multiring data check: {out / index.NAME}: no such file")
+    assert command("index", out)[0] == 0
+    assert command("check", out)[0] == 0
+    assert command("pack", source, tmp_path / "none", "--file-size", "many")[::2] == (
+        2,
+        "multiring data pack: --file-size 'many' is not a size, such as 65536, 256K or 1.5GB\n",
+    )
+    assert command("pack", tmp_path / "nowhere", tmp_path / "none")[::2] == (
+        2,
+        f"multiring data pack: {tmp_path / 'nowhere'}: No such file or directory\n",
+    )
