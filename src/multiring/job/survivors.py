@@ -484,8 +484,9 @@ class Survivor:
         now = [members.index(rank) for rank in present]
         seconds = time.monotonic() - self._began
         late = self._late.in_words(self._late.left_out - set(present))
+        found = f"rank {now[0]} was" if len(now) == 1 else f"ranks {spans(now)} were"  # 2 alone reads as their number
         return (
-            f"of the {len(members)} ranks only {spans(now)} found each other, in {seconds:.1f} s: "
+            f"of the {len(members)} ranks only {found} found, in {seconds:.1f} s: "
             f"not more than half of them, nor half with rank 0, and so the others may have gone on without them"
             + (f"; {late}" if late else "")
         )
