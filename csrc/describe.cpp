@@ -35,7 +35,7 @@ std::optional<Dtype> dtype_named(std::string_view wanted) {
         found = nb::cast<std::string>(nb::str(nb::handle(dtype)));
     }
     for (const auto name : dtype_names) known += (known.empty() ? "" : ", ") + std::string(name);
-    throw nb::type_error(("elements of type " + found + " (in a " + name_of_type(x) +
+    throw nb::type_error(("elements of type " + found + " (in " + name_of_type(x) +
                           ") are not supported; convert them to one of " + known +
                           ", and convert back what is written in place")
                              .c_str());

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -15,6 +16,7 @@ import numpy as np
 
 import multiring as mr
 from multiring.job import rendezvous
+from multiring.net import local
 from multiring.net.acceptor import Message, RankConnection
 
 STEPS, LOST_AT = 12, 5
@@ -118,6 +120,72 @@ def lose_while_shrinking(first: int, second: int, when: str) -> dict[str, Any]:
     if int(os.environ["MULTIRING_RANK"]) == second:
         _die_at(when)
     return lose([first])
+
+
+def lose_while_attaching() -> dict[str, Any]:
+    """Rank 2 is killed when rank 1 has attached it, and not yet rank 3, in the meeting after the loss of rank 4.
+
+    Rank 1 finds that out by itself, before the leader tells.
+    """
+    rank, attach, calls = int(os.environ["MULTIRING_RANK"]), local.attach, 0
+
+    def attach_or_die(*arguments: Any) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if calls == 2 and rank == 1:
+            arguments = *arguments[:-1], lambda: None
+        elif calls == 2 and rank == 2:
+            local._exchange = exchange_or_die
+        elif calls == 2 and rank == 3:
+            time.sleep(1.5)  # rank 1 knows by then
+        return attach(*arguments)
+
+    exchange = local._exchange
+
+    def exchange_or_die(engine: Any, sock: Any, peer: int) -> None:
+        exchange(engine, sock, peer)
+        if peer == 1:
+            time.sleep(0.5)
+            die()
+
+    local.attach = attach_or_die
+    return lose([4])
+
+
+def lose_the_leader_after_some_have_met() -> dict[str, Any]:
+    """Rank 0 is killed when one other rank alone knows that the meeting after the loss of rank 4 has come about.
+
+    Each step is a collective, and is repeated where not all have completed it, as the documentation has it.
+    """
+    if int(os.environ["MULTIRING_RANK"]) == 0:
+        send, told = RankConnection.send, 0
+
+        async def send_or_die(self: RankConnection, message: Message) -> None:
+            nonlocal told
+            if message.get("key", "").endswith("connect/all"):
+                told += 1
+                if told > 1:
+                    await asyncio.sleep(0.5)  # a reset would overtake what was sent before
+                    die()
+            await send(self, message)
+
+        RankConnection.send = send_or_die  # type: ignore[method-assign]
+    mr.init()
+    begin = step = 0
+    begun, generations = [], []
+    while step < STEPS:
+        try:
+            if step == LOST_AT and mr.rank() == 4:
+                die()
+            reduced(2000, step)
+            step += 1
+        except mr.PeerLost:
+            agreement = mr.shrink()
+            begin = step = begin + agreement.completed + 1
+            begun.append(begin)
+            generations.append(agreement.generation)
+    mr.shutdown()
+    return {"begun": begun, "generations": generations}
 
 
 def _die_at(when: str) -> None:

@@ -99,7 +99,7 @@ def test_a_rank_whose_place_is_taken_raises(tmp_path: Path) -> None:
         job.signal(1, signal.SIGCONT)
         end.touch()
         outcomes = job.wait()
-    assert "of the 3 ranks only 1 found each other" in outcomes[1].value["refused"]
+    assert "of the 3 ranks only rank 1 was found, in" in outcomes[1].value["refused"]
     assert [outcomes[index].value["at_start"] for index in (0, newcomer, 2)] == [[0, 1, 2]] * 3
 
 

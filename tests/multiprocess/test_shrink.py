@@ -74,9 +74,29 @@ def test_a_loss_while_they_agree(second: int, when: str) -> None:
     assert outcomes[left[0]].value["generation"] == (1 if when == "join" else 2)
 
 
+def test_a_loss_while_they_attach_each_other() -> None:
+    outcomes = jobs.start(shrink_ranks.lose_while_attaching, 5, environment=QUICK).wait()
+    assert outcomes[2].code == -signal.SIGKILL
+    for rank in (0, 1, 3):
+        assert (outcomes[rank].value["members"], outcomes[rank].value["generation"]) == ([0, 1, 3], 2)
+
+
+@pytest.mark.parametrize("hosts", ["aaaaa", "aabbc"])
+def test_those_who_had_met_and_those_who_had_not_begin_at_the_same_step(hosts: str) -> None:
+    started = jobs.start(shrink_ranks.lose_the_leader_after_some_have_met, 5, hosts=hosts, environment=QUICK)
+    outcomes = started.wait()
+    assert outcomes[0].code == -signal.SIGKILL
+    others = [outcomes[rank].value for rank in (1, 2, 3)]
+    met = others.pop(next(index for index, value in enumerate(others) if len(value["begun"]) == 2))
+    assert met["generations"] == [1, 2]
+    assert met["begun"][0] == met["begun"][1]
+    assert met["begun"][0] in (shrink_ranks.LOST_AT - 1, shrink_ranks.LOST_AT)
+    assert others == [{"begun": met["begun"][1:], "generations": [2]}] * 2
+
+
 def test_less_than_half_may_not_go_on() -> None:
     outcomes = jobs.start(shrink_ranks.lose, 3, [0, 1], environment=QUICK).wait()
-    assert "of the 3 ranks only 2 found each other" in outcomes[2].value["refused"]
+    assert "of the 3 ranks only rank 2 was found, in" in outcomes[2].value["refused"]
     assert outcomes[2].value["seconds"] < 10
 
 
@@ -84,7 +104,7 @@ def test_of_two_halves_that_with_rank_zero_goes_on() -> None:
     with_zero = jobs.start(shrink_ranks.lose, 2, [1], environment=QUICK).wait()
     assert (with_zero[0].value["members"], with_zero[0].value["size"]) == ([0], 1)
     without = jobs.start(shrink_ranks.lose, 2, [0], environment=QUICK).wait()
-    assert "of the 2 ranks only 1 found each other" in without[1].value["refused"]
+    assert "of the 2 ranks only rank 1 was found, in" in without[1].value["refused"]
 
 
 @pytest.mark.parametrize("hosts", ["aaa", "abc"])

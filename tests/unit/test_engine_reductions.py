@@ -131,7 +131,7 @@ def test_arrays_of_ml_dtypes_are_known_by_the_name_of_their_type(dtype, bits):
     assert found.contiguous
     assert found.writable
     assert not native.describe(Narrow(kept.T, dtype)).contiguous
-    with pytest.raises(TypeError, match=r"elements of type int4 \(in a .*Narrow\) are not supported"):
+    with pytest.raises(TypeError, match=r"elements of type int4 \(in .*Narrow\) are not supported"):
         native.describe(Narrow(kept, "int4"))
 
 
@@ -185,7 +185,7 @@ def test_the_smallest_numbers_count_in_threads_that_take_them_for_zero(dtype, op
     ],
 )
 def test_elements_that_are_not_known_are_named_with_the_remedy(x, element):
-    words = f"elements of type {element} (in a {type(x).__module__}.".replace("(in a builtins.", "(in a ")
+    words = f"elements of type {element} (in {type(x).__module__}.".replace("(in builtins.", "(in ")
     with pytest.raises(TypeError, match=re.escape(words) + r".* are not supported; convert them to one of float32, "):
         native.describe(x)
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from multiring.net import auth, dial, unix
+from multiring.errors import RendezvousError
+from multiring.net import auth, dial, local, unix
 from multiring.net.acceptor import Acceptor
 from multiring.net.membership import Membership
 
@@ -137,3 +138,36 @@ def test_nobody_dials_a_socket_of_another_user(another_user: int) -> None:
                 attempt()
         with pytest.raises(auth.Refused, match=f"^it runs as user {another_user}, "):
             asyncio.run(dial.connect(("\0" + name, 0), auth.client(SECRET, auth.Hello(auth.SURVIVOR))))
+
+
+class NoEngine:
+    """What is attached to nobody, as nobody's memory arrives."""
+
+    memory_fd = doorbell_fd = 0
+
+    def attach_local(self, *_: int) -> None:
+        raise AssertionError("nothing has arrived")
+
+
+def test_a_rank_that_ends_before_its_memory_has_arrived_is_named() -> None:
+    """It was said that descriptors are short here."""
+    listening, name = unix.listen()
+
+    def end_early() -> None:
+        unix.accept(listening).close()  # who only looks whether there is somebody
+        with unix.accept(listening) as sock:
+            auth.run(sock, auth.server(SECRET, auth.Hello(auth.LOCAL, 0)))
+            sock.recv(1)
+
+    with listening:
+        listening.settimeout(30)
+        ending = threading.Thread(target=end_early)
+        ending.start()
+        mine = auth.Hello(auth.LOCAL, 1)
+        with (
+            unix.listen()[0] as own,
+            pytest.raises(RendezvousError, match="rank 1 cannot attach rank 0 of its host: it has ended") as raised,
+        ):
+            local.attach(NoEngine(), own, {0: name}, SECRET, mine, time.monotonic() + 30)
+        ending.join(30)
+    assert raised.value.rank == 0

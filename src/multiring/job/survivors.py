@@ -99,7 +99,7 @@ def shrink(world: World, completed: int, timeout: float) -> tuple[World, Agreeme
             store = survivor.agree()
             try:
                 joined = rendezvous.rejoin(world, acceptor, store, store.failure)
-            except RendezvousError as error:
+            except (RendezvousError, PeerLost) as error:  # another one was lost, maybe after it had been attached
                 if str(error) != reason:
                     reason = str(error)
                     _log.warning("the survivors have not met, and try again: %s", reason)
@@ -154,6 +154,9 @@ class Survivor:
         """Ranks that answer, and say that they have not called `shrink`."""
         self._promised: Ballot = (0, 0)
         self._accepted: tuple[Ballot, tuple[int, ...]] | None = None
+        self._settled: dict[int, int] = {}
+        """How many collectives of this rank's last world all have completed, by generation: as decided with each one in
+        whose meeting this rank took part."""
         self._handlers: dict[str, Callable[[RankConnection, Message], Awaitable[LeaderStore | None]]] = {
             "news": self._take_news,
             "admitted": self._wait_on,
@@ -174,7 +177,7 @@ class Survivor:
             except _Again as again:
                 self.count_failure(RendezvousError(str(again)))
 
-    def count_failure(self, reason: RendezvousError) -> None:
+    def count_failure(self, reason: RendezvousError | PeerLost) -> None:
         """Time for another attempt, unless too much of it is over."""
         most = self._timeout + rendezvous.REJOIN_HEARTBEATS * self._acceptor.patience
         if time.monotonic() - self._began > most:
@@ -349,7 +352,16 @@ class Survivor:
         await self._decide(Membership.decode(told))
         if not told["complete"]:
             raise _Again("a membership of before was decided on")
-        return LeaderStore(self._acceptor, {self._acceptor.membership.members[0]: leader}, told["completed"])
+        completed = self._settle(told["lived"], told["completed"])
+        return LeaderStore(self._acceptor, {self._acceptor.membership.members[0]: leader}, completed)
+
+    def _settle(self, lived: int, completed: int) -> int:
+        """How many collectives of this rank's last world all have completed; ``completed`` are those of ``lived``."""
+        # Others came to live in a generation in whose meeting this rank lost somebody: it has completed nothing there,
+        # and what all had completed in its own world was decided with that generation.
+        mine = completed if lived == self._lived else self._settled[lived]
+        self._settled[self._acceptor.membership.generation] = mine
+        return mine
 
     # ---- the one that leads ----
 
@@ -460,20 +472,21 @@ class Survivor:
         completed = min(join["completed"] if join["lived"] == latest else 0 for join in joins)
         complete = members == tuple(present)
         decided = known.after(known.generation + 1, members)
-        told = {"kind": "decided", **decided.encode(), "complete": complete, "completed": completed}
+        told = {"kind": "decided", **decided.encode(), "complete": complete, "completed": completed, "lived": latest}
         await self._send(connections, told)
         await self._decide(decided)
         if not complete:
             raise _Again("a membership of before was decided on")
-        return LeaderStore(self._acceptor, connections, completed)
+        return LeaderStore(self._acceptor, connections, self._settle(latest, completed))
 
     def _minority(self, present: Sequence[int]) -> str:
         members = self._acceptor.membership.members
         now = [members.index(rank) for rank in present]
         seconds = time.monotonic() - self._began
         late = self._late.in_words(self._late.left_out - set(present))
+        found = f"rank {now[0]} was" if len(now) == 1 else f"ranks {spans(now)} were"  # 2 alone reads as their number
         return (
-            f"of the {len(members)} ranks only {spans(now)} found each other, in {seconds:.1f} s: "
+            f"of the {len(members)} ranks only {found} found, in {seconds:.1f} s: "
             f"not more than half of them, nor half with rank 0, and so the others may have gone on without them"
             + (f"; {late}" if late else "")
         )

@@ -145,7 +145,9 @@ def _refuse(rank: int, reason: Exception, strangers: set[str]) -> None:
 
 def _exchange(engine: LocalEngine, sock: socket.socket, peer: int) -> None:
     socket.send_fds(sock, [b"\0"], [engine.memory_fd, engine.doorbell_fd])
-    _, descriptors, _, _ = socket.recv_fds(sock, 1, 2, socket.MSG_CMSG_CLOEXEC)
+    received, descriptors, _, _ = socket.recv_fds(sock, 1, 2, socket.MSG_CMSG_CLOEXEC)
+    if not received:
+        raise ConnectionResetError("it has ended")
     if len(descriptors) != 2:
         for descriptor in descriptors:
             os.close(descriptor)
