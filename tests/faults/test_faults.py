@@ -103,6 +103,14 @@ def test_two_hosts_that_need_not_reach_each_other(parting: Parting, many: World,
 
 @pytest.mark.lab
 @pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
+@pytest.mark.parametrize("plan", ["ring", ""])
+def test_one_way_of_an_edge_of_the_control_tree(plan: str, many: World, tmp_path: Path) -> None:
+    """Half of the ranks hear of each of the two by way of the other one alone."""
+    part(PARTINGS[1], many, "medium", "ca", tmp_path, plan)
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
 @pytest.mark.parametrize("calls", ["small", "medium"])
 def test_who_waits_in_the_same_call_has_no_mismatch(calls: str, many: World, tmp_path: Path) -> None:
     """Though some have gone on to the next one, and wait there: the time is up before the pair counts as apart."""

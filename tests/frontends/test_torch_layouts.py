@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from workers import worker, workers
 
 import multiring
 from multiring.torch import broadcast_parameters
+
+Options = TypeVar("Options", dist.GatherOptions, dist.ReduceOptions, dist.ScatterOptions)
 
 SHAPE = (6, 2, 3, 4)  # cut into 2 or 3 along the first axis
 NOTHING = (6, 0, 3, 4)
@@ -311,6 +314,56 @@ def conjugates() -> None:
             here.recv([got], (rank - 1) % size, 0).wait()
             send.wait()
             same(got, lay(expected((rank - 1) % size)))
+            x = lay(conjugate(rank))
+            here.reduce([x], _at(dist.ReduceOptions(), 1)).wait()
+            if rank == 1:
+                same(x, lay(sum(expected(peer) for peer in range(size))))
+            outputs = [lay(conjugate(9)) for _ in range(size)]
+            here.gather([outputs] if rank == 1 else [], [lay(conjugate(rank))], _at(dist.GatherOptions(), 1)).wait()
+            for peer, output in enumerate(outputs):
+                same(output, lay(expected(peer if rank == 1 else 9)))
+            blocks = [[lay(conjugate(peer + 50)) for peer in range(size)]] if rank == 1 else []
+            here.scatter([got], blocks, _at(dist.ScatterOptions(), 1)).wait()
+            same(got, lay(expected(rank + 50)))
+            here.reduce_scatter([got], [[lay(conjugate(rank + 50 * peer)) for peer in range(size)]]).wait()
+            same(got, lay(sum(expected(peer + 50 * rank) for peer in range(size))))
+            here.alltoall(outputs, [lay(conjugate(rank + 50 * peer)) for peer in range(size)]).wait()
+            for peer, output in enumerate(outputs):
+                same(output, lay(expected(peer + 50 * rank)))
+            whole = torch.cat([lay(conjugate(9))] * size).resolve_conj().conj()
+            here.all_gather_single(whole, lay(conjugate(rank))).wait()
+            same(whole, torch.cat([lay(expected(peer)) for peer in range(size)]))
+            here.reduce_scatter_single(got, torch.cat([lay(conjugate(rank + peer)) for peer in range(size)])).wait()
+            same(got, lay(sum(expected(rank + peer) for peer in range(size))))
+
+
+@worker
+def nothing_at_all() -> None:
+    """Tensors without elements go through every collective, and the next one is right."""
+    with group() as (rank, size):
+        for shape in ((0,), (0, 3), (3 * size, 0)):
+            for lay in (Tensor.clone, lambda x: x.t().contiguous().t() if x.dim() > 1 else x[::2]):
+                x = lay(torch.empty(shape))
+                dist.all_reduce(x)
+                dist.reduce(x, 1)
+                dist.broadcast(x, size - 1)
+                outputs = [lay(torch.empty(shape)) for _ in range(size)]
+                dist.all_gather(outputs, x)
+                dist.all_to_all(outputs, [lay(torch.empty(shape)) for _ in range(size)])
+                dist.gather(x, outputs if rank == 1 else None, dst=1)
+                dist.scatter(x, outputs if rank == 1 else None, src=1)
+                dist.reduce_scatter(x, outputs)
+                whole = torch.empty(size * shape[0], *shape[1:])
+                dist.all_gather_into_tensor(whole, x)
+                dist.reduce_scatter_tensor(x, whole)
+                dist.all_to_all_single(lay(torch.empty(shape)), x)
+                send = dist.isend(x, (rank + 1) % size)
+                dist.recv(lay(torch.empty(shape)), (rank - 1) % size)
+                send.wait()
+                assert x.shape == torch.Size(shape)
+                mine = torch.arange(3.0) + rank
+                dist.all_reduce(mine)
+                same(mine, sum(torch.arange(3.0) + peer for peer in range(size)))
 
 
 @worker
@@ -541,7 +594,7 @@ def lists_of_other_lengths() -> None:
         dist.barrier()
 
 
-def _at(options: dist.GatherOptions | dist.ScatterOptions, root: int) -> dist.GatherOptions | dist.ScatterOptions:
+def _at(options: Options, root: int) -> Options:
     options.rootRank = root
     return options
 

@@ -53,6 +53,47 @@ def futures_of_works_that_were_waited_for() -> None:
 
 
 @worker
+def futures_of_every_collective() -> None:
+    with group() as (rank, size):
+
+        def each() -> list[torch.Tensor]:
+            return [own(rank, 4) for _ in range(size)]
+
+        def pair(root: int) -> list[torch.Tensor] | None:
+            return each() if rank == root else None
+
+        sparse = torch.eye(3).to_sparse()
+        started: dict[str, Callable[[], dist.Work]] = {
+            "barrier": lambda: dist.barrier(async_op=True),
+            "reduce": lambda: dist.reduce(own(rank, 4), 0, async_op=True),
+            "broadcast": lambda: dist.broadcast(own(rank, 4), 0, async_op=True),
+            "all_gather_into": lambda: dist.all_gather_into_tensor(torch.empty(4 * size), own(rank, 4), async_op=True),
+            "gather": lambda: dist.gather(own(rank, 4), pair(0), async_op=True),
+            "scatter": lambda: dist.scatter(torch.empty(4), pair(0), async_op=True),
+            "reduce_scatter": lambda: dist.reduce_scatter(torch.empty(4), each(), async_op=True),
+            "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(
+                torch.empty(4), own(rank, 4 * size), async_op=True
+            ),
+            "all_to_all": lambda: dist.all_to_all(each(), each(), async_op=True),
+            "all_to_all_single": lambda: dist.all_to_all_single(
+                torch.empty(4 * size), own(rank, 4 * size), async_op=True
+            ),
+            "sparse": lambda: dist.all_reduce(sparse.clone(), async_op=True),
+            "coalesced": lambda: dist.group.WORLD.allreduce_coalesced([own(rank, 4), own(rank, 4)]),
+        }
+        for name, start in started.items():
+            for number in range(20):
+                work = start()
+                future = work.get_future() if number % 2 else None
+                work.wait()
+                future = future or work.get_future()
+                assert future.done(), name
+                assert future.then(lambda _: 7).value() == 7, name
+                assert work.is_completed(), name
+                assert work.exception() is None, name
+
+
+@worker
 def callbacks_after_and_before() -> None:
     with group() as (rank, size):
         work = dist.all_reduce(own(rank, 5), async_op=True)

@@ -135,6 +135,19 @@ def test_who_serves_the_store_is_not_the_one_that_never_came(server: Server) -> 
     store.close()
 
 
+def test_waiting_at_a_lasting_store_ends_too(server: Server) -> None:
+    """While one waits there, it looks every second for others that claim its rank."""
+    store = Client([("127.0.0.1", server.port)], SECRET, job="test")
+    exchange = Exchange(store, "test", 1, 3, 1.5)
+    exchange.claim(store, "here", lasting=True)
+    began = time.monotonic()
+    with pytest.raises(RendezvousError, match=r"^ranks 0, 2 did not arrive \(arrived: 1\), within 1\.5 s$") as raised:
+        exchange.round("arrive", {})
+    assert time.monotonic() - began < 20
+    assert raised.value.rank == 0
+    store.close()
+
+
 def test_a_lost_store_does_not_hide_who_was_lost_before_it(server: Server) -> None:
     lost = RendezvousError("rank 0 of this host has ended before it was attached", rank=0)
 
