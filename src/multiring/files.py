@@ -28,9 +28,9 @@ def read_text(path: Path) -> str:
 def write_text(path: Path, text: str) -> None:
     """Write a file; OSError with its name, which Python's lacks where the disk is full, or if it is a symbolic link.
 
-    What the link leads to would be lost; those of /dev are no files.
+    The file that the link leads to would be lost; those of /dev and /proc lead to what is open.
     """
-    if path.is_symlink() and path.parent != Path("/dev"):
+    if path.is_symlink() and path.resolve().is_file() and path.parent != Path("/dev"):
         raise OSError(errno.EEXIST, f"it is a symbolic link, to {path.resolve()}; name the file itself", str(path))
     try:
         path.write_text(text, "utf-8")

@@ -57,7 +57,9 @@ class Confused:
 def test_an_error_of_the_launcher_ends_the_job() -> None:
     agent: Any = Confused()
     output = Output(None, 2, on_broken=lambda: None)
-    attempt = Attempt([(Assignment("a", 0, 2), agent)], output, None, 2, Replacements(0, lambda number: False))
+    attempt = Attempt(
+        [(Assignment("a", 0, 2), agent)], output, None, 2, Replacements(0, lambda number: False), lambda *_: False
+    )
     with pytest.raises(ValueError, match=r"an agent sent \{'kind': 'nonsense'\}"):
         asyncio.run(attempt.run())
     assert "finish" in agent.told

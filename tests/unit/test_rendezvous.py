@@ -139,7 +139,7 @@ class Job:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(
-        rendezvous, "_engine", lambda place, hosts, settings: Peers(place.rank, place.world_size, hosts=hosts)
+        rendezvous, "_engine", lambda place, hosts, settings, sampler: Peers(place.rank, place.world_size, hosts=hosts)
     )
     monkeypatch.setattr(rendezvous, "_joins", FirstJoin())
     job = Job()
