@@ -223,7 +223,8 @@ def test_the_rank_that_never_came_is_named_in_time(seconds: float, init_timeout:
         variables = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         environment = {**os.environ, **variables, "MULTIRING_INIT_TIMEOUT": init_timeout}
         words = [sys.executable, "-c", WAIT_FOR_ANOTHER, str(seconds)]
-        processes.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True))
+        silent = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # torch shows its stack
+        processes.append(subprocess.Popen(words, env=environment, text=True, **silent))
     try:
         assert re.match(said, line_of(processes[1]))
         if seconds:
