@@ -118,8 +118,9 @@ def test_a_file_that_cannot_be_written_is_one_line(cache: Path, tmp_path: Path) 
         words = ["probe", "-H", "a:3,b:1,c:2", "--ssh", str(cluster.ssh), "--output", str(tmp_path)]
         command = cluster.command("a", sys.executable, "-m", "multiring", *words)
         typed = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert typed.returncode == 1
-    assert f"multiring probe: --output {tmp_path}: Is a directory" in typed.stderr
+    assert typed.returncode == 2
+    assert f"multiring probe: --output {tmp_path}: it is a directory" in typed.stderr
+    assert not list(cache.rglob("*.toml"))  # nothing was measured
     assert "Traceback" not in typed.stderr
 
 
