@@ -562,7 +562,7 @@ void bind_engine(nb::module_& m) {
         .def(nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
                          std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc,
                          double heartbeat_timeout, double late_seconds, bool trace, bool record,
- std::optional<std::size_t> helpers,
+                         std::optional<std::size_t> helpers,
                          std::optional<nb::typed<nb::callable, void(nb::str)>> when_slow) {
                  auto* engine = new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
                                             hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds,

@@ -131,7 +131,7 @@ def _on_bus(collective: str, size: int) -> float:
 
 
 class Exporter:
-    """The metrics of one rank, in every generation of its job; `start` makes one, and `close` ends it."""
+    """The metrics of one rank, in every generation of its job: `serve` shows them, and `close` ends that."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._looking = threading.Lock()

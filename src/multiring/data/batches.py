@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from multiring.data.order import EpochOrder, Progress, cuts
+from multiring.data.order import EpochOrder, Progress, Resumable, cuts
 from multiring.env import whole_number
 
 
-class Batches:
+class Batches(Resumable):
     """What rank ``rank`` of ``size`` takes of each global batch of a data set, shuffled anew in each epoch.
 
     ``for samples in batches`` yields lists of ``dataset[i]`` until the epoch ends; the next loop is the next epoch, and
@@ -59,26 +59,6 @@ class Batches:
             progress.advance()
             yield content
         progress.end_epoch()
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch that the next batch is of, unless that has no more."""
-        return self._progress.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; nothing changes where it is the one that has begun."""
-        self._progress.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, int]:
-        """Where training is: seed, epoch, the samples of it that were handed out on all ranks, and the length.
-
-        It is the same on all ranks after the same step, and any number of ranks can go on from it.
-        """
-        return self._progress.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, with its seed; ValueError if it is of a data set of another length."""
-        self._progress.load_state_dict(state)
 
 
 def check_weights(weights: Sequence[float] | None, size: int) -> Sequence[float]:

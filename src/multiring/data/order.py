@@ -147,3 +147,30 @@ class Progress:
         seed, epoch = check_seed("seed", state["seed"]), check_seed("epoch", state["epoch"])
         self.order.seed, self.epoch, self.consumed = seed, epoch, consumed
         self.changes += 1
+
+
+class Resumable:
+    """What hands out batches by a `Progress`, and can go on from where another run of the job was."""
+
+    _progress: Progress
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the next batch is of, unless that has no more."""
+        return self._progress.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; nothing changes where it is the one that has begun."""
+        self._progress.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where training is: seed, epoch, the samples of it that loops have been handed on all ranks, and the length.
+
+        What was read ahead does not count. It is the same on all ranks after the same step, and any number of ranks can
+        go on from it.
+        """
+        return self._progress.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state in the next loop, with its seed; ValueError if it is of a data set of another length."""
+        self._progress.load_state_dict(state)

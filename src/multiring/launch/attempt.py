@@ -139,7 +139,8 @@ class Attempt:
         followers = [asyncio.create_task(self._follow(assignment, agent)) for assignment, agent in self._agents]
         looking = asyncio.create_task(self._end_the_excluded())
         await self._over.wait()
-        looking.cancel()
+        if not looking.cancel():  # an error of this program
+            looking.result()
         await self._end_ranks()
         if self._stdin is not None:
             self._stdin.detach()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -10,14 +10,14 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from multiring import api
 from multiring.data.batches import check_weights
-from multiring.data.order import EpochOrder, Progress
+from multiring.data.order import EpochOrder, Progress, Resumable
 from multiring.runtime.comm import Communicator
 
 TAKEN = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 """What the order of samples says in the place of DataLoader's arguments."""
 
 
-class Loader(DataLoader[Any]):
+class Loader(Resumable, DataLoader[Any]):
     """A ``DataLoader`` that hands this rank its part of each global batch of a data set, shuffled anew in each epoch.
 
     ``global_batch`` is the number of samples of all ranks together, which stays the same when ranks are lost or
@@ -91,27 +91,6 @@ class Loader(DataLoader[Any]):
                     "have read on from the old state: leave it by break, and begin another"
                 )
         progress.end_epoch()
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch that the next batch is of, unless that has no more."""
-        return self._progress.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; nothing changes where it is the one that has begun."""
-        self._progress.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, int]:
-        """Where training is: seed, epoch, the samples of it that loops have been handed on all ranks, and the length.
-
-        What workers have read ahead does not count. It is the same on all ranks after the same step, and any number of
-        ranks can go on from it.
-        """
-        return self._progress.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state in the next loop, with its seed; ValueError if it is of a data set of another length."""
-        self._progress.load_state_dict(state)
 
 
 class _Parts(Sampler[list[int]]):
