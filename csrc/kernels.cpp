@@ -468,6 +468,69 @@ void reduce_bool(void* destination, const void* const* sources, int source_count
     }
 }
 
+// ---- transposition ------------------------------------------------------------------------------------------------
+
+constexpr int side = 8;  // of the square that is transposed in registers
+
+// Three times: rows i and i + 4 interleaved become rows 2i and 2i + 1.
+template <class T>
+void transpose_square(T* to, std::ptrdiff_t to_stride, const T* from, std::ptrdiff_t from_stride) {
+    using Row [[gnu::vector_size(side * sizeof(T))]] = T;
+    Row rows[side], mixed[side];
+    for (int i = 0; i < side; ++i) std::memcpy(&rows[i], from + i * from_stride, sizeof(Row));
+    const auto interleave = [](const Row(&in)[side], Row(&out)[side]) {
+        for (int i = 0; i < side / 2; ++i) {
+#ifdef __clang__
+            out[2 * i] = __builtin_shufflevector(in[i], in[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+            out[2 * i + 1] = __builtin_shufflevector(in[i], in[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+            using Places [[gnu::vector_size(side * sizeof(T))]] = T;
+            out[2 * i] = __builtin_shuffle(in[i], in[i + 4], Places{0, 8, 1, 9, 2, 10, 3, 11});
+            out[2 * i + 1] = __builtin_shuffle(in[i], in[i + 4], Places{4, 12, 5, 13, 6, 14, 7, 15});
+#endif
+        }
+    };
+    interleave(rows, mixed);
+    interleave(mixed, rows);
+    interleave(rows, mixed);
+    for (int i = 0; i < side; ++i) std::memcpy(to + i * to_stride, &mixed[i], sizeof(Row));
+}
+
+struct Wide {
+    std::uint64_t halves[2];
+};
+
+// Block by block, so that each line that is touched is in the caches until all of it has been read or written.
+template <class T>
+void transpose_all(void* destination, std::ptrdiff_t to_stride, const void* source, std::ptrdiff_t from_stride,
+                   std::size_t rows, std::size_t columns) {
+    constexpr std::size_t block = 256 / sizeof(T);
+    for (std::size_t first_row = 0; first_row < rows; first_row += block) {
+        const std::size_t last_row = rows - first_row < block ? rows : first_row + block;
+        for (std::size_t first = 0; first < columns; first += block) {
+            const std::size_t last = columns - first < block ? columns : first + block;
+            T* const to = static_cast<T*>(destination);
+            const T* const from = static_cast<const T*>(source);
+            const auto place = [](std::size_t i, std::ptrdiff_t stride) {
+                return static_cast<std::ptrdiff_t>(i) * stride;
+            };
+            std::size_t done_rows = first_row, done = first;
+            if constexpr (sizeof(T) <= 8) {
+                done_rows += (last_row - first_row) / side * side;
+                done += (last - first) / side * side;
+                for (std::size_t j = first; j < done; j += side)
+                    for (std::size_t i = first_row; i < done_rows; i += side)
+                        transpose_square(to + place(i, to_stride) + j, to_stride, from + place(j, from_stride) + i,
+                                         from_stride);
+            }
+            for (std::size_t i = first_row; i < last_row; ++i)
+                for (std::size_t j = i < done_rows ? done : first; j < last; ++j)
+                    to[place(i, to_stride) + static_cast<std::ptrdiff_t>(j)] =
+                        from[static_cast<std::ptrdiff_t>(i) + place(j, from_stride)];
+        }
+    }
+}
+
 }  // namespace
 
 #define MULTIRING_FLOATS(FORMAT) \
@@ -514,6 +577,8 @@ const Kernels MULTIRING_KERNELS{
     {widen_all<Bfloat16>, widen_all<Float16>},
     copy_bytes<Stores::kept>,
     copy_bytes<Stores::streaming>,
+    {transpose_all<std::uint8_t>, transpose_all<std::uint16_t>, transpose_all<std::uint32_t>,
+     transpose_all<std::uint64_t>, transpose_all<Wide>},
 };
 
 }  // namespace multiring

@@ -1,6 +1,7 @@
 #include "reduce.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -111,6 +112,11 @@ void copy(void* destination, const void* source, std::size_t bytes) {
 
 void copy_streaming(void* destination, const void* source, std::size_t bytes) {
     choice.kernels->copy_streaming(destination, source, bytes);
+}
+
+void transpose(void* to, std::ptrdiff_t to_stride, const void* from, std::ptrdiff_t from_stride, std::size_t rows,
+               std::size_t columns, std::size_t itemsize) {
+    choice.kernels->transpose[std::countr_zero(itemsize)](to, to_stride, from, from_stride, rows, columns);
 }
 
 std::string_view instruction_set() {

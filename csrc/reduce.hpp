@@ -36,6 +36,9 @@ void reduce_narrow(Reduction reduction, float* destination, std::span<const void
 void copy(void* destination, const void* source, std::size_t bytes);
 // Copy past the caches: for destinations that nobody reads soon.
 void copy_streaming(void* destination, const void* source, std::size_t bytes);
+// to[i * to_stride + j] = from[i + j * from_stride] for i < rows, j < columns; elements of 1, 2, 4, 8 or 16 bytes.
+void transpose(void* to, std::ptrdiff_t to_stride, const void* from, std::ptrdiff_t from_stride, std::size_t rows,
+               std::size_t columns, std::size_t itemsize);
 
 std::string_view instruction_set();
 

@@ -8,20 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
+from multiring import _native
 from multiring.torch.buffers import dense
+
+_FEW_BYTES = 32 << 10  # which torch has copied before a call into another library is described
 
 Finish = Callable[[], None]
 
 
-def source(tensor: Tensor) -> Tensor:
+class Room(Protocol):
+    """Memory for elements on their way, flat; ``torch.empty`` is one."""
+
+    def __call__(self, count: int, /, *, dtype: torch.dtype) -> Tensor: ...
+
+
+def source(tensor: Tensor, room: Room = torch.empty) -> Tensor:
     """The elements of a tensor that is read, in order and flat: its own memory if they lie so, else a copy."""
     plain = _strided(tensor)
-    return _flat(plain if _lies_in_order(plain) else _ordered(plain))
+    return _flat(plain) if _lies_in_order(plain) else _ordered(plain, room)
 
 
 @dataclass(slots=True)
@@ -35,7 +44,7 @@ class TensorTarget:
     finish: Finish | None = None
 
 
-def target(tensor: Tensor, *, read: bool = False, write: bool = True) -> TensorTarget:
+def target(tensor: Tensor, room: Room = torch.empty, *, read: bool = False, write: bool = True) -> TensorTarget:
     """Describe a tensor that is written, and with ``read`` read before; ValueError if its elements share memory.
 
     Without ``write`` this rank does not want the result, such as that of a reduction for another one.
@@ -44,7 +53,7 @@ def target(tensor: Tensor, *, read: bool = False, write: bool = True) -> TensorT
     if _lies_in_order(plain):
         return TensorTarget(_flat(plain))
     fill_it = filling(plain) if write else None
-    elements = _flat(_ordered(plain)) if read else torch.empty(plain.numel(), dtype=plain.dtype)
+    elements = _ordered(plain, room) if read else room(plain.numel(), dtype=plain.dtype)
     return TensorTarget(elements, None if fill_it is None else lambda: fill_it(elements))
 
 
@@ -60,12 +69,19 @@ def filling(tensor: Tensor) -> Callable[[Tensor], None]:
     return lambda elements: fill(plain, elements)
 
 
-@torch.inference_mode()  # which some tensors demand of every thread that writes them
 def fill(tensor: Tensor, elements: Tensor) -> None:
     """Copy elements in order into a tensor of any layout."""
-    # Written in the order of its memory: torch takes up to ten times as long for a transposed one otherwise.
-    as_it_lies = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    tensor.permute(as_it_lies).copy_(elements.view(tensor.shape).permute(as_it_lies))
+    _copy(tensor, elements.view(tensor.shape))
+
+
+@torch.inference_mode()  # which some tensors demand of every thread that writes them
+def _copy(to: Tensor, origin: Tensor) -> None:
+    """Copy elements between layouts of one shape and type that share no memory."""
+    if to.nbytes < _FEW_BYTES or _shows_others(to) or _shows_others(origin):
+        to.copy_(origin)
+        return
+    # torch needs two to three times as long for large ones.
+    _native.copy_strided(to.data_ptr(), to.stride(), origin.data_ptr(), origin.stride(), to.shape, to.element_size())
 
 
 def refuse_shared(outputs: Sequence[Tensor]) -> None:
@@ -182,13 +198,19 @@ def refuse_missing_memory(tensor: Tensor) -> None:
 
 def _lies_in_order(plain: Tensor) -> bool:
     """Whether the memory of a tensor holds what it shows, element by element."""
-    return plain.is_contiguous() and not (plain.is_neg() or plain.is_conj() or plain._is_zerotensor())
+    return plain.is_contiguous() and not _shows_others(plain)
 
 
-def _ordered(plain: Tensor) -> Tensor:
-    """A copy; ``contiguous`` alone leaves a view of other numbers what it is."""
-    resolved = plain.clone() if plain._is_zerotensor() else plain.resolve_conj().resolve_neg()
-    return resolved.contiguous()
+def _shows_others(plain: Tensor) -> bool:
+    """Whether a tensor shows other numbers than those that its memory holds."""
+    return plain.is_neg() or plain.is_conj() or plain._is_zerotensor()
+
+
+def _ordered(plain: Tensor, room: Room) -> Tensor:
+    """A flat copy of what a tensor shows, which may be a view of other numbers."""
+    elements = room(plain.numel(), dtype=plain.dtype)
+    _copy(elements.view(plain.shape), plain)
+    return elements
 
 
 def _flat(plain: Tensor) -> Tensor:

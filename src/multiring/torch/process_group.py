@@ -10,6 +10,7 @@ method that has two names was renamed in torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -32,6 +33,7 @@ from torch._C._distributed_c10d import (
 )
 from torch.autograd import profiler
 
+from multiring.errors import ResourceError
 from multiring.runtime.buffers import Piece
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Waitable
@@ -42,6 +44,8 @@ from multiring.torch.layouts import Finish, TensorTarget, apart, fill, filling, 
 from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.torch.work import OrderedWatcher, TorchWork, Watcher
+
+_WORTH_SHARING = 64 << 10  # bytes: less than this, torch has at hand without a fault for each page
 
 
 class StepInFlight(NamedTuple):
@@ -179,7 +183,7 @@ class MultiringGroup(dist.ProcessGroup):
             opts = with_options(BroadcastOptions(), rootRank=opts)
         opts = opts or BroadcastOptions()
         tensor, is_root = single(tensors), self.rank() == opts.rootRank
-        x = target(tensor, read=is_root, write=not is_root)
+        x = self._target(tensor, read=is_root, write=not is_root)
         step = self._run(opts, "broadcast", raw(x.elements), root=opts.rootRank, finish=x.finish)
         return self._work(opts, [step], [tensor])
 
@@ -188,7 +192,7 @@ class MultiringGroup(dist.ProcessGroup):
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork | None:
         opts = opts or ReduceOptions()
         is_root = self.rank() == opts.rootRank
-        x = target(only(tensors), read=True, write=is_root)
+        x = self._target(only(tensors), read=True, write=is_root)
         op, finish = self._reduction(opts, x)
         step = self._run(
             opts, "reduce", reducible(x.elements), op, opts.rootRank, finish=finish if is_root else x.finish
@@ -234,7 +238,8 @@ class MultiringGroup(dist.ProcessGroup):
         opts = opts or ReduceScatterOptions()
         output, blocks = only(outputs), only(inputs)
         self._check_inputs(output, blocks)
-        whole = torch.cat([source(block) for block in blocks])
+        whole = self._room(len(blocks) * output.numel(), dtype=output.dtype)
+        torch.cat([source(block) for block in blocks], out=whole)
         return self._work(opts, [self._reduce_scatter(output, whole, opts)()], outputs)
 
     @recorded("reduce_scatter", argument=1)
@@ -262,7 +267,7 @@ class MultiringGroup(dist.ProcessGroup):
             return self._work(opts, [self._all_to_all(output, input, opts)], [output])
         of_output = _splits("output", output, output_splits, self.size())
         of_input = _splits("input", input, input_splits, self.size())
-        received, sent = target(output), source(input)
+        received, sent = self._target(output), self._source(input)
         outputs = torch.split(received.elements.view(output.shape), of_output)
         inputs = torch.split(sent.view(input.shape), of_input)
         step = self._exchange(outputs, inputs, opts)
@@ -281,13 +286,13 @@ class MultiringGroup(dist.ProcessGroup):
         tensor, seconds = only(inputs), self.group.ready(self._seconds(opts))
         self._check_lists_of_root("gather", "outputs", outputs, opts.rootRank)
         if self.rank() != opts.rootRank:
-            part = self.group.send_part("gather", raw(source(tensor)), opts.rootRank, seconds)
+            part = self.group.send_part("gather", raw(self._source(tensor)), opts.rootRank, seconds)
             return self._work(opts, [StepInFlight([part])], [])
         blocks = only(outputs)
         self._check_blocks("gather", blocks, tensor)
         refuse_shared(blocks)
-        targets = [target(block) for block in blocks]
-        fill(targets[self.rank()].elements, apart([source(tensor)], [targets[self.rank()].elements])[0])
+        targets = [self._target(block) for block in blocks]
+        fill(targets[self.rank()].elements, apart([self._source(tensor)], [targets[self.rank()].elements])[0])
         pieces = {peer: raw(targets[peer].elements) for peer in self._others()}
         steps = [StepInFlight([self.group.recv_part("gather", piece, peer, seconds)]) for peer, piece in pieces.items()]
         return self._work(opts, [*steps, *(StepInFlight([], block.finish) for block in targets)], outputs)
@@ -298,12 +303,12 @@ class MultiringGroup(dist.ProcessGroup):
         opts = opts or ScatterOptions()
         tensor, seconds = only(outputs), self.group.ready(self._seconds(opts))
         self._check_lists_of_root("scatter", "inputs", inputs, opts.rootRank)
-        x = target(tensor)
+        x = self._target(tensor)
         if self.rank() != opts.rootRank:
             part = self.group.recv_part("scatter", raw(x.elements), opts.rootRank, seconds)
             return self._work(opts, [StepInFlight([part], x.finish)], outputs)
         self._check_blocks("scatter", only(inputs), tensor)
-        blocks = apart([source(block) for block in only(inputs)], [x.elements])
+        blocks = apart([self._source(block) for block in only(inputs)], [x.elements])
         pieces = {peer: raw(blocks[peer]) for peer in self._others()}
         fill(x.elements, blocks[self.rank()])
         parts = [self.group.send_part("scatter", piece, peer, seconds) for peer, piece in pieces.items()]
@@ -322,7 +327,7 @@ class MultiringGroup(dist.ProcessGroup):
     @recorded("send")
     @also_on_cuda
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> TorchWork:
-        x = raw(source(only(tensors)))
+        x = raw(self._source(only(tensors)))
         part = self.communicator.send(x, dstRank, tag, async_op=True, timeout=self._timeout)
         return TorchWork([part], tensors, watcher=self._messages)
 
@@ -345,6 +350,20 @@ class MultiringGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     # --- how ---
+
+    def _room(self, count: int, /, *, dtype: torch.dtype) -> Tensor:
+        """Memory of the arena, whose pages stay there from call to call; other memory where that is full."""
+        nbytes = count * dtype.itemsize
+        if nbytes >= _WORTH_SHARING:
+            with suppress(ResourceError):
+                return torch.from_numpy(self.group.engine.empty(nbytes)).view(dtype)
+        return torch.empty(count, dtype=dtype)
+
+    def _source(self, tensor: Tensor) -> Tensor:
+        return source(tensor, self._room)
+
+    def _target(self, tensor: Tensor, *, read: bool = False, write: bool = True) -> TensorTarget:
+        return target(tensor, self._room, read=read, write=write)
 
     def _seconds(self, opts: Any = None) -> float:
         """The call's own time limit, else the group's: torch marks "none given" by a negative one."""
@@ -382,7 +401,7 @@ class MultiringGroup(dist.ProcessGroup):
         return work
 
     def _recv(self, tensors: list[Tensor], peer: int | None, tag: int) -> TorchWork:
-        x = target(only(tensors))
+        x = self._target(only(tensors))
         part = self.communicator.recv(raw(x.elements), peer, tag, async_op=True, timeout=self._timeout)
         return TorchWork([part], tensors, [] if x.finish is None else [x.finish], watcher=self._messages)
 
@@ -437,7 +456,7 @@ class MultiringGroup(dist.ProcessGroup):
     # What these return is ready to begin: of calls that torch makes at once, none begins before all are checked.
 
     def _all_reduce(self, tensor: Tensor, opts: Any) -> Begin:
-        x = target(tensor, read=True)
+        x = self._target(tensor, read=True)
         op, finish = self._reduction(opts, x)
         return partial(self._run, opts, "all_reduce", reducible(x.elements), op, finish=finish)
 
@@ -456,14 +475,14 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> Begin:
         self._check("all_gather", output, self.size() * input.numel(), input)
-        x = target(output)
+        x = self._target(output)
         call = self.communicator.all_gather
-        return partial(self._step, opts, call, raw(source(input)), out=raw(x.elements), finish=x.finish)
+        return partial(self._step, opts, call, raw(self._source(input)), out=raw(x.elements), finish=x.finish)
 
     def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> Begin:
         self._check_blocks("all_gather", outputs, input)
         refuse_shared(outputs)
-        staging = torch.empty(self.size() * input.numel(), dtype=input.dtype)
+        staging = self._room(self.size() * input.numel(), dtype=input.dtype)
         put = [filling(output) for output in outputs]
         begin = self._all_gather(staging, input, opts)
 
@@ -475,7 +494,7 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _reduce_scatter(self, output: Tensor, input: Tensor, opts: Any) -> Begin:
         self._check("reduce_scatter", input, self.size() * output.numel(), output)
-        x, mine = reducible(source(input)), target(output)
+        x, mine = reducible(self._source(input)), self._target(output)
         op, finish = self._reduction(opts, mine)
         call = self.communicator.reduce_scatter
         return partial(self._step, opts, call, x, op, out=reducible(mine.elements), finish=finish)
@@ -484,9 +503,9 @@ class MultiringGroup(dist.ProcessGroup):
         self._check("all_to_all", output, input.numel(), input)
         for tensor in (output, input):
             _equal(tensor, self.size())
-        x = target(output)
+        x = self._target(output)
         call = self.communicator.all_to_all
-        return self._step(opts, call, raw(source(input)), out=raw(x.elements), finish=x.finish)
+        return self._step(opts, call, raw(self._source(input)), out=raw(x.elements), finish=x.finish)
 
     def _exchange(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> StepInFlight:
         """An all-to-all of any sizes: a message to and from every other rank."""
@@ -498,8 +517,8 @@ class MultiringGroup(dist.ProcessGroup):
             )
         self._check("all_to_all", outputs[here], inputs[here].numel(), inputs[here])
         refuse_shared(outputs)
-        targets = [target(output) for output in outputs]
-        sources = apart([source(tensor) for tensor in inputs], [x.elements for x in targets])
+        targets = [self._target(output) for output in outputs]
+        sources = apart([self._source(tensor) for tensor in inputs], [x.elements for x in targets])
         incoming = {peer: raw(targets[peer].elements) for peer in self._others()}
         outgoing = {peer: raw(sources[peer]) for peer in self._others()}
         fill(targets[here].elements, sources[here])
