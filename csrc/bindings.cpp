@@ -18,6 +18,7 @@
 #include "engine.hpp"
 #include "native_calls.hpp"
 #include "reduce.hpp"
+#include "strided.hpp"
 #include "xla.hpp"
 
 namespace nb = nanobind;
@@ -472,6 +473,25 @@ void bind_arithmetic(nb::module_& m) {
         "The ``destination`` may be one of them. float32 may arrive in the format ``wire`` and be ``rounded`` to one,\n"
         "as in `Engine.install`.");
     m.def(
+        "copy_strided",
+        [](std::uintptr_t to, const std::vector<std::ptrdiff_t>& to_strides, std::uintptr_t from,
+           const std::vector<std::ptrdiff_t>& from_strides, const std::vector<std::size_t>& shape,
+           std::size_t itemsize) {
+            if (to_strides.size() != shape.size() || from_strides.size() != shape.size())
+                throw std::invalid_argument(std::to_string(shape.size()) + " extents, and " +
+                                            std::to_string(to_strides.size()) + " and " +
+                                            std::to_string(from_strides.size()) + " strides");
+            std::vector<Dimension> dimensions;
+            for (std::size_t i = 0; i < shape.size(); ++i)
+                dimensions.push_back({shape[i], to_strides[i], from_strides[i]});
+            const nb::gil_scoped_release nogil;
+            copy_strided(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), dimensions, itemsize);
+        },
+        "to"_a, "to_strides"_a, "from_"_a, "from_strides"_a, "shape"_a, "itemsize"_a,
+        "Copy elements of ``itemsize`` bytes (1, 2, 4, 8 or 16) from one layout to another.\n\n"
+        "``to`` and ``from_`` are the addresses of their first elements; strides are in elements. The two share no\n"
+        "memory.");
+    m.def(
         "narrow",
         [](int wire, std::uintptr_t destination, std::uintptr_t source, std::size_t count) {
             const nb::gil_scoped_release nogil;
@@ -600,6 +620,9 @@ void bind_engine(nb::module_& m) {
         .def("attached", &Engine::attached, "peer"_a, "Whether messages can go to ``peer``.")
         .def("departed", &Engine::departed, "peer"_a,
              "Whether ``peer`` has said farewell, and nothing that it sent before is on its way.")
+        .def("miss_link", &Engine::miss_link, "peer"_a, "seconds"_a,
+             "A call needs a link to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``\n"
+             "misses it as well, one of the two counts as lost.")
         .def(
             "communicator", &Engine::add_communicator, "id"_a, "members"_a, "incarnation"_a = 0,
             "Register a communicator; ``id`` is a 32-bit number that all members share, and so is the ``incarnation``\n"

@@ -57,6 +57,7 @@ class Engine final : public Surroundings {
     void attach_control(int peer, int socket_fd) { peers_.attach_control(peer, socket_fd); }
     bool attached(int peer) const { return peers_.attached(peer); }
     bool departed(int peer) const { return peers_.departed(peer); }
+    void miss_link(int peer, double seconds) { detector_.miss_link(peer, seconds); }
 
     void add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation);
     void forget(std::uint32_t id);

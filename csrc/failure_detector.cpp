@@ -222,7 +222,8 @@ bool FailureDetector::check_silence(const Works& works) {
 //
 // Two hosts may both live, and be heard of by all others, while no packet gets from one to the other. Only the
 // connections between them show it, so whoever waits looks at those. What it finds, and the silence of a rank of
-// another host, is a complaint, which is passed on to all by every way there is. Who is said to be silent answers. A
+// another host, is a complaint, which is passed on to all by every way there is. Where a connection is yet to be made,
+// it is one once both sides dial in vain. Who is said to be silent answers. A
 // moment later, when the other side's complaint or answer has come, if there is one, each gives its verdict by the same
 // rule; the first one ends the matter.
 
@@ -271,6 +272,40 @@ int FailureDetector::leader_of(int rank) const {
     return static_cast<int>(std::find(hosts.begin(), hosts.end(), options_.host(rank)) - hosts.begin());
 }
 
+void FailureDetector::miss_link(int rank, double seconds) {
+    const std::lock_guard lock(mutex_);
+    missing_links_[rank] = seconds;
+}
+
+void FailureDetector::complain_of_missing_links() {
+    std::map<int, double> missing;
+    {
+        const std::lock_guard lock(mutex_);
+        missing.swap(missing_links_);
+    }
+    for (const auto& [rank, seconds] : missing) complain(rank, seconds, Complaint::unlinked);
+}
+
+// Callers complain again and again; what they said long ago does not count.
+void FailureDetector::hear_of_missing_link(const Notice& complaint) {
+    const int by = leader_of(complaint.witness), of = leader_of(complaint.rank);
+    const auto now = Clock::now();
+    const auto lately = [&](int witness, int missed, double timeouts) -> const Notice* {
+        const auto found = unlinked_.find({witness, missed});
+        const bool is_new =
+            found != unlinked_.end() && now - found->second.heard < seconds(timeouts * liveness_.timeout());
+        return is_new ? &found->second.complaint : nullptr;
+    };
+    if (lately(by, of, 0.5) != nullptr) return;
+    unlinked_.insert_or_assign({by, of}, MissingLink{complaint, now});
+    peers_.send_complaint(complaint);
+    const Notice* other = lately(of, by, 1);
+    if (other == nullptr) return;
+    if (!has_accusation()) verdict_at_ = now + verdict_grace;
+    complaints_.push_back(*other);
+    complaints_.push_back(complaint);
+}
+
 void FailureDetector::complain(int rank, double seconds, Complaint why) {
     hear_complaint({-1, ErrorKind::peer_lost, rank, "", seconds, false, options_.rank, {}, -1, why});
 }
@@ -279,6 +314,10 @@ void FailureDetector::hear_complaint(const Notice& complaint) {
     const auto is_rank = [this](int rank) { return rank >= 0 && rank < options_.world_size; };
     if (!is_rank(complaint.rank) || !is_rank(complaint.witness) || state_.has_failed()) return;
     const int by = leader_of(complaint.witness), of = leader_of(complaint.rank);
+    if (complaint.complaint == Complaint::unlinked) {
+        if (by != of) hear_of_missing_link(complaint);
+        return;
+    }
     const bool is_known = std::any_of(complaints_.begin(), complaints_.end(), [&](const Notice& known) {
         return known.complaint == complaint.complaint && leader_of(known.witness) == by && leader_of(known.rank) == of;
     });

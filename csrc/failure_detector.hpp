@@ -12,6 +12,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "blame.hpp"
@@ -32,6 +33,8 @@ class FailureDetector {
     // Any thread's: lines for the log, who is silent, who is late.
     std::vector<std::string> take_reports();
     bool has_reports() const { return has_reports_.load(std::memory_order_relaxed); }
+    // A caller needs a connection to a rank, and has dialled it for so long.
+    void miss_link(int rank, double seconds);
     void lock_for_fork() { mutex_.lock(); }
     void unlock_after_fork() { mutex_.unlock(); }
 
@@ -50,6 +53,7 @@ class FailureDetector {
     void send_beats(const Works& works);
     bool check_silence(const Works& works);  // true if a rank was found lost
     void look_at_links(const Works& works);
+    void complain_of_missing_links();
     bool check_complaints();  // true if they were judged
     void report_lateness(const Works& works);
 
@@ -60,6 +64,7 @@ class FailureDetector {
     void name_apart(int rank, double seconds, const Works& works);
     int leader_of(int rank) const;  // the lowest rank of its host
     void complain(int rank, double seconds, Complaint why);
+    void hear_of_missing_link(const Notice& complaint);
     bool is_complaint(int by_host, int of_host) const;
     Failure verdict() const;
     Failure missed(const Notice& complaint) const;
@@ -83,6 +88,7 @@ class FailureDetector {
     std::mutex mutex_;
     std::vector<std::string> reports_;
     std::atomic<bool> has_reports_{false};
+    std::map<int, double> missing_links_;  // seconds by rank, as callers told
 
     // the progress thread's own
     Liveness liveness_;
@@ -93,7 +99,14 @@ class FailureDetector {
     std::vector<bool> named_;            // by rank: reported as silent
     std::vector<bool> named_apart_;      // by rank: reported as out of reach
     std::vector<Notice> complaints_;     // one of each kind between two hosts
-    Clock::time_point verdict_at_{};     // on these
+    // Hosts that miss a link to another one, both by leader. Nobody is accused until the other one misses it, too: it
+    // may be late, and be the one that can connect.
+    struct MissingLink {
+        Notice complaint;
+        Clock::time_point heard;
+    };
+    std::map<std::pair<int, int>, MissingLink> unlinked_;
+    Clock::time_point verdict_at_{};  // on these
 };
 
 }  // namespace multiring

@@ -79,6 +79,7 @@ void Engine::beat() {
     if (state_.has_failed()) return;
     if (detector_.check_silence(works)) operations_.fail_all();
     detector_.look_at_links(works);
+    detector_.complain_of_missing_links();
     if (detector_.check_complaints()) operations_.fail_all();
     detector_.report_lateness(works);
 }

@@ -95,6 +95,16 @@ def reduce(
     as in `Engine.install`.
     """
 
+def copy_strided(
+    to: int, to_strides: Sequence[int], from_: int, from_strides: Sequence[int], shape: Sequence[int], itemsize: int
+) -> None:
+    """
+    Copy elements of ``itemsize`` bytes (1, 2, 4, 8 or 16) from one layout to another.
+
+    ``to`` and ``from_`` are the addresses of their first elements; strides are in elements. The two share no
+    memory.
+    """
+
 def narrow(wire: int, destination: int, source: int, count: int) -> None:
     """Round ``count`` float32 at ``source`` to the format ``wire`` (1 or 2)."""
 
@@ -330,6 +340,12 @@ class Engine:
     def departed(self, peer: int) -> bool:
         """
         Whether ``peer`` has said farewell, and nothing that it sent before is on its way.
+        """
+
+    def miss_link(self, peer: int, seconds: float) -> None:
+        """
+        A call needs a link to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``
+        misses it as well, one of the two counts as lost.
         """
 
     def communicator(self, id: int, members: Sequence[int], incarnation: int = 0) -> None:

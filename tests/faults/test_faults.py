@@ -93,6 +93,24 @@ def test_two_hosts_that_cannot_reach_each_other(
 
 @pytest.mark.lab
 @pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
+@pytest.mark.parametrize(
+    ("hosts", "calls", "plan"), [("bc", "all_to_all", ""), ("ef", "all_to_all", ""), ("cd", "small", "ring")]
+)
+@pytest.mark.parametrize("parting", PARTINGS[:2], ids=name_of)
+def test_two_hosts_are_parted_before_their_first_call(
+    parting: Parting, hosts: str, calls: str, plan: str, many: World, tmp_path: Path
+) -> None:
+    """No connection between them shows it: both dial in vain."""
+    (tmp_path / "hold").touch()
+    environment = {"MULTIRING_PROBE": "off", **({"MULTIRING_PLAN": plan} if plan else {})}
+    with launched(many, tmp_path, calls, environment=environment) as job:
+        for rank in range(many.size):
+            job.await_line(rank, "held", START_SECONDS)
+        parting.judge(job, *hosts)
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(obstacle is not None, reason=str(obstacle))
 @pytest.mark.parametrize("parting", PARTINGS[:2], ids=name_of)
 def test_two_hosts_that_need_not_reach_each_other(parting: Parting, many: World, tmp_path: Path) -> None:
     """They are no neighbours in the ring, and no edge of the control tree: the job goes on, with the right sums."""

@@ -110,6 +110,10 @@ def obey(order: str, folder: Path) -> None:
 
 def work(folder: Path, calls: str, pause: float) -> dict[str, Any]:
     mr.init()
+    if (folder / "hold").exists():
+        print("held", flush=True)
+        while not (folder / "parted").exists():
+            time.sleep(0.05)
     steps, step, stop = Steps(), 0, np.zeros(1)
     order = folder / f"order-{mr.rank()}"
     try:

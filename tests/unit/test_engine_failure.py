@@ -431,6 +431,35 @@ def test_the_culprit_is_named_across_hosts(hosts):
         assert "rank 3 (host h3) has not called it" in str(error)
 
 
+def test_a_missing_link_is_a_failure_once_both_sides_miss_it():
+    """The first of them may only be the one that cannot connect, and the second late."""
+    with world(4, [0, 0, 1, 2], heartbeat_timeout=2.0) as ranks:
+        for _ in range(4):
+            ranks[1].engine.miss_link(3, 2.5)  # of hosts 0 and 2
+            ranks[3].engine.miss_link(2, 2.5)
+            time.sleep(0.25)
+        assert [rank.engine.failure() for rank in ranks] == [None] * 4
+        ranks[2].engine.miss_link(3, 3.5)
+        deadline = time.monotonic() + 20
+        while not all(rank.engine.failure() for rank in ranks) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        failures = [rank.engine.failure() for rank in ranks]
+    assert [type(failure).__name__ for failure in failures] == ["PeerLost"] * 4, failures
+    assert {(failure.rank, failure.apart) for failure in failures} == {(3, 2)}, failures
+    assert all(
+        "rank 3 (host h3) and rank 2 (host h2) both live and cannot reach each other" in str(f) for f in failures
+    )
+
+
+def test_a_missing_link_of_long_ago_does_not_count():
+    with world(2, [0, 1], heartbeat_timeout=1.0) as ranks:
+        ranks[0].engine.miss_link(1, 1.5)
+        time.sleep(1.5)
+        ranks[1].engine.miss_link(0, 1.5)
+        time.sleep(1.5)
+        assert [rank.engine.failure() for rank in ranks] == [None] * 2
+
+
 def test_who_is_late_is_logged_at_doubling_intervals(caplog):
     with world(2, late_seconds=0.2) as ranks:
         plan = all_reduce_plan(2, "direct")

@@ -32,7 +32,7 @@ from multiring.net.loop import within
 CHOSEN = b"\1"
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 5.0
-NOTICE_SECONDS = 10.0
+NOTICE_SECONDS = 5.0
 POLL_SECONDS = 0.2
 CARDS_SECONDS = 3.0
 """Seconds to try a link over all cards, and then to wait for the other side's try; after that it goes over any."""
@@ -118,6 +118,11 @@ class Links:
             if link.failure is not None:
                 raise copy.copy(link.failure)  # the traceback of one that is kept would keep its callers
 
+    def dials(self, peer: int) -> bool:
+        """Whether this rank dials a peer for a data link, and none stands."""
+        link = self._link(auth.DATA, peer)
+        return bool(link.addresses) and not link.attached.is_set()
+
     def reach(
         self, wanted: Mapping[tuple[int, int], Sequence[dial.Address]], seconds: float
     ) -> dict[tuple[int, int], socket.socket]:
@@ -185,9 +190,22 @@ class Links:
 
     async def _dial(self, link: _Link) -> None:
         """Try all addresses until the link stands, whoever made it."""
-        started = time.monotonic()
+        notice = asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._notice, link)
+        try:
+            await self._dial_again_and_again(link)
+        finally:
+            notice.cancel()
+
+    def _notice(self, link: _Link) -> None:
+        _log.warning(
+            "%s cannot reach %s (%s) and waits for it to connect",
+            self._describe(self._mine.rank),
+            self._describe(link.peer),
+            link.unreachable or "no answer",
+        )
+
+    async def _dial_again_and_again(self, link: _Link) -> None:
         pause = RETRY_SECONDS
-        noticed = False
         while not link.attached.is_set():
             try:
                 if link.role == auth.DATA and link.peer in self._routes:
@@ -200,14 +218,6 @@ class Links:
                     link.failure = shortage
                     link.attached.set()
                     return
-            if not noticed and time.monotonic() - started > NOTICE_SECONDS:
-                noticed = True
-                _log.warning(
-                    "%s cannot reach %s (%s) and waits for it to connect",
-                    self._describe(self._mine.rank),
-                    self._describe(link.peer),
-                    link.unreachable,
-                )
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(pause, link.attached.wait())
             pause = min(2 * pause, MAX_RETRY_SECONDS)

@@ -28,6 +28,9 @@ LINK_SHARE = 0.9
 """Part of a call's time-out that making its links may take: who cannot be reached is named before others' calls
 time out."""
 
+LONGEST_STEP = 1.0
+"""Seconds that count at most between two looks at links that are being made: a rank that was stopped accuses nobody."""
+
 LEAVING_SECONDS = 0.5
 """Seconds after a rank's farewell in which a link that it made may still be completed here."""
 
@@ -95,12 +98,22 @@ class World:
                 peers = possible
 
     def _obstacle(self, peers: set[int]) -> Callable[[], BaseException | None]:
-        """Tells why links to ``peers`` cannot come about any more: the engine has failed, or one of them has left."""
+        """Tells why links to ``peers`` cannot come about any more: the engine has failed, or one of them has left.
+
+        It is asked several times a second. Whom this rank has dialled for longer than a heartbeat time-out, it tells
+        the engine: where that one dials in vain as well, the two hosts cannot reach each other.
+        """
         first_seen: dict[int, float] = {}
+        asked, dialled = time.monotonic(), 0.0
 
         def find() -> BaseException | None:
+            nonlocal asked, dialled
             now = time.monotonic()
+            dialled += min(now - asked, LONGEST_STEP)
+            asked = now
             for peer in sorted(peers):
+                if dialled >= self.settings.heartbeat_timeout and self.links and self.links.dials(peer):
+                    self.engine.miss_link(peer, dialled)
                 if self.engine.departed(peer) and now - first_seen.setdefault(peer, now) >= LEAVING_SECONDS:
                     name = f"rank {peer} (host {self.topology.hosts[peer]})"
                     return self.engine.failure() or PeerLost(f"{name} has shut down, and was not linked yet", rank=peer)

@@ -117,6 +117,10 @@ class MpiEngine:
         """Whether a rank has said farewell."""
         return peer in self._notices.left
 
+    def miss_link(self, peer: int, seconds: float) -> None:
+        """MPI has all links, or ends the job."""
+        raise NotImplementedError(f"no link to rank {peer} is missed: MPI connects by itself")
+
     def connect(self) -> None:
         """Get communicators of MPI that are multiring's own; all ranks call it."""
         self._notices = Notices(self._world.Dup(), self._hosts)
