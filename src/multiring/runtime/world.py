@@ -100,20 +100,22 @@ class World:
     def _obstacle(self, peers: set[int]) -> Callable[[], BaseException | None]:
         """Tells why links to ``peers`` cannot come about any more: the engine has failed, or one of them has left.
 
-        It is asked several times a second. Whom this rank has dialled for longer than a heartbeat time-out, it tells
-        the engine: where that one dials in vain as well, the two hosts cannot reach each other.
+        It is asked several times a second. Where no link has come about for longer than a heartbeat time-out, it tells
+        the engine whom this rank dials: where that one dials in vain as well, the two hosts cannot reach each other.
         """
         first_seen: dict[int, float] = {}
-        asked, dialled = time.monotonic(), 0.0
+        asked, in_vain, dialled = time.monotonic(), 0.0, len(peers)
 
         def find() -> BaseException | None:
-            nonlocal asked, dialled
+            nonlocal asked, in_vain, dialled
             now = time.monotonic()
-            dialled += min(now - asked, LONGEST_STEP)
-            asked = now
+            missing = [peer for peer in sorted(peers) if self.links and self.links.dials(peer)]
+            in_vain = in_vain + min(now - asked, LONGEST_STEP) if len(missing) == dialled else 0.0
+            asked, dialled = now, len(missing)
+            if in_vain >= self.settings.heartbeat_timeout:
+                for peer in missing:
+                    self.engine.miss_link(peer, in_vain)
             for peer in sorted(peers):
-                if dialled >= self.settings.heartbeat_timeout and self.links and self.links.dials(peer):
-                    self.engine.miss_link(peer, dialled)
                 if self.engine.departed(peer) and now - first_seen.setdefault(peer, now) >= LEAVING_SECONDS:
                     name = f"rank {peer} (host {self.topology.hosts[peer]})"
                     return self.engine.failure() or PeerLost(f"{name} has shut down, and was not linked yet", rank=peer)
