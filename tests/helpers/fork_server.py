@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
+import importlib
 import json
 import os
 import select
@@ -27,6 +28,13 @@ from pathlib import Path
 from typing import Any
 
 _AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "NPY_", "LC_", "LANG", "TZ")
+_OF_RANKS = (
+    "numpy.testing",
+    "multiring.api",
+    "multiring.job.given",
+    "multiring.job.growth",
+    "multiring.job.rendezvous",
+)  # what they import until `multiring.init` has returned
 _MOST = 1 << 17  # bytes of a request: less than a socket buffers
 _START = f"""
 import sys
@@ -137,13 +145,21 @@ def _text(read: bytearray) -> str:
 
 
 def start(
-    program: str, *words: str, environment: Mapping[str, str], pass_fds: Sequence[int] = (), seat: int = 0
+    program: str,
+    *words: str,
+    environment: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
+    seat: int = 0,
+    imports: Sequence[str] = (),
 ) -> Forked:
-    """Run a program as ``python -c`` would, with pipes for what it writes and ``pass_fds`` open under their numbers."""
+    """Run a program as ``python -c`` would, with pipes for what it writes and ``pass_fds`` open under their numbers.
+
+    ``imports`` are modules that its server is to have imported besides.
+    """
     fixed = {name: value for name, value in environment.items() if name.startswith(_AT_START)}
-    key = (*sorted(fixed.items()), ("seat", str(seat % 2)))
+    key = (*sorted(fixed.items()), ("seat", str(seat % 2)), ("imports", " ".join(imports)))
     if key not in _servers:
-        _servers[key] = _Server(environment)
+        _servers[key] = _Server(environment, imports)
     server = _servers[key]
     (output, writes_output), (error, writes_error) = os.pipe(), os.pipe()
     try:
@@ -171,14 +187,14 @@ def seconds() -> float:
 class _Server:
     """This side of a server."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], imports: Sequence[str]) -> None:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.seconds = 0.0
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(theirs.fileno())],
+                [sys.executable, "-c", _START, str(theirs.fileno()), *imports],
                 env=dict(environment),
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -216,7 +232,7 @@ def serve() -> str:
     """Fork on request. It returns in what was forked, and gives the program to run there."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # typed at a terminal: it is the test that ends what it started
     channel = socket.socket(fileno=int(sys.argv[1]))
-    _import_what_ranks_need()
+    _import(sys.argv[2:])
     while True:
         packed, descriptors, _, _ = socket.recv_fds(channel, _MOST, 100)
         if not packed:
@@ -237,14 +253,9 @@ def serve() -> str:
         channel.send(json.dumps([answer, sum(times[:4])]).encode())
 
 
-def _import_what_ranks_need() -> None:
-    import numpy.testing  # noqa: F401
-
-    import multiring.api
-    import multiring.job.given
-    import multiring.job.growth
-    import multiring.job.rendezvous  # noqa: F401
-
+def _import(names: Sequence[str]) -> None:
+    for name in (*_OF_RANKS, *names):
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # or each collection in a rank, as at its end, writes to the pages of all that is imported
     threads = os.listdir("/proc/self/task")
