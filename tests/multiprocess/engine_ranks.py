@@ -2,7 +2,7 @@
 
 ``run(n, program)`` starts n processes that each call ``program(rank)``, a function of ``engine_programs``; what it
 returns comes back as JSON. A process that dies of a signal gives ``None``. With ``tcp`` the ranks share no memory,
-as if each had a host of its own.
+as if each had a host of its own. ``fresh`` ranks have an interpreter of their own, as in ``jobs``.
 """
 
 from __future__ import annotations
@@ -13,36 +13,51 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import fork_server
+
 HERE = Path(__file__).parent
+PATHS = [HERE, HERE.parent / "unit", HERE.parent / "helpers", HERE.parents[1] / "src"]
+CALL = "import engine_ranks; engine_ranks.main()"
+
+Process = subprocess.Popen[str] | fork_server.Forked
 
 
 @contextmanager
-def started(n: int, program: str, *arguments: Any, tcp: bool = False) -> Iterator[list[subprocess.Popen[str]]]:
+def started(
+    n: int, program: str, *arguments: Any, tcp: bool = False, fresh: bool = False
+) -> Iterator[Sequence[Process]]:
     """Processes of n ranks that run a program of ``engine_programs``."""
     with ExitStack() as stack:
         ends: list[dict[int, list[socket.socket]]] = [{} for _ in range(n)]  # [control, data ...] by rank and peer
         for a, b in combinations(range(n), 2):
             pairs = [socket.socketpair(), *([tcp_pair()] if tcp else [])]
             ends[a][b], ends[b][a] = ([stack.enter_context(s) for s in side] for side in zip(*pairs, strict=True))
-        processes = []
+        path = os.pathsep.join(filter(None, [*map(str, PATHS), os.environ.get("PYTHONPATH", "")]))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        processes: list[Process] = []
         for rank in range(n):
             fds = {peer: [end.fileno() for end in mine] for peer, mine in ends[rank].items()}
-            command = [sys.executable, __file__, program, str(rank), str(n), json.dumps(fds), json.dumps(arguments)]
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    pass_fds=[fd for mine in fds.values() for fd in mine],
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent / "unit"), *sys.path])},
+            words = [program, str(rank), str(n), json.dumps(fds), json.dumps(arguments)]
+            passed = [fd for mine in fds.values() for fd in mine]
+            if fresh:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", CALL, *words],
+                        env=environment,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                        pass_fds=passed,
+                    )
                 )
-            )
+            else:
+                processes.append(fork_server.start(CALL, *words, environment=environment, pass_fds=passed, seat=rank))
         for end in (end for mine in ends for pair in mine.values() for end in pair):
             end.close()
         try:
@@ -52,24 +67,25 @@ def started(n: int, program: str, *arguments: Any, tcp: bool = False) -> Iterato
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
+                for stream in (process.stdout, process.stderr):
+                    if stream is not None:
+                        stream.close()
 
 
-def results(processes: list[subprocess.Popen[str]], timeout: float = 60.0) -> list[Any]:
+def results(processes: Sequence[Process], timeout: float = 60.0) -> list[Any]:
     """What each rank's program returned."""
     values = []
     for process in processes:
-        out, _ = process.communicate(timeout=timeout)
+        out, error = process.communicate(timeout=timeout)
         if process.returncode > 0:
-            raise RuntimeError(f"a rank ended with {process.returncode}: {out}")
+            raise RuntimeError(f"a rank ended with {process.returncode}: {out}\n{error}")
         values.append(json.loads(out) if process.returncode == 0 else None)
     return values
 
 
-def run(n: int, program: str, *arguments: Any, tcp: bool = False) -> list[Any]:
+def run(n: int, program: str, *arguments: Any, tcp: bool = False, fresh: bool = False) -> list[Any]:
     """Run a program of ``engine_programs`` as n ranks to its end."""
-    with started(n, program, *arguments, tcp=tcp) as processes:
+    with started(n, program, *arguments, tcp=tcp, fresh=fresh) as processes:
         return results(processes)
 
 
@@ -108,7 +124,3 @@ def main() -> None:
     engine.communicator(0, list(range(n)))
     print(json.dumps(named(program, engine_programs.__name__)(Rank(engine, rank), n, *arguments)))
     engine.shutdown()
-
-
-if __name__ == "__main__":
-    main()

@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fork_server
+
 from multiring.job.store import Server
 
 SECRET = b"the secret of a test's job"
 SOURCE = Path(__file__).parents[2] / "src"
 
+Process = subprocess.Popen[str] | fork_server.Forked
 
 CALL = """
 import json, sys
@@ -52,7 +55,7 @@ class Outcome:
 class Job:
     """The processes of a job, first those of its ranks; `wait` ends it."""
 
-    def __init__(self, server: Server, size: int, spawn: Callable[[int, Mapping[str, str]], subprocess.Popen[str]]):
+    def __init__(self, server: Server, size: int, spawn: Callable[[int, Mapping[str, str]], Process]):
         self._server = server
         self._spawn = spawn
         self.processes = [spawn(rank, {}) for rank in range(size)]
@@ -109,15 +112,18 @@ def start(
     *arguments: Any,
     hosts: Sequence[str] | None = None,
     environment: Mapping[str, str] | None = None,
+    fresh: bool = False,
 ) -> Job:
     """Start ``size`` ranks of a function; ``hosts[r]`` is the MULTIRING_HOST of rank r.
 
-    Ranks with different hosts reach each other by TCP, as they would on different machines.
+    Ranks with different hosts reach each other by TCP, as they would on different machines. They are forked from a
+    process that has imported multiring; ``fresh`` ones have an interpreter and imports of their own, for what the
+    difference could change: measured memory, imports where something has run out.
     """
     server = Server(SECRET, job="test", bind=["127.0.0.1"])
     module = Path(inspect.getfile(function))
 
-    def spawn(rank: int, own: Mapping[str, str]) -> subprocess.Popen[str]:
+    def spawn(rank: int, own: Mapping[str, str]) -> Process:
         reading, writing = os.pipe()
         os.write(writing, SECRET)
         os.close(writing)
@@ -137,10 +143,14 @@ def start(
         if hosts:
             job["MULTIRING_HOST"] = hosts[rank]
         call = CALL.format(module=module.stem, function=function.__name__)
+        whole = {**os.environ, **job, **(environment or {}), **own}
+        words = json.dumps(arguments)
         try:
+            if not fresh:
+                return fork_server.start(call, words, environment=whole, pass_fds=[reading], seat=rank)
             return subprocess.Popen(
-                [sys.executable, "-c", call, json.dumps(arguments)],
-                env={**os.environ, **job, **(environment or {}), **own},
+                [sys.executable, "-c", call, words],
+                env=whole,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -207,7 +207,7 @@ def test_who_is_late_for_a_root_that_ran_ahead_is_named(
 
 def test_who_has_no_descriptors_left_is_named() -> None:
     """At once, and not when the time for making links is over."""
-    for kind, culprit, message, *_, seconds in jobs.run(behaviour.without_descriptors, 3, hosts="abc"):
+    for kind, culprit, message, *_, seconds in jobs.run(behaviour.without_descriptors, 3, hosts="abc", fresh=True):
         assert (kind, culprit) == ("ResourceError", 1), message
         assert "Too many open files (raise ulimit -n)" in message
         assert seconds < 15

@@ -35,4 +35,4 @@ def test_all_to_all(tcp):
 
 @transports
 def test_ten_thousand_collectives_leave_nothing_behind(tcp):
-    assert engine_ranks.run(2, "random_sizes", 10000, tcp=tcp) == [True] * 2
+    assert engine_ranks.run(2, "random_sizes", 10000, tcp=tcp, fresh=True) == [True] * 2

@@ -6,16 +6,15 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import flight_ranks
+import fork_server
 import pytest
 from flight_ranks import BEFORE, CULPRIT
-from jobs import start
+from jobs import SOURCE, start
 
 from multiring import env
 from multiring.errors import RendezvousError
@@ -34,9 +33,11 @@ def settings(directory: Path, **others: str) -> dict[str, str]:
 
 def analysis(directory: Path, *options: str) -> str:
     """What torch's tool says of the records of a directory."""
-    command = [sys.executable, "-W", "ignore", "-m", ANALYSER, str(directory), *options]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    return run.stdout + run.stderr
+    program = f"import runpy; runpy.run_module({ANALYSER!r}, run_name='__main__', alter_sys=True)"
+    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    tool = fork_server.start(program, str(directory), *options, environment=environment, imports=["torch.distributed"])
+    return "".join(tool.communicate(timeout=200))
 
 
 def record(path: Path) -> dict[str, Any]:

@@ -1,0 +1,283 @@
+"""Ranks at the price of a fork: a process that has imported multiring forks one for each request.
+
+A rank that is forked here finds what a fresh interpreter would: the environment, working directory, arguments and
+descriptors that it was given and no others, default signals, ``__main__`` as with ``python -c``, and an exit by way of
+the interpreter's end. multiring and NumPy are imported in it, and nothing of multiring was begun.
+
+What an interpreter reads when it starts (_AT_START) is the same in all ranks of a server: other values have a server
+of their own. So have odd and even ``seats``, or no two ranks had different seeds of hashes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "NPY_", "LC_", "LANG", "TZ")
+_OF_RANKS = (
+    "numpy.testing",
+    "multiring.api",
+    "multiring.job.given",
+    "multiring.job.growth",
+    "multiring.job.rendezvous",
+)  # what they import until `multiring.init` has returned
+_MOST = 1 << 17  # bytes of a request: less than a socket buffers
+_START = f"""
+import sys
+sys.path.append({str(Path(__file__).parent)!r})
+from fork_server import serve
+sys.path.pop()
+exec(serve())
+"""
+
+_servers: dict[tuple[tuple[str, str], ...], _Server] = {}
+
+
+class Forked:
+    """A process of a fork server, with what `subprocess.Popen` offers for text."""
+
+    def __init__(self, server: _Server, pid: int, stdout: int, stderr: int) -> None:
+        self._server = server
+        self.pid = pid
+        self.returncode: int | None = None
+        self._reaping = threading.Lock()
+        self.stdout = _Stream(stdout)
+        self.stderr = _Stream(stderr)
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        with self._reaping:
+            if self.returncode is None:
+                self.returncode = self._server.ask(reap=self.pid)
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code when it has ended; `subprocess.TimeoutExpired` after ``timeout`` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        pause = 0.0005
+        while (code := self.poll()) is None:
+            if until is not None and time.monotonic() >= until:
+                raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
+            pause = min(2 * pause, 0.05)
+            time.sleep(pause)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """All that it wrote until it ended; after `subprocess.TimeoutExpired` it may be called again."""
+        until = None if timeout is None else time.monotonic() + timeout
+        streams = [self.stdout, self.stderr]
+        while reading := [stream for stream in streams if not stream.closed]:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            ready, _, _ = select.select(reading, [], [], left)
+            if not ready:
+                raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
+            for stream in ready:
+                stream.read_some()
+        self.wait(None if until is None else max(0.0, until - time.monotonic()))
+        return self.stdout.rest(), self.stderr.rest()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it is known to have ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class _Stream:
+    """What a process writes to a pipe, by lines and then the rest."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._read = bytearray()
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def read_some(self) -> None:
+        piece = os.read(self._descriptor, 1 << 16)
+        self._read += piece
+        if not piece:
+            self.close()
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+            self.closed = True
+
+    def readline(self) -> str:
+        """The next line with its end; what is left where there is none, and "" after that."""
+        while not self.closed and b"\n" not in self._read:
+            self.read_some()
+        end = self._read.find(b"\n") + 1 or len(self._read)
+        line = self._read[:end]
+        del self._read[:end]
+        return _text(line)
+
+    def rest(self) -> str:
+        rest = _text(self._read)
+        self._read.clear()
+        return rest
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _text(read: bytearray) -> str:
+    return read.decode().replace("\r\n", "\n").replace("\r", "\n")
+
+
+def start(
+    program: str,
+    *words: str,
+    environment: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
+    seat: int = 0,
+    imports: Sequence[str] = (),
+) -> Forked:
+    """Run a program as ``python -c`` would, with pipes for what it writes and ``pass_fds`` open under their numbers.
+
+    ``imports`` are modules that its server is to have imported besides.
+    """
+    fixed = {name: value for name, value in environment.items() if name.startswith(_AT_START)}
+    key = (*sorted(fixed.items()), ("seat", str(seat % 2)), ("imports", " ".join(imports)))
+    if key not in _servers:
+        _servers[key] = _Server(environment, imports)
+    server = _servers[key]
+    (output, writes_output), (error, writes_error) = os.pipe(), os.pipe()
+    try:
+        pid = server.ask(
+            writes_output,
+            writes_error,
+            *pass_fds,
+            program=program,
+            words=words,
+            environment=dict(environment),
+            directory=os.getcwd(),
+            numbers=[1, 2, *pass_fds],
+        )
+    finally:
+        os.close(writes_output)
+        os.close(writes_error)
+    return Forked(server, pid, output, error)
+
+
+def seconds() -> float:
+    """Of processors, that all servers and those of their processes took that have been waited for."""
+    return sum(server.seconds for server in _servers.values())
+
+
+class _Server:
+    """This side of a server."""
+
+    def __init__(self, environment: Mapping[str, str], imports: Sequence[str]) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.seconds = 0.0
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(theirs.fileno()), *imports],
+                env=dict(environment),
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def ask(self, *descriptors: int, **request: Any) -> Any:
+        """What the server answers; RuntimeError if it has ended."""
+        packed = json.dumps(request).encode()
+        assert len(packed) < _MOST, f"a request of {len(packed)} bytes: at most {_MOST} can be sent to a fork server"
+        with self._lock:
+            try:
+                socket.send_fds(self._channel, [packed], descriptors)
+                answer = self._channel.recv(1000)
+            except ConnectionError:
+                answer = b""
+        if not answer:
+            raise RuntimeError(f"the fork server has ended, with exit code {self._process.wait()}: see its output")
+        said, self.seconds = json.loads(answer)
+        return said
+
+    def end(self) -> None:
+        if os.getpid() == self._owner:  # and not a process that a test forked from it
+            self._channel.shutdown(socket.SHUT_RDWR)
+            self._channel.close()
+            self._process.wait()
+
+
+@atexit.register
+def _end_all() -> None:
+    for server in _servers.values():
+        server.end()
+
+
+def serve() -> str:
+    """Fork on request. It returns in what was forked, and gives the program to run there."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # typed at a terminal: it is the test that ends what it started
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    _import(sys.argv[2:])
+    while True:
+        packed, descriptors, _, _ = socket.recv_fds(channel, _MOST, 100)
+        if not packed:
+            channel.close()
+            sys.exit()
+        request = json.loads(packed)
+        answer: int | None
+        if "reap" in request:
+            pid, status = os.waitpid(request["reap"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                return _become(request, channel.detach(), descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        times = os.times()
+        channel.send(json.dumps([answer, sum(times[:4])]).encode())
+
+
+def _import(names: Sequence[str]) -> None:
+    for name in (*_OF_RANKS, *names):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or each collection in a rank, as at its end, writes to the pages of all that is imported
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, (
+        f"a process of {len(threads)} threads cannot be forked: OMP_NUM_THREADS=1 keeps NumPy's out"
+    )
+
+
+def _become(request: dict[str, Any], channel: int, descriptors: Sequence[int]) -> str:
+    """Give this process, just forked, what it was asked to have; its program."""
+    numbers = request["numbers"]
+    above = max(channel, *descriptors, *numbers) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in descriptors]
+    os.closerange(3, above)
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    sys.argv = ["-c", *request["words"]]
+    sys.path_importer_cache.clear()  # a fresh interpreter has seen no directory yet
+    program: str = request["program"]
+    return program
