@@ -572,20 +572,32 @@ def stats(*, group: Communicator | None = None) -> dict[str, Any]:
 
 
 def report(path: str | os.PathLike[str], title: str = "", *, group: Communicator | None = None) -> None:
-    """Write a page about this job so far: topology, plans, predicted and measured times, who waits for whom.
+    """Write a page about this job so far: topology, plans, predicted and measured times, who waits for whom, and why.
 
     All ranks call it; rank 0 writes the file, HTML that needs no network. OSError if it cannot.
     """
+    from multiring.launch import summary
     from multiring.pages import page
 
     members = _communicator(group)
     counted = members.stats()
     mine = members.rank, members.hosts[members.rank], counted["seconds_in_calls"], counted["seconds_waiting"]
     used = members.plans_used()
-    ranks = [page.RankTimes(*each) for each in members.all_gather_object(mine)]
+    sampler, positions = members.world.sampler, {rank: position for position, rank in enumerate(members.members)}
+    slow = [
+        {**each, "ranks": [positions[rank] for rank in each["ranks"]]}
+        for each in counted["slow_so_far"]
+        if positions.keys() >= set(each["ranks"])
+    ]
+    seen = {"slow": slow, "places": [sampler.place] if sampler is not None and sampler.place else []}
+    told = members.all_gather_object((mine, seen))
+    ranks = [page.RankTimes(*times) for times, _ in told]
     if members.rank == 0:
+        hosts = dict(enumerate(members.hosts))
+        said = summary.slow_ranks({rank: account for rank, (_, account) in enumerate(told)}, hosts)
+        said = [f"{line[0].upper()}{line[1:]}." for line in said]
         topology = members.world.topology.restrict(members.members)
-        write_text(Path(path), page.of_job(title or f"A job of {members.size} ranks", topology, used, ranks))
+        write_text(Path(path), page.of_job(title or f"A job of {members.size} ranks", topology, used, ranks, said))
 
 
 def shard(
