@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,9 @@ STEPS = """
             mr.send(x, 2, tag=rank)
         else:
             mr.recv(x, 0, tag=0) if _ < 2 else mr.recv(x, 1, tag=1)
+    while rank == 2 and not os.path.exists("late"):
+        time.sleep(0.05)
+    mr.all_reduce(x, op="max")
     print("done", 7 * rank)
     while not os.path.exists("go"):
         time.sleep(0.05)
@@ -93,13 +97,27 @@ def states(look: dict[str, Any]) -> list[str]:
 def have_counted(look: dict[str, Any]) -> bool:
     """Whether all ranks have told what they did."""
     statuses = [rank["status"] or {} for rank in look["ranks"]]
-    return [status.get("calls") for status in statuses] == [4 + 2, 4 + 4, 4 + 6]
+    return [status.get("calls") for status in statuses] == [5 + 2, 5 + 4, 5 + 6]
+
+
+def waits_for_2(look: dict[str, Any]) -> bool:
+    """Whether rank 0 has done nothing but wait for rank 2 lately."""
+    status = look["ranks"][0]["status"] or {}
+    calls = status.get("in_flight", [])
+    return any(call["waits_for"] == [2] and call["seconds"] >= 3 for call in calls)
 
 
 def test_a_job_on_two_hosts_is_watched_until_it_ends(launch: Launch) -> None:
     script = launch.script(STEPS)
     (launch.directory / "topology.toml").write_text(TOPOLOGY)
     with launch.start("-n", "3", "--topology", "topology.toml", script, MULTIRING_HEARTBEAT_TIMEOUT="100") as process:
+        look = seen_when(process.pid, waits_for_2, "rank 0 has waited for rank 2 for some seconds")
+        assert states(look) == ["runs"] * 3
+        assert look["ranks"][0]["status"]["rates"]["in_calls"] > 0.5
+        assert look["ranks"][2]["status"]["in_flight"] == []
+        shown = top(launch, str(process.pid), "--once", COLUMNS="80").stdout
+        assert re.search(r"^ranks? 0(-1)? waits? for rank 2 in all_reduce, for \d+ s now$", shown, re.MULTILINE)
+        (launch.directory / "late").touch()
         seen_when(process.pid, have_counted, "all ranks have told what they did")
         told = json.loads(top(launch, str(process.pid), "--json").stdout)
         assert not told["ended"]
@@ -107,7 +125,7 @@ def test_a_job_on_two_hosts_is_watched_until_it_ends(launch: Launch) -> None:
         assert [rank["rank"] for rank in told["ranks"]] == [0, 1, 2]
         assert [rank["host"] for rank in told["ranks"]] == ["a", "a", "b"]
         assert states(told) == ["runs"] * 3
-        assert [rank["status"]["calls"] for rank in told["ranks"]] == [6, 8, 10]
+        assert [rank["status"]["calls"] for rank in told["ranks"]] == [7, 9, 11]
         assert [rank["status"]["link"]["up"] for rank in told["ranks"]] == [1e8, 1e8, 1e7]
         assert {tuple(line) for line in told["output"]} >= {(rank, f"done {7 * rank}") for rank in range(3)}
         link_of_b = "link of host b: 0 of 10 MB/s out, 0 of 10 in"

@@ -23,7 +23,16 @@ def status(rank: int, host: str, **others: Any) -> dict[str, Any]:
     told = {"stage": "runs", "rank": rank, "host": host, "generation": 1, "size": 4, "failure": "", "where": ""}
     link = {"up": 1e8, "down": 5e7}
     plan = {"id": f"plan{rank}", "words": "all_reduce by reduce_scatter rank direct, all_reduce host ring, " * 2}
-    return {**told, "slowest": None, "calls": 10 * rank, "rates": rates, "link": link, "plan": plan, **others}
+    return {
+        **told,
+        "slowest": None,
+        "calls": 10 * rank,
+        "rates": rates,
+        "link": link,
+        "plan": plan,
+        "in_flight": [],
+        **others,
+    }
 
 
 def a_rank(rank: int, host: str, state: str = "runs", age: float | None = 0.5, **others: Any) -> dict[str, Any]:
@@ -106,6 +115,21 @@ def test_ranks_that_do_not_fit_are_shown_by_host() -> None:
     assert busiest == [f"host{number}:" for number in (19, 18, 17, 16)]
     low = shown(a_look(ranks), rows=10)
     assert low[-1].split() == ["...", "18", "hosts", "more"]
+
+
+def test_calls_that_do_not_end() -> None:
+    def call(seconds: float, *waits_for: int) -> list[dict[str, Any]]:
+        return [{"collective": "all_reduce", "seconds": seconds, "is_blocked": True, "waits_for": list(waits_for)}]
+
+    ranks = [a_rank(r, "a", in_flight=call(4.0 + r, 3)) for r in (0, 1, 2)]
+    ranks += [a_rank(3, "a", "stopped", 9.0, in_flight=call(70.0, 0)), a_rank(4, "b", in_flight=call(7.0, 1, 2, 3))]
+    ranks.append(a_rank(5, "b", in_flight=call(1.0)))
+    lines = [line for line in shown(a_look(ranks)) if " in all_reduce" in line]
+    assert lines == [
+        "rank 4 waits for ranks 1-3 in all_reduce, for 7 s now",
+        "ranks 0-2 wait for rank 3 in all_reduce, for 6 s now",
+        "rank 5 waits for what is on its way in all_reduce, for 1 s now",
+    ]
 
 
 def test_a_failure_and_a_link_whose_rate_nobody_knows() -> None:

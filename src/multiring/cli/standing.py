@@ -27,6 +27,9 @@ SHOWN_FAILURES = 3
 SHOWN_LINKS = 4
 """Links of hosts that are shown: the busiest."""
 
+SHOWN_WAITS = 3
+"""Lines about calls that have not ended for long."""
+
 FEWEST_ROWS = 3
 """Rows of ranks or hosts that are shown in a terminal however low."""
 
@@ -148,6 +151,7 @@ def _words(look: Look) -> list[Text]:
         told = f"{name} {'keep' if len(slow['ranks']) > 1 else 'keeps'} the others waiting for {slow['share']:.0%} of "
         told += f"the time: {KEEPS[slow['reason']]}"
         found.append(Text(told + (f"; at {slow['where']}" if slow["where"] else ""), "yellow"))
+    found += [Text(line, "yellow") for line in _blocked(ranks)]
     for link in sorted(look["links"], key=_load, reverse=True)[:SHOWN_LINKS]:
         told = f"link of host {link['host']}: {_mega(link['sent'])}"
         if link["up"] is None:
@@ -158,6 +162,23 @@ def _words(look: Look) -> list[Text]:
     failed = [rank for rank in ranks if rank["state"] in _WORKING and rank["status"].get("failure")]
     found += [Text(f"rank {rank['rank']}: {rank['status']['failure']}", "red") for rank in failed[:SHOWN_FAILURES]]
     return found
+
+
+def _blocked(ranks: Sequence[Look]) -> list[str]:
+    """The ranks that have waited long in one call, and for whom: those of them together that wait for the same."""
+    waiting: defaultdict[tuple[str, tuple[int, ...]], list[tuple[int, float]]] = defaultdict(list)
+    for rank in ranks:
+        for status in _fresh([rank]):
+            for call in status["in_flight"][:1]:
+                waiting[call["collective"], tuple(call["waits_for"])].append((rank["rank"], call["seconds"]))
+    lines = []
+    longest_first = sorted(waiting.items(), key=lambda each: -max(seconds for _, seconds in each[1]))
+    for (collective, waits_for), who in longest_first[:SHOWN_WAITS]:
+        named = f"rank{'s' * (len(who) > 1)} {_spans(rank for rank, _ in who)}"
+        them = f"rank{'s' * (len(waits_for) > 1)} {_spans(waits_for)}" if waits_for else "what is on its way"
+        seconds = _elapsed(max(seconds for _, seconds in who))
+        lines.append(f"{named} {'wait' if len(who) > 1 else 'waits'} for {them} in {collective}, for {seconds} now")
+    return lines
 
 
 def _load(link: Look) -> float:

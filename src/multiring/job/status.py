@@ -24,6 +24,9 @@ EVERY = 1.0
 MOST_WAITED_FOR = 3
 """Ranks that a status names as waited for: those that were waited for longest."""
 
+LONG_SECONDS = 1.0
+"""A call that has been in flight for so long is told of, with the ranks that it waits for."""
+
 MOST_NAMED = 64
 """Slow ranks in a status."""
 
@@ -38,6 +41,7 @@ class Counted:
     at: float
     calls: int = 0
     in_calls: float = 0.0
+    """Seconds, of those calls too that are in flight."""
     waiting: float = 0.0
     waited_for: Counter[int] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
@@ -47,6 +51,7 @@ class Counted:
     """Bytes of the calls of each plan, by its id."""
     slowest: Mapping[str, Any] | None = None
     """Who kept the others waiting at that moment."""
+    in_flight: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 class StatusTeller:
@@ -105,6 +110,8 @@ class StatusTeller:
         for plan, measured in group_of(communicator).plans.measured().items():
             found.of_plans[plan] = measured.nbytes
         found.slowest = counted["slowest"]
+        found.in_flight = counted["in_flight"]
+        found.in_calls += max((call["seconds"] for call in found.in_flight if call["is_blocked"]), default=0.0)
         return found
 
     def _level(self, world: World, peer: int) -> str:
@@ -147,13 +154,18 @@ class StatusTeller:
         before, names = self._before, self._communicator.world.membership.members
         seconds = now.at - before.at
         told: dict[str, Any] = {"at": now.at, "calls": now.calls, "plan": None, "rates": None}
+        told["in_flight"] = [
+            {**call, "waits_for": [names[peer] for peer in call["waits_for"]]}
+            for call in now.in_flight
+            if call["seconds"] >= LONG_SECONDS
+        ]
         if seconds > 0:
             waited_for = (now.waited_for - before.waited_for).most_common(MOST_WAITED_FOR)
             told["rates"] = {
                 "calls": (now.calls - before.calls) / seconds,
-                "in_calls": (now.in_calls - before.in_calls) / seconds,
+                "in_calls": max(now.in_calls - before.in_calls, 0.0) / seconds,
                 "waiting": (now.waiting - before.waiting) / seconds,
-                "waits_for": [[names[peer], waited / seconds] for peer, waited in waited_for],
+                "waits_for": [[names[peer], min(waited / seconds, 1.0)] for peer, waited in waited_for],
                 "links": {
                     level: {
                         "sent": (now.sent[level] - before.sent[level]) / seconds,
