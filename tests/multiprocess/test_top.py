@@ -15,6 +15,7 @@ import other_user
 import pytest
 from launching import Launch, wait_until
 from terminals import at_terminal, exit_code
+from test_run_hosts import SSH
 
 from multiring.launch import watch
 
@@ -160,6 +161,44 @@ def test_a_job_on_two_hosts_is_watched_until_it_ends(launch: Launch) -> None:
     gone = top(launch, str(process.pid), "--once")
     assert (gone.returncode, gone.stdout) == (2, "")
     assert gone.stderr.startswith(f"multiring top: no job named {process.pid} of this user ({os.getuid()}) runs on")
+
+
+def test_agents_on_other_hosts_tell_of_their_ranks(launch: Launch) -> None:
+    ssh = launch.directory / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    launch.environment["PATH"] = f"{ssh.parent}:{launch.environment['PATH']}"
+    script = launch.script("""
+        import os, time
+        import numpy as np
+        import multiring as mr
+
+        mr.init()
+        for _ in range(5):
+            mr.all_reduce(x := np.arange(3) + mr.rank())
+            assert list(x) == [3, 6, 9]
+        while not os.path.exists("go"):
+            time.sleep(0.05)
+        mr.shutdown()
+    """)
+    with launch.start("-H", "a:1,b:2", script) as process:
+        look = seen_when(
+            process.pid,
+            lambda look: [(rank["status"] or {}).get("calls") for rank in look["ranks"]] == [5] * 3,
+            "all ranks have told what they did",
+        )
+        assert [(rank["rank"], rank["host"], rank["status"]["host"]) for rank in look["ranks"]] == [
+            (0, "a", "a"),
+            (1, "b", "b"),
+            (2, "b", "b"),
+        ]
+        assert len({rank["process"] for rank in look["ranks"]}) == 3
+        os.kill(look["ranks"][2]["process"], signal.SIGSTOP)
+        seen_when(process.pid, lambda look: states(look) == ["runs", "runs", "stopped"], "rank 2 is stopped")
+        os.kill(look["ranks"][2]["process"], signal.SIGCONT)
+        (launch.directory / "go").touch()
+        assert process.wait(30) == 0
 
 
 def test_two_jobs_of_one_program_of_which_one_fails(launch: Launch) -> None:
