@@ -242,6 +242,17 @@ nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
         collectives[nb::str(called.data(), called.size())] = entry;
     }
     result["collectives"] = collectives;
+    nb::list in_flight;
+    for (const Waiting& call : from.in_flight) {
+        nb::dict entry;
+        const std::string_view called = name(call.collective);
+        entry["collective"] = nb::str(called.data(), called.size());
+        entry["seconds"] = call.seconds;
+        entry["is_blocked"] = call.is_blocked != 0;
+        entry["waits_for"] = std::vector<int>(call.ranks, call.ranks + call.rank_count);
+        in_flight.append(entry);
+    }
+    result["in_flight"] = in_flight;
     const std::optional<SlowRank> slow = engine.slowest();
     result["slowest"] = slow ? nb::object(described(*slow)) : nb::none();
     nb::list so_far;
@@ -668,6 +679,9 @@ void bind_engine(nb::module_& m) {
             "that its memory was read) and ``seconds_waited`` (that callers waited for it).\n"
             "``collectives`` has for each that completed here ``operations``, ``bytes`` (of all blocks together) and\n"
             "``seconds`` (from the start of each to its end); send and recv with the messages of gather and scatter.\n"
+            "``in_flight`` has for the oldest calls, 4 at most, ``collective``, ``seconds`` since the call,\n"
+            "``is_blocked`` (whether a caller does nothing else) and the ranks that it ``waits_for``, 16 at most: as of\n"
+            "the last quarter of a second.\n"
             "``slowest`` is None, or says which ``ranks`` (one, or some of one ``host``) enter collectives later than\n"
             "the others, who wait for them for this ``share`` of the time, for how many ``seconds`` now, and for what\n"
             "``reason``: \"computes\", \"has no core\", \"sleeps\" or \"does not run\", between collectives; it "

@@ -10,6 +10,7 @@ namespace multiring {
 namespace {
 
 constexpr auto unread_grace = std::chrono::milliseconds(500);  // at shutdown, for peers that have not read all yet
+constexpr int looks_at_status = 3;                             // which the progress thread may be writing
 
 EngineOptions checked(EngineOptions o) {
     if (o.world_size < 1 || o.rank < 0 || o.rank >= o.world_size)
@@ -154,6 +155,12 @@ Engine::Statistics Engine::statistics() const {
         if (done.operations.load() == 0) continue;
         result.collectives.push_back({static_cast<Collective>(code), done.operations.load(), done.bytes.load(),
                                       1e-9 * static_cast<double>(done.nanoseconds.load())});
+    }
+    Status own;
+    for (int look = 0; look < looks_at_status; ++look) {
+        if (!arena_->header().status.read(own)) continue;
+        result.in_flight.assign(own.waiting, own.waiting + own.waiting_count);
+        break;
     }
     return result;
 }

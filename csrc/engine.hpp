@@ -35,6 +35,7 @@
 #include "peers.hpp"
 #include "pool.hpp"
 #include "slow_ranks.hpp"
+#include "status.hpp"
 #include "work.hpp"
 
 namespace multiring {
@@ -108,7 +109,8 @@ class Engine final : public Surroundings {
             std::uint64_t operations, bytes;
             double seconds;  // from the start of each to its end
         };
-        std::vector<Done> collectives;  // that have completed here
+        std::vector<Done> collectives;   // that have completed here
+        std::vector<Waiting> in_flight;  // the oldest calls, as the progress thread last saw them
     };
     Statistics statistics() const;
     std::optional<SlowRank> slowest() const;    // that keeps the others waiting, call after call

@@ -409,6 +409,9 @@ class Engine:
         that its memory was read) and ``seconds_waited`` (that callers waited for it).
         ``collectives`` has for each that completed here ``operations``, ``bytes`` (of all blocks together) and
         ``seconds`` (from the start of each to its end); send and recv with the messages of gather and scatter.
+        ``in_flight`` has for the oldest calls, 4 at most, ``collective``, ``seconds`` since the call,
+        ``is_blocked`` (whether a caller does nothing else) and the ranks that it ``waits_for``, 16 at most: as of
+        the last quarter of a second.
         ``slowest`` is None, or says which ``ranks`` (one, or some of one ``host``) enter collectives later than
         the others, who wait for them for this ``share`` of the time, for how many ``seconds`` now, and for what
         ``reason``: "computes", "has no core", "sleeps" or "does not run", between collectives; it ``began`` at

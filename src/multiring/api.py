@@ -26,6 +26,7 @@ from multiring.training import sharding, weights
 if TYPE_CHECKING:  # what only a job needs
     from multiring import metrics
     from multiring.job.given import GivenIdentity
+    from multiring.job.status import StatusTeller
     from multiring.job.survivors import Agreement
 
 _T = TypeVar("_T", bound=Callable[..., Any])
@@ -34,6 +35,7 @@ _M = TypeVar("_M", float, Mapping[str, float])
 _default: Communicator | None = None
 _given: GivenIdentity | None = None  # what `init` was given for it
 _exporter: metrics.Exporter | None = None  # of its metrics, if they are shown
+_teller: StatusTeller | None = None  # of its status, where a launcher started it
 _inherited: Communicator | None = (
     None  # of the parent of a forked process: kept, so that nothing of it is released here
 )
@@ -61,7 +63,7 @@ def init(
     ``options`` are settings (docs/settings.md) in lower case and without prefix; they win over the environment. Called
     again it returns the communicator that is there. RendezvousError names who did not come or cannot be reached.
     """
-    from multiring.job import bootstrap, growth, rendezvous  # what only a job needs
+    from multiring.job import bootstrap, growth, rendezvous, reports  # what only a job needs
     from multiring.job.given import given_identity
 
     env.warn_unknown()
@@ -79,6 +81,7 @@ def init(
             else:
                 identity = given.identity()
             join = growth.enter if identity.replacement else rendezvous.join
+            reports.tell_stage("joins")
             adopt(Communicator(Group(join(identity, settings))), given)
             _show_metrics()
         elif given is not None and given != _given:
@@ -96,11 +99,15 @@ def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> Non
 
     ``given`` are the arguments by which its job was joined, None if the environment said so.
     """
-    from multiring.job import bootstrap
+    from multiring.job import bootstrap, status
 
-    global _default, _given
+    global _default, _given, _teller
     _default, _given = communicator, given
     bootstrap.report(None)
+    if _teller is None:
+        _teller = status.teller(communicator)
+    else:
+        _teller.follow(communicator)
     if _exporter is not None:
         _exporter.follow(communicator)
     if communicator.world.recorder is not None:
@@ -137,6 +144,13 @@ def _hide_metrics() -> None:
         leaving.close()
 
 
+def _tell_status_no_more() -> None:
+    global _teller
+    if _teller is not None:
+        leaving, _teller = _teller, None
+        leaving.close()
+
+
 def before_leaving(wait: Callable[[], object]) -> None:
     """Have ``wait`` called before this rank leaves in good order: it returns when what was dispatched is done."""
     _dispatched.append(wait)
@@ -166,6 +180,7 @@ def _leave_locked() -> None:
 
     global _default
     _hide_metrics()
+    _tell_status_no_more()
     if _default is not None:
         leaving, _default = _default, None
         world = leaving.world
@@ -203,10 +218,13 @@ def shrink(timeout: float | None = None) -> Agreement:
         seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
         completed, account = world.engine.completed(0), world.account()
         _default, former = None, world
+        if _teller is not None:
+            _teller.pause("shrinks")
         try:
             world, agreement = survivors.shrink(former, completed, seconds)
         except BaseException:
             _hide_metrics()
+            _tell_status_no_more()
             raise
         world.follow(former, account)
         adopt(Communicator(Group(world, timeout=communicator.timeout)), _given)
@@ -238,6 +256,7 @@ def grow(timeout: float | None = None) -> Agreement | None:
         except growth.Excluded:
             _default = None
             _hide_metrics()
+            _tell_status_no_more()
             communicator.world.close()
             raise
         if grown is None:
@@ -345,10 +364,11 @@ def _said_by(error: BaseException) -> str:
 
 
 def _leave_in_child() -> None:
-    global _default, _exporter, _inherited, _lock, _marks
+    global _default, _exporter, _inherited, _lock, _marks, _teller
     if _exporter is not None:
         _exporter.leave_in_child()
         _exporter = None
+    _teller = None  # its thread is the parent's
     _default, _inherited, _lock = None, _default or _inherited, threading.Lock()
     _marks = [os.environ.get(name) for name in env.RANKS]
 
@@ -552,20 +572,32 @@ def stats(*, group: Communicator | None = None) -> dict[str, Any]:
 
 
 def report(path: str | os.PathLike[str], title: str = "", *, group: Communicator | None = None) -> None:
-    """Write a page about this job so far: topology, plans, predicted and measured times, who waits for whom.
+    """Write a page about this job so far: topology, plans, predicted and measured times, who waits for whom, and why.
 
     All ranks call it; rank 0 writes the file, HTML that needs no network. OSError if it cannot.
     """
+    from multiring.launch import summary
     from multiring.pages import page
 
     members = _communicator(group)
     counted = members.stats()
     mine = members.rank, members.hosts[members.rank], counted["seconds_in_calls"], counted["seconds_waiting"]
     used = members.plans_used()
-    ranks = [page.RankTimes(*each) for each in members.all_gather_object(mine)]
+    sampler, positions = members.world.sampler, {rank: position for position, rank in enumerate(members.members)}
+    slow = [
+        {**each, "ranks": [positions[rank] for rank in each["ranks"]]}
+        for each in counted["slow_so_far"]
+        if positions.keys() >= set(each["ranks"])
+    ]
+    seen = {"slow": slow, "places": [sampler.place] if sampler is not None and sampler.place else []}
+    told = members.all_gather_object((mine, seen))
+    ranks = [page.RankTimes(*times) for times, _ in told]
     if members.rank == 0:
+        hosts = dict(enumerate(members.hosts))
+        said = summary.slow_ranks({rank: account for rank, (_, account) in enumerate(told)}, hosts)
+        said = [f"{line[0].upper()}{line[1:]}." for line in said]
         topology = members.world.topology.restrict(members.members)
-        write_text(Path(path), page.of_job(title or f"A job of {members.size} ranks", topology, used, ranks))
+        write_text(Path(path), page.of_job(title or f"A job of {members.size} ranks", topology, used, ranks, said))
 
 
 def shard(

@@ -362,7 +362,7 @@ class Launch:
         None,
         _DESCRIPTOR,
         "descriptor",
-        "inherited descriptor for what a rank tells its launcher: whom it waited for, and whose loss failed it",
+        "inherited descriptor for what a rank tells its launcher: what it does, whom it waited for, what failed it",
     )
     python: str = _knob("", str, "path", "the Python that a program linked to libmultiring.so loads; python3 if unset")
     job: str = _knob("", str, "name", "identity of the job in a launcher's store, part of every handshake", agree=True)

@@ -67,12 +67,13 @@ def steps_until(named: bool, late: list[int], how: str, works: int) -> tuple[dic
         number += 1
 
 
-def some_late(late: list[int], how: str, works: int) -> dict[str, Any]:
-    """Ranks ``late`` are, until all know; then nobody is any more, until all know that too."""
+def some_late(late: list[int], how: str, works: int, page: str) -> dict[str, Any]:
+    """Ranks ``late`` are, until all know; then nobody is any more, until all know that too. A ``page`` tells of it."""
     mr.init()
     slowest, ran = steps_until(True, late, how, works)
     steps_until(False, [], how, works)
     so_far = mr.stats()["slow_so_far"]
+    mr.report(page)
     mr.shutdown()
     return {"slowest": slowest, "ran": ran, "so_far": so_far}
 

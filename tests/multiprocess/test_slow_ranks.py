@@ -27,9 +27,10 @@ TELLS_WHY = Path("/proc/self/schedstat").exists()
     ],
 )
 def test_late_ranks_are_named_with_their_reason_until_they_are_late_no_longer(
-    size: int, hosts: list[str] | None, late: list[int], how: str, works: int
+    tmp_path: Path, size: int, hosts: list[str] | None, late: list[int], how: str, works: int
 ) -> None:
-    job = jobs.start(slow_ranks.some_late, size, late, how, works, hosts=hosts, environment=ENVIRONMENT)
+    page = tmp_path / "page.html"
+    job = jobs.start(slow_ranks.some_late, size, late, how, works, str(page), hosts=hosts, environment=ENVIRONMENT)
     outcomes = job.wait(220)
     for outcome in outcomes:
         slowest = outcome.value["slowest"]
@@ -42,7 +43,12 @@ def test_late_ranks_are_named_with_their_reason_until_they_are_late_no_longer(
         assert slowest["reason"] == reason or (how == "computes" and not had_its_core)
         assert late in [each["ranks"] for each in outcome.value["so_far"]]
         assert slowest["where"] == "" or outcomes.index(outcome) in late
+    told = page.read_text()
+    named = f"<p>Rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} (host "
+    (line,) = [line for line in told.splitlines() if named in line]
+    assert ") kept the others waiting for " in line
     if how == "sleeps":
+        assert WHERE_IT_SLEEPS in line
         for rank in late:
             assert WHERE_IT_SLEEPS in outcomes[rank].error
             assert WHERE_IT_SLEEPS in outcomes[rank].value["slowest"]["where"]

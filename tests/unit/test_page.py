@@ -20,6 +20,7 @@ from multiring.pages import page
 from multiring.planning import planner
 from multiring.planning.choice import Measured
 from multiring.planning.topology import Topology
+from multiring.runtime import trace
 from multiring.simulate.machines import machine
 from multiring.simulate.models import MODELS
 from multiring.simulate.recording import buckets
@@ -103,6 +104,32 @@ def test_each_link_has_the_colour_and_the_number_of_its_load() -> None:
         assert drawn.count(f">{100 * parts[level]:.0f} %</text>") == alike
     assert f"the 2 racks&#x27; links are busiest, {100 * parts['rack']:.0f} % of the time" in drawn
     assert " %" not in page.tree(topology)
+
+
+def test_slow_ranks_are_told_in_words() -> None:
+    ranks = [page.RankTimes(r, "a", 2.0, 1.0 + r / 100) for r in range(4)]
+    slow = ["rank 3 (host a) kept the others waiting for 7 s: it slept, at train.py:7: x < 8 & y"]
+    shown = words(parsed(page.of_job("a job", Topology.flat([4]), [], ranks, slow)))
+    assert f"Who waits for whom {slow[0]} time in collectives" in " ".join(shown.split())
+    assert "kept the others" not in words(parsed(page.of_job("a job", Topology.flat([4]), [], ranks)))
+
+
+def test_a_simulation_tells_what_a_timeline_says_of_slow_ranks(tmp_path: Path) -> None:
+    timeline, file = tmp_path / "t.json", tmp_path / "page.html"
+    slow = [{"ranks": [5], "host": "b", "began": 3.0, "seconds": 7.0, "share": 0.25, "reason": "has no core"}]
+    for rank in (4, 5):
+        trace.prepare(str(timeline), rank, "b", 0).write([], slow, "train.py:7 in load")
+    options = ["--machine", "minsky", "--hosts", "2", "--strategy", "multiring"]
+    assert reported(file, *options, "--timeline", str(timeline)).exit_code == 0
+    assert (
+        "In t.json, rank 5 (host b) kept the others waiting for 7 s: it was ready to run between collectives and had "
+        "no core, most often at train.py:7 in load."
+    ) in words(parsed(file.read_text()))
+    trace.prepare(str(tmp_path / "none.json"), 0, "a", 0).write([])
+    assert reported(file, *options, "--timeline", str(tmp_path / "none.json")).exit_code == 0
+    assert "In none.json, no rank kept the others waiting." in words(parsed(file.read_text()))
+    refused = reported(file, *options, "--timeline", str(file))
+    assert refused.exit_code == 2
 
 
 def test_ranks_that_wait_alike_are_not_blamed() -> None:

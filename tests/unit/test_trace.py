@@ -112,6 +112,39 @@ def test_a_slow_rank_has_a_track_of_when_it_kept_the_others_waiting(tmp_path: Pa
     assert event["tid"] not in [e["tid"] for e in intervals(list(timeline.events([thread])))]
 
 
+def test_slow_ranks_are_read_from_a_timeline(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    slow = [
+        {"ranks": [1], "host": "b", "began": 3.0, "seconds": 1.5, "share": 0.25, "reason": "sleeps"},
+        {"ranks": [0, 2], "host": "a", "began": 4.0, "seconds": 1.0, "share": 0.5, "reason": "computes"},
+    ]
+    for rank, host, where in ((0, "a", ""), (1, "b (x)", "train.py:7 in load"), (2, "a", "")):
+        trace.prepare(str(path), rank, host, 0).write([(7, False, 0, record(trace.CALL, 0, 50))], slow, where)
+    assert trace.slow_spans(path) == [
+        trace.SlowSpan(0, "a", "computes", 1.0, ""),
+        trace.SlowSpan(1, "b (x)", "sleeps", 1.5, "train.py:7 in load"),
+        trace.SlowSpan(2, "a", "computes", 1.0, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[", "Expecting value"),
+        ("7", "'int' object is not iterable"),
+        ('[{"ph": "X"}]', "an event lacks 'name'"),
+        ("[]", "none of its processes is a rank"),
+        ('[{"name": "process_name", "pid": 1, "args": {"name": "chrome"}}]', "none of its processes is a rank"),
+    ],
+)
+def test_what_is_no_timeline_is_named(tmp_path: Path, text: str, fault: str) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(ValueError, match="it is no timeline that MULTIRING_TRACE has written: ") as error:
+        trace.slow_spans(tmp_path / "t.json")
+    assert str(error.value).startswith(f"{tmp_path}/t.json: ")
+    assert fault in str(error.value)
+
+
 def test_later_generations_and_restarts_add_processes_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     for restart in (0, 1):

@@ -13,6 +13,7 @@ from multiring.version import __version__
 
 COMMANDS = {
     "run": "Start the ranks of a job, here or on many hosts.",
+    "top": "Watch a job that runs on this host.",
     "plan": "Show the plan for a topology and a size.",
     "probe": "Measure the links between hosts.",
     "simulate": "Predict a training step on a cluster.",

@@ -33,10 +33,12 @@ from multiring.cli.scenario import (
     swept,
 )
 from multiring.files import write_text
+from multiring.launch import summary
 from multiring.pages import page
 from multiring.pages.pictures import percent
 from multiring.planning import planner
 from multiring.planning.choice import Table
+from multiring.runtime.trace import slow_spans
 from multiring.simulate.compare import Result
 from multiring.simulate.recording import buckets
 from multiring.simulate.training import BUCKET_BYTES
@@ -57,6 +59,10 @@ def write(
     speed: Speed = None,
     job: Job = None,
     strategy: Strategies = "all",
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also tell which ranks were slow in a job, and why: its MULTIRING_TRACE."),
+    ] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="hosts=1..1024", help="Also draw efficiency over hosts or batch.")
     ] = None,
@@ -67,15 +73,22 @@ def write(
     """
     with one_line_errors("report"):
         check_given(context)
-        check_kept({"FILE.html": file}, {"--topology": topology, "--job": job})
+        check_kept({"FILE.html": file}, {"--topology": topology, "--job": job, "--timeline": timeline})
         request = Request(machine, topology, hosts, model, job, batch, speed, "float32", True, None)
         names = chosen(strategy)
+        slow = [] if timeline is None else _slow(timeline)
         point, *points = simulated([request, *(swept(request, sweep) if sweep else ())], names)
-        write_text(file, _page(point, points, names, (sweep or "").partition("=")[0]))
+        write_text(file, _page(point, points, names, (sweep or "").partition("=")[0], slow))
         typer.echo(f"{file}: {units.size(file.stat().st_size)}")
 
 
-def _page(point: Point, points: list[Point], names: list[str], key: str) -> str:
+def _slow(timeline: Path) -> list[str]:
+    """What a timeline says of slow ranks, in words."""
+    lines = summary.slow_spans(slow_spans(timeline))
+    return [f"In {timeline.name}, {line}." for line in lines or ["no rank kept the others waiting"]]
+
+
+def _page(point: Point, points: list[Point], names: list[str], key: str, slow: list[str]) -> str:
     training = point.training
     nbytes = max(bucket.nbytes for bucket in buckets(training.recording, BUCKET_BYTES))
     choice = planner.choose(training.topology, "all_reduce", nbytes, speeds=training.speeds)
@@ -87,6 +100,7 @@ def _page(point: Point, points: list[Point], names: list[str], key: str) -> str:
     about = [summary_of(point), f"The plan below is that of the largest bucket of gradients, {units.size(nbytes)}."]
     for line in filter(None, (asynchrony_of([point]), approximation_of([point, *points]))):
         about.append(f"{line[0].upper()}{line[1:]}.")
+    about += slow
     title = f"{training.recording.name} on {where}"
     bars = [page.Bar(result.strategy, result.exposed, _said(result)) for result in point.results]
     answer = answer_of(point, "hosts")

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
-import json
 import os
 import re
 import secrets
@@ -18,7 +17,7 @@ from typing import Any
 
 from multiring import env
 from multiring.errors import RendezvousError, ResourceError
-from multiring.job import pet
+from multiring.job import pet, reports
 from multiring.job.hostlist import expand
 from multiring.job.store import Client, JobStore, Server, TorchStore
 from multiring.net import interfaces, listen
@@ -29,9 +28,6 @@ SLURM_PORTS = range(20000, 30000)
 
 SLURM_CHOICES = 8
 """Most ports that are tried, chosen by the number of the Slurm step: other jobs of the host may have some of them."""
-
-REPORT = "multiring-report"
-"""The name of the memory behind MULTIRING_REPORT_FD."""
 
 LOOPBACKS = {"localhost", "127.0.0.1", "::1"}
 """Names of this host, of which one or the other may stand for nothing."""
@@ -493,16 +489,9 @@ def report(blames: int | None, account: Mapping[str, Any] | None = None) -> None
 
     What was told before is forgotten.
     """
-    descriptor = env.read(env.Launch).report_fd
-    if descriptor is None:
-        return
-    try:
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
-    except FileNotFoundError:
-        return  # it was not inherited: this is not the process that was started, and its exit is not the rank's
-    if name.startswith(f"/memfd:{REPORT}"):  # else the number stands for something of the user's by now
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"blames": blames, "account": account}).encode(), 0)
+    descriptor = reports.memory()
+    if descriptor is not None:
+        reports.write(descriptor, reports.REPORT, {"blames": blames, "account": account})
 
 
 def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: str) -> bytes:

@@ -8,7 +8,8 @@
            to a host where the same command was typed (join.py)
 
 The launcher decides, the agents do: they start ranks, pass on their output, and kill all that they started as soon as
-the launcher is gone. ``messages.py`` lists what the two say to each other.
+the launcher is gone. ``messages.py`` lists what the two say to each other. ``watch.py`` is where others ask the
+launcher how the job does.
 """
 
 from multiring.errors import MultiringError

@@ -106,6 +106,7 @@ class Agent:
             "input": self._feed,
             "window": self._resize,
             "signal": self._signal,
+            "look": self._look,
             "kill": self._kill,
             "finish": self._finish,
             "done": self._take_code,
@@ -300,6 +301,22 @@ class Agent:
                 continue  # a signal came here already, after which they may be saving
             if number not in message["without"]:
                 processes.send_signal(rank.process, message["number"])
+
+    async def _look(self, message: Message) -> None:
+        now = time.monotonic()
+        ranks = []
+        for number, rank in self._ranks.items():
+            status = rank.status
+            ranks.append(
+                {
+                    "rank": number,
+                    "process": rank.process.pid,
+                    "stopped": number in self._running and processes.is_stopped(rank.process.pid),
+                    "age": None if status is None else now - status["at"],
+                    "status": status,
+                }
+            )
+        self._send("seen", first=self._assignment.first, ranks=ranks)
 
     async def _kill(self, message: Message) -> None:
         _kill_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections import Counter
@@ -26,6 +27,12 @@ LOOK_SECONDS = 0.5
 
 LEAVING_SECONDS = 5.0
 """How long such a rank may take to end by itself: one that is stopped does not."""
+
+SEEN_SECONDS = 1.0
+"""How long those who watch wait for what the agents see: one that answers later is shown as it was before."""
+
+FRESH_SECONDS = 0.5
+"""What the agents saw so lately is not asked for again, however many watch."""
 
 MOST_LISTED = 16
 """Ranks in a line."""
@@ -119,6 +126,13 @@ class Attempt:
         self.agent_lost = False
         self.accounts: dict[int, dict[str, Any]] = {}
         """What each rank says that it did, by rank."""
+        self._seen: dict[int, tuple[float, dict[str, Any]]] = {}
+        """What the agents saw of each rank, and when."""
+        self._looked = -FRESH_SECONDS
+        self._unseen: set[int] = set()
+        """The first ranks of the agents that have not answered yet."""
+        self._all_seen = asyncio.Event()
+        self._finishing = False
 
     @property
     def failure(self) -> JobFailure | None:
@@ -144,6 +158,7 @@ class Attempt:
         await self._end_ranks()
         if self._stdin is not None:
             self._stdin.detach()
+        self._finishing = True
         self._tell("finish")
         followed, late = await asyncio.wait(followers, timeout=GRACE_SECONDS)
         for follower in late:
@@ -164,6 +179,51 @@ class Attempt:
     def signal(self, number: int, without: Collection[int] = ()) -> None:
         # Whoever was started again is not at the terminal, and gets no signal from there.
         self._tell("signal", number=number, without=[rank for rank in without if rank not in self._replaced])
+
+    async def look(self) -> None:
+        """Let the agents say what their ranks do, unless they just did; after `SEEN_SECONDS` some may not have said."""
+        now = time.monotonic()
+        if not self._finishing and now - self._looked >= FRESH_SECONDS:  # later answers would be nobody's
+            self._looked = now
+            self._all_seen.clear()
+            self._unseen = {assignment.first for assignment, agent in self._agents if not agent.gone}
+            self._tell("look")
+        if self._unseen:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(SEEN_SECONDS, self._all_seen.wait())
+
+    def described(self) -> list[dict[str, Any]]:
+        """Each rank of the job: where it runs, its state, and what was last seen of it and how many seconds ago."""
+        now, found = time.monotonic(), []
+        for rank, host in sorted(self._host.items()):
+            at, seen = self._seen.get(rank, (now, {}))
+            age = seen.get("age")
+            status = seen.get("status")
+            found.append(
+                {
+                    "rank": rank,
+                    "host": host,
+                    "process": seen.get("process"),
+                    "state": self._state(rank, seen),
+                    "replacement": self._replaced.get(rank, 0),
+                    "age": None if age is None else age + now - at,
+                    "status": status,
+                }
+            )
+        return found
+
+    def _state(self, rank: int, seen: dict[str, Any]) -> str:
+        """What becomes of a rank, in a word: that of its process first, then that of its place in the job."""
+        if rank not in self._running:
+            return "lost" if rank in self._failed and rank not in self._left else "ended"
+        if rank in self._excluded:
+            return "excluded"
+        if seen.get("stopped"):
+            return "stopped"
+        if self._waits(rank):
+            return "waits"
+        stage = (seen.get("status") or {}).get("stage", "starts")
+        return "replaced" if stage == "runs" and rank in self._replaced else stage
 
     def _tell(self, kind: str, **fields: object) -> None:
         for _, agent in self._agents:
@@ -236,6 +296,12 @@ class Attempt:
     def _take(self, message: Message) -> None:
         if message["kind"] == "output":
             self._output.write(message["rank"], message["stream"], to_bytes(message["text"]))
+        elif message["kind"] == "seen":
+            at = time.monotonic()
+            self._seen.update((seen["rank"], (at, seen)) for seen in message["ranks"])
+            self._unseen.discard(message["first"])
+            if not self._unseen:
+                self._all_seen.set()
         elif message["kind"] == "taken":
             assert self._stdin is not None
             self._stdin.taken()
@@ -284,6 +350,7 @@ class Attempt:
             agent = next(agent for assignment, agent in self._agents if rank in assignment.ranks)
             agent.send("replace", rank=rank, number=number)
             self._running.add(rank)
+            self._seen.pop(rank, None)
             self._replaced[rank] = number
             self._output.note(f"rank {rank} is started again, replacement {number} of {self._replacements.most}")
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,20 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from multiring import env
+from multiring.errors import system_message
 from multiring.job import admission
 from multiring.job.store import Server
 from multiring.launch.attempt import Agents, Attempt, JobFailure, Replacements
 from multiring.launch.connection import gather
 from multiring.launch.forked import ForkedAgent
 from multiring.launch.join import JoinedAgent
-from multiring.launch.messages import to_text
+from multiring.launch.messages import Message, to_text
 from multiring.launch.output import Output
 from multiring.launch.program import module_name, portable
 from multiring.launch.ssh import SshAgent
 from multiring.launch.stdin import Input
 from multiring.launch.summary import summary
 from multiring.launch.terminal import Terminal, in_foreground, window_size
+from multiring.launch.watch import WatchSocket
 from multiring.net import interfaces
+from multiring.version import __version__
 
 RELATIVE_IMPORT = "attempted relative import with no known parent package"
 """What Python says of a script that belongs into a package."""
@@ -63,6 +67,12 @@ class Launcher:
         self._first = agents[0][1]
         self._is_local = len(agents) == 1 and isinstance(self._first, ForkedAgent)
         self._world_size = sum(assignment.count for assignment, _ in agents)
+        self._identity = secrets.token_hex(8)
+        self._shown: Attempt | None = None
+        """The attempt that those who watch see: the last one."""
+        self._restart = 0
+        self._watch: WatchSocket | None = None
+        self._began = time.monotonic()
         self._output = Output(job.log_dir, self._world_size, on_broken=lambda: self._interrupt(signal.SIGPIPE))
         self._stdin: Input | None = None
         self._attempt: Attempt | None = None
@@ -74,6 +84,17 @@ class Launcher:
         """The exit code of the job: 0, that of the rank that failed of itself, or 128 + the signal that ended it."""
         self._task = asyncio.current_task()
         self._handle_signals()
+        self._let_watch()
+        code, reason = 1, "it could not be started"
+        try:
+            code, reason = await self._run()
+        finally:
+            if self._watch is not None:
+                await self._watch.close(code, reason)
+        return code
+
+    async def _run(self) -> tuple[int, str]:
+        """The exit code of the job, and why it is not 0."""
         failure = None
         try:
             await self._prepare()
@@ -97,7 +118,41 @@ class Launcher:
                 self._output.note(line)
         for _, agent in self._agents:
             agent.send("done", code=code, reason=reason)
-        return code
+        return code, reason
+
+    def _let_watch(self) -> None:
+        """Open the socket at which the job can be watched; it goes on where there is none to be had."""
+        try:
+            self._watch = WatchSocket({"who": self._who, "look": self._look}, self._output.note)
+        except OSError as error:
+            self._output.note(f"multiring top cannot watch this job: {system_message(error)}")
+
+    async def _who(self) -> Message:
+        return {
+            "kind": "who",
+            "process": os.getpid(),
+            "job": self._identity,
+            "program": self._job.program,
+            "ranks": self._world_size,
+        }
+
+    async def _look(self) -> Message:
+        """What those who watch see of the job."""
+        attempt = self._shown
+        if attempt is not None:
+            await attempt.look()
+        unstarted = {"process": None, "state": "starts", "replacement": 0, "age": None, "status": None}
+        ranks = [{"rank": rank, "host": host, **unstarted} for rank, host in sorted(self._hosts.items())]
+        return {
+            **await self._who(),
+            "kind": "look",
+            "version": __version__,
+            "seconds": time.monotonic() - self._began,
+            "restart": self._restart,
+            "max_restarts": self._job.max_restarts,
+            "ranks": ranks if attempt is None else attempt.described(),
+            "output": [[rank, line.decode(errors="replace")] for rank, line in self._output.latest],
+        }
 
     async def _prepare(self) -> None:
         for assignment, agent in self._agents:
@@ -120,12 +175,13 @@ class Launcher:
     async def _run_with_restarts(self) -> JobFailure | None:
         settings = env.read(env.Settings)
         secret = self._given_secret or secrets.token_hex(32).encode()
-        job = secrets.token_hex(8)
+        job = self._identity
         bind = interfaces.loopbacks()[:1] if self._is_local else []
         server = Server(secret, job=job, bind=bind, ports=settings.ports, interface=settings.interface)
         replacements = Replacements(self._job.max_replacements, lambda number: admission.is_member(server, job, number))
         try:
             for restart in range(self._job.max_restarts + 1):
+                self._restart, self._shown = restart, None
                 address, port = await self._reserve_port()
                 variables = {
                     "WORLD_SIZE": self._world_size,
@@ -186,7 +242,7 @@ class Launcher:
             agent.send("start", secret=told, variables=variables, terminal=terminal.as_dict())
         if not isinstance(self._first, ForkedAgent) and self._stdin is None:
             self._stdin = Input(lambda data: self._first.send("input", text=to_text(data)))
-        self._attempt = attempt = Attempt(
+        self._attempt = self._shown = attempt = Attempt(
             self._agents, self._output, self._stdin, self._job.min_ranks or self._world_size, replacements, is_excluded
         )
         await attempt.run()

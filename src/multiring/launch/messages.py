@@ -13,6 +13,7 @@ to the agent   fields                                 meaning
 ``input``      text                                   for rank 0's standard input; empty: no more of it
 ``window``     rows columns                           the size of the terminal
 ``signal``     number without                         send a signal to the ranks not in ``without``
+``look``                                              answered by ``seen``
 ``kill``                                              kill the ranks and all that they started
 ``finish``                                            pass on the last output, kill what is left over;
                                                       answered by ``finished``
@@ -31,6 +32,8 @@ to launcher    fields                                 meaning
 ``reached``    addresses                              those that answered
 ``output``     rank stream text                       stream 1 or 2
 ``exit``       rank code                              negative: the signal that ended it
+``seen``       first ranks                            what each rank that was started says that it does,
+                                                      how many seconds ago, and whether it is stopped
 ``taken``                                             the last ``input`` has been read
 ``finished``
 =============  =====================================  =====================================================

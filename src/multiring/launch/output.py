@@ -16,6 +16,9 @@ from multiring.launch.messages import write_all
 from multiring.launch.tracebacks import Tracebacks
 
 TAIL_LINES = 20
+LATEST_LINES = 20
+"""Those of all ranks together that are kept for who watches the job."""
+
 MAX_LINE = 1 << 16
 """Bytes; a longer line is cut."""
 
@@ -76,6 +79,8 @@ class Output:
         self._logs: dict[int, BinaryIO] = {}
         self._lines: dict[tuple[int, int], Lines] = defaultdict(Lines)
         self._tails: dict[int, deque[bytes]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
+        self.latest: deque[tuple[int | None, bytes]] = deque(maxlen=LATEST_LINES)
+        """The last lines of all ranks, each with its rank; None for one of the launcher's own."""
         self._tracebacks = Tracebacks()
         self._full: set[int] = set()
         self._mid_line: set[object] = set()
@@ -95,7 +100,7 @@ class Output:
         if self._logs:
             self._write(self._logs[rank].fileno(), self._logs[rank].name, data)
         lines, remembered = self._tracebacks.feed((rank, stream), self._lines[rank, stream].feed(data))
-        self._tails[rank].extend(remembered)
+        self._remember(rank, remembered)
         if self._tracebacks.is_open((rank, stream)):
             asyncio.get_running_loop().call_later(TRACEBACK_SECONDS, self._show_unended, rank, stream)
         if rank == 0:
@@ -108,7 +113,7 @@ class Output:
         for (rank, stream), lines in self._lines.items():
             self._show_unended(rank, stream)
             rest = lines.end()
-            self._tails[rank].extend(rest)
+            self._remember(rank, rest)
             if rank != 0:
                 self._write_lines(rank, stream, rest)
         self._release()
@@ -120,6 +125,7 @@ class Output:
         """A line of the launcher's own."""
         self._begin_line(2)
         self._emit(2, f"multiring: {text}\n".encode())
+        self.latest.extend((None, line.encode()) for line in text.splitlines())
 
     def take_tail(self, rank: int) -> list[str]:
         """The last lines of a rank, which are forgotten then."""
@@ -129,9 +135,13 @@ class Output:
         for log in self._logs.values():
             log.close()
 
+    def _remember(self, rank: int, lines: list[bytes]) -> None:
+        self._tails[rank].extend(lines)
+        self.latest.extend((rank, line) for line in lines)
+
     def _show_unended(self, rank: int, stream: int) -> None:
         lines = self._tracebacks.flush((rank, stream))
-        self._tails[rank].extend(lines)
+        self._remember(rank, lines)
         if rank != 0:
             self._write_lines(rank, stream, lines)
 

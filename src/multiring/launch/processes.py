@@ -116,6 +116,15 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or a debugger; one that has ended is not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")  # the name before it may hold anything
+
+
 def kill_descendants(seconds: float = 5.0) -> list[int]:
     """Kill everything below this process; those that are still there after ``seconds``."""
     deadline = time.monotonic() + seconds

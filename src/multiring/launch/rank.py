@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from multiring.job import bootstrap
+from multiring.job import reports
 from multiring.launch import processes
 from multiring.launch.processes import Recipe, Streams
 from multiring.launch.terminal import Terminal, open_pty, set_window_size
@@ -30,7 +29,7 @@ class RankProcess:
         """Our end of each stream that is still open, and its number (1 or 2)."""
         self._ptys: list[int] = []
         secret_fd = _hold("multiring-secret", secret)
-        self._report_fd = _hold(bootstrap.REPORT, b"")
+        self._report_fd = _hold(reports.NAME, b"")
         output, error = self._open_streams(terminal)
         try:
             self.process: subprocess.Popen[bytes] = processes.start(
@@ -97,8 +96,12 @@ class RankProcess:
     @property
     def report(self) -> dict[str, Any]:
         """What it said of itself, as in `bootstrap.report`; it may have said nothing."""
-        text = os.pread(self._report_fd, os.fstat(self._report_fd).st_size, 0)
-        return {"blames": None, "account": None} if not text else dict(json.loads(text))
+        return reports.read(self._report_fd, reports.REPORT) or {"blames": None, "account": None}
+
+    @property
+    def status(self) -> dict[str, Any] | None:
+        """What it last said of what it does; None if that is nothing yet."""
+        return reports.read(self._report_fd, reports.STATUS)
 
     def resize(self, rows: int, columns: int) -> None:
         for terminal in self._ptys:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multiring.units import duration, size
+
+if TYPE_CHECKING:  # which imports NumPy
+    from multiring.runtime.trace import SlowSpan
 
 MOST_SLOW = 3
 """Lines about ranks that were slow while the job ran."""
@@ -33,7 +36,7 @@ def summary(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str])
         f"{len(accounts)} ranks in {duration(whole)}; of one rank at most {calls} calls and {size(sent)} sent",
         f"the median rank was in calls for {_part(blocked, whole)}, of these waiting for {_part(waiting, whole)}",
         _slowest(accounts, hosts),
-        *_slow(accounts, hosts),
+        *slow_ranks(accounts, hosts),
     ]
 
 
@@ -52,13 +55,26 @@ def _slowest(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str]
     )
 
 
-def _slow(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str]) -> list[str]:
-    """The ranks that were named as slow while the job ran, by the rank that saw most of it: those longest first."""
+def slow_ranks(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str]) -> list[str]:
+    """The ranks that were named as slow while the job ran, by the rank that saw most of it: those longest first.
+
+    Of an account only ``slow`` and ``places`` are looked at.
+    """
     seen = max((account["slow"] for account in accounts.values()), key=lambda slow: sum(s["seconds"] for s in slow))
     seconds: Counter[tuple[tuple[int, ...], str]] = Counter()
     for slow in seen:
         seconds[tuple(slow["ranks"]), slow["reason"]] += slow["seconds"]
     return [_told(ranks, reason, lasted, accounts, hosts) for (ranks, reason), lasted in seconds.most_common(MOST_SLOW)]
+
+
+def slow_spans(spans: Sequence[SlowSpan]) -> list[str]:
+    """The same from a timeline, which knows of each rank by itself."""
+    accounts: dict[int, dict[str, Any]] = {span.rank: {"slow": [], "places": []} for span in spans}
+    for span in spans:
+        accounts[span.rank]["places"] += [span.where] if span.where else []
+    seen = [{"ranks": [span.rank], "seconds": span.seconds, "reason": span.reason} for span in spans]
+    hosts = {span.rank: span.host for span in spans}
+    return slow_ranks({**accounts, -1: {"slow": seen, "places": []}}, hosts) if spans else []
 
 
 def _told(

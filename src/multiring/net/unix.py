@@ -14,8 +14,12 @@ import secrets
 import socket
 import struct
 import time
+from pathlib import Path
 
+from multiring.errors import ResourceError
 from multiring.net import auth
+
+SOCKETS = Path("/proc/net/unix")
 
 BACKLOG = 4096
 """Ranks look and connect while the listener is still dialling others; none should find it full."""
@@ -28,13 +32,36 @@ _CREDENTIALS = struct.Struct("3i")
 _TIME_LIMIT = struct.Struct("ll")
 
 
-def listen() -> tuple[socket.socket, str]:
-    """A listening abstract unix socket, and its name."""
-    name = f"multiring-{secrets.token_hex(16)}"
+class AnotherUser(auth.Refused):
+    """The other end is a process of another ``user``."""
+
+    def __init__(self, user: int) -> None:
+        super().__init__(f"it runs as user {user}, this process as user {os.getuid()}")
+        self.user = user
+
+
+def listen(kind: str = "") -> tuple[socket.socket, str]:
+    """A listening abstract unix socket, and its name, by which `names` finds those of a ``kind``."""
+    name = _prefix(kind) + secrets.token_hex(16)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind("\0" + name)
     sock.listen(BACKLOG)
     return sock, name
+
+
+def names(kind: str) -> list[str]:
+    """The sockets of a ``kind`` in this network namespace, whoever's they are; ResourceError without /proc."""
+    try:
+        lines = SOCKETS.read_text().splitlines()
+    except OSError as error:
+        remedy = "mount /proc in this container or chroot (mount -t proc proc /proc)"
+        raise ResourceError(f"cannot tell which sockets there are: {SOCKETS}: {error.strerror}; {remedy}") from None
+    found = {name for line in lines if (name := line.rpartition(" @")[2]).startswith(_prefix(kind))}
+    return sorted(found)
+
+
+def _prefix(kind: str) -> str:
+    return f"multiring-{kind}-" if kind else "multiring-"
 
 
 def exists(name: str) -> bool:
@@ -131,8 +158,14 @@ def _is_connected(sock: socket.socket) -> bool:
     return True
 
 
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """The process at the other end of a connection, or that which made the socket listen, and its user."""
+    process, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return process, user
+
+
 def _check_user(sock: socket.socket) -> None:
     """Refused unless the kernel knows the other end as a process of this one's user."""
-    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    _, user = peer(sock)
     if user != os.getuid():
-        raise auth.Refused(f"it runs as user {user}, this process as user {os.getuid()}")
+        raise AnotherUser(user)

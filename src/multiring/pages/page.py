@@ -90,13 +90,15 @@ def document(title: str, answer: str, *sections: str) -> str:
     return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{first}\n{body}\n</body></html>\n"
 
 
-def of_job(title: str, topology: Topology, used: Sequence[Choice], ranks: Sequence[RankTimes]) -> str:
-    """The page of a job: who was late, its topology, and each plan that its calls used."""
+def of_job(
+    title: str, topology: Topology, used: Sequence[Choice], ranks: Sequence[RankTimes], slow: Sequence[str] = ()
+) -> str:
+    """The page of a job: who was late, ``slow`` ranks in words, its topology, and each plan that its calls used."""
     busiest = max(used, key=lambda choice: choice.measured.seconds if choice.measured else 0.0, default=None)
     hosts = len(set(topology.hosts))
     about = f"{topology.world_size} ranks on {count(hosts, 'host')}"
     drawn = tree(topology, busiest.chosen.prediction if busiest else None)
-    return document(title, _verdict(ranks), paragraph(about), _late(ranks), drawn, *map(plan, used))
+    return document(title, _verdict(ranks), paragraph(about), _late(ranks, slow), drawn, *map(plan, used))
 
 
 def of_simulation(
@@ -161,13 +163,13 @@ def _verdict(ranks: Sequence[RankTimes]) -> str:
     )
 
 
-def _late(ranks: Sequence[RankTimes]) -> str:
-    """Who was in calls how long."""
+def _late(ranks: Sequence[RankTimes], slow: Sequence[str]) -> str:
+    """Who was in calls how long, and who kept the others waiting."""
     if len(ranks) < 2:
         return ""
     rows = [(str(each.rank), each.host, duration(each.in_calls), duration(each.waiting)) for each in ranks]
     found = Table("time in collectives", ("rank", "host", "in calls", "of it waiting"), tuple(rows))
-    return f"<h2>Who waits for whom</h2>{table(found)}"
+    return f"<h2>Who waits for whom</h2>{''.join(map(paragraph, slow))}{table(found)}"
 
 
 # ---- pictures -------------------------------------------------------------------------------------------------------

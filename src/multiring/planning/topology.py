@@ -113,6 +113,10 @@ class Topology:
         """How many network cards the host of each rank has."""
         return tuple(host.cards for host in self._host_of)
 
+    def host_link(self, rank: int) -> Link:
+        """What leads out of the host of a rank."""
+        return self._host_of[rank].link
+
     @cached_property
     def _host_of(self) -> tuple[Place, ...]:
         hosts: dict[int, Place] = {}

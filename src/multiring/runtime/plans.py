@@ -37,6 +37,7 @@ class Plans:
         self._tuned: dict[Key, Tuned] = {}
         self._strategy = self._possible_strategy()
         self._installed: dict[str, int] = {}
+        self._words: dict[str, str] = {}
         self._lock = threading.Lock()
         if world.settings.tune and world.settings.plan and len(members) > 1 and communicator == self._rank == 0:
             _log.warning(
@@ -109,8 +110,12 @@ class Plans:
 
     def measured(self) -> dict[str, Measured]:
         """What the calls of each installed plan took, by the plan's id."""
-        records = {plan: self._world.engine.installed_record(handle) for plan, handle in self._installed.items()}
+        records = {plan: self._world.engine.installed_record(handle) for plan, handle in list(self._installed.items())}
         return {plan: Measured(*record) for plan, record in records.items()}
+
+    def in_words(self, plan: str) -> str:
+        """The collective and the phases of an installed plan, by its id."""
+        return self._words[plan]
 
     def used(self) -> list[Choice]:
         """The plans that calls were made by, each for the largest size class it served, with what they took."""
@@ -139,8 +144,10 @@ class Plans:
             instructions, peers = mine.table()
             needed = {self._members[peer] for step in mine.instructions for peer in step.peers}
             self._world.connect(needed - {self._world.rank}, timeout)
+            phases = tuple(f"{p.kind} {p.level} {p.method}" for p in plan.phases)
             if self._world.timeline is not None:
-                self._world.timeline.phases[plan.number] = tuple(f"{p.kind} {p.level} {p.method}" for p in plan.phases)
+                self._world.timeline.phases[plan.number] = phases
+            self._words[plan.id] = f"{plan.collective} by {', '.join(phases) or 'nothing'}"
             self._installed[plan.id] = self._world.engine.install(
                 self._communicator, instructions, peers, mine.blocks, mine.segment_bytes, plan.window, plan.number
             )

@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy as np
 
 from multiring import _native
 from multiring.errors import RendezvousError
+from multiring.files import read_text
 
 EVENT = np.dtype(
     [
@@ -45,6 +47,7 @@ _EMPTY = b"[\n]\n"
 _NO_NUMBER = (1 << 64) - 1  # of a receive that waited for its turn
 _log = logging.getLogger("multiring")
 _paths: dict[str, Path] = {}  # as the job began: the program may change its directory
+_PROCESS = re.compile(r"rank (\d+) \(host (.*?)\)(?:, |$)")
 _lacking: set[Path] = set()  # in which something could not be written: that is said once
 _prepared: set[Path] = set()  # by this process: init after shutdown adds to what it wrote before
 
@@ -68,15 +71,16 @@ class Timeline:
     process: int = field(default_factory=os.getpid)
     _written: bool = False
 
-    def write(self, threads: Sequence[Thread], slow: Sequence[Mapping[str, Any]] = ()) -> None:
+    def write(self, threads: Sequence[Thread], slow: Sequence[Mapping[str, Any]] = (), where: str = "") -> None:
         """Add what the engine recorded to the file, once; the first time that it cannot be added, that is logged.
 
-        ``slow``: which ranks kept the others waiting, and when, as `Communicator.stats` has it.
+        ``slow``: which ranks kept the others waiting, and when, as `Communicator.stats` has it; ``where`` in the
+        program this one was then, "" if that is not known.
         """
         if self._written or self.process != os.getpid():
             return
         self._written = True
-        events = (json.dumps(event, separators=(",", ":")) for event in self.events(threads, slow))
+        events = (json.dumps(event, separators=(",", ":")) for event in self.events(threads, slow, where))
         try:
             with _opened(self.path) as descriptor:
                 _append(descriptor, ",\n".join(events).encode())
@@ -85,7 +89,9 @@ class Timeline:
                 _lacking.add(self.path)
                 _log.warning("the timeline lacks events of rank %d, and the job goes on without: %s", self.rank, error)
 
-    def events(self, threads: Sequence[Thread], slow: Sequence[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
+    def events(
+        self, threads: Sequence[Thread], slow: Sequence[Mapping[str, Any]] = (), where: str = ""
+    ) -> Iterator[dict[str, Any]]:
         """The events of this rank, in the Trace Event Format."""
         pid = PIDS * _pair(self.restart, self.generation) + self.rank + 1
         words = [f"rank {self.rank} (host {self.host})"]
@@ -123,7 +129,7 @@ class Timeline:
                 "dur": 1e6 * each["seconds"],
                 "name": each["reason"],
                 "cat": "slow",
-                "args": {"share": each["share"]},
+                "args": {"share": each["share"], **({"where": where} if where else {})},
             }
 
 
@@ -141,6 +147,39 @@ def prepare(path: str, rank: int, host: str, restart: int) -> Timeline:
 def resume(path: str, rank: int, host: str, restart: int, generation: int) -> Timeline:
     """The timeline of a later generation of a job that goes on, which it does whether or not that can be written."""
     return Timeline(_paths.setdefault(path, Path(path).absolute()), rank, host, restart, generation)
+
+
+@dataclass(frozen=True)
+class SlowSpan:
+    """How long a rank kept the others waiting, and what with; ``where`` in its program it was, "" if nobody knows."""
+
+    rank: int
+    host: str
+    reason: str
+    seconds: float
+    where: str
+
+
+def slow_spans(path: Path) -> list[SlowSpan]:
+    """What a timeline tells of slow ranks, in its order.
+
+    OSError if it cannot be read, ValueError with its path if it is no timeline of a job.
+    """
+    try:
+        events = json.loads(read_text(path))
+        names = {e["pid"]: _PROCESS.match(e["args"]["name"]) for e in events if e["name"] == "process_name"}
+        if not names or None in names.values():
+            raise ValueError("none of its processes is a rank")
+        found = []
+        for event in events:
+            match = names.get(event["pid"]) if event.get("cat") == "slow" else None
+            if match is not None:
+                where = str(event["args"].get("where", ""))
+                found.append(SlowSpan(int(match[1]), match[2], str(event["name"]), float(event["dur"]) / 1e6, where))
+        return found
+    except (TypeError, KeyError, AttributeError, RecursionError, ValueError) as error:
+        told = f"an event lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path}: it is no timeline that MULTIRING_TRACE has written: {told}") from None
 
 
 def _pair(a: int, b: int) -> int:

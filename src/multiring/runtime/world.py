@@ -147,7 +147,8 @@ class World:
             raise
         finally:
             if self.timeline is not None:
-                self.timeline.write(self.engine.traced(), slow)
+                where = self.sampler.place if self.sampler is not None else ""
+                self.timeline.write(self.engine.traced(), slow, where)
 
     def account(self) -> dict[str, Any]:
         """What this rank did since it joined the job, and for which ranks its callers waited."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from multiring import api, env
-from multiring.job import bootstrap, rendezvous
+from multiring.job import bootstrap, rendezvous, reports
 from multiring.job.store import TorchStore
 from multiring.runtime.comm import Communicator
 from multiring.runtime.group import Group
@@ -43,6 +43,7 @@ def create(settings: Any, options: Options | None) -> MultiringGroup:
         return _apart(settings, options)
     if api.is_initialized():
         return _beside(api.init(), settings, options)
+    reports.tell_stage("joins")
     communicator = Communicator(Group(_join(settings, options), timeout=timeout))
     api.adopt(communicator)
     return MultiringGroup(communicator, timeout, lambda: api.release(communicator))

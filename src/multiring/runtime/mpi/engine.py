@@ -463,6 +463,7 @@ class MpiEngine:
             "seconds_waiting": self._seconds_waiting,
             "peers": {rank: dict(counted) for rank, counted in self._peers.items()},
             "collectives": {name: dict(done) for name, done in self._collectives.items()},
+            "in_flight": [],  # MPI does not say what it waits for
             "slowest": None,  # the native engine's signs of life tell of it
             "slow_so_far": [],
         }

@@ -1,0 +1,276 @@
+"""How a job stands that is watched: from what its launcher tells (`launch/watch.py`) to data and to a picture."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from multiring.cli.output import folded
+from multiring.launch.watch import program_name
+from multiring.units import count
+
+OLD_SECONDS = 3.0
+"""What a rank said longer ago than this is marked as old: it says something each second."""
+
+SHOWN_LINES = 8
+"""Last lines of the ranks' output in a picture that has room for them."""
+
+SHOWN_FAILURES = 3
+"""Ranks whose failure is shown."""
+
+SHOWN_LINKS = 4
+"""Links of hosts that are shown: the busiest."""
+
+SHOWN_WAITS = 3
+"""Lines about calls that have not ended for long."""
+
+FEWEST_ROWS = 3
+"""Rows of ranks or hosts that are shown in a terminal however low."""
+
+KEEPS = {
+    "computes": "between collectives it computes",
+    "has no core": "between collectives it is ready to run and has no core",
+    "sleeps": "between collectives it sleeps, or waits for data, a lock or another process",
+    "does not run": "between collectives it does not run",
+}
+"""What an engine's word says of a slow rank."""
+
+STYLES = {
+    "runs": "green",
+    "replaced": "green",
+    "ended": "dim",
+    "left": "dim",
+    "lost": "bold red",
+    "stopped": "bold red",
+    "excluded": "bold red",
+}
+
+_WORKING = ("runs", "replaced", "stopped")
+"""States of ranks whose last words still say something."""
+
+Look = Mapping[str, Any]
+
+
+def described(look: Look) -> dict[str, Any]:
+    """What a launcher tells, with what follows of it: the slowest ranks, the plan, the traffic of each host's link."""
+    ranks = [{**rank, "host": _host(rank), "old": _is_old(rank)} for rank in look["ranks"]]
+    told = {name: value for name, value in look.items() if name != "kind"}
+    return {**told, "ranks": ranks, "slowest": _slowest(ranks), "plan": _plan(ranks), "links": _links(ranks)}
+
+
+def _host(rank: Look) -> str:
+    """The host that a rank says it is on, which MULTIRING_HOST may have named, or the one of its agent."""
+    return str((rank["status"] or {}).get("host", rank["host"]))
+
+
+def _is_old(rank: Look) -> bool:
+    return rank["age"] is not None and rank["age"] > OLD_SECONDS
+
+
+def _fresh(ranks: Iterable[Look]) -> list[Look]:
+    """What those say of themselves that do something now."""
+    return [r["status"] for r in ranks if r["state"] in _WORKING and r["status"]["stage"] == "runs" and not r["old"]]
+
+
+def _slowest(ranks: Sequence[Look]) -> dict[str, Any] | None:
+    """Who keeps the others waiting, as most ranks say; where in the program it is, as it says itself."""
+    told = [status["slowest"] for status in _fresh(ranks) if status["slowest"]]
+    if not told:
+        return None
+    (named, _), *_ = Counter(tuple(slow["ranks"]) for slow in told).most_common(1)
+    slow = max((each for each in told if tuple(each["ranks"]) == named), key=lambda each: float(each["share"]))
+    places = [rank["status"]["where"] for rank in ranks if rank["rank"] in named and rank["status"]]
+    host = next((rank["host"] for rank in ranks if rank["rank"] == named[0]), "")
+    return {**slow, "host": host, "where": next(filter(None, places), "")}
+
+
+def _plan(ranks: Sequence[Look]) -> Any:
+    """The plan that moves most now, as the lowest rank says that has one."""
+    return next((status["plan"] for status in _fresh(ranks) if status["plan"]), None)
+
+
+def _links(ranks: Sequence[Look]) -> list[dict[str, Any]]:
+    """What goes in and out of each host in bytes a second, beside the rate of its link where that is known."""
+    found: dict[str, dict[str, Any]] = {}
+    for status in _fresh(ranks):
+        outside = [of for level, of in ((status["rates"] or {}).get("links", {})).items() if level != "rank"]
+        if outside:
+            link = status["link"] or {"up": None, "down": None}
+            host = found.setdefault(status["host"], {"host": status["host"], "sent": 0.0, "received": 0.0, **link})
+            host["sent"] += sum(of["sent"] for of in outside)
+            host["received"] += sum(of["received"] for of in outside)
+    return list(found.values())
+
+
+def picture(look: Look, screen: Console | None = None) -> RenderableType:
+    """A picture of what `described` returns, as long as it takes, or such that a ``screen`` has room for it.
+
+    Where the ranks do not fit, each host has a row, and where the hosts do not, the first ones have.
+    """
+    said = [_title(look), *_words(look)]
+    output = [_line(rank, text) for rank, text in look["output"][-SHOWN_LINES:]]
+    room = None
+    if screen is not None:
+        left = screen.height - len(screen.render_lines(Group(*said))) - 3  # two empty lines, and the headings
+        output = output[-max(left - FEWEST_ROWS, 1) :]
+        room = max(left - len(output), FEWEST_ROWS)
+    parts: list[RenderableType] = [*said, Text(""), _table(look["ranks"], room)]
+    if output:
+        parts += [Text(""), *output]
+    return Group(*parts)
+
+
+def _title(look: Look) -> Text:
+    hosts = len({rank["host"] for rank in look["ranks"]})
+    text = Text(f"job {look['process']} ({program_name(look['program'])}): {count(len(look['ranks']), 'rank')}")
+    text.append(f" on {count(hosts, 'host')}, for {_elapsed(look['seconds'])}")
+    if look["restart"]:
+        text.append(f", restart {look['restart']} of {look['max_restarts']}")
+    return text
+
+
+def _words(look: Look) -> list[Text]:
+    ranks, found = look["ranks"], []
+    states = Counter(rank["state"] for rank in ranks)
+    if set(states) != {"runs"}:
+        text = Text()
+        for state, number in states.most_common():
+            text.append(", " if text else "")
+            text.append(f"{number} {state}", STYLES.get(state, "yellow"))
+        found.append(text)
+    if (plan := look["plan"]) is not None:
+        found.append(Text(f"plan {plan['id']}: {plan['words']}"))
+    if (slow := look["slowest"]) is not None:
+        name = f"rank{'s' * (len(slow['ranks']) > 1)} {_spans(slow['ranks'])} (host {slow['host']})"
+        told = f"{name} {'keep' if len(slow['ranks']) > 1 else 'keeps'} the others waiting for {slow['share']:.0%} of "
+        told += f"the time: {KEEPS[slow['reason']]}"
+        found.append(Text(told + (f"; at {slow['where']}" if slow["where"] else ""), "yellow"))
+    found += [Text(line, "yellow") for line in _blocked(ranks)]
+    for link in sorted(look["links"], key=_load, reverse=True)[:SHOWN_LINKS]:
+        told = f"link of host {link['host']}: {_mega(link['sent'])}"
+        if link["up"] is None:
+            told += f" MB/s out, {_mega(link['received'])} in; its rate is not known"
+        else:
+            told += f" of {_mega(link['up'])} MB/s out, {_mega(link['received'])} of {_mega(link['down'])} in"
+        found.append(Text(told))
+    failed = [rank for rank in ranks if rank["state"] in _WORKING and rank["status"].get("failure")]
+    found += [Text(f"rank {rank['rank']}: {rank['status']['failure']}", "red") for rank in failed[:SHOWN_FAILURES]]
+    return found
+
+
+def _blocked(ranks: Sequence[Look]) -> list[str]:
+    """The ranks that have waited long in one call, and for whom: those of them together that wait for the same."""
+    waiting: defaultdict[tuple[str, tuple[int, ...]], list[tuple[int, float]]] = defaultdict(list)
+    for rank in ranks:
+        for status in _fresh([rank]):
+            for call in status["in_flight"][:1]:
+                waiting[call["collective"], tuple(call["waits_for"])].append((rank["rank"], call["seconds"]))
+    lines = []
+    longest_first = sorted(waiting.items(), key=lambda each: -max(seconds for _, seconds in each[1]))
+    for (collective, waits_for), who in longest_first[:SHOWN_WAITS]:
+        named = f"rank{'s' * (len(who) > 1)} {_spans(rank for rank, _ in who)}"
+        them = f"rank{'s' * (len(waits_for) > 1)} {_spans(waits_for)}" if waits_for else "what is on its way"
+        seconds = _elapsed(max(seconds for _, seconds in who))
+        lines.append(f"{named} {'wait' if len(who) > 1 else 'waits'} for {them} in {collective}, for {seconds} now")
+    return lines
+
+
+def _load(link: Look) -> float:
+    """How busy a link is: the part of its rate, or bytes a second where that is not known."""
+    return float(max(link["sent"] / (link["up"] or 1.0), link["received"] / (link["down"] or 1.0)))
+
+
+def _line(rank: int | None, text: str) -> Text:
+    """A line of output, cut to the picture's width, without what does something in a terminal but show characters."""
+    line = Text("multiring: " if rank is None else f"[{rank}] ", "dim", no_wrap=True, overflow="crop")
+    plain = Text.from_ansi(text.replace("\t", " ")).plain
+    return line.append("".join(character for character in plain if character.isprintable()))
+
+
+def _table(ranks: Sequence[Look], room: int | None) -> Table:
+    table = Table("host", "rank", "state", box=None, pad_edge=False)
+    for heading in ("calls/s", "in calls", "waits for", "sent MB/s"):
+        table.add_column(heading, justify="left" if heading == "waits for" else "right")
+    hosts: defaultdict[str, list[Look]] = defaultdict(list)
+    for rank in ranks:
+        hosts[rank["host"]].append(rank)
+    if room is None or len(ranks) <= room:
+        for host, here in hosts.items():
+            for number, rank in enumerate(here):
+                table.add_row(host if number == 0 else "", *_of_rank(rank))
+    else:
+        shown = list(hosts.items())[: len(hosts) if len(hosts) <= room else room - 1]
+        for host, here in shown:
+            table.add_row(host, *_of_host(here))
+        if len(shown) < len(hosts):
+            table.add_row("...", "", f"{count(len(hosts) - len(shown), 'host')} more")
+    return folded(table)
+
+
+def _of_rank(rank: Look) -> list[Text | str]:
+    state = Text(rank["state"], STYLES.get(rank["state"], "yellow"))
+    if rank["replacement"]:
+        state.append(f" (replacement {rank['replacement']})")
+    if rank["state"] not in _WORKING or rank["status"] is None:
+        return [str(rank["rank"]), state]
+    if rank["old"]:
+        state.append(f", {_elapsed(rank['age'])} old")
+    style = "dim" if rank["old"] else ""
+    return [str(rank["rank"]), state, *(Text(cell, style) for cell in _rates([rank["status"]]))]
+
+
+def _of_host(ranks: Sequence[Look]) -> list[Text | str]:
+    states = Text()
+    for state, number in Counter(rank["state"] for rank in ranks).most_common():
+        states.append(", " if states else "")
+        states.append(f"{number} {state}", STYLES.get(state, "yellow"))
+    return [_spans(rank["rank"] for rank in ranks), states, *_rates(_fresh(ranks))]
+
+
+def _rates(statuses: Iterable[Look]) -> list[str]:
+    """The cells of some ranks: the median of their calls, whom they wait for, and all that they send."""
+    rates = [status["rates"] for status in statuses if status.get("rates")]
+    if not rates:
+        return []
+    waited_for: Counter[int] = Counter()
+    for each in rates:
+        waited_for.update({rank: share / len(rates) for rank, share in each["waits_for"]})
+    named = [f"{rank} ({share:.0%})" for rank, share in waited_for.most_common(1) if share >= 0.005]
+    return [
+        f"{median(each['calls'] for each in rates):.3g}",
+        f"{median(each['in_calls'] for each in rates):.0%}",
+        *(named or ["-"]),
+        _mega(sum(of["sent"] for each in rates for of in each["links"].values())),
+    ]
+
+
+def _mega(bytes_a_second: float) -> str:
+    """MB/s, of 1e6 bytes."""
+    number = bytes_a_second / 1e6
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _elapsed(seconds: float) -> str:
+    """How long something lasts, in whole units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, left = divmod(whole, 60)
+    return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _spans(ranks: Iterable[int]) -> str:
+    """Numbers in order, as 0-3, 7."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

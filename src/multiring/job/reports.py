@@ -1,0 +1,72 @@
+"""What a rank tells its launcher: a memory that both have, with a record of how it does and one of how it ended.
+
+The launcher's agent reads it when it is asked to, so a rank sends nothing, and one that is stopped still has told what
+it did before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+import zlib
+from typing import Any
+
+from multiring import env
+
+NAME = "multiring-report"
+"""The name of the memory behind MULTIRING_REPORT_FD."""
+
+STATUS, REPORT = 0, 1 << 16
+"""Where the two records begin: what the rank does now, and how it ended."""
+
+TRIES = 5
+"""Looks at a record that is being written."""
+
+_HEADER = struct.Struct("!II")
+
+Record = dict[str, Any]
+
+
+def memory() -> int | None:
+    """The descriptor of this process's memory; None where no launcher asks, or where it was not inherited."""
+    descriptor = env.read(env.Launch).report_fd
+    if descriptor is None:
+        return None
+    try:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        return None  # this is not the process that was started, and its exit is not the rank's
+    return (
+        descriptor if name.startswith(f"/memfd:{NAME}") else None
+    )  # else the number is something of the user's by now
+
+
+def write(descriptor: int, place: int, record: Record) -> None:
+    """Put a record in the ``place`` of the one that stood there; ValueError if there is not room for it."""
+    content = json.dumps(record).encode()
+    if place == STATUS and _HEADER.size + len(content) > REPORT:
+        raise ValueError(f"a status of {len(content)} bytes: there is room for {REPORT - _HEADER.size}")
+    os.pwrite(descriptor, _HEADER.pack(len(content), zlib.crc32(content)) + content, place)
+
+
+def read(descriptor: int, place: int) -> Record | None:
+    """The record that stands there; None if there is none, or if it was being written at each of some looks."""
+    for _ in range(TRIES):
+        header = os.pread(descriptor, _HEADER.size, place)
+        if len(header) < _HEADER.size:
+            return None
+        length, checksum = _HEADER.unpack(header)
+        content = os.pread(descriptor, length, place + _HEADER.size)
+        if length and len(content) == length and zlib.crc32(content) == checksum:
+            found: Record = json.loads(content)
+            return found
+    return None
+
+
+def tell_stage(stage: str) -> None:
+    """Let those who watch the job know what this rank does that is in no world: "joins", say."""
+    descriptor = memory()
+    if descriptor is not None:
+        write(descriptor, STATUS, {"stage": stage, "at": time.monotonic()})

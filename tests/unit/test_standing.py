@@ -1,0 +1,147 @@
+"""The picture of a job that is watched, in 80 columns: values depend on the rank."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from multiring.cli import standing
+
+
+def status(rank: int, host: str, **others: Any) -> dict[str, Any]:
+    """What a rank says; rank r makes r + 1 calls a second, and waits for rank 3."""
+    level = {"rank": {"sent": 1e6 * rank, "received": 2e6}, "host": {"sent": 1e7 + 1e6 * rank, "received": 2e7}}
+    rates = {
+        "calls": rank + 1.0,
+        "in_calls": 0.1 * rank,
+        "waiting": 0.05 * rank,
+        "waits_for": [[3, 0.04 * rank], [0, 0.01]],
+        "links": level,
+    }
+    told = {"stage": "runs", "rank": rank, "host": host, "generation": 1, "size": 4, "failure": "", "where": ""}
+    link = {"up": 1e8, "down": 5e7}
+    plan = {"id": f"plan{rank}", "words": "all_reduce by reduce_scatter rank direct, all_reduce host ring, " * 2}
+    return {
+        **told,
+        "slowest": None,
+        "calls": 10 * rank,
+        "rates": rates,
+        "link": link,
+        "plan": plan,
+        "in_flight": [],
+        **others,
+    }
+
+
+def a_rank(rank: int, host: str, state: str = "runs", age: float | None = 0.5, **others: Any) -> dict[str, Any]:
+    said = None if age is None else status(rank, host, **others)
+    return {"rank": rank, "host": "agent", "process": 100 + rank, "state": state, "replacement": 0, "age": age} | {
+        "status": said
+    }
+
+
+def a_look(ranks: list[dict[str, Any]], **others: Any) -> dict[str, Any]:
+    told = {"kind": "look", "process": 4711, "job": "x", "program": ["/a/train.py", "--lr=3"], "version": "0"}
+    return {**told, "seconds": 3723.4, "restart": 0, "max_restarts": 0, "ranks": ranks, "output": [], **others}
+
+
+def shown(look: dict[str, Any], width: int = 80, rows: int | None = None) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=rows, markup=False, emoji=False)
+    console.print(standing.picture(standing.described(look), console if rows else None))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_picture_in_80_columns() -> None:
+    slow = {"ranks": [3], "share": 0.42, "reason": "sleeps"}
+    ranks = [a_rank(r, "aabb"[r], slowest=slow) for r in range(4)]
+    ranks[3]["status"]["where"] = "train.py:7 in load: time.sleep(1)"
+    output: list[list[Any]] = [[r, f"\x1b[31mline\t{7 * r}\x1b[0m\0" + " long" * 30 * (r == 1)] for r in range(3)]
+    output += [[3, "\x1bcline 21\x9b2J"], [None, "restart 1"]]
+    lines = shown(a_look(ranks, output=output, restart=1, max_restarts=3))
+    assert lines == [
+        "job 4711 (train.py): 4 ranks on 2 hosts, for 1 h 2 min, restart 1 of 3",
+        "plan plan0: all_reduce by reduce_scatter rank direct, all_reduce host ring,",
+        "all_reduce by reduce_scatter rank direct, all_reduce host ring,",
+        "rank 3 (host b) keeps the others waiting for 42% of the time: between",
+        "collectives it sleeps, or waits for data, a lock or another process; at",
+        "train.py:7 in load: time.sleep(1)",
+        "link of host a: 21 of 100 MB/s out, 40 of 50 in",
+        "link of host b: 25 of 100 MB/s out, 40 of 50 in",
+        "",
+        "host  rank  state  calls/s  in calls  waits for  sent MB/s",
+        "a     0     runs         1        0%  0 (1%)            10",
+        "      1     runs         2       10%  3 (4%)            12",
+        "b     2     runs         3       20%  3 (8%)            14",
+        "      3     runs         4       30%  3 (12%)           16",
+        "",
+        "[0] line 0",
+        "[1] line 7" + (" long" * 30)[:70],
+        "[2] line 14",
+        "[3] cline 212J",
+        "multiring: restart 1",
+    ]
+
+
+def test_what_was_said_long_ago_is_marked_and_counts_no_more() -> None:
+    slow = {"ranks": [0], "share": 0.9, "reason": "computes"}
+    ranks = [a_rank(0, "a"), a_rank(1, "a", "stopped", 75.0, slowest=slow), a_rank(2, "b", "lost")]
+    ranks += [a_rank(3, "b", "starts", None), a_rank(4, "b", "replaced"), a_rank(5, "b", "joins", None)]
+    ranks[4]["replacement"] = 2
+    look = standing.described(a_look(ranks))
+    assert look["slowest"] is None
+    assert [(link["host"], link["sent"]) for link in look["links"]] == [("a", 1e7), ("b", 1.4e7)]
+    assert [rank["old"] for rank in look["ranks"]] == [False, True, False, False, False, False]
+    lines = shown(a_look(ranks))
+    assert "1 runs, 1 stopped, 1 lost, 1 starts, 1 replaced, 1 joins" in lines
+    table = [line.split() for line in lines[lines.index("") + 1 :]]
+    assert table[2] == ["1", "stopped,", "1", "min", "15", "s", "old", "2", "10%", "3", "(4%)", "12"]
+    assert table[3] == ["b", "2", "lost"]
+    assert table[4] == ["4", "replaced", "(replacement", "2)", "5", "40%", "3", "(16%)", "18"]
+    assert table[5:] == [["agent", "3", "starts"], ["5", "joins"]]
+    assert max(map(len, lines)) <= 80
+
+
+def test_ranks_that_do_not_fit_are_shown_by_host() -> None:
+    ranks = [a_rank(r, f"host{r // 8:02}") for r in range(160)]
+    ranks[9]["state"] = "stopped"
+    lines = shown(a_look(ranks, output=[[0, f"line {n}"] for n in range(20)]), rows=50)
+    assert len(lines) <= 50
+    (second,) = [line for line in lines if line.startswith("host01")]
+    assert second.split() == ["host01", "8-15", "7", "runs,", "1", "stopped", "12.5", "115%", "3", "(46%)", "264"]
+    busiest = [line.split()[3] for line in lines if line.startswith("link of host ")]
+    assert busiest == [f"host{number}:" for number in (19, 18, 17, 16)]
+    low = shown(a_look(ranks), rows=10)
+    assert low[-1].split() == ["...", "18", "hosts", "more"]
+
+
+def test_calls_that_do_not_end() -> None:
+    def call(seconds: float, *waits_for: int) -> list[dict[str, Any]]:
+        return [{"collective": "all_reduce", "seconds": seconds, "is_blocked": True, "waits_for": list(waits_for)}]
+
+    ranks = [a_rank(r, "a", in_flight=call(4.0 + r, 3)) for r in (0, 1, 2)]
+    ranks += [a_rank(3, "a", "stopped", 9.0, in_flight=call(70.0, 0)), a_rank(4, "b", in_flight=call(7.0, 1, 2, 3))]
+    ranks.append(a_rank(5, "b", in_flight=call(1.0)))
+    lines = [line for line in shown(a_look(ranks)) if " in all_reduce" in line]
+    assert lines == [
+        "rank 4 waits for ranks 1-3 in all_reduce, for 7 s now",
+        "ranks 0-2 wait for rank 3 in all_reduce, for 6 s now",
+        "rank 5 waits for what is on its way in all_reduce, for 1 s now",
+    ]
+
+
+def test_a_failure_and_a_link_whose_rate_nobody_knows() -> None:
+    ranks = [a_rank(0, "a", link=None, failure="PeerLost: rank 1 (host b) is lost"), a_rank(1, "b", link=None)]
+    lines = shown(a_look(ranks))
+    assert "rank 0: PeerLost: rank 1 (host b) is lost" in lines
+    assert "link of host b: 11 MB/s out, 20 in; its rate is not known" in lines
+
+
+def test_a_narrow_terminal_folds() -> None:
+    look = a_look([a_rank(r, "ab"[r]) for r in range(2)], output=[[1, "x" * 100]])
+    for width in (20, 50):
+        assert max(map(len, shown(look, width))) <= width
+    assert shown(look, 50)[-1] == "[1] " + "x" * 46
+    assert shown(look, 50)[-3].split() == ["b", "1", "runs", "2", "10%", "3", "(4%)", "12"]
