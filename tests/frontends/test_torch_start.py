@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,6 +144,7 @@ def test_options_reach_multiring_and_its_functions_work_on_the_group() -> None:
 
 SERVE = """
 import sys
+import time
 import torch.distributed as dist
 
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -194,6 +196,7 @@ def test_a_store_whose_server_is_stopped_is_given_up() -> None:
 
 WAIT_FOR_ANOTHER = """
 import sys
+import time
 from datetime import timedelta
 import torch.distributed as dist
 from multiring import RendezvousError
@@ -229,6 +232,52 @@ def test_the_rank_that_never_came_is_named_in_time(seconds: float, init_timeout:
         assert re.match(said, line_of(processes[1]))
         if seconds:
             assert line_of(processes[0]).startswith("None ")  # torch's own words
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+MEET_AT_RANK_0 = """
+import os, sys
+from datetime import timedelta
+import torch.distributed as dist
+from multiring import RendezvousError
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+os.environ.update(MULTIRING_HOST="abc"[rank], MULTIRING_INTERFACE="lo", MULTIRING_INIT_TIMEOUT="4")
+limit = timedelta(seconds=60)
+store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False, timeout=limit)
+print("linked", flush=True)
+sys.stdin.readline()
+try:
+    dist.init_process_group("multiring", store=store, rank=rank, world_size=3)
+except RendezvousError as error:
+    print(error.rank, error, flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_rank_0_takes_its_store_along_and_is_named(number: signal.Signals) -> None:
+    """While it waits for rank 2, which comes a moment later."""
+    port = free_port()
+    processes = []
+    try:
+        for rank in range(3):
+            words = [sys.executable, "-c", MEET_AT_RANK_0, str(rank), str(port)]
+            silent = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # torch shows its stack
+            processes.append(subprocess.Popen(words, stdin=subprocess.PIPE, text=True, **silent))
+            assert line_of(processes[-1]) == "linked\n"
+        go_on(processes[:2])
+        time.sleep(1)
+        processes[0].send_signal(number)
+        go_on(processes[2:])
+        for process in processes[1:]:
+            said = line_of(process)
+            assert re.match(
+                r"0 torch's store was lost: .*\(rank 0, which serves it, has ended, is stopped or ", said
+            ), said
     finally:
         for process in processes:
             process.kill()
