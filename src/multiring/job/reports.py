@@ -54,11 +54,12 @@ def write(descriptor: int, place: int, record: Record) -> None:
 def read(descriptor: int, place: int) -> Record | None:
     """The record that stands there; None if there is none, or if it was being written at each of some looks."""
     for _ in range(TRIES):
-        header = os.pread(descriptor, _HEADER.size, place)
-        if len(header) < _HEADER.size:
+        end = REPORT if place == STATUS else os.fstat(descriptor).st_size
+        stored = os.pread(descriptor, max(end - place, 0), place)  # at once: it may be written between two looks
+        if len(stored) < _HEADER.size:
             return None
-        length, checksum = _HEADER.unpack(header)
-        content = os.pread(descriptor, length, place + _HEADER.size)
+        length, checksum = _HEADER.unpack_from(stored)
+        content = stored[_HEADER.size : _HEADER.size + length]
         if length and len(content) == length and zlib.crc32(content) == checksum:
             found: Record = json.loads(content)
             return found
