@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,17 +50,41 @@ def succeeds(program: str, *arguments: str, ranks: int, **environment: str) -> s
 
 
 class Worlds:
-    """Ranks that several tests share: a number of them starts once, and runs all functions that are chosen for it."""
+    """Ranks that several tests share: a number of them starts once, and runs all functions that are chosen for it.
 
-    def __init__(self, program: str, chosen: Mapping[int, Sequence[str]], **environment: str) -> None:
+    In those whose number is in ``losing``, ``loss_of_a_rank`` comes last, in which the highest rank is killed.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        chosen: Mapping[int, Sequence[str]],
+        *arguments: str,
+        losing: Collection[int] = (),
+        **environment: str,
+    ) -> None:
         self._chosen = chosen
-        self._ended = cache(lambda ranks: job(program, *chosen[ranks], ranks=ranks, timeout=560, **environment))
+        self._losing = losing
+
+        def run(ranks: int) -> subprocess.CompletedProcess[str]:
+            last = ["loss_of_a_rank"] if ranks in losing else []
+            return job(program, *arguments, *chosen[ranks], *last, ranks=ranks, timeout=560, **environment)
+
+        self._ended = cache(run)
 
     def succeed(self, *functions: str, ranks: int) -> None:
-        """Check that all ranks returned from these functions, and that they ended well after the last one."""
+        """Check that all ranks returned from these functions, and that they ended well unless one was killed."""
         assert set(functions) <= set(self._chosen[ranks])
         done = self._ended(ranks)
         printed = [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
         missing = [name for name in functions if printed.count(f"finished {name}") != ranks]
         assert not missing, f"not finished: {missing}\n{done.stdout}\n{done.stderr}"
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        assert ranks in self._losing or done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+    def told_of_the_killed_rank(self, words: str, *, ranks: int) -> None:
+        """Check that each of the others printed a line that matches these words."""
+        assert ranks in self._losing
+        done = self._ended(ranks)
+        assert done.returncode != 0
+        told = [line for line in done.stdout.splitlines() if re.search(words, line)]
+        assert len(told) == ranks - 1, f"{done.stdout}\n{done.stderr}"
