@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from prepared import Prepared
 
 HERE = Path(__file__).parent
 
@@ -30,16 +31,20 @@ def job(
     program: str, *arguments: str, ranks: int, timeout: float = 280, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program that stands beside this file, or those of its functions that ``arguments`` name."""
-    paths = [str(HERE.parent / "helpers"), environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return subprocess.run(
         [sys.executable, "-m", "multiring", "run", "-n", str(ranks), str(HERE / program), *arguments],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
+        env={**os.environ, **_variables(environment)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=timeout,
     )
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the programs beside this file need, too."""
+    paths = [str(HERE.parent / "helpers"), environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
+    return {"TF_CPP_MIN_LOG_LEVEL": "2", **environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def succeeds(program: str, *arguments: str, ranks: int, **environment: str) -> str:
@@ -61,16 +66,29 @@ class Worlds:
         chosen: Mapping[int, Sequence[str]],
         *arguments: str,
         losing: Collection[int] = (),
+        imports: Sequence[str] = (),
         **environment: str,
     ) -> None:
+        """``imports`` are done once for all ranks, which are forked then."""
         self._chosen = chosen
         self._losing = losing
+        self._prepared = Prepared(imports, _variables(environment)) if imports else None
 
         def run(ranks: int) -> subprocess.CompletedProcess[str]:
             last = ["loss_of_a_rank"] if ranks in losing else []
-            return job(program, *arguments, *chosen[ranks], *last, ranks=ranks, timeout=560, **environment)
+            words = [*arguments, *chosen[ranks], *last]
+            if self._prepared is not None:
+                return self._prepared.job(HERE / program, *words, ranks=ranks, timeout=560)
+            return job(program, *words, ranks=ranks, timeout=560, **environment)
 
         self._ended = cache(run)
+
+    def __enter__(self) -> Worlds:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._prepared is not None:
+            self._prepared.close()
 
     def succeed(self, *functions: str, ranks: int) -> None:
         """Check that all ranks returned from these functions, and that they ended well unless one was killed."""
