@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from prepared import Prepared
 
 HERE = Path(__file__).parent
 
@@ -30,16 +31,20 @@ def job(
     program: str, *arguments: str, ranks: int, timeout: float = 280, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program that stands beside this file, or those of its functions that ``arguments`` name."""
-    paths = [str(HERE.parent / "helpers"), environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return subprocess.run(
         [sys.executable, "-m", "multiring", "run", "-n", str(ranks), str(HERE / program), *arguments],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
+        env={**os.environ, **_variables(environment)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=timeout,
     )
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the programs beside this file need, too."""
+    paths = [str(HERE.parent / "helpers"), environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
+    return {"TF_CPP_MIN_LOG_LEVEL": "2", **environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def succeeds(program: str, *arguments: str, ranks: int, **environment: str) -> str:
@@ -50,17 +55,54 @@ def succeeds(program: str, *arguments: str, ranks: int, **environment: str) -> s
 
 
 class Worlds:
-    """Ranks that several tests share: a number of them starts once, and runs all functions that are chosen for it."""
+    """Ranks that several tests share: a number of them starts once, and runs all functions that are chosen for it.
 
-    def __init__(self, program: str, chosen: Mapping[int, Sequence[str]], **environment: str) -> None:
+    In those whose number is in ``losing``, ``loss_of_a_rank`` comes last, in which the highest rank is killed.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        chosen: Mapping[int, Sequence[str]],
+        *arguments: str,
+        losing: Collection[int] = (),
+        imports: Sequence[str] = (),
+        **environment: str,
+    ) -> None:
+        """``imports`` are done once for all ranks, which are forked then."""
         self._chosen = chosen
-        self._ended = cache(lambda ranks: job(program, *chosen[ranks], ranks=ranks, timeout=560, **environment))
+        self._losing = losing
+        self._prepared = Prepared(imports, _variables(environment)) if imports else None
+
+        def run(ranks: int) -> subprocess.CompletedProcess[str]:
+            last = ["loss_of_a_rank"] if ranks in losing else []
+            words = [*arguments, *chosen[ranks], *last]
+            if self._prepared is not None:
+                return self._prepared.job(HERE / program, *words, ranks=ranks, timeout=560)
+            return job(program, *words, ranks=ranks, timeout=560, **environment)
+
+        self._ended = cache(run)
+
+    def __enter__(self) -> Worlds:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._prepared is not None:
+            self._prepared.close()
 
     def succeed(self, *functions: str, ranks: int) -> None:
-        """Check that all ranks returned from these functions, and that they ended well after the last one."""
+        """Check that all ranks returned from these functions, and that they ended well unless one was killed."""
         assert set(functions) <= set(self._chosen[ranks])
         done = self._ended(ranks)
         printed = [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
         missing = [name for name in functions if printed.count(f"finished {name}") != ranks]
         assert not missing, f"not finished: {missing}\n{done.stdout}\n{done.stderr}"
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        assert ranks in self._losing or done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+    def told_of_the_killed_rank(self, words: str, *, ranks: int) -> None:
+        """Check that each of the others printed a line that matches these words."""
+        assert ranks in self._losing
+        done = self._ended(ranks)
+        assert done.returncode != 0
+        told = [line for line in done.stdout.splitlines() if re.search(words, line)]
+        assert len(told) == ranks - 1, f"{done.stdout}\n{done.stderr}"

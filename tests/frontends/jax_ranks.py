@@ -110,6 +110,8 @@ def overtaken() -> None:
         with pytest.raises(mr.Mismatch) as error:
             mr.all_reduce(own(RANK, 10))
     assert "1 array: of a JAX program" in str(error.value)
+    disagreeing.new_job()
+    jax.clear_caches()
 
 
 @worker

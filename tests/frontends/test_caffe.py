@@ -6,7 +6,7 @@ import os
 from importlib.util import find_spec
 
 import pytest
-from framework_jobs import HERE, Worlds, job, succeeds
+from framework_jobs import HERE, Worlds, succeeds
 
 FOUND = os.environ.get("PYTHONPATH", "")
 CAFFE = {} if find_spec("caffe") else {"PYTHONPATH": f"{HERE / 'pycaffe'}:{FOUND}".rstrip(":")}
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def worlds() -> Worlds:
-    return Worlds("caffe_ranks.py", {2: TRAINING + OTHERWISE, 3: TRAINING}, **CAFFE)
+    return Worlds("caffe_ranks.py", {2: TRAINING + OTHERWISE, 3: TRAINING}, losing={3}, **CAFFE)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -33,10 +33,8 @@ def test_what_caffe_does_otherwise(what: str, worlds: Worlds) -> None:
     worlds.succeed(what, ranks=2)
 
 
-def test_the_others_are_told_of_a_killed_rank() -> None:
-    done = job("caffe_ranks.py", "loss_of_a_rank", ranks=3, **CAFFE)
-    assert done.returncode != 0
-    assert done.stdout.count("lost rank 2") == 2, done.stderr
+def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:
+    worlds.told_of_the_killed_rank("lost rank 2$", ranks=3)
 
 
 def test_the_example_learns_digits() -> None:

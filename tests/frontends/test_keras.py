@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from framework_jobs import job, needs, succeeds
+from framework_jobs import Worlds, needs, succeeds
 
 BACKENDS = ["tensorflow", "jax", "torch"]
+CHECKS = (
+    "saving",
+    "trained_before",
+    "warm_up",
+    "recipe_as_schedule",
+    "mistakes",
+    "scaled_losses",
+    "saving_what_is_registered",
+    "copies",
+    "plain_optimizer",
+    "compiled_by_torch",
+    "uneven_batches",
+    "corrected_momentum",
+    "other_variables",
+)
 
-pytestmark = needs("keras", "tensorflow", "jax")
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_training_saving_and_callbacks(backend: str, tmp_path: Path) -> None:
-    functions = ("training", "saving", "trained_before", "warm_up", "recipe_as_schedule", "mistakes", "scaled_losses")
-    functions += (
-        "saving_what_is_registered",
-        "copies",
-        "plain_optimizer",
-        "compiled_by_torch",
-        "uneven_batches",
-        "corrected_momentum",
-        "other_variables",
-    )
-    succeeds("keras_ranks.py", *functions, ranks=2, KERAS_BACKEND=backend, JAX_ENABLE_X64="1", FOLDER=str(tmp_path))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_three_uneven_ranks_train_what_one_process_trains(backend: str) -> None:
-    succeeds("keras_ranks.py", "training", ranks=3, KERAS_BACKEND=backend, JAX_ENABLE_X64="1")
+pytestmark = needs("keras", "tensorflow", "jax", seconds=600)
 
 
-@pytest.mark.parametrize(("backend", "ranks"), [("tensorflow", 2), ("jax", 3), ("torch", 2)])
-def test_the_others_are_told_of_a_killed_rank(backend: str, ranks: int) -> None:
-    done = job("keras_ranks.py", "loss_of_a_rank", ranks=ranks, KERAS_BACKEND=backend, JAX_ENABLE_X64="1")
-    assert done.returncode != 0
-    told = [line for line in done.stdout.splitlines() if line.endswith(f" and rank {ranks - 1}")]
-    assert len(told) == ranks - 1, done.stderr
-    assert all("Error and" in line or "PeerLost and" in line for line in told)
+@pytest.fixture(scope="module", params=BACKENDS)
+def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    backend: str = request.param
+    folder = str(tmp_path_factory.mktemp(backend))
+    environment = {"KERAS_BACKEND": backend, "JAX_ENABLE_X64": "1", "FOLDER": folder}
+    return Worlds("keras_ranks.py", {2: CHECKS, 3: ("training",)}, losing={3}, **environment)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_two_ranks(check: str, worlds: Worlds) -> None:
+    worlds.succeed(check, ranks=2)
+
+
+def test_three_uneven_ranks_train_what_one_process_trains(worlds: Worlds) -> None:
+    worlds.succeed("training", ranks=3)
+
+
+def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:
+    worlds.told_of_the_killed_rank("(Error|PeerLost) and rank 2$", ranks=3)
 
 
 def test_the_example_learns_digits() -> None:

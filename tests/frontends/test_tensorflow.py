@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
-from framework_jobs import Worlds, job, needs, succeeds
+from framework_jobs import Worlds, needs, succeeds
+
+IMPORTS = ("tensorflow", "multiring.tensorflow", "sklearn.datasets", "pytest")
 
 pytestmark = needs("tensorflow", seconds=600)
 
@@ -12,25 +16,22 @@ APART = ("retraced_alone", "other_gradients")
 
 
 @pytest.fixture(scope="module")
-def worlds() -> Worlds:
-    return Worlds("tensorflow_ranks.py", {2: TOGETHER, 3: TOGETHER + APART})
+def worlds() -> Iterator[Worlds]:
+    with Worlds("tensorflow_ranks.py", {3: TOGETHER + APART}, losing={3}, imports=IMPORTS) as worlds:
+        yield worlds
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_averages_and_training(ranks: int, worlds: Worlds) -> None:
-    worlds.succeed(*TOGETHER, ranks=ranks)
+@pytest.mark.parametrize("check", TOGETHER)
+def test_averages_and_training(check: str, worlds: Worlds) -> None:
+    worlds.succeed(check, ranks=3)
 
 
 def test_gradients_of_other_variables_are_a_mismatch_that_shows_both(worlds: Worlds) -> None:
     worlds.succeed(*APART, ranks=3)
 
 
-def test_the_others_are_told_of_a_killed_rank() -> None:
-    done = job("tensorflow_ranks.py", "loss_of_a_rank", ranks=3)
-    assert done.returncode != 0
-    told = [line for line in done.stdout.splitlines() if "and rank 2" in line]
-    assert len(told) == 2, done.stderr
-    assert all("PeerLost: rank 2" in line for line in told)
+def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:
+    worlds.told_of_the_killed_rank("PeerLost: rank 2.* and rank 2$", ranks=3)
 
 
 def test_the_example_learns_digits() -> None:
