@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 from fontTools.ttLib import TTFont, TTLibError
-from PIL import Image, ImageDraw, ImageFilter, ImageFont
+from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
 
 from multiring.data import pack
 
@@ -84,6 +84,7 @@ class Pictures:
     size: int
     seed: int
     suffix: str
+    plain: bool
 
 
 def han(code: int) -> bool:
@@ -131,8 +132,11 @@ def stencil(face: Face, character: str, size: int) -> Image.Image:
     return image
 
 
-def picture(face: Face, character: str, size: int, dice: np.random.Generator) -> Image.Image:
-    """A character turned, sheared, scaled, moved and blurred, in one colour on a background of two others."""
+def picture(face: Face, character: str, size: int, plain: bool, dice: np.random.Generator) -> Image.Image:
+    """A character turned, sheared, scaled, moved and blurred, in one colour on a background of two others.
+
+    A ``plain`` one is black on white.
+    """
     high = 2 * size  # drawn larger, so that the strokes stay smooth
     angle, shear = dice.uniform(-0.25, 0.25), dice.uniform(-0.2, 0.2)
     wide, tall = dice.uniform(0.95, 1.4, 2)  # what is looked at, so 1.4 makes it smaller
@@ -144,6 +148,8 @@ def picture(face: Face, character: str, size: int, dice: np.random.Generator) ->
     mask = stencil(face, character, high).transform((high, high), Image.Transform.AFFINE, matrix, Image.BILINEAR)
     mask = mask.filter(ImageFilter.GaussianBlur(dice.uniform(0.0, high / 64))).resize((size, size), Image.BOX)
 
+    if plain:
+        return ImageOps.invert(mask).convert("RGB")
     colours = dice.uniform(0, 255, (3, 3))
     light = colours.mean(1)
     if abs(light[0] - light[1:].mean()) < 90:  # else nobody could read it
@@ -165,7 +171,7 @@ def draw(character: str, pictures: Pictures, folder: Path) -> None:
         face = pictures.faces[number % len(pictures.faces)]
         validates = int(pictures.part == "validation")
         dice = np.random.default_rng([pictures.seed, validates, ord(character), number])
-        image = picture(face, character, pictures.size, dice)
+        image = picture(face, character, pictures.size, pictures.plain, dice)
         image.save(target / f"{number:05d}-{face.name}.{pictures.suffix}", quality=90)
 
 
@@ -202,7 +208,7 @@ def make(args: argparse.Namespace) -> str:
     if both := sorted(face.name for face in set(train) & set(validation)):
         raise Mistake(f"{', '.join(both)}: a font is for training or for validation, not both")
     characters = choose([*train, *validation], args.classes, args.seed, args.script)
-    rest = (args.size, args.seed, args.format)
+    rest = (args.size, args.seed, args.format, args.plain)
     parts = (
         Pictures("train", train, args.samples, *rest),
         Pictures("validation", validation, args.validation_samples, *rest),
@@ -225,6 +231,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--script", choices=sorted(SCRIPTS), default="han", help="which characters are classes")
     parser.add_argument("--train-fonts", nargs="+", default=TRAIN_FONTS, metavar="FILE[:FACE]")
     parser.add_argument("--validation-fonts", nargs="+", default=VALIDATION_FONTS, metavar="FILE[:FACE]")
+    parser.add_argument("--plain", action="store_true", help="black on white, which takes far fewer steps to learn")
     parser.add_argument("--packed", action="store_true", help="write tar files in the place of folders of classes")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()

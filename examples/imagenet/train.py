@@ -114,9 +114,9 @@ class Training:
             "number of validation images": len(self.validation),
             "number of classes": len(self.images.classes),
             **dataclasses.asdict(self.preset),
-            "--uneven": self.args.uneven,
-            "--every": self.args.every,
-            "--report": self.args.report,
+            **{f"--{name}": getattr(self.args, name) for name in ("uneven", "every", "report", "wait")},
+            "a --checkpoint": self.args.checkpoint is not None,
+            "a --page": self.args.page is not None,
         }
 
     def synchronise(self) -> None:

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from framework_jobs import needs
 
-from multiring.data import Dataset
+from multiring.data import Dataset, pack
 
 torch = pytest.importorskip("torch")
+Image = pytest.importorskip("PIL.Image")
 ROOT = Path(__file__).parents[2]
 APPLICATION = ROOT / "examples" / "imagenet"
 sys.path.insert(0, str(APPLICATION))
@@ -80,6 +82,12 @@ def test_glyphs_are_the_same_by_seed_and_as_tar_files(glyphs: Path, tmp_path: Pa
         assert of_class == sorted(packed.classes)[0]
         found = [packed[sample]["png"] for sample in range(len(packed))]
         assert found == [drawn[name] for name in sorted(images) if name.startswith(part)]
+    draws(tmp_path / "plain", "--seed", "7", "--plain")
+    with Image.open(next((tmp_path / "plain" / "train").rglob("*.png"))) as image:
+        plain = np.asarray(image)
+    assert (plain == plain[:, :, :1]).all()
+    assert plain.max() == 255
+    assert plain.min() < 128
     draws(tmp_path / "other", "--seed", "8")
     assert not set(contents(tmp_path / "other").values()) & {drawn[name] for name in images}
 
@@ -228,14 +236,16 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
 ) -> None:
     """Five steps an epoch, checkpoints after steps 3, 5, 6, 9 and 10, rank 0 killed before step 8 of 0 to 9."""
     shape = ["epochs=2", "batch=8", "micro=3", "average=0.9", "lars=0.01"]
-    first, second = tmp_path / "whole.pt", tmp_path / "killed.pt"
-    whole = trains(glyphs, 2, *shape, options=("--every", "3", "--checkpoint", str(first)), workers="1")
+    for part in ("train", "validation"):
+        pack(glyphs / part, tmp_path / "packed" / part)
+    packed, first, second = tmp_path / "packed", tmp_path / "whole.pt", tmp_path / "killed.pt"
+    whole = trains(packed, 2, *shape, options=("--every", "3", "--checkpoint", str(first)), workers="1")
     assert len(losses(whole)) == 10
     options = ("--every", "3", "--checkpoint", str(second))
-    killed = trains(glyphs, 2, *shape, options=options, KILL="0:8")
+    killed = trains(packed, 2, *shape, options=options, KILL="0:8")
     assert killed.returncode != 0
     assert torch.load(second, weights_only=True)["state"]["loader"]["consumed"] == 8
-    resumed = trains(glyphs, 2, *shape, options=options)
+    resumed = trains(packed, 2, *shape, options=options)
     assert losses(resumed) == losses(whole)[6:]
     assert "epoch 1 step 2 of 5" in resumed.stdout.partition("\n")[0]
     left, right = (torch.load(path, weights_only=True) for path in (first, second))
@@ -247,10 +257,10 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
     assert len(moments[0]) > 20
     assert all(map(torch.equal, *moments))
 
-    other = trains(glyphs, 1, *shape, "rate=0.3", options=options)
+    other = trains(packed, 1, *shape, "rate=0.3", options=options)
     assert other.returncode == 1
     assert told(other) == [
-        f"{second}: rate was 0.1 and is 0.3: give the options of the run that wrote it, or another --checkpoint"
+        f"{second}: rate was 0.05 and is 0.3: give the options of the run that wrote it, or another --checkpoint"
     ]
 
 
