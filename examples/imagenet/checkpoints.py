@@ -1,0 +1,38 @@
+"""Checkpoints that are whole, and of the training that takes them up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MAY_DIFFER = ("--report", "--wait", "a --page")
+
+
+def save(path: Path, whole: dict[str, Any]) -> None:
+    """Write a checkpoint; who is killed meanwhile leaves the old one or the new one."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        torch.save(whole, file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def load(path: Path, facts: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A checkpoint; ValueError where it is none, or one of a training with other ``facts``."""
+    try:
+        whole = torch.load(path, map_location=device, weights_only=True)
+        before = whole["facts"]
+    except Exception as error:  # there is no telling what unpickling a damaged file raises
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path}: it is no checkpoint of this program: {type(error).__name__}: {reason}") from None
+    for name, value in facts.items():
+        if before.get(name) != value and name not in MAY_DIFFER:
+            raise ValueError(
+                f"{path}: {name} was {before.get(name)!r} and is {value!r}: give the options of the run that wrote "
+                "it, or another --checkpoint"
+            )
+    return whole

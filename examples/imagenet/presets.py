@@ -1,0 +1,216 @@
+"""The recipes that train.py knows, as data, and what follows from them: the learning rate of each step.
+
+Where a number was not published, or we do not know it, the row says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from multiring import recipes
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a training is made of; `train.py --set NAME=VALUE` changes any of it."""
+
+    source: str
+    """Where the numbers come from."""
+    model: str
+    """"small", or the name of a library and of its model, as in "torchvision:resnet50"."""
+    epochs: int
+    batch: int
+    """Samples of a step, of all ranks together."""
+    rate: float
+    """The learning rate that suits ``base_batch``; it is scaled in proportion to ``batch``."""
+    base_batch: int = 256
+    warm_up: float = 5.0
+    """Epochs in which the rate grows from ``start_rate`` in equal increments."""
+    start_rate: float = 0.1
+    schedule: str = "steps"
+    """"steps" divides the rate by 10 at ``drops``; "linear" and "cosine" fall to zero from the end of the warm-up."""
+    drops: tuple[int, ...] = (30, 60, 80)
+    collapse_epochs: int = 0
+    """Last epochs that begin at ``collapse_rate``, fall with power 2, and have no augmentation."""
+    collapse_rate: float = 0.0
+    """As for ``base_batch``: scaled as ``rate`` is."""
+    collapse_decay: float = 1.0
+    """What weight decay is multiplied by in these epochs."""
+    momentum: float = 0.9
+    nesterov: bool = False
+    decay: float = 1e-4
+    """Weight decay, which biases and norms have none of."""
+    smoothing: float = 0.0
+    """Label smoothing."""
+    average: float = 0.0
+    """Decay of the moving average of weights that is validated; 0: none."""
+    lars: float = 0.0
+    """Trust of layer-wise adaptive rates; 0: none."""
+    statistics: str = "rank"
+    """Whose samples batch norms look at: those of one pass on a "rank", or of one on all ranks of the "world"."""
+    micro: int = 32
+    """Most samples of a forward and backward pass of a rank; more are several passes in one step."""
+    zero_gamma: bool = True
+    """Whether the last norm of each residual block begins with a scale of 0."""
+    train_size: int = 224
+    resize: int = 256
+    """The shorter side that a validation image is scaled to, before its middle is cut out."""
+    validation_size: int = 224
+    smallest_crop: float = 0.08
+    """Share of a training image that is looked at, at least."""
+    flip: bool = True
+    bfloat16: bool = False
+    channels_last: bool = False
+
+
+FACEBOOK = Preset(
+    source="Goyal et al. 2017, arXiv 1706.02677: 256 GPUs with 32 samples each",
+    model="torchvision:resnet50",
+    epochs=90,
+    batch=8192,
+    rate=0.1,
+    nesterov=True,
+)
+
+PRESETS = {
+    "facebook": FACEBOOK,
+    "ibm-resnet50": dataclasses.replace(
+        FACEBOOK,
+        source="Cho et al. 2017, arXiv 1708.02188: model, batch and epochs; all else assumed to be as in facebook",
+    ),
+    "ibm-resnet101-22k": dataclasses.replace(
+        FACEBOOK,
+        source="the same: model, batch, 20 samples a GPU; epochs and all else assumed",
+        model="torchvision:resnet101",
+        batch=5120,
+        micro=20,
+        epochs=50,
+        drops=(17, 33, 44),
+    ),
+    "surfsara": Preset(
+        source="Codreanu et al. 2017, arXiv 1711.04291: 448 hosts with 32 samples each, with the final collapse",
+        model="torchvision:resnet50",
+        epochs=90,
+        batch=14336,
+        rate=4.8,
+        base_batch=14336,
+        schedule="linear",
+        collapse_epochs=5,
+        collapse_rate=0.254,
+        collapse_decay=2.0,
+        decay=5e-5,
+    ),
+    "modern": Preset(
+        source="torchvision's recipe of 2021 without mixing and without its 600 epochs; average and epochs are ours",
+        model="torchvision:resnet50",
+        epochs=100,
+        batch=1024,
+        rate=0.5,
+        base_batch=1024,
+        start_rate=0.005,
+        schedule="cosine",
+        decay=2e-5,
+        smoothing=0.1,
+        average=0.9998,
+        micro=128,
+        train_size=176,
+        resize=232,
+        bfloat16=True,
+        channels_last=True,
+    ),
+    "glyphs": Preset(
+        source="ours, for the sets of glyphs.py on a few cores",
+        model="small",
+        epochs=20,
+        batch=32,
+        rate=0.05,
+        base_batch=32,
+        warm_up=1.0,
+        start_rate=0.0,
+        schedule="cosine",
+        nesterov=True,
+        decay=5e-4,
+        smoothing=0.1,
+        micro=128,
+        train_size=32,
+        resize=32,
+        validation_size=32,
+        smallest_crop=0.7,
+        flip=False,
+        channels_last=True,
+    ),
+}
+
+CHOICES = {"schedule": ("steps", "linear", "cosine"), "statistics": ("rank", "world")}
+
+
+def changed(preset: Preset, changes: Sequence[str]) -> Preset:
+    """A preset with values replaced, each written as NAME=VALUE; ValueError for what is no such value."""
+    for change in changes:
+        name, _, text = change.partition("=")
+        fields = {field.name: field.default for field in dataclasses.fields(Preset) if field.name != "source"}
+        if name not in fields:
+            raise ValueError(f"--set {change}: a preset has no {name!r}, but {', '.join(fields)}")
+        preset = dataclasses.replace(preset, **{name: _value(change, getattr(preset, name), text)})
+    return checked(preset)
+
+
+def checked(preset: Preset) -> Preset:
+    """The preset; ValueError where a value is out of range."""
+    for name, known in CHOICES.items():
+        if getattr(preset, name) not in known:
+            raise ValueError(f"{name}={getattr(preset, name)}: known are {', '.join(known)}")
+    for name in ("epochs", "batch", "rate", "base_batch", "micro", "train_size", "resize", "validation_size"):
+        if not getattr(preset, name) > 0:
+            raise ValueError(f"{name}={getattr(preset, name)}: a number above 0 is needed")
+    for name in ("smoothing", "average", "momentum"):
+        if not 0 <= getattr(preset, name) < 1:
+            raise ValueError(f"{name}={getattr(preset, name)}: a number from 0 to below 1 is needed")
+    for name in ("warm_up", "start_rate", "decay", "lars", "collapse_rate", "collapse_decay"):
+        if not getattr(preset, name) >= 0:
+            raise ValueError(f"{name}={getattr(preset, name)}: a number of 0 or more is needed")
+    if not 0 < preset.smallest_crop <= 1:
+        raise ValueError(f"smallest_crop={preset.smallest_crop}: a share above 0, 1 at most, is needed")
+    if not 0 <= preset.collapse_epochs <= preset.epochs:
+        raise ValueError(f"collapse_epochs={preset.collapse_epochs}: the training has {preset.epochs} epochs")
+    if preset.validation_size > preset.resize:
+        raise ValueError(f"validation_size={preset.validation_size}: more than is left by resize={preset.resize}")
+    return preset
+
+
+def _value(change: str, before: Any, text: str) -> Any:
+    """A text as a value of the kind of the one before."""
+    try:
+        if isinstance(before, bool):
+            return {"yes": True, "no": False, "True": True, "False": False}[text]
+        if isinstance(before, tuple):
+            return tuple(int(number) for number in text.split(",") if number)
+        return type(before)(text)
+    except (ValueError, KeyError):
+        kinds = {bool: "yes or no", tuple: "numbers with commas between them", int: "a whole number", float: "a number"}
+        raise ValueError(f"--set {change}: {kinds[type(before)]} is needed") from None
+
+
+def rates(preset: Preset, each: int) -> recipes.Schedule:
+    """The learning rate at a step, counted from 0 over the whole training, with ``each`` steps in an epoch."""
+    peak = recipes.linear_scaling(preset.rate, preset.batch, preset.base_batch)
+    total, rising = preset.epochs * each, round(preset.warm_up * each)
+    if preset.schedule == "steps":
+        shape = recipes.steps([epoch * each for epoch in preset.drops])
+    else:
+        falling = {"linear": recipes.polynomial, "cosine": recipes.cosine}[preset.schedule]
+        shape = recipes.chain(recipes.constant(), rising, falling(max(total - rising, 1)))
+    shape = recipes.warm_up(shape, rising, min(preset.start_rate / peak, 1.0))
+    if preset.collapse_epochs:
+        collapse = recipes.polynomial(preset.collapse_epochs * each, power=2)
+        collapse = recipes.scaled(collapse, preset.collapse_rate / preset.rate)
+        shape = recipes.chain(shape, total - preset.collapse_epochs * each, collapse)
+    return recipes.scaled(shape, peak)
+
+
+def collapses(preset: Preset, epoch: int) -> bool:
+    """Whether an epoch, counted from 0, is of the final collapse."""
+    return epoch >= preset.epochs - preset.collapse_epochs

@@ -1,0 +1,377 @@
+"""Train on ImageNet, or on any set of images in classes, by a published recipe.
+
+    one process     python examples/imagenet/train.py --preset glyphs --data glyphs
+    one host        multiring run -n 4 examples/imagenet/train.py --preset ibm-resnet50 --data imagenet
+    whoever is lost multiring run -n 4 --min-ranks 3 --max-replacements 9 examples/imagenet/train.py --preset ...
+
+DIR/train and DIR/validation, of --data DIR, are folders of classes or what `multiring data pack` made of them. Rank 0
+writes --checkpoint FILE every --every steps; where there is one, the job goes on from it, be it in the middle of an
+epoch. At these steps, and at the end of each epoch, ranks that were started in the place of lost ones are taken in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import checkpoints
+import torch
+import torch.distributed as dist
+from agreement import agree
+from images import DEVIATION, MEAN, parts
+from networks import MovingAverage, agree_on_statistics, build
+from presets import PRESETS, changed, collapses, rates
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset
+
+import multiring as mr
+import multiring.torch
+from multiring import recipes
+from multiring.data import DataError, cuts
+
+MISTAKES = (ValueError, OSError, DataError)
+"""What wrong arguments and wrong data raise."""
+
+
+class Training:
+    """One rank's part of a training. Nothing is sent before `run`."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.preset = changed(PRESETS[args.preset], args.set)
+        for path in filter(None, (args.checkpoint, args.page)):
+            if mr.rank() == 0 and (path.is_dir() or not path.absolute().parent.is_dir()):
+                raise ValueError(f"{path}: a file in a folder that is there is needed")
+        self.device = torch.device("cpu")
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", mr.local_rank() % torch.cuda.device_count())
+            torch.cuda.set_device(self.device)
+        self.images, self.validation = parts(args.data, self.preset, args.seed)
+        self.loader = self._loader()
+        self.each = len(self.loader)
+        if not self.each:
+            raise ValueError(f"batch={self.preset.batch}: no batch is left of {len(self.images)} images")
+        self.rate = rates(self.preset, self.each)
+        self.net = self._network()
+        self.average = MovingAverage(self.net, self.preset.average) if self.preset.average else None
+        self.optimizer = self._optimizer()
+        self.parallel: DistributedDataParallel | None = None
+        self.world = mr.world_size()
+        self.at_start = self.world
+        self.state: dict[str, Any] = {"loader": self.loader.state_dict(), "best": 0.0, "result": {}}
+        if mr.rank() == mr.oldest() and args.checkpoint and args.checkpoint.exists():
+            self._load(args.checkpoint)
+        self.sums = torch.zeros(2, dtype=torch.float64)  # of losses and samples since the last line
+        self.began = self.told = time.perf_counter()
+        self.trained = 0
+
+    def _loader(self) -> multiring.torch.Loader:
+        workers: dict[str, Any] = {"num_workers": self.args.workers, "pin_memory": self.device.type == "cuda"}
+        uneven, seed = self.args.uneven, self.args.seed
+        return multiring.torch.Loader(self.images, self.preset.batch, seed=seed, uneven=uneven, **workers)
+
+    def _network(self) -> nn.Module:
+        preset = self.preset
+        torch.manual_seed(self.args.seed)
+        options = {"zero_gamma": preset.zero_gamma, "statistics": preset.statistics}
+        layout = torch.channels_last if preset.channels_last else torch.contiguous_format
+        network = build(preset.model, len(self.images.classes), **options)
+        return network.to(self.device, memory_format=layout)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        preset = self.preset
+        decayed = [weight for weight in self.net.parameters() if recipes.decays(weight.shape)]
+        others = [weight for weight in self.net.parameters() if not recipes.decays(weight.shape)]
+        groups = [{"params": decayed, "weight_decay": preset.decay}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.SGD(groups, lr=1.0, momentum=preset.momentum, nesterov=preset.nesterov)
+        return multiring.torch.use_lars(optimizer, preset.lars) if preset.lars else optimizer
+
+    # --- where the training is ---
+
+    @property
+    def epoch(self) -> int:
+        return self.state["loader"]["epoch"]
+
+    @property
+    def done(self) -> int:
+        """Steps of this epoch that the model has taken."""
+        return math.ceil(self.state["loader"]["consumed"] / self.preset.batch)
+
+    def facts(self) -> dict[str, Any]:
+        """What is the same on all ranks."""
+        return {
+            "seed": self.args.seed,
+            "number of training images": len(self.images),
+            "number of validation images": len(self.validation),
+            "number of classes": len(self.images.classes),
+            **dataclasses.asdict(self.preset),
+            **{f"--{name}": getattr(self.args, name) for name in ("uneven", "every", "report", "wait")},
+            "a --checkpoint": self.args.checkpoint is not None,
+            "a --page": self.args.page is not None,
+        }
+
+    def synchronise(self) -> None:
+        """Let all ranks go on from what the oldest has: at the start, and when ranks were lost or admitted."""
+        agree(None, self.facts())
+        oldest = mr.oldest()
+        self.state, self.at_start = multiring.torch.broadcast_object((self.state, self.at_start), oldest)
+        multiring.torch.sync_state(self.net, self.optimizer, oldest)
+        if self.average:
+            multiring.torch.sync_state(self.average.network, root=oldest)
+        self.loader.load_state_dict(self.state["loader"])
+        self.world = dist.get_world_size()
+        self.sums.zero_()
+        # Statistics of batch norms stay those of each rank until they are averaged.
+        self.parallel = DistributedDataParallel(self.net, forward_sync_buffers=False)
+
+    def run(self) -> None:
+        """Train until the last epoch is validated."""
+        while self.epoch < self.preset.epochs:
+            try:
+                if self.parallel is None:
+                    self.synchronise()
+                elif self.train_epoch():
+                    self.end_epoch()
+            except DataError:  # nobody was lost
+                raise
+            except RuntimeError as error:  # torch may have wrapped PeerLost in it; shrink() raises if no rank was lost
+                agreement = multiring.torch.shrink()
+                self.parallel = None
+                first = str(error).partition("\n")[0]
+                self.tell(f"{first}; {len(agreement.members)} ranks go on in epoch {self.epoch} near step {self.done}")
+
+    # --- steps ---
+
+    def train_epoch(self) -> bool:
+        """Train until the epoch ends, which is True, or ranks are admitted."""
+        if self.done == self.each:
+            return True
+        self.images.epoch, self.images.augments = self.epoch, not collapses(self.preset, self.epoch)
+        for pixels, labels in self.loader:
+            self.step(pixels, labels)
+            self.state["loader"] = self.loader.state_dict()  # what the model has had, not what was handed out
+            steps = self.epoch * self.each + self.done
+            if steps % self.args.report == 0:
+                self.report()
+            if steps % self.args.every == 0 and self.done < self.each:
+                self.save()
+                if self.admitted():
+                    return False
+        return True
+
+    def step(self, pixels: Tensor, labels: Tensor) -> None:
+        """One step on this rank's part of a global batch."""
+        preset = self.preset
+        consumed, length = self.state["loader"]["consumed"], len(self.images)
+        together = preset.batch if self.args.uneven == "pad" else min(preset.batch, length - consumed)
+        # All ranks pass equally often, as norms over the world need.
+        most, least = math.ceil(together / self.world), together // self.world
+        passes = min(math.ceil(most / preset.micro), least)
+        step = self.epoch * self.each + self.done
+        collapse = preset.collapse_decay if collapses(preset, self.epoch) else 1.0
+        for group, decay in zip(self.optimizer.param_groups, (preset.decay * collapse, 0.0), strict=True):
+            group["lr"], group["weight_decay"] = self.rate(step), decay
+        torch.manual_seed(
+            (self.args.seed + step) * self.world + dist.get_rank()
+        )  # what is random does not hang on the past
+        self.net.train()
+        self.optimizer.zero_grad()
+        pieces = list(zip(pixels.tensor_split(passes), labels.tensor_split(passes), strict=True))
+        for number, (part, expected) in enumerate(pieces):
+            last = number == len(pieces) - 1
+            with contextlib.nullcontext() if last else self.parallel.no_sync():
+                # A sum over this rank's samples; the mean over the ranks is the loss of the global batch.
+                loss = self.loss(self.parallel, part, expected, preset.smoothing)
+                (loss * (self.world / together)).backward()
+            self.sums[0] += loss.item()
+        self.sums[1] += len(labels)
+        self.optimizer.step()
+        if self.average:
+            self.average.follow(self.net)
+        self.trained += together
+
+    def loss(self, net: nn.Module, pixels: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        """The sum of the losses of some samples."""
+        return F.cross_entropy(
+            self.answers(net, pixels), labels.to(self.device), reduction="sum", label_smoothing=smoothing
+        )
+
+    def answers(self, net: nn.Module, pixels: Tensor) -> Tensor:
+        mean, deviation = (torch.tensor(each, device=self.device).view(1, 3, 1, 1) for each in (MEAN, DEVIATION))
+        layout = torch.channels_last if self.preset.channels_last else torch.contiguous_format
+        scaled = (pixels.to(self.device, non_blocking=True).float() / 255 - mean) / deviation
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.preset.bfloat16):
+            return net(scaled.contiguous(memory_format=layout)).float()
+
+    # --- between steps ---
+
+    def report(self) -> None:
+        """Tell of the steps since the last line."""
+        sums = self.sums.clone()
+        dist.all_reduce(sums)
+        self.sums.zero_()
+        steps = self.epoch * self.each + self.done
+        now = time.perf_counter()
+        left = (self.preset.epochs * self.each - steps) * (now - self.began) / max(self.trained, 1) * self.preset.batch
+        self.tell(
+            f"epoch {self.epoch} step {self.done} of {self.each}  loss {sums[0] / sums[1]:.6f}  rate "
+            f"{self.rate(steps - 1):.4g}  {sums[1] / (now - self.told):.0f} images/s  {clock(left)} left"
+        )
+        self.told = now
+
+    def end_epoch(self) -> None:
+        """Validate, and go to the next epoch."""
+        result = self.validate()
+        best = max(self.state["best"], result["top1"])
+        self.loader.set_epoch(self.epoch + 1)
+        self.tell(f"epoch {self.epoch} validated: {told(result)}")
+        self.state = {"loader": self.loader.state_dict(), "best": best, "result": result}
+        self.save()
+        if self.epoch < self.preset.epochs:
+            self.admitted()
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Look at each validation image once, on one rank or another."""
+        net = self.average.network if self.average else self.net
+        agree_on_statistics(net)
+        net.eval()
+        ends = cuts(len(self.validation), [1] * self.world)
+        mine = Subset(self.validation, range(ends[dist.get_rank()], ends[dist.get_rank() + 1]))
+        counts = torch.zeros(4, dtype=torch.float64)
+        for pixels, labels in DataLoader(mine, self.preset.micro, num_workers=self.args.workers):
+            answers = self.answers(net, pixels).cpu()
+            first = answers.topk(min(5, answers.shape[1])).indices == labels[:, None]
+            lost = F.cross_entropy(answers, labels, reduction="sum")
+            counts += torch.stack([torch.tensor(len(labels)), first[:, 0].sum(), first.sum(), lost]).double()
+        dist.all_reduce(counts)
+        seen, right, near, lost = counts.tolist()
+        if seen != len(self.validation):
+            raise ValueError(f"{seen:.0f} of {len(self.validation)} validation images were seen")
+        return {"images": seen, "right": right, "top1": right / seen, "top5": near / seen, "loss": lost / seen}
+
+    def admitted(self) -> bool:
+        """Whether ranks were admitted in the place of lost ones; all ranks make the same number of calls."""
+        for _ in range(10 * self.args.wait + 1):
+            if self.world >= self.at_start:
+                return False
+            if multiring.torch.grow() is not None:
+                self.parallel = None
+                self.tell(f"{dist.get_world_size()} ranks go on in epoch {self.epoch} at step {self.done}")
+                return True
+            time.sleep(0.1 if self.args.wait else 0)
+        return False
+
+    def tell(self, line: str) -> None:
+        if dist.get_rank() == 0:
+            print(line, flush=True)
+
+    def save(self) -> None:
+        """Write a checkpoint on rank 0; all ranks call it."""
+        if not self.args.checkpoint:
+            return
+        # Each rank has statistics of its own; who resumes from this has the mean of them, so the others take it too.
+        agree_on_statistics(self.net)
+        if self.average:
+            agree_on_statistics(self.average.network)
+        if dist.get_rank() == 0:
+            average = self.average.network.state_dict() if self.average else None
+            states = {"net": self.net.state_dict(), "average": average, "optimizer": self.optimizer.state_dict()}
+            checkpoints.save(self.args.checkpoint, {"facts": self.facts(), "state": self.state, **states})
+
+    def _load(self, path: Path) -> None:
+        whole = checkpoints.load(path, self.facts(), self.device)
+        self.net.load_state_dict(whole["net"])
+        self.optimizer.load_state_dict(whole["optimizer"])
+        if self.average:
+            self.average.network.load_state_dict(whole["average"])
+        self.state = whole["state"]
+
+    def result(self) -> str:
+        """One line about the whole training."""
+        seconds = time.perf_counter() - self.began
+        what = f"{self.args.preset}: {self.preset.epochs} epochs, batch {self.preset.batch}, world {self.world}"
+        speed = f"{self.trained} images in {clock(seconds)}, {self.trained / seconds:.0f} images/s with validation"
+        return f"{what}: {told(self.state['result'])}, best {self.state['best']:.2%}; here {speed}"
+
+
+def told(result: dict[str, float]) -> str:
+    right, seen = result["right"], result["images"]
+    return (
+        f"top-1 {result['top1']:.2%} ({right:.0f} of {seen:.0f}), top-5 {result['top5']:.2%}, loss {result['loss']:.6f}"
+    )
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"train: {message}\n")
+
+
+def at_least(least: int) -> Any:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: a whole number of {least} or more is needed")
+        return int(text)
+
+    return number
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    cores = len(os.sched_getaffinity(0))
+    parser = Parser(description="Train on images in classes by a published recipe.")
+    parser.add_argument("--preset", choices=PRESETS, required=True)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="has train and validation in it")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="change values of the preset")
+    parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("--uneven", choices=("keep", "pad", "drop"), default="keep", help="the last batch of an epoch")
+    parser.add_argument("--workers", type=at_least(0), default=min(max(cores - 1, 1), 16), help="that read, a rank")
+    parser.add_argument("--reproducible", action="store_true", help="the same bits in each run of a number of ranks")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="FILE", help="on rank 0's host; of a job that may lose it: shared"
+    )
+    parser.add_argument("--every", type=at_least(1), default=500, metavar="STEPS", help="between two checkpoints")
+    parser.add_argument("--report", type=at_least(1), default=50, metavar="STEPS", help="between two lines")
+    parser.add_argument(
+        "--wait", type=at_least(0), default=0, metavar="SECONDS", help="for replacements, where ranks lack"
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a page about the job's communication, for a browser")
+    return parser.parse_args(words)
+
+
+def main(kind: type[Training] = Training) -> None:
+    args = arguments()
+    # A rank that another one fails must hear of it before its optimizer takes a step, on a card too.
+    multiring.torch.init(reproducible=args.reproducible, blocking_wait=torch.cuda.is_available())
+    if args.reproducible:
+        torch.use_deterministic_algorithms(True)
+    try:
+        training = kind(args)
+    except MISTAKES as error:
+        agree(str(error), {})
+        raise  # not reached: all have left
+    try:
+        training.run()
+    except DataError as error:  # a worker wraps it in what it was doing
+        sys.exit(f"train: {str(error).strip().splitlines()[-1]}")
+    if args.page:
+        mr.report(args.page, f"{args.preset} on {args.data}")
+    training.tell(training.result())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

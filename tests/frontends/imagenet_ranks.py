@@ -1,0 +1,90 @@
+"""Ranks of the ImageNet application that fail where a test says so, or whose model counts the samples that it has had.
+
+KILL=RANK:STEP kills that rank before that step, if it is no replacement; COUNT=SAMPLES trains a model that counts;
+DIFFERS=RANK gives that rank another seed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "imagenet"))
+
+import torch
+import train
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import multiring as mr
+
+
+class Failing(train.Training):
+    def __init__(self, args: Any) -> None:
+        if os.environ.get("DIFFERS") == str(mr.rank()):
+            args.seed += 7
+        super().__init__(args)
+
+    def step(self, pixels: Tensor, labels: Tensor) -> None:
+        rank, _, step = os.environ.get("KILL", ":").partition(":")
+        first = os.environ.get("MULTIRING_REPLACEMENT", "0") == "0"
+        if first and (rank, step) == (str(mr.rank()), str(self.epoch * self.each + self.done)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().step(pixels, labels)
+
+
+class Numbers(Dataset[tuple[Tensor, int]]):
+    """Each image is its own number, in a pixel of three colours."""
+
+    classes = ("one", "other")
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        if number >= self.length:
+            raise IndexError(number)
+        return torch.tensor([number // 100, number % 100, 0], dtype=torch.uint8).view(3, 1, 1), 0
+
+
+class Tally(nn.Module):
+    """One weight for each sample, from which a step takes something whenever it trains on that sample."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(length, dtype=torch.float64))
+
+    def forward(self, images: Tensor) -> Tensor:
+        had = self.weights[(images[:, 0, 0, 0] * 100 + images[:, 1, 0, 0]).long()]
+        return torch.stack([had, torch.zeros_like(had)], 1)
+
+
+class Counting(Failing):
+    def loss(self, net: nn.Module, pixels: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return net(pixels)[:, 0].sum()
+
+    def answers(self, net: nn.Module, pixels: Tensor) -> Tensor:
+        return net(pixels)
+
+    def result(self) -> str:
+        """How often the model has had each sample, by their numbers; a step takes 1/batch, at a rate of 1."""
+        times = -self.net.weights.detach() * self.preset.batch
+        everywhere = torch.stack(list(map(torch.tensor, mr.all_gather_object(times.tolist()))))
+        alike = bool((everywhere == everywhere[0]).all())
+        return f"times {sorted({round(each, 6) for each in times.tolist()})}, world {self.world}, alike {alike}"
+
+
+if __name__ == "__main__":
+    if "COUNT" in os.environ:
+        length = int(os.environ["COUNT"])
+        train.parts = lambda *_: (Numbers(length), Numbers(7))
+        train.build = lambda *_, **__: Tally(length)
+        train.main(Counting)
+    else:
+        train.main(Failing)

@@ -1,0 +1,339 @@
+"""The ImageNet application: its image set, its recipes, and its training in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from framework_jobs import needs
+
+from multiring.data import Dataset, pack
+
+torch = pytest.importorskip("torch")
+Image = pytest.importorskip("PIL.Image")
+ROOT = Path(__file__).parents[2]
+APPLICATION = ROOT / "examples" / "imagenet"
+sys.path.insert(0, str(APPLICATION))
+
+import presets  # noqa: E402
+
+pytestmark = needs("torch", "PIL", "fontTools", "matplotlib", seconds=300)
+
+
+def ends(
+    program: str, *arguments: str, launcher: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What became of a program of the application."""
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return subprocess.run(
+        [sys.executable, *launcher, str(APPLICATION / program), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+
+
+def draws(out: Path, *options: str) -> str:
+    """Draw letters of the fonts that matplotlib brings, those without serifs and of one width for validation."""
+    import matplotlib
+
+    fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    train = [f"{fonts}/DejaVu{name}.ttf" for name in ("Sans", "Serif", "Serif-Italic")]
+    sizes = ["--classes", "5", "--samples", "8", "--validation-samples", "3", "--size", "32", "--script", "letters"]
+    named = ["--train-fonts", *train, "--validation-fonts", f"{fonts}/DejaVuSansMono.ttf"]
+    done = ends("glyphs.py", str(out), *sizes, *named, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five letters as folders of classes: 8 pictures each to train on, 3 to validate with."""
+    out = tmp_path_factory.mktemp("set") / "glyphs"
+    printed = draws(out, "--seed", "7")
+    assert printed.endswith("5 classes of 32x32 pixels: 40 of 3 fonts for training, 15 of 1 font for validation\n"), (
+        printed
+    )
+    return out
+
+
+def test_glyphs_are_the_same_by_seed_and_as_tar_files(glyphs: Path, tmp_path: Path) -> None:
+    drawn = contents(glyphs)
+    images = [name for name in drawn if name.endswith(".png")]
+    assert len({drawn[name] for name in images}) == len(images) == 55
+    draws(tmp_path / "packed", "--seed", "7", "--packed", "--processes", "1")
+    for part in ("train", "validation"):
+        packed = Dataset(tmp_path / "packed" / part)
+        of_class = packed.classes[int(packed[1]["cls"])]
+        assert of_class == sorted(packed.classes)[0]
+        found = [packed[sample]["png"] for sample in range(len(packed))]
+        assert found == [drawn[name] for name in sorted(images) if name.startswith(part)]
+    draws(tmp_path / "plain", "--seed", "7", "--plain")
+    with Image.open(next((tmp_path / "plain" / "train").rglob("*.png"))) as image:
+        plain = np.asarray(image)
+    assert (plain == plain[:, :, :1]).all()
+    assert plain.max() == 255
+    assert plain.min() < 128
+    draws(tmp_path / "other", "--seed", "8")
+    assert not set(contents(tmp_path / "other").values()) & {drawn[name] for name in images}
+
+
+def test_glyphs_of_one_font_are_in_one_part(glyphs: Path) -> None:
+    fonts = {
+        part: {path.stem.partition("-")[2] for path in (glyphs / part).rglob("*.png")}
+        for part in ("train", "validation")
+    }
+    assert fonts == {
+        "train": {"DejaVuSans", "DejaVuSerif", "DejaVuSerif-Italic"},
+        "validation": {"DejaVuSansMono"},
+    }
+    about = json.loads((glyphs / "glyphs.json").read_text("utf-8"))
+    assert {part: set(about[part]) for part in fonts} == fonts
+    named = {f"u{ord(character):05x}" for character in about["characters"]}
+    assert named == {path.name for path in (glyphs / "train").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--train-fonts", "/nowhere/font.ttf"], "/nowhere/font.ttf: no such font; apt-get install fonts-noto-cjk"),
+        (["--train-fonts", "{font}", "--validation-fonts", "{font}"], "DejaVuSans: a font is for training or for"),
+        (["--script", "han", *(both := ["--train-fonts", "{font}", "--validation-fonts", "{mono}"])], "share 0 char"),
+        ([*both, "--size", "4"], "--size 4: 8 pixels or more are needed"),
+        (["--train-fonts", "{text}", "--validation-fonts", "{mono}"], "it has no font 0 that can be read"),
+    ],
+)
+def test_glyphs_that_cannot_be_drawn(options: list[str], message: str, tmp_path: Path) -> None:
+    import matplotlib
+
+    fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    names = {"{font}": "DejaVuSans.ttf", "{mono}": "DejaVuSansMono.ttf", "{text}": "LICENSE_DEJAVU"}
+    words = [str(fonts / names[option]) if option in names else option for option in options]
+    done = ends("glyphs.py", str(tmp_path / "glyphs"), *words)
+    assert done.returncode == 1
+    assert done.stderr.startswith("glyphs: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- recipes ---
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "each", "expected"),
+    [
+        # 1,281,167 images are 157 steps of 8192 in an epoch: 5 epochs of warm-up end at step 785.
+        ("facebook", 8192, 157, {0: 0.1, 157: 0.72, 785: 3.2, 4709: 3.2, 4710: 0.32, 9420: 0.032, 12560: 0.0032}),
+        ("facebook", 256, 5005, {0: 0.1, 20000: 0.1, 30 * 5005: 0.01}),
+        ("facebook", 1024, 1252, {0: 0.1, 3130: 0.25, 6260: 0.4}),
+        ("facebook", 64, 20019, {0: 0.025, 7: 0.025, 600570: 0.0025}),  # below the rate at which others begin
+        ("ibm-resnet50", 8192, 157, {0: 0.1, 785: 3.2}),
+        ("ibm-resnet101-22k", 5120, 1465, {0: 0.1, 7325: 2.0, 17 * 1465: 0.2}),
+        # 90 steps of 14336; from 4.8 at step 450 to zero at 8100, but from step 7650 on the collapse.
+        ("surfsara", 14336, 90, {0: 0.1, 225: 2.45, 450: 4.8, 4275: 2.4, 7650: 0.254, 7875: 0.0635, 8100: 0}),
+        ("surfsara", 7168, 179, {895: 2.4, 85 * 179: 0.127}),
+        ("modern", 1024, 1252, {0: 0.005, 6260: 0.5, 65730: 0.25, 125200: 0}),
+        ("modern", 512, 2503, {0: 0.005, 12515: 0.25}),
+    ],
+)
+def test_learning_rates(name: str, batch: int, each: int, expected: dict[int, float]) -> None:
+    preset = presets.changed(presets.PRESETS[name], [f"batch={batch}"])
+    rate = presets.rates(preset, each)
+    assert {step: pytest.approx(rate(step), abs=1e-12) for step in expected} == expected
+
+
+def test_presets_are_in_range_and_changes_have_kinds() -> None:
+    for preset in presets.PRESETS.values():
+        assert presets.checked(preset) == preset
+    changes = ["batch=96", "rate=0.5", "drops=2,5", "flip=yes", "schedule=steps", "lars=0.001"]
+    preset = presets.changed(presets.PRESETS["glyphs"], changes)
+    found = (preset.batch, preset.rate, preset.drops, preset.flip, preset.schedule, preset.lars)
+    assert found == (96, 0.5, (2, 5), True, "steps", 0.001)
+    surfsara = presets.PRESETS["surfsara"]
+    assert [presets.collapses(surfsara, epoch) for epoch in (0, 84, 85, 89)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("weight=3", "--set weight=3: a preset has no 'weight', but model, epochs, batch"),
+        ("batch=many", "--set batch=many: a whole number is needed"),
+        ("flip=1", "--set flip=1: yes or no is needed"),
+        ("batch=0", "batch=0: a number above 0 is needed"),
+        ("statistics=host", "statistics=host: known are rank, world"),
+        ("momentum=1.5", "momentum=1.5: a number from 0 to below 1 is needed"),
+        ("collapse_epochs=21", "collapse_epochs=21: the training has 20 epochs"),
+    ],
+)
+def test_presets_cannot_be_changed_into_nonsense(change: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        presets.changed(presets.PRESETS["glyphs"], [change])
+
+
+# --- training ---
+
+
+def trains(
+    data: Path,
+    ranks: int,
+    *changes: str,
+    options: tuple[str, ...] = (),
+    launcher: tuple[str, ...] = (),
+    workers: str = "0",
+    **failing: str,
+) -> subprocess.CompletedProcess[str]:
+    """What became of a training of the preset glyphs that tells of each step."""
+    named = ["--preset", "glyphs", "--data", str(data), "--workers", workers, "--report", "1"]
+    words = ("-m", "multiring", "run", "-n", str(ranks), *launcher) if ranks > 1 else ()
+    program = str(Path(__file__).parent / "imagenet_ranks.py")
+    return ends(program, *named, "--reproducible", "--set", *changes, *options, launcher=words, **failing)
+
+
+def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [float(loss) for loss in re.findall(r"^epoch .* step .* loss (\S+) ", done.stdout, re.MULTILINE)]
+
+
+def validated(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return re.findall(r"^epoch \d+ validated: top-1 \S+ (\(\d+ of \d+\))", done.stdout, re.MULTILINE)
+
+
+def told(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The mistakes that ranks tell; the launcher repeats them further to the right."""
+    return re.findall(r"^(?:\[\d\] )?train: (.*)$", done.stderr, re.MULTILINE)
+
+
+def test_one_two_and_three_ranks_train_the_same(glyphs: Path) -> None:
+    """The last batch of an epoch has 4 of the 40 images, which three ranks cut into 1, 1 and 2."""
+    shape = ["epochs=2", "batch=12", "statistics=world", "rate=0.02", "warm_up=0", "schedule=steps"]
+    one, *others = (trains(glyphs, ranks, *shape) for ranks in (1, 2, 3))
+    assert len(losses(one)) == 8
+    assert losses(one)[-1] < losses(one)[0]
+    for other in others:
+        assert losses(other) == pytest.approx(losses(one), rel=1e-4)
+        assert validated(other) == validated(one)
+        assert len(validated(other)) == 2
+        assert validated(other)[0].endswith(" of 15)")
+
+
+def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_same_bits(
+    glyphs: Path, tmp_path: Path
+) -> None:
+    """Five steps an epoch, checkpoints after steps 3, 5, 6, 9 and 10, rank 0 killed before step 8 of 0 to 9."""
+    shape = ["epochs=2", "batch=8", "micro=3", "average=0.9", "lars=0.01"]
+    for part in ("train", "validation"):
+        pack(glyphs / part, tmp_path / "packed" / part)
+    packed, first, second = tmp_path / "packed", tmp_path / "whole.pt", tmp_path / "killed.pt"
+    whole = trains(packed, 2, *shape, options=("--every", "3", "--checkpoint", str(first)), workers="1")
+    assert len(losses(whole)) == 10
+    options = ("--every", "3", "--checkpoint", str(second))
+    killed = trains(packed, 2, *shape, options=options, KILL="0:8")
+    assert killed.returncode != 0
+    assert torch.load(second, weights_only=True)["state"]["loader"]["consumed"] == 8
+    resumed = trains(packed, 2, *shape, options=options)
+    assert losses(resumed) == losses(whole)[6:]
+    assert "epoch 1 step 2 of 5" in resumed.stdout.partition("\n")[0]
+    left, right = (torch.load(path, weights_only=True) for path in (first, second))
+    assert left["state"] == right["state"]
+    for part in ("net", "average"):
+        assert left[part].keys() == right[part].keys()
+        assert all(torch.equal(left[part][name], right[part][name]) for name in left[part])
+    moments = [[each["momentum_buffer"] for each in state["optimizer"]["state"].values()] for state in (left, right)]
+    assert len(moments[0]) > 20
+    assert all(map(torch.equal, *moments))
+
+    other = trains(packed, 1, *shape, "rate=0.3", options=options)
+    assert other.returncode == 1
+    assert told(other) == [
+        f"{second}: rate was 0.05 and is 0.3: give the options of the run that wrote it, or another --checkpoint"
+    ]
+
+
+def test_the_model_has_had_each_sample_once_an_epoch_though_a_rank_was_killed(tmp_path: Path) -> None:
+    """Each sample has a weight of its own, from which a step on it takes 1/batch; a pass has one sample."""
+    counts = ["epochs=2", "batch=6", "micro=1", "base_batch=6", "rate=1", "warm_up=0", "schedule=steps", "drops="]
+    plain = ["momentum=0", "nesterov=no", "decay=0"]
+    options, launcher = ("--every", "3", "--wait", "100"), ("--min-ranks", "2", "--max-replacements", "1")
+    done = trains(tmp_path, 3, *counts, *plain, options=options, launcher=launcher, KILL="2:4", COUNT="60")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks go on in epoch 0 near step" in done.stdout
+    assert "3 ranks go on in epoch 0 at step 6\n" in done.stdout
+    assert done.stdout.endswith("times [2.0], world 3, alike True\n")
+    assert validated(done) == ["(0 of 7)"] * 2
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--preset", "alexnet", "--data", "{glyphs}"], "argument --preset: invalid choice: 'alexnet'"),
+        (["--preset", "glyphs"], "the following arguments are required: --data"),
+        (["--preset", "glyphs", "--data", "{empty}"], "{empty}/train: no such folder; --data names one that has"),
+        (
+            ["--preset", "glyphs", "--data", "{glyphs}", "--set", "batch=39"],
+            "a batch of 1 of the 40 samples leaves rank",
+        ),
+        (
+            ["--preset", "glyphs", "--data", "{glyphs}", "--checkpoint", "{empty}"],
+            "{empty}: a file in a folder that is",
+        ),
+        (
+            ["--preset", "glyphs", "--data", "{glyphs}", "--set", "model=huge"],
+            "model=huge: known are small, torchvision",
+        ),
+        (
+            ["--preset", "glyphs", "--data", "{unknown}"],
+            "{unknown}/validation: it has the class n42, and 1 in all, that train has not: both need the same classes",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_a_line(options: list[str], message: str, glyphs: Path, tmp_path: Path) -> None:
+    folders = {"{glyphs}": glyphs, "{empty}": tmp_path / "empty", "{unknown}": tmp_path / "unknown"}
+    folders["{empty}"].mkdir()
+    shutil.copytree(glyphs, folders["{unknown}"])
+    shutil.copytree(next((glyphs / "validation").iterdir()), folders["{unknown}"] / "validation" / "n42")
+    ranks = 2 if "batch=39" in options else 1  # 1 of 40 images is left, which is too few for two
+    words = [str(folders.get(option, option)) for option in options]
+    done = ends("train.py", *words, launcher=("-m", "multiring", "run", "-n", "2") if ranks == 2 else ())
+    assert done.returncode in (1, 2)
+    (line,) = told(done)
+    for name, folder in folders.items():
+        message = message.replace(name, str(folder))
+    assert message in line
+    assert ranks == 2 or done.stderr.count("\n") == 1, done.stderr
+    assert not done.stdout
+
+
+def test_a_broken_image_is_named(glyphs: Path, tmp_path: Path) -> None:
+    shutil.copytree(glyphs, tmp_path / "glyphs")
+    broken = next((tmp_path / "glyphs" / "train").rglob("*.png"))
+    broken.write_bytes(broken.read_bytes()[:200])
+    done = trains(tmp_path / "glyphs", 1, "epochs=1", "batch=8", workers="1")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert f"{broken}: it cannot be decoded: " in done.stderr
+
+
+def test_the_rank_that_differs_is_named(glyphs: Path) -> None:
+    done = trains(glyphs, 3, "epochs=1", "batch=8", DIFFERS="1")
+    assert done.returncode == 1
+    assert told(done) == ["rank 1 has seed 7, and rank 0 has 0: all need the same"]
+    assert "[1] train: rank 1 has" in done.stderr
+    assert "step" not in done.stdout
