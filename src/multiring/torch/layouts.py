@@ -21,16 +21,16 @@ _FEW_BYTES = 32 << 10  # which torch has copied before a call into another libra
 Finish = Callable[[], None]
 
 
-class Room(Protocol):
+class Allocate(Protocol):
     """Memory for elements on their way, flat; ``torch.empty`` is one."""
 
     def __call__(self, count: int, /, *, dtype: torch.dtype) -> Tensor: ...
 
 
-def source(tensor: Tensor, room: Room = torch.empty) -> Tensor:
+def source(tensor: Tensor, allocate: Allocate = torch.empty) -> Tensor:
     """The elements of a tensor that is read, in order and flat: its own memory if they lie so, else a copy."""
     plain = _strided(tensor)
-    return _flat(plain) if _lies_in_order(plain) else _ordered(plain, room)
+    return _flat(plain) if _lies_in_order(plain) else _ordered(plain, allocate)
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class TensorTarget:
     finish: Finish | None = None
 
 
-def target(tensor: Tensor, room: Room = torch.empty, *, read: bool = False, write: bool = True) -> TensorTarget:
+def target(tensor: Tensor, allocate: Allocate = torch.empty, *, read: bool = False, write: bool = True) -> TensorTarget:
     """Describe a tensor that is written, and with ``read`` read before; ValueError if its elements share memory.
 
     Without ``write`` this rank does not want the result, such as that of a reduction for another one.
@@ -53,7 +53,7 @@ def target(tensor: Tensor, room: Room = torch.empty, *, read: bool = False, writ
     if _lies_in_order(plain):
         return TensorTarget(_flat(plain))
     fill_it = filling(plain) if write else None
-    elements = _ordered(plain, room) if read else room(plain.numel(), dtype=plain.dtype)
+    elements = _ordered(plain, allocate) if read else allocate(plain.numel(), dtype=plain.dtype)
     return TensorTarget(elements, None if fill_it is None else lambda: fill_it(elements))
 
 
@@ -206,9 +206,9 @@ def _shows_others(plain: Tensor) -> bool:
     return plain.is_neg() or plain.is_conj() or plain._is_zerotensor()
 
 
-def _ordered(plain: Tensor, room: Room) -> Tensor:
+def _ordered(plain: Tensor, allocate: Allocate) -> Tensor:
     """A flat copy of what a tensor shows, which may be a view of other numbers."""
-    elements = room(plain.numel(), dtype=plain.dtype)
+    elements = allocate(plain.numel(), dtype=plain.dtype)
     _copy(elements.view(plain.shape), plain)
     return elements
 

@@ -238,7 +238,7 @@ class MultiringGroup(dist.ProcessGroup):
         opts = opts or ReduceScatterOptions()
         output, blocks = only(outputs), only(inputs)
         self._check_inputs(output, blocks)
-        whole = self._room(len(blocks) * output.numel(), dtype=output.dtype)
+        whole = self._allocate(len(blocks) * output.numel(), dtype=output.dtype)
         torch.cat([source(block) for block in blocks], out=whole)
         return self._work(opts, [self._reduce_scatter(output, whole, opts)()], outputs)
 
@@ -351,7 +351,7 @@ class MultiringGroup(dist.ProcessGroup):
 
     # --- how ---
 
-    def _room(self, count: int, /, *, dtype: torch.dtype) -> Tensor:
+    def _allocate(self, count: int, /, *, dtype: torch.dtype) -> Tensor:
         """Memory of the arena, whose pages stay there from call to call; other memory where that is full."""
         nbytes = count * dtype.itemsize
         if nbytes >= _WORTH_SHARING:
@@ -360,10 +360,10 @@ class MultiringGroup(dist.ProcessGroup):
         return torch.empty(count, dtype=dtype)
 
     def _source(self, tensor: Tensor) -> Tensor:
-        return source(tensor, self._room)
+        return source(tensor, self._allocate)
 
     def _target(self, tensor: Tensor, *, read: bool = False, write: bool = True) -> TensorTarget:
-        return target(tensor, self._room, read=read, write=write)
+        return target(tensor, self._allocate, read=read, write=write)
 
     def _seconds(self, opts: Any = None) -> float:
         """The call's own time limit, else the group's: torch marks "none given" by a negative one."""
@@ -482,7 +482,7 @@ class MultiringGroup(dist.ProcessGroup):
     def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> Begin:
         self._check_blocks("all_gather", outputs, input)
         refuse_shared(outputs)
-        staging = self._room(self.size() * input.numel(), dtype=input.dtype)
+        staging = self._allocate(self.size() * input.numel(), dtype=input.dtype)
         put = [filling(output) for output in outputs]
         begin = self._all_gather(staging, input, opts)
 
