@@ -182,3 +182,18 @@ def test_the_loop_of_the_launcher_is_not_held_up_by_one_who_does_not_read(launch
             except TimeoutError:
                 break
         assert view.ask("look")["ranks"] == [0, 10]
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        (["examples/digits.py", "--steps", "3"], "digits.py"),
+        (["-m", "my.package", "x"], "my.package"),
+        (["/usr/bin/python3", "-u", "work/train.py", "--lr", "1"], "train.py"),
+        (["python", "-m", "pytest", "x"], "pytest"),
+        (["python3.11"], "python3.11"),
+        (["./a.out", "-x", "y"], "a.out"),
+    ],
+)
+def test_a_job_has_the_name_of_its_program(program, name):
+    assert watch.program_name(program) == name

@@ -146,8 +146,13 @@ class RunningJob:
 
 
 def program_name(program: Sequence[str]) -> str:
-    """What was started, without its arguments: a module, or a file without its directory."""
-    return program[1] if program[0] == "-m" and len(program) > 1 else program[0].rpartition("/")[2]
+    """What was started, without its arguments: a module, or a file without its directory, be it by a Python or not."""
+    first, *others = program
+    name = first.rpartition("/")[2]
+    if name.startswith("python") or first == "-m":
+        words = [word for word in others if not word.startswith("-")]
+        name = words[0].rpartition("/")[2] if words else name
+    return name
 
 
 def find(wanted: str | None) -> RunningJob:

@@ -22,7 +22,7 @@ Finish = Callable[[], None]
 
 
 class Allocate(Protocol):
-    """Memory for elements on their way, flat; ``torch.empty`` is one."""
+    """Gives memory for elements on their way, flat, as ``torch.empty`` does."""
 
     def __call__(self, count: int, /, *, dtype: torch.dtype) -> Tensor: ...
 
