@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ exec(serve())
 """
 
 _servers: dict[tuple[tuple[str, str], ...], _Server] = {}
+_all_servers: list[_Server] = []
 
 
 class Forked:
@@ -158,9 +160,10 @@ def start(
     """
     fixed = {name: value for name, value in environment.items() if name.startswith(_AT_START)}
     key = (*sorted(fixed.items()), ("seat", str(seat % 2)), ("imports", " ".join(imports)))
-    if key not in _servers:
-        _servers[key] = _Server(environment, imports)
-    server = _servers[key]
+    server = _servers.get(key)
+    if server is None or server.has_ended():
+        server = _servers[key] = _Server(environment, imports)
+        _all_servers.append(server)
     (output, writes_output), (error, writes_error) = os.pipe(), os.pipe()
     try:
         pid = server.ask(
@@ -181,7 +184,7 @@ def start(
 
 def seconds() -> float:
     """Of processors, that all servers and those of their processes took that have been waited for."""
-    return sum(server.seconds for server in _servers.values())
+    return sum(server.seconds for server in _all_servers)
 
 
 class _Server:
@@ -215,16 +218,20 @@ class _Server:
         said, self.seconds = json.loads(answer)
         return said
 
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def end(self) -> None:
         if os.getpid() == self._owner:  # and not a process that a test forked from it
-            self._channel.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # the server has ended before
+                self._channel.shutdown(socket.SHUT_RDWR)
             self._channel.close()
             self._process.wait()
 
 
 @atexit.register
 def _end_all() -> None:
-    for server in _servers.values():
+    for server in _all_servers:
         server.end()
 
 

@@ -154,3 +154,16 @@ def test_who_cannot_be_given_what_was_asked_says_so_and_the_next_is_served(tmp_p
         fork_server.start("#" * (1 << 17), environment=environment())
     process = fork_server.start("print('served')", environment=environment())
     assert process.communicate(timeout=60) == ("served\n", "")
+
+
+def test_a_server_that_has_ended_fails_who_relies_on_it_and_the_next_rank_has_another() -> None:
+    mine = environment(LANGUAGE="of this test")
+    process = fork_server.start("import os, time; print(os.getppid(), flush=True); time.sleep(99)", environment=mine)
+    server = int(process.stdout.readline())
+    os.kill(server, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="the fork server has ended, with exit code -9"):
+        process.wait(30)
+    os.kill(process.pid, signal.SIGKILL)
+    after = fork_server.start("import os; print(os.getppid())", environment=mine)
+    output, error = after.communicate(timeout=60)
+    assert (int(output) not in (server, os.getpid()), error) == (True, "")
