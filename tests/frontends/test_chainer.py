@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from framework_jobs import job, needs, succeeds
+from framework_jobs import Worlds, needs, succeeds
 
-pytestmark = needs("chainer")
+CHECKS = ("training", "without_a_loss_function", "resuming", "evaluating", "mistakes")
+
+pytestmark = needs("chainer", seconds=600)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Worlds:
+    return Worlds("chainer_ranks.py", {2: CHECKS, 3: CHECKS}, losing={3})
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_uneven_ranks_train_what_one_process_trains(ranks: int) -> None:
-    functions = ("training", "without_a_loss_function", "resuming", "evaluating", "mistakes")
-    succeeds("chainer_ranks.py", *functions, ranks=ranks)
+@pytest.mark.parametrize("check", CHECKS)
+def test_uneven_ranks_train_what_one_process_trains(check: str, ranks: int, worlds: Worlds) -> None:
+    worlds.succeed(check, ranks=ranks)
 
 
-def test_the_others_are_told_of_a_killed_rank() -> None:
-    done = job("chainer_ranks.py", "loss_of_a_rank", ranks=3)
-    assert done.returncode != 0
-    assert done.stdout.count("lost rank 2") == 2, done.stderr
+def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:
+    worlds.told_of_the_killed_rank("lost rank 2$", ranks=3)
 
 
 def test_the_example_learns_digits() -> None:

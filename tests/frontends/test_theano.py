@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from framework_jobs import job, needs, succeeds
+from framework_jobs import Worlds, needs, succeeds
 
 PROGRAM, EXAMPLE = "theano_ranks.py", "../../examples/theano_digits.py"
-LIBRARIES = [pytest.param(name, marks=needs(name)) for name in ("theano", "aesara", "pytensor")]
+LIBRARIES = [pytest.param(name, marks=needs(name, seconds=600)) for name in ("theano", "aesara", "pytensor")]
+CHECKS = ("averages", "mistakes", "variables", "training")
 
 
 @pytest.fixture(scope="module")
@@ -16,18 +17,19 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: f"base_compiledir={tmp_path_factory.mktemp(name.lower())}" for name in names}
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_uneven_ranks_train_what_one_process_trains(library: str, flags: dict[str, str]) -> None:
-    functions = ("averages", "mistakes", "variables", "training")
-    for ranks in (1, 2, 3):  # alone first: it compiles, the others find what it has compiled
-        succeeds(PROGRAM, library, *functions, ranks=ranks, **flags)
+@pytest.fixture(scope="module", params=LIBRARIES)
+def worlds(request: pytest.FixtureRequest, flags: dict[str, str]) -> Worlds:
+    return Worlds(PROGRAM, {1: CHECKS, 3: CHECKS}, request.param, losing={3}, **flags)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_the_others_are_told_of_a_killed_rank(library: str, flags: dict[str, str]) -> None:
-    done = job(PROGRAM, library, "loss_of_a_rank", ranks=3, **flags)
-    assert done.returncode != 0
-    assert done.stdout.count("lost rank 2") == 2, done.stderr
+@pytest.mark.parametrize("ranks", [1, 3])  # alone first: it compiles, the others find what it has compiled
+@pytest.mark.parametrize("check", CHECKS)
+def test_uneven_ranks_train_what_one_process_trains(check: str, ranks: int, worlds: Worlds) -> None:
+    worlds.succeed(check, ranks=ranks)
+
+
+def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:
+    worlds.told_of_the_killed_rank("lost rank 2$", ranks=3)
 
 
 @pytest.mark.parametrize("library", LIBRARIES[:1])  # it takes a minute to compile
