@@ -135,7 +135,7 @@ class Training:
 
     def run(self) -> None:
         """Train until the last epoch is validated."""
-        while self.epoch < self.preset.epochs:
+        while self.parallel is None or self.epoch < self.preset.epochs:  # rank 0 alone knows of its checkpoint at first
             try:
                 if self.parallel is None:
                     self.synchronise()

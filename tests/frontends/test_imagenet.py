@@ -24,7 +24,7 @@ sys.path.insert(0, str(APPLICATION))
 
 import presets  # noqa: E402
 
-pytestmark = needs("torch", "PIL", "fontTools", "matplotlib", seconds=300)
+pytestmark = needs("torch", "PIL", "fontTools", "matplotlib", seconds=600)
 
 
 def ends(
@@ -257,6 +257,9 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
     assert len(moments[0]) > 20
     assert all(map(torch.equal, *moments))
 
+    again = trains(packed, 2, *shape, options=options)
+    assert losses(again) == []
+    assert again.stdout.startswith("glyphs: 2 epochs, batch 8, world 2: top-1")
     other = trains(packed, 1, *shape, "rate=0.3", options=options)
     assert other.returncode == 1
     assert told(other) == [
@@ -268,12 +271,14 @@ def test_the_model_has_had_each_sample_once_an_epoch_though_a_rank_was_killed(tm
     """Each sample has a weight of its own, from which a step on it takes 1/batch; a pass has one sample."""
     counts = ["epochs=2", "batch=6", "micro=1", "base_batch=6", "rate=1", "warm_up=0", "schedule=steps", "drops="]
     plain = ["momentum=0", "nesterov=no", "decay=0"]
-    options, launcher = ("--every", "3", "--wait", "100"), ("--min-ranks", "2", "--max-replacements", "1")
+    options = ("--every", "3", "--wait", "100", "--page", str(tmp_path / "job.html"))
+    launcher = ("--min-ranks", "2", "--max-replacements", "1")
     done = trains(tmp_path, 3, *counts, *plain, options=options, launcher=launcher, KILL="2:4", COUNT="60")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks go on in epoch 0 near step" in done.stdout
     assert "3 ranks go on in epoch 0 at step 6\n" in done.stdout
     assert done.stdout.endswith("times [2.0], world 3, alike True\n")
+    assert "glyphs on " in (tmp_path / "job.html").read_text("utf-8")
     assert validated(done) == ["(0 of 7)"] * 2
 
 
