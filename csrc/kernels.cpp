@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -470,30 +471,32 @@ void reduce_bool(void* destination, const void* const* sources, int source_count
 
 // ---- transposition ------------------------------------------------------------------------------------------------
 
-constexpr int side = 8;  // of the square that is transposed in registers
-
-// Three times: rows i and i + 4 interleaved become rows 2i and 2i + 1.
+// A square of elements whose rows fill 16 bytes: their interleaving is one instruction in every instruction set.
 template <class T>
-void transpose_square(T* to, std::ptrdiff_t to_stride, const T* from, std::ptrdiff_t from_stride) {
-    using Row [[gnu::vector_size(side * sizeof(T))]] = T;
-    Row rows[side], mixed[side];
-    for (int i = 0; i < side; ++i) std::memcpy(&rows[i], from + i * from_stride, sizeof(Row));
-    const auto interleave = [](const Row(&in)[side], Row(&out)[side]) {
-        for (int i = 0; i < side / 2; ++i) {
+constexpr int side = 16 / sizeof(T);
+
+// Rows i and i + side / 2, interleaved, become rows 2i and 2i + 1: log2(side) times.
+template <class T, int... k>
+void transpose_square(T* to, std::ptrdiff_t to_stride, const T* from, std::ptrdiff_t from_stride,
+                      std::integer_sequence<int, k...>) {
+    constexpr int half = side<T> / 2;
+    using Row [[gnu::vector_size(16)]] = T;
+    Row rows[side<T>], mixed[side<T>];
+    for (int i = 0; i < side<T>; ++i) std::memcpy(&rows[i], from + i * from_stride, sizeof(Row));
+    for (int stride = 1; stride < side<T>; stride *= 2) {
+        for (int i = 0; i < half; ++i) {
+            const Row &one = rows[i], &other = rows[i + half];
 #ifdef __clang__
-            out[2 * i] = __builtin_shufflevector(in[i], in[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-            out[2 * i + 1] = __builtin_shufflevector(in[i], in[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+            mixed[2 * i] = __builtin_shufflevector(one, other, (k / 2 + k % 2 * side<T>)...);
+            mixed[2 * i + 1] = __builtin_shufflevector(one, other, (half + k / 2 + k % 2 * side<T>)...);
 #else
-            using Places [[gnu::vector_size(side * sizeof(T))]] = T;
-            out[2 * i] = __builtin_shuffle(in[i], in[i + 4], Places{0, 8, 1, 9, 2, 10, 3, 11});
-            out[2 * i + 1] = __builtin_shuffle(in[i], in[i + 4], Places{4, 12, 5, 13, 6, 14, 7, 15});
+            mixed[2 * i] = __builtin_shuffle(one, other, Row{static_cast<T>(k / 2 + k % 2 * side<T>)...});
+            mixed[2 * i + 1] = __builtin_shuffle(one, other, Row{static_cast<T>(half + k / 2 + k % 2 * side<T>)...});
 #endif
         }
-    };
-    interleave(rows, mixed);
-    interleave(mixed, rows);
-    interleave(rows, mixed);
-    for (int i = 0; i < side; ++i) std::memcpy(to + i * to_stride, &mixed[i], sizeof(Row));
+        for (int i = 0; i < side<T>; ++i) rows[i] = mixed[i];
+    }
+    for (int i = 0; i < side<T>; ++i) std::memcpy(to + i * to_stride, &rows[i], sizeof(Row));
 }
 
 struct Wide {
@@ -516,12 +519,12 @@ void transpose_all(void* destination, std::ptrdiff_t to_stride, const void* sour
             };
             std::size_t done_rows = first_row, done = first;
             if constexpr (sizeof(T) <= 8) {
-                done_rows += (last_row - first_row) / side * side;
-                done += (last - first) / side * side;
-                for (std::size_t j = first; j < done; j += side)
-                    for (std::size_t i = first_row; i < done_rows; i += side)
+                done_rows += (last_row - first_row) / side<T> * side<T>;
+                done += (last - first) / side<T> * side<T>;
+                for (std::size_t j = first; j < done; j += side<T>)
+                    for (std::size_t i = first_row; i < done_rows; i += side<T>)
                         transpose_square(to + place(i, to_stride) + j, to_stride, from + place(j, from_stride) + i,
-                                         from_stride);
+                                         from_stride, std::make_integer_sequence<int, side<T>>());
             }
             for (std::size_t i = first_row; i < last_row; ++i)
                 for (std::size_t j = i < done_rows ? done : first; j < last; ++j)
