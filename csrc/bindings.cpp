@@ -126,12 +126,12 @@ struct Range {
 
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
-Bytes empty(Engine& engine, std::size_t bytes) {
+Bytes empty(Engine& engine, std::size_t bytes, bool copy) {
     engine.check_usable();
     auto range = std::make_unique<Range>(Range{engine.shared_arena(), nullptr});
     {
         const nb::gil_scoped_release nogil;
-        range->pointer = range->arena->allocate(bytes, Arena::Use::array);
+        range->pointer = range->arena->allocate(bytes, copy ? Arena::Use::copy : Arena::Use::array);
     }
     auto* pointer = static_cast<std::uint8_t*>(range->pointer);
     const nb::capsule owner(range.release(), [](void* p) noexcept {
@@ -653,8 +653,9 @@ void bind_engine(nb::module_& m) {
              "Start sending a message to a rank, or receiving one from it, as the call's collective says: send or\n"
              "recv.\n\n"
              "The ``peer`` of a recv may be ANY_SOURCE; ``owner`` is kept alive until the message is done.")
-        .def("empty", &empty, "nbytes"_a,
-             "A uint8 array of ``nbytes`` in the arena, 64-byte aligned, freed with its last reference.")
+        .def("empty", &empty, "nbytes"_a, "copy"_a = false,
+             "A uint8 array of ``nbytes`` in the arena, 64-byte aligned, freed with its last reference.\n\n"
+             "One for the ``copy`` of a call's buffer is not in its second half, which arrays and the engine have.")
         .def(
             "fail",
             [](Engine& engine, const std::string& kind, int rank, const std::string& message) {

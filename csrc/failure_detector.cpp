@@ -283,26 +283,31 @@ void FailureDetector::complain_of_missing_links() {
         const std::lock_guard lock(mutex_);
         missing.swap(missing_links_);
     }
-    for (const auto& [rank, seconds] : missing) complain(rank, seconds, Complaint::unlinked);
+    for (const auto& [rank, seconds] : missing) {
+        if (executor_.link(rank) != nullptr || missed_lately(options_.rank, rank, 0.5)) continue;
+        Notice complaint{-1,    ErrorKind::peer_lost, rank, "", seconds,
+                         false, options_.rank,        {},   -1, Complaint::unlinked};
+        complaint.disagreement.number = ++missing_link_complaints_;
+        hear_complaint(complaint);
+    }
+}
+
+bool FailureDetector::missed_lately(int witness, int rank, double timeouts) const {
+    const auto found = unlinked_.find({witness, rank});
+    return found != unlinked_.end() && Clock::now() - found->second.heard < seconds(timeouts * liveness_.timeout());
 }
 
 // Callers complain again and again; what they said long ago does not count.
 void FailureDetector::hear_of_missing_link(const Notice& complaint) {
-    const int by = leader_of(complaint.witness), of = leader_of(complaint.rank);
-    const auto now = Clock::now();
-    const auto lately = [&](int witness, int missed, double timeouts) -> const Notice* {
-        const auto found = unlinked_.find({witness, missed});
-        const bool is_new =
-            found != unlinked_.end() && now - found->second.heard < seconds(timeouts * liveness_.timeout());
-        return is_new ? &found->second.complaint : nullptr;
-    };
-    if (lately(by, of, 0.5) != nullptr) return;
-    unlinked_.insert_or_assign({by, of}, MissingLink{complaint, now});
+    const std::pair pair(complaint.witness, complaint.rank);
+    const auto known = unlinked_.find(pair);
+    if (known != unlinked_.end() && complaint.disagreement.number <= known->second.complaint.disagreement.number)
+        return;
+    unlinked_.insert_or_assign(pair, MissingLink{complaint, Clock::now()});
     peers_.send_complaint(complaint);
-    const Notice* other = lately(of, by, 1);
-    if (other == nullptr) return;
-    if (!has_accusation()) verdict_at_ = now + verdict_grace;
-    complaints_.push_back(*other);
+    if (!missed_lately(complaint.rank, complaint.witness, 1)) return;
+    if (!has_accusation()) verdict_at_ = Clock::now() + verdict_grace;
+    complaints_.push_back(unlinked_.at({complaint.rank, complaint.witness}).complaint);
     complaints_.push_back(complaint);
 }
 

@@ -65,6 +65,7 @@ class FailureDetector {
     int leader_of(int rank) const;  // the lowest rank of its host
     void complain(int rank, double seconds, Complaint why);
     void hear_of_missing_link(const Notice& complaint);
+    bool missed_lately(int witness, int rank, double timeouts) const;
     bool is_complaint(int by_host, int of_host) const;
     Failure verdict() const;
     Failure missed(const Notice& complaint) const;
@@ -99,14 +100,15 @@ class FailureDetector {
     std::vector<bool> named_;            // by rank: reported as silent
     std::vector<bool> named_apart_;      // by rank: reported as out of reach
     std::vector<Notice> complaints_;     // one of each kind between two hosts
-    // Hosts that miss a link to another one, both by leader. Nobody is accused until the other one misses it, too: it
-    // may be late, and be the one that can connect.
+    // Ranks that miss a link to another one. Nobody is accused until the other one misses it, too: it may be late, and
+    // be the one that can connect.
     struct MissingLink {
         Notice complaint;
         Clock::time_point heard;
     };
     std::map<std::pair<int, int>, MissingLink> unlinked_;
-    Clock::time_point verdict_at_{};  // on these
+    std::uint64_t missing_link_complaints_ = 0;  // ours, by which others know them from those that went round
+    Clock::time_point verdict_at_{};             // on these
 };
 
 }  // namespace multiring

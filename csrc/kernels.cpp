@@ -528,8 +528,8 @@ void transpose_all(void* destination, std::ptrdiff_t to_stride, const void* sour
             }
             for (std::size_t i = first_row; i < last_row; ++i)
                 for (std::size_t j = i < done_rows ? done : first; j < last; ++j)
-                    to[place(i, to_stride) + static_cast<std::ptrdiff_t>(j)] =
-                        from[static_cast<std::ptrdiff_t>(i) + place(j, from_stride)];
+                    std::memcpy(to + place(i, to_stride) + static_cast<std::ptrdiff_t>(j),
+                                from + static_cast<std::ptrdiff_t>(i) + place(j, from_stride), sizeof(T));
         }
     }
 }

@@ -41,7 +41,8 @@ void copy_line(T* to, const T* from, const Dimension& line) {
         std::memcpy(to, from, line.size * sizeof(T));
         return;
     }
-    for (std::size_t i = 0; i < line.size; ++i, to += line.to, from += line.from) *to = *from;
+    for (std::size_t i = 0; i < line.size; ++i, to += line.to, from += line.from)
+        std::memcpy(to, from, sizeof(T));  // which may lie anywhere
 }
 
 // Two dimensions, of which one is the innermost in `from` and the other in `to`.

@@ -387,9 +387,11 @@ class Engine:
         The ``peer`` of a recv may be ANY_SOURCE; ``owner`` is kept alive until the message is done.
         """
 
-    def empty(self, nbytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    def empty(self, nbytes: int, copy: bool = False) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """
         A uint8 array of ``nbytes`` in the arena, 64-byte aligned, freed with its last reference.
+
+        One for the ``copy`` of a call's buffer is not in its second half, which arrays and the engine have.
         """
 
     def fail(self, kind: str, rank: int, message: str) -> None:

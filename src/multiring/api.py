@@ -369,6 +369,8 @@ def _leave_in_child() -> None:
         _exporter.leave_in_child()
         _exporter = None
     _teller = None  # its thread is the parent's
+    if (reports := sys.modules.get("multiring.job.reports")) is not None:
+        reports.leave_in_child()
     _default, _inherited, _lock = None, _default or _inherited, threading.Lock()
     _marks = [os.environ.get(name) for name in env.RANKS]
 

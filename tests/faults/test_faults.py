@@ -106,7 +106,7 @@ def test_two_hosts_are_parted_before_their_first_call(
     with launched(many, tmp_path, calls, environment=environment) as job:
         for rank in range(many.size):
             job.await_line(rank, "held", START_SECONDS)
-        parting.judge(job, *hosts)
+        replace(parting, within=faults.HEARTBEAT + 8).judge(job, *hosts)  # 4 s more of dialling
 
 
 @pytest.mark.lab

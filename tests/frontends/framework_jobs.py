@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -97,7 +98,11 @@ class Worlds:
         printed = [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
         missing = [name for name in functions if printed.count(f"finished {name}") != ranks]
         assert not missing, f"not finished: {missing}\n{done.stdout}\n{done.stderr}"
-        assert ranks in self._losing or done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        if ranks not in self._losing:
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        elif self._prepared is not None:
+            ended = f"exit codes {[0] * (ranks - 1) + [-signal.SIGKILL.value]}\n"
+            assert done.stderr.startswith(ended), f"{done.stdout}\n{done.stderr}"
 
     def told_of_the_killed_rank(self, words: str, *, ranks: int) -> None:
         """Check that each of the others printed a line that matches these words."""

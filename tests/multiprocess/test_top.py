@@ -101,6 +101,12 @@ def have_counted(look: dict[str, Any]) -> bool:
     return [status.get("calls") for status in statuses] == [5 + 2, 5 + 4, 5 + 6]
 
 
+def are_quiet(look: dict[str, Any]) -> bool:
+    """Whether no rank has moved anything since its last status."""
+    rates = [(rank["status"] or {}).get("rates") for rank in look["ranks"]]
+    return all(each and not any(sum(of.values()) for of in each["links"].values()) for each in rates)
+
+
 def waits_for_2(look: dict[str, Any]) -> bool:
     """Whether rank 0 has done nothing but wait for rank 2 lately."""
     status = look["ranks"][0]["status"] or {}
@@ -129,6 +135,7 @@ def test_a_job_on_two_hosts_is_watched_until_it_ends(launch: Launch) -> None:
         assert [rank["status"]["calls"] for rank in told["ranks"]] == [7, 9, 11]
         assert [rank["status"]["link"]["up"] for rank in told["ranks"]] == [1e8, 1e8, 1e7]
         assert {tuple(line) for line in told["output"]} >= {(rank, f"done {7 * rank}") for rank in range(3)}
+        seen_when(process.pid, are_quiet, "nothing moves")
         link_of_b = "link of host b: 0 of 10 MB/s out, 0 of 10 in"
         shown = top(launch, str(process.pid), "--once", COLUMNS="80")
         assert (shown.returncode, shown.stderr) == (0, "")

@@ -10,6 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -431,31 +434,62 @@ def test_the_culprit_is_named_across_hosts(hosts):
         assert "rank 3 (host h3) has not called it" in str(error)
 
 
-def test_a_missing_link_is_a_failure_once_both_sides_miss_it():
-    """The first of them may only be the one that cannot connect, and the second late."""
-    with world(4, [0, 0, 1, 2], heartbeat_timeout=2.0) as ranks:
+@contextmanager
+def unlinked(hosts: list[int], heartbeat_timeout: float) -> Iterator[list[native.Engine]]:
+    """Engines that hear of each other, and have no data connection to other hosts."""
+    names = [f"h{host}" for host in hosts]
+    timeout = {"heartbeat_timeout": heartbeat_timeout}
+    engines = [native.Engine(rank, len(hosts), hosts=names, inproc=True, **timeout) for rank in range(len(hosts))]
+    for a, b in combinations(range(len(hosts)), 2):
+        if hosts[a] == hosts[b]:
+            engines[a].attach_inproc(b, engines[b])
+            engines[b].attach_inproc(a, engines[a])
+        elif hosts.index(hosts[a]) == a and hosts.index(hosts[b]) == b:
+            for end, other, sockets in zip((a, b), (b, a), connected_sockets(1), strict=True):
+                engines[end].attach_control(other, sockets[0])
+    try:
+        yield engines
+    finally:
+        for engine in engines:
+            engine.shutdown()
+
+
+def test_a_missing_link_is_a_failure_once_both_ends_of_it_miss_it():
+    """The first of them may only be the one that cannot connect, and the second late; so may others of its host be."""
+    with unlinked([0, 1, 2, 2], heartbeat_timeout=2.0) as engines:
         for _ in range(4):
-            ranks[1].engine.miss_link(3, 2.5)  # of hosts 0 and 2
-            ranks[3].engine.miss_link(2, 2.5)
+            engines[0].miss_link(3, 2.5)
+            engines[2].miss_link(0, 2.5)
+            engines[1].miss_link(2, 2.5)
             time.sleep(0.25)
-        assert [rank.engine.failure() for rank in ranks] == [None] * 4
-        ranks[2].engine.miss_link(3, 3.5)
+        assert [engine.failure() for engine in engines] == [None] * 4
+        engines[2].miss_link(1, 3.5)
         deadline = time.monotonic() + 20
-        while not all(rank.engine.failure() for rank in ranks) and time.monotonic() < deadline:
+        while not all(engine.failure() for engine in engines[:3]) and time.monotonic() < deadline:
             time.sleep(0.02)
-        failures = [rank.engine.failure() for rank in ranks]
-    assert [type(failure).__name__ for failure in failures] == ["PeerLost"] * 4, failures
-    assert {(failure.rank, failure.apart) for failure in failures} == {(3, 2)}, failures
+        failures = [
+            engine.failure() for engine in engines[:3]
+        ]  # in one process ranks of a host tell each other nothing
+    assert [type(failure).__name__ for failure in failures] == ["PeerLost"] * 3, failures
+    assert {(failure.rank, failure.apart) for failure in failures} == {(1, 2)}, failures
     assert all(
-        "rank 3 (host h3) and rank 2 (host h2) both live and cannot reach each other" in str(f) for f in failures
+        "rank 1 (host h1) and rank 2 (host h2) both live and cannot reach each other" in str(f) for f in failures
     )
 
 
 def test_a_missing_link_of_long_ago_does_not_count():
-    with world(2, [0, 1], heartbeat_timeout=1.0) as ranks:
-        ranks[0].engine.miss_link(1, 1.5)
+    with unlinked([0, 1], heartbeat_timeout=1.0) as engines:
+        engines[0].miss_link(1, 1.5)
         time.sleep(1.5)
-        ranks[1].engine.miss_link(0, 1.5)
+        engines[1].miss_link(0, 1.5)
+        time.sleep(1.5)
+        assert [engine.failure() for engine in engines] == [None] * 2
+
+
+def test_a_link_that_stands_is_not_missed():
+    with world(2, [0, 1], heartbeat_timeout=1.0) as ranks:
+        for rank in ranks:
+            rank.engine.miss_link(1 - rank.rank, 1.5)
         time.sleep(1.5)
         assert [rank.engine.failure() for rank in ranks] == [None] * 2
 

@@ -145,3 +145,29 @@ def test_a_narrow_terminal_folds() -> None:
         assert max(map(len, shown(look, width))) <= width
     assert shown(look, 50)[-1] == "[1] " + "x" * 46
     assert shown(look, 50)[-3].split() == ["b", "1", "runs", "2", "10%", "3", "(4%)", "12"]
+
+
+def test_ranks_that_have_told_little_or_nothing() -> None:
+    """One was stopped before it joined, and the slow one has left while another one goes on."""
+    slow = {"ranks": [2], "share": 0.42, "reason": "sleeps"}
+    ranks = [a_rank(0, "a", slowest=slow), a_rank(1, "a", "stopped", None), a_rank(2, "a", "left")]
+    ranks[2]["status"] = {"stage": "left", "at": 1.0}
+    lines = shown(a_look(ranks))
+    assert "rank 2 (host agent) keeps the others waiting for 42% of the time: between" in lines
+    assert any("1     stopped" in line for line in lines), lines
+
+
+def test_nobody_is_slow_where_nobody_calls() -> None:
+    """What was said last is kept until calls go on."""
+    slow = {"ranks": [1], "share": 0.42, "reason": "sleeps"}
+    ranks = [a_rank(rank, "a", slowest=slow) for rank in range(2)]
+    for rank in ranks:
+        rank["status"]["rates"] |= {"calls": 0.0, "in_calls": 0.0}
+    assert not any("keeps the others waiting" in line for line in shown(a_look(ranks)))
+
+
+def test_a_failure_is_one_line_that_moves_no_cursor() -> None:
+    ranks = [a_rank(rank, "a", failure=f"PeerLost: rank {7 * rank}\x1b[2J\x07 has\nmore") for rank in range(2)]
+    lines = shown(a_look(ranks))
+    assert [line for line in lines if line.startswith("rank 1: ")] == ["rank 1: PeerLost: rank 7 has"]
+    assert not any("\x1b" in line or "more" in line for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -75,19 +76,26 @@ def _is_old(rank: Look) -> bool:
 
 def _fresh(ranks: Iterable[Look]) -> list[Look]:
     """What those say of themselves that do something now."""
-    return [r["status"] for r in ranks if r["state"] in _WORKING and r["status"]["stage"] == "runs" and not r["old"]]
+    told = [rank["status"] for rank in ranks if rank["state"] in _WORKING and rank["status"] and not rank["old"]]
+    return [status for status in told if status["stage"] == "runs"]
 
 
 def _slowest(ranks: Sequence[Look]) -> dict[str, Any] | None:
     """Who keeps the others waiting, as most ranks say; where in the program it is, as it says itself."""
-    told = [status["slowest"] for status in _fresh(ranks) if status["slowest"]]
+    told = [status["slowest"] for status in _fresh(ranks) if status["slowest"] and _calls(status)]
     if not told:
         return None
     (named, _), *_ = Counter(tuple(slow["ranks"]) for slow in told).most_common(1)
     slow = max((each for each in told if tuple(each["ranks"]) == named), key=lambda each: float(each["share"]))
-    places = [rank["status"]["where"] for rank in ranks if rank["rank"] in named and rank["status"]]
+    places = [rank["status"].get("where") for rank in ranks if rank["rank"] in named and rank["status"]]
     host = next((rank["host"] for rank in ranks if rank["rank"] == named[0]), "")
     return {**slow, "host": host, "where": next(filter(None, places), "")}
+
+
+def _calls(status: Look) -> bool:
+    """Whether a rank made calls or waited in one since its last status: who calls nothing waits for nobody."""
+    rates = status["rates"]
+    return bool(rates and (rates["calls"] or rates["in_calls"]))
 
 
 def _plan(ranks: Sequence[Look]) -> Any:
@@ -128,7 +136,8 @@ def picture(look: Look, screen: Console | None = None) -> RenderableType:
 
 def _title(look: Look) -> Text:
     hosts = len({rank["host"] for rank in look["ranks"]})
-    text = Text(f"job {look['process']} ({program_name(look['program'])}): {count(len(look['ranks']), 'rank')}")
+    name = _plain(program_name(look["program"]))
+    text = Text(f"job {look['process']} ({name}): {count(len(look['ranks']), 'rank')}")
     text.append(f" on {count(hosts, 'host')}, for {_elapsed(look['seconds'])}")
     if look["restart"]:
         text.append(f", restart {look['restart']} of {look['max_restarts']}")
@@ -150,7 +159,7 @@ def _words(look: Look) -> list[Text]:
         name = f"rank{'s' * (len(slow['ranks']) > 1)} {_spans(slow['ranks'])} (host {slow['host']})"
         told = f"{name} {'keep' if len(slow['ranks']) > 1 else 'keeps'} the others waiting for {slow['share']:.0%} of "
         told += f"the time: {KEEPS[slow['reason']]}"
-        found.append(Text(told + (f"; at {slow['where']}" if slow["where"] else ""), "yellow"))
+        found.append(Text(told + (f"; at {_plain(slow['where'])}" if slow["where"] else ""), "yellow"))
     found += [Text(line, "yellow") for line in _blocked(ranks)]
     for link in sorted(look["links"], key=_load, reverse=True)[:SHOWN_LINKS]:
         told = f"link of host {link['host']}: {_mega(link['sent'])}"
@@ -159,8 +168,9 @@ def _words(look: Look) -> list[Text]:
         else:
             told += f" of {_mega(link['up'])} MB/s out, {_mega(link['received'])} of {_mega(link['down'])} in"
         found.append(Text(told))
-    failed = [rank for rank in ranks if rank["state"] in _WORKING and rank["status"].get("failure")]
-    found += [Text(f"rank {rank['rank']}: {rank['status']['failure']}", "red") for rank in failed[:SHOWN_FAILURES]]
+    failed = [rank for rank in ranks if rank["state"] in _WORKING and (rank["status"] or {}).get("failure")]
+    for rank in failed[:SHOWN_FAILURES]:
+        found.append(Text(f"rank {rank['rank']}: {_plain(rank['status']['failure'].partition(chr(10))[0])}", "red"))
     return found
 
 
@@ -189,8 +199,14 @@ def _load(link: Look) -> float:
 def _line(rank: int | None, text: str) -> Text:
     """A line of output, cut to the picture's width, without what does something in a terminal but show characters."""
     line = Text("multiring: " if rank is None else f"[{rank}] ", "dim", no_wrap=True, overflow="crop")
-    plain = Text.from_ansi(text.replace("\t", " ")).plain
-    return line.append("".join(character for character in plain if character.isprintable()))
+    return line.append(_plain(text))
+
+
+def _plain(text: str) -> str:
+    """Text of ranks without what does something in a terminal but show characters."""
+    with contextlib.suppress(ValueError):  # an escape sequence with a number of thousands of digits
+        text = Text.from_ansi(text.replace("\t", " ")).plain
+    return "".join(character for character in text if character.isprintable())
 
 
 def _table(ranks: Sequence[Look], room: int | None) -> Table:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -85,12 +87,15 @@ def _watch(found: RunningJob) -> None:
     shown: RenderableType = Text(f"job {found}")
     end = ""
     with (
+        _signals(),
         _keys(),
         Live(console=console, screen=True, auto_refresh=False) as live,
         contextlib.suppress(KeyboardInterrupt),
     ):
         for look in _looks(found):
             if look is None:
+                if _is_enough(0.0):
+                    break
                 warning = f"the launcher does not answer for {ANSWER_SECONDS:g} s; below is what was seen before"
                 live.update(Group(Text(warning, "bold red"), shown), refresh=True)
                 continue
@@ -126,6 +131,22 @@ def _ended(found: RunningJob, look: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Leave the terminal as it was when this is ended; Ctrl-Z would hand it to the shell as it is."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    handlers: dict[int, Any] = {signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGTSTP: signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def _keys() -> Iterator[None]:
     """Let a key be read when it is pressed, where there is a keyboard."""
     if not sys.stdin.isatty():
@@ -145,9 +166,8 @@ def _is_enough(seconds: float) -> bool:
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return False
-    while (remaining := until - time.monotonic()) > 0:
-        if select.select([sys.stdin], [], [], remaining)[0]:
-            pressed = sys.stdin.read(1)
-            if pressed in ("q", "Q", ""):
-                return True
+    while select.select([sys.stdin], [], [], max(until - time.monotonic(), 0.0))[0]:
+        pressed = os.read(sys.stdin.fileno(), 1024)
+        if not pressed or b"q" in pressed.lower():
+            return True
     return False

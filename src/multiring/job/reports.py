@@ -26,13 +26,22 @@ TRIES = 5
 
 _HEADER = struct.Struct("!II")
 
+_is_forked = False
+"""Whether this process was forked from the one that was started: what it does is not what that one does."""
+
 Record = dict[str, Any]
+
+
+def leave_in_child() -> None:
+    """Tell nothing in this process, which was forked from a rank."""
+    global _is_forked
+    _is_forked = True
 
 
 def memory() -> int | None:
     """The descriptor of this process's memory; None where no launcher asks, or where it was not inherited."""
     descriptor = env.read(env.Launch).report_fd
-    if descriptor is None:
+    if descriptor is None or _is_forked:
         return None
     try:
         name = os.readlink(f"/proc/self/fd/{descriptor}")

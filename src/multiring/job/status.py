@@ -6,6 +6,7 @@ the launcher (reports.py). Nothing of it is in the way of a collective, and noth
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,6 +18,8 @@ from typing import Any
 from multiring.job import reports
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.world import World
+
+_log = logging.getLogger("multiring")
 
 EVERY = 1.0
 """Seconds between two statuses, each of which took 60 us of a processor (4 ranks of one host, AMD EPYC, 2026-11-27)."""
@@ -63,9 +66,13 @@ class StatusTeller:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._communicator: Communicator | None = None
-        self.follow(communicator)
         self._thread = threading.Thread(target=self._run, name="multiring status", daemon=True)
-        self._thread.start()
+        try:
+            self.follow(communicator)
+            self._thread.start()
+        except BaseException:
+            os.close(self._memory)
+            raise
 
     def follow(self, communicator: Communicator) -> None:
         """Speak of this communicator of all ranks from now on."""
@@ -163,7 +170,8 @@ class StatusTeller:
             waited_for = (now.waited_for - before.waited_for).most_common(MOST_WAITED_FOR)
             told["rates"] = {
                 "calls": (now.calls - before.calls) / seconds,
-                "in_calls": max(now.in_calls - before.in_calls, 0.0) / seconds,
+                # A call that has just ended may be counted once more, as one in flight.
+                "in_calls": min(max(now.in_calls - before.in_calls, 0.0) / seconds, 1.0),
                 "waiting": (now.waiting - before.waiting) / seconds,
                 "waits_for": [[names[peer], min(waited / seconds, 1.0)] for peer, waited in waited_for],
                 "links": {
@@ -185,4 +193,10 @@ class StatusTeller:
 def teller(communicator: Communicator) -> StatusTeller | None:
     """What tells the status of this rank; None where no launcher asks."""
     memory = reports.memory()
-    return None if memory is None else StatusTeller(memory, communicator)
+    if memory is None:
+        return None
+    try:
+        return StatusTeller(memory, communicator)
+    except (OSError, RuntimeError) as error:  # no descriptor or no thread is left: the job does without
+        _log.warning("this rank cannot tell its launcher what it does: %s", error)
+        return None

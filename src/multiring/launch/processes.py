@@ -120,7 +120,7 @@ def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, by a signal or a debugger; one that has ended is not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:  # it has ended, or there is no descriptor left to look with
         return False
     return stat.rpartition(")")[2].split()[0] in ("T", "t")  # the name before it may hold anything
 

@@ -31,7 +31,7 @@ from multiring.net.loop import within
 
 CHOSEN = b"\1"
 RETRY_SECONDS = 0.2
-MAX_RETRY_SECONDS = 5.0
+MAX_RETRY_SECONDS = 1.0
 NOTICE_SECONDS = 5.0
 POLL_SECONDS = 0.2
 CARDS_SECONDS = 3.0
@@ -119,9 +119,9 @@ class Links:
                 raise copy.copy(link.failure)  # the traceback of one that is kept would keep its callers
 
     def dials(self, peer: int) -> bool:
-        """Whether this rank dials a peer for a data link, and none stands."""
+        """Whether this rank dials a peer for a data link over any card, and none stands."""
         link = self._link(auth.DATA, peer)
-        return bool(link.addresses) and not link.attached.is_set()
+        return bool(link.addresses) and peer not in self._routes and not link.attached.is_set()
 
     def reach(
         self, wanted: Mapping[tuple[int, int], Sequence[dial.Address]], seconds: float

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import secrets
 import socket
 import struct
@@ -52,12 +53,12 @@ def listen(kind: str = "") -> tuple[socket.socket, str]:
 def names(kind: str) -> list[str]:
     """The sockets of a ``kind`` in this network namespace, whoever's they are; ResourceError without /proc."""
     try:
-        lines = SOCKETS.read_text().splitlines()
+        lines = SOCKETS.read_bytes().split(b"\n")  # names of others may be any bytes
     except OSError as error:
         remedy = "mount /proc in this container or chroot (mount -t proc proc /proc)"
         raise ResourceError(f"cannot tell which sockets there are: {SOCKETS}: {error.strerror}; {remedy}") from None
-    found = {name for line in lines if (name := line.rpartition(" @")[2]).startswith(_prefix(kind))}
-    return sorted(found)
+    ours = re.compile(rf".* @({re.escape(_prefix(kind))}[0-9a-f]{{32}})".encode())
+    return sorted({match[1].decode() for line in lines if (match := ours.fullmatch(line))})
 
 
 def _prefix(kind: str) -> str:

@@ -177,7 +177,7 @@ def slow_spans(path: Path) -> list[SlowSpan]:
                 where = str(event["args"].get("where", ""))
                 found.append(SlowSpan(int(match[1]), match[2], str(event["name"]), float(event["dur"]) / 1e6, where))
         return found
-    except (TypeError, KeyError, AttributeError, RecursionError, ValueError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError, ValueError, OverflowError) as error:
         told = f"an event lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path}: it is no timeline that MULTIRING_TRACE has written: {told}") from None
 

@@ -28,6 +28,9 @@ LINK_SHARE = 0.9
 """Part of a call's time-out that making its links may take: who cannot be reached is named before others' calls
 time out."""
 
+LONGEST_GAP = 4.0
+"""Seconds in which a dialled rank that can be reached again may hear nothing: TCP asks after 1, 3 and 7 s."""
+
 LONGEST_STEP = 1.0
 """Seconds that count at most between two looks at links that are being made: a rank that was stopped accuses nobody."""
 
@@ -101,7 +104,7 @@ class World:
         """Tells why links to ``peers`` cannot come about any more: the engine has failed, or one of them has left.
 
         It is asked several times a second. Where no link has come about for longer than a heartbeat time-out, it tells
-        the engine whom this rank dials: where that one dials in vain as well, the two hosts cannot reach each other.
+        the engine whom this rank dials: where that one dials it in vain as well, the two hosts cannot reach each other.
         """
         first_seen: dict[int, float] = {}
         asked, in_vain, dialled = time.monotonic(), 0.0, len(peers)
@@ -112,8 +115,9 @@ class World:
             missing = [peer for peer in sorted(peers) if self.links and self.links.dials(peer)]
             in_vain = in_vain + min(now - asked, LONGEST_STEP) if len(missing) == dialled else 0.0
             asked, dialled = now, len(missing)
-            if in_vain >= self.settings.heartbeat_timeout:
-                for peer in missing:
+            if in_vain >= self.settings.heartbeat_timeout + LONGEST_GAP:
+                hosts = self.topology.hosts
+                for peer in {hosts[peer]: peer for peer in reversed(missing)}.values():  # the lowest of each host
                     self.engine.miss_link(peer, in_vain)
             for peer in sorted(peers):
                 if self.engine.departed(peer) and now - first_seen.setdefault(peer, now) >= LEAVING_SECONDS:

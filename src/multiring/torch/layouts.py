@@ -22,12 +22,17 @@ Finish = Callable[[], None]
 
 
 class Allocate(Protocol):
-    """Gives memory for elements on their way, flat, as ``torch.empty`` does."""
+    """Gives memory for elements on their way, flat, as `on_cpu` does."""
 
     def __call__(self, count: int, /, *, dtype: torch.dtype) -> Tensor: ...
 
 
-def source(tensor: Tensor, allocate: Allocate = torch.empty) -> Tensor:
+def on_cpu(count: int, /, *, dtype: torch.dtype) -> Tensor:
+    """Memory of torch's own, whatever its default device is."""
+    return torch.empty(count, dtype=dtype, device="cpu")
+
+
+def source(tensor: Tensor, allocate: Allocate = on_cpu) -> Tensor:
     """The elements of a tensor that is read, in order and flat: its own memory if they lie so, else a copy."""
     plain = _strided(tensor)
     return _flat(plain) if _lies_in_order(plain) else _ordered(plain, allocate)
@@ -44,7 +49,7 @@ class TensorTarget:
     finish: Finish | None = None
 
 
-def target(tensor: Tensor, allocate: Allocate = torch.empty, *, read: bool = False, write: bool = True) -> TensorTarget:
+def target(tensor: Tensor, allocate: Allocate = on_cpu, *, read: bool = False, write: bool = True) -> TensorTarget:
     """Describe a tensor that is written, and with ``read`` read before; ValueError if its elements share memory.
 
     Without ``write`` this rank does not want the result, such as that of a reduction for another one.
@@ -80,6 +85,7 @@ def _copy(to: Tensor, origin: Tensor) -> None:
     if to.nbytes < _FEW_BYTES or _shows_others(to) or _shows_others(origin):
         to.copy_(origin)
         return
+    refuse_missing_memory(to)  # which may be cut while the call is in flight
     # torch needs two to three times as long for large ones.
     _native.copy_strided(to.data_ptr(), to.stride(), origin.data_ptr(), origin.stride(), to.shape, to.element_size())
 
@@ -245,7 +251,9 @@ def _any_twice(plain: Tensor) -> bool:
 
 def _places(plain: Tensor) -> Tensor:
     """How many elements after the first one each of them lies."""
-    places = torch.zeros(plain.shape, dtype=torch.int64)
+    places = torch.zeros(plain.shape, dtype=torch.int64, device="cpu")
     for dimension, (stride, size) in enumerate(zip(plain.stride(), plain.shape, strict=True)):
-        places += (torch.arange(size) * stride).view([-1 if i == dimension else 1 for i in range(plain.dim())])
+        places += (torch.arange(size, device="cpu") * stride).view(
+            [-1 if i == dimension else 1 for i in range(plain.dim())]
+        )
     return places

@@ -33,19 +33,19 @@ from torch._C._distributed_c10d import (
 )
 from torch.autograd import profiler
 
-from multiring.errors import ResourceError
+from multiring.errors import MultiringError
 from multiring.runtime.buffers import Piece
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Waitable
 from multiring.torch.backend import DeviceBackend
 from multiring.torch.buffers import divided, is_cut_off, only, op_name, raw, reducible, single, with_options
 from multiring.torch.cuda import CudaCollectives, also_on_cuda
-from multiring.torch.layouts import Finish, TensorTarget, apart, fill, filling, refuse_shared, source, target
+from multiring.torch.layouts import Finish, TensorTarget, apart, fill, filling, on_cpu, refuse_shared, source, target
 from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.torch.work import OrderedWatcher, TorchWork, Watcher
 
-_WORTH_SHARING = 64 << 10  # bytes: less than this, torch has at hand without a fault for each page
+_SENT_AT_ONCE = 64 << 10  # bytes of a message at most that does not wait for its reader, if it has to be staged
 
 
 class StepInFlight(NamedTuple):
@@ -354,10 +354,10 @@ class MultiringGroup(dist.ProcessGroup):
     def _allocate(self, count: int, /, *, dtype: torch.dtype) -> Tensor:
         """Memory of the arena, whose pages stay there from call to call; other memory where that is full."""
         nbytes = count * dtype.itemsize
-        if nbytes >= _WORTH_SHARING:
-            with suppress(ResourceError):
-                return torch.from_numpy(self.group.engine.empty(nbytes)).view(dtype)
-        return torch.empty(count, dtype=dtype)
+        if nbytes > _SENT_AT_ONCE:
+            with suppress(MultiringError):  # a call that cannot be made says so itself
+                return torch.from_numpy(self.group.engine.empty(nbytes, copy=True)).view(dtype)
+        return on_cpu(count, dtype=dtype)
 
     def _source(self, tensor: Tensor) -> Tensor:
         return source(tensor, self._allocate)

@@ -438,7 +438,7 @@ class MpiEngine:
 
     # --- memory, statistics, compiled callers ---
 
-    def empty(self, nbytes: int) -> Any:
+    def empty(self, nbytes: int, copy: bool = False) -> Any:
         """A uint8 array of ``nbytes``, 64-byte aligned; MPI has no memory that ranks share."""
         memory = np.empty(nbytes + CACHE_LINE, np.uint8)
         start = -memory.ctypes.data % CACHE_LINE
