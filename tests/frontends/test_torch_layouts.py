@@ -389,6 +389,37 @@ def of_autograd_and_inference() -> None:
 
 
 @worker
+def under_another_default_device() -> None:
+    """Copies lie where the tensors do."""
+    with group() as (rank, size):
+        for length in (6, 300):
+            mine = (torch.arange(length * length).view(length, length) + rank).float().t()
+            blocks = [torch.full((length, 2), 10.0 * peer + rank) for peer in range(size)]
+            output, outputs = torch.zeros(length, 2), [torch.zeros(length, length).t() for _ in range(size)]
+            expected = [(torch.arange(length * length).view(length, length) + peer).float().t() for peer in range(size)]
+            total = torch.full((length, 2), sum(10.0 * rank + peer for peer in range(size)))
+            with torch.device("meta"):
+                dist.all_gather(outputs, mine)
+                dist.reduce_scatter(output, blocks)
+                dist.all_reduce(mine)
+            for peer in range(size):
+                same(outputs[peer], expected[peer])
+            same(output, total)
+            same(mine, sum(expected))
+
+
+@worker
+def small_messages_that_both_send_first() -> None:
+    """Up to 64 KB go at once, also where they have to be copied."""
+    with group() as (rank, size):
+        to, source = (rank + 1) % size, (rank - 1) % size
+        got = torch.zeros(128, 128)
+        dist.send((torch.arange(128.0 * 128).view(128, 128) + rank).t(), to)
+        dist.recv(got, source)
+        same(got, (torch.arange(128.0 * 128).view(128, 128) + source).t())
+
+
+@worker
 def given_other_memory_in_flight() -> None:
     """The result goes where the tensor lay when the call was made."""
     with group() as (rank, size):

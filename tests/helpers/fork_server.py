@@ -240,20 +240,25 @@ def serve() -> str:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # typed at a terminal: it is the test that ends what it started
     channel = socket.socket(fileno=int(sys.argv[1]))
     _import(sys.argv[2:])
+    running: set[int] = set()
     while True:
         packed, descriptors, _, _ = socket.recv_fds(channel, _MOST, 100)
         if not packed:
+            for pid in running:  # a test left them behind
+                os.kill(pid, signal.SIGKILL)
             channel.close()
             sys.exit()
         request = json.loads(packed)
         answer: int | None
         if "reap" in request:
             pid, status = os.waitpid(request["reap"], os.WNOHANG)
+            running.discard(pid)
             answer = os.waitstatus_to_exitcode(status) if pid else None
         else:
             answer = os.fork()
             if answer == 0:
                 return _become(request, channel.detach(), descriptors)
+            running.add(answer)
             for descriptor in descriptors:
                 os.close(descriptor)
         times = os.times()
