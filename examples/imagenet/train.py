@@ -162,9 +162,8 @@ class Training:
 
     def run(self) -> None:
         """Train until the last epoch is validated."""
-        while (
-            self.parallel is None or self.epoch < self.preset.epochs
-        ):  # the oldest alone knows of its checkpoint at first
+        # At first the oldest alone knows of a checkpoint, which may be of the end.
+        while self.parallel is None or self.epoch < self.preset.epochs:
             try:
                 if self.parallel is None:
                     self.synchronise()
@@ -176,9 +175,8 @@ class Training:
                 try:
                     agreement = multiring.torch.shrink()
                 except mr.MultiringError as refused:
-                    if (
-                        type(refused) is mr.MultiringError
-                    ):  # no rank was lost: memory is short, or a loader's worker died
+                    # This very class says that no rank was lost: memory is short, say, or a loader's worker died.
+                    if type(refused) is mr.MultiringError:
                         raise error from None
                     raise
                 self.parallel, self.waited_in_vain = None, False
@@ -210,7 +208,7 @@ class Training:
         preset = self.preset
         consumed, length = self.state["loader"]["consumed"], len(self.images)
         together = preset.batch if self.args.uneven == "pad" else min(preset.batch, length - consumed)
-        # Norms over the world need as many passes on all ranks: no more than the rank with the fewest samples has.
+        # Norms over the world need as many passes on all ranks: no more than the fewest samples that a rank has.
         least = together // self.world if preset.statistics == "world" else len(labels)
         passes = min(math.ceil(math.ceil(together / self.world) / preset.micro), least)
         step = self.epoch * self.each + self.done

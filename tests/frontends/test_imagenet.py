@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 APPLICATION = ROOT / "examples" / "imagenet"
 sys.path.insert(0, str(APPLICATION))
 
+import agreement  # noqa: E402
 import checkpoints  # noqa: E402
 import networks  # noqa: E402
 import presets  # noqa: E402
@@ -317,9 +318,10 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
 def test_the_model_has_had_each_sample_once_an_epoch_though_a_rank_was_killed(tmp_path: Path) -> None:
     """Each sample has a weight of its own, from which a step on it takes 1/batch; a pass has one sample.
 
+    So ranks pass as often as they have samples, which is 1, 2 and 2 times, then 2 and 3.
     The first replacement finds its data wrong and leaves alone; the second is admitted.
     """
-    counts = ["epochs=2", "batch=6", "micro=1", "base_batch=6", "rate=1", "warm_up=0", "schedule=steps", "drops="]
+    counts = ["epochs=2", "batch=5", "micro=1", "base_batch=5", "rate=1", "warm_up=0", "schedule=steps", "drops="]
     plain = ["momentum=0", "nesterov=no", "decay=0"]
     options = ("--every", "3", "--wait", "100", "--page", str(tmp_path / "job.html"))
     launcher = ("--min-ranks", "2", "--max-replacements", "2")
@@ -411,6 +413,34 @@ def test_a_checkpoint_is_for_the_same_classes_and_preset(tmp_path: Path) -> None
     assert checkpoints.load(path, {**facts, "--every": 3}, torch.device("cpu"))["facts"] == facts
     with pytest.raises(ValueError, match="hash of the names of classes was '0a1b' and is 'ffff'"):
         checkpoints.load(path, {**facts, "hash of the names of classes": "ffff"}, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("everybody", "ends"),
+    [
+        ([(None, 1, False), (None, 2, True)], {1: "rank 1 has seed 2, and rank 0 has 1: all need the same"}),
+        ([(None, 1, True), (None, 2, False)], {0: "rank 0 has seed 1, and rank 1 has 2: all need the same"}),
+        ([(None, 1, False), ("no data", None, True), (None, 1, False)], {1: "no data"}),
+        ([("no data", None, False), (None, 1, False), (None, 2, True)], {0: "no data", 1: 1, 2: 1}),
+        ([("no checkpoint", 1, True), (None, 1, True)], {0: "no checkpoint", 1: 1}),
+    ],
+)
+def test_a_newcomer_at_fault_ends_alone(
+    everybody: list[tuple[str | None, int | None, bool]],
+    ends: dict[int, str | int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = [(found, {} if seed is None else {"seed": seed}, new) for found, seed, new in everybody]
+    monkeypatch.setattr(agreement.mr, "all_gather_object", lambda _: told)
+    monkeypatch.setattr(agreement.dist, "destroy_process_group", lambda: None)
+    found: dict[int, str | int] = {}
+    for rank, mine in enumerate(told):
+        monkeypatch.setattr(agreement.mr, "rank", lambda rank=rank: rank)
+        try:
+            agreement.agree(*mine)
+        except SystemExit as left:
+            found[rank] = left.code
+    assert found == {rank: f"train: {end}" if isinstance(end, str) else end for rank, end in ends.items()}
 
 
 def test_the_rank_that_differs_is_named(glyphs: Path) -> None:
