@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-MAY_DIFFER = ("--report", "--wait", "a --page")
+MAY_DIFFER = ("--every", "--report", "--wait", "a --page")
 
 
 def save(path: Path, whole: dict[str, Any]) -> None:

@@ -26,14 +26,13 @@ def build(name: str, classes: int, *, zero_gamma: bool, statistics: str) -> nn.M
         except ModuleNotFoundError:
             raise ValueError(f"model={name}: pip install {library}, or choose another by --set model=small") from None
         if library == "timm":
-            network = importlib.import_module("timm").create_model(model, num_classes=classes)
+            create, options = importlib.import_module("timm").create_model, {}
         else:
-            try:
-                network = importlib.import_module("torchvision.models").get_model(
-                    model, weights=None, num_classes=classes
-                )
-            except ValueError as error:
-                raise ValueError(f"model={name}: {error}") from None
+            create, options = importlib.import_module("torchvision.models").get_model, {"weights": None}
+        try:
+            network = create(model, num_classes=classes, **options)
+        except (ValueError, RuntimeError) as error:  # torchvision raises the one for an unknown name, timm the other
+            raise ValueError(f"model={name}: {error}") from None
     else:
         raise ValueError(f"model={name}: known are small, torchvision:NAME and timm:NAME")
     for module in network.modules():
@@ -136,9 +135,16 @@ class _Normalised(torch.autograd.Function):
 
 
 def over_all_ranks(network: nn.Module) -> nn.Module:
-    """The network with each batch norm over all ranks, with the same parameters."""
+    """The network with each batch norm over all ranks, with the same parameters; ValueError for a subclass of it."""
     for name, module in network.named_children():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) is not nn.BatchNorm2d:
+            # It may do more than normalise, as timm's BatchNormAct2d does, whose activation would be lost.
+            kind = f"{type(module).__module__}.{type(module).__qualname__}"
+            raise ValueError(
+                f"statistics=world: {name} is a {kind}, and only BatchNorm2d of torch itself is known: "
+                "choose statistics=rank or another model"
+            )
+        if type(module) is nn.BatchNorm2d:
             replaced = WorldBatchNorm(module.num_features, module.eps, module.momentum)
             replaced.load_state_dict(module.state_dict())
             setattr(network, name, replaced)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import hashlib
 import math
 import os
 import sys
@@ -68,8 +69,9 @@ class Training:
         self.world = mr.world_size()
         self.at_start = self.world
         self.state: dict[str, Any] = {"loader": self.loader.state_dict(), "best": 0.0, "result": {}}
-        if mr.rank() == mr.oldest() and args.checkpoint and args.checkpoint.exists():
-            self._load(args.checkpoint)
+        self.whole = False  # whether this rank has all that a training goes on from
+        self.may_begin = not replaces()
+        self.waited_in_vain = False
         self.sums = torch.zeros(2, dtype=torch.float64)  # of losses and samples since the last line
         self.began = self.told = time.perf_counter()
         self.trained = 0
@@ -108,12 +110,15 @@ class Training:
 
     def facts(self) -> dict[str, Any]:
         """What is the same on all ranks."""
+        preset = dataclasses.asdict(self.preset)
+        del preset["source"]  # a comment, which may be worded anew
         return {
             "seed": self.args.seed,
             "number of training images": len(self.images),
             "number of validation images": len(self.validation),
             "number of classes": len(self.images.classes),
-            **dataclasses.asdict(self.preset),
+            "hash of the names of classes": hashlib.sha256("\0".join(self.images.classes).encode()).hexdigest()[:16],
+            **preset,
             **{f"--{name}": getattr(self.args, name) for name in ("uneven", "every", "report", "wait")},
             "a --checkpoint": self.args.checkpoint is not None,
             "a --page": self.args.page is not None,
@@ -121,21 +126,44 @@ class Training:
 
     def synchronise(self) -> None:
         """Let all ranks go on from what the oldest has: at the start, and when ranks were lost or admitted."""
-        agree(None, self.facts())
         oldest = mr.oldest()
-        self.state, self.at_start = multiring.torch.broadcast_object((self.state, self.at_start), oldest)
+        newcomer = replaces() and not self.whole
+        agree(self._begin() if mr.rank() == oldest and not self.whole else None, self.facts(), newcomer)
+        state, self.at_start = multiring.torch.broadcast_object((self.state, self.at_start), oldest)
+        if state != self.state:
+            self.may_begin = False  # what follows may arrive in part, which is no beginning
+        self.state = state
         multiring.torch.sync_state(self.net, self.optimizer, oldest)
         if self.average:
             multiring.torch.sync_state(self.average.network, root=oldest)
+        self.whole = True
         self.loader.load_state_dict(self.state["loader"])
         self.world = dist.get_world_size()
         self.sums.zero_()
         # Statistics of batch norms stay those of each rank until they are averaged.
         self.parallel = DistributedDataParallel(self.net, forward_sync_buffers=False)
 
+    def _begin(self) -> str | None:
+        """Take the checkpoint up, if there is one, or begin anew; what is wrong if neither can be done.
+
+        The oldest does it, when all who had more were lost, too.
+        """
+        path = self.args.checkpoint
+        try:
+            if path and path.exists():
+                self._load(path)
+            elif not self.may_begin:
+                what = f"there is no {path}" if path else "there is no --checkpoint"
+                return f"all ranks that had trained were lost, and {what} to go on from: start the job again"
+        except MISTAKES as error:
+            return str(error)
+        self.whole = True
+        return None
+
     def run(self) -> None:
         """Train until the last epoch is validated."""
-        while self.parallel is None or self.epoch < self.preset.epochs:  # rank 0 alone knows of its checkpoint at first
+        # At first the oldest alone knows of a checkpoint, which may be of the end.
+        while self.parallel is None or self.epoch < self.preset.epochs:
             try:
                 if self.parallel is None:
                     self.synchronise()
@@ -143,11 +171,18 @@ class Training:
                     self.end_epoch()
             except DataError:  # nobody was lost
                 raise
-            except RuntimeError as error:  # torch may have wrapped PeerLost in it; shrink() raises if no rank was lost
-                agreement = multiring.torch.shrink()
-                self.parallel = None
+            except RuntimeError as error:  # torch may have wrapped PeerLost in it
+                try:
+                    agreement = multiring.torch.shrink()
+                except mr.MultiringError as refused:
+                    # This very class says that no rank was lost: memory is short, say, or a loader's worker died.
+                    if type(refused) is mr.MultiringError:
+                        raise error from None
+                    raise
+                self.parallel, self.waited_in_vain = None, False
                 first = str(error).partition("\n")[0]
-                self.tell(f"{first}; {len(agreement.members)} ranks go on in epoch {self.epoch} near step {self.done}")
+                where = f"go on in epoch {self.epoch} near step {self.done}" if self.whole else "begin"
+                self.tell(f"{first}; {len(agreement.members)} ranks {where}")
 
     # --- steps ---
 
@@ -173,9 +208,9 @@ class Training:
         preset = self.preset
         consumed, length = self.state["loader"]["consumed"], len(self.images)
         together = preset.batch if self.args.uneven == "pad" else min(preset.batch, length - consumed)
-        # All ranks pass equally often, as norms over the world need.
-        most, least = math.ceil(together / self.world), together // self.world
-        passes = min(math.ceil(most / preset.micro), least)
+        # Norms over the world need as many passes on all ranks: no more than the fewest samples that a rank has.
+        least = together // self.world if preset.statistics == "world" else len(labels)
+        passes = min(math.ceil(math.ceil(together / self.world) / preset.micro), least)
         step = self.epoch * self.each + self.done
         collapse = preset.collapse_decay if collapses(preset, self.epoch) else 1.0
         for group, decay in zip(self.optimizer.param_groups, (preset.decay * collapse, 0.0), strict=True):
@@ -260,15 +295,20 @@ class Training:
         return {"images": seen, "right": right, "top1": right / seen, "top5": near / seen, "loss": lost / seen}
 
     def admitted(self) -> bool:
-        """Whether ranks were admitted in the place of lost ones; all ranks make the same number of calls."""
-        for _ in range(10 * self.args.wait + 1):
-            if self.world >= self.at_start:
-                return False
+        """Whether ranks were admitted in the place of lost ones; all ranks make the same number of calls.
+
+        They are waited for once after a loss: where nobody comes, nobody may be left to come.
+        """
+        if self.world >= self.at_start:
+            return False
+        waits = 0 if self.waited_in_vain else 10 * self.args.wait
+        for wait in range(waits + 1):
             if multiring.torch.grow() is not None:
-                self.parallel = None
+                self.parallel, self.waited_in_vain = None, False
                 self.tell(f"{dist.get_world_size()} ranks go on in epoch {self.epoch} at step {self.done}")
                 return True
-            time.sleep(0.1 if self.args.wait else 0)
+            time.sleep(0.1 if wait < waits else 0)
+        self.waited_in_vain = True
         return False
 
     def tell(self, line: str) -> None:
@@ -316,6 +356,11 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
+def replaces() -> bool:
+    """Whether this process was started in the place of a lost rank."""
+    return os.environ.get("MULTIRING_REPLACEMENT", "0") != "0"
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"train: {message}\n")
@@ -346,7 +391,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--every", type=at_least(1), default=500, metavar="STEPS", help="between two checkpoints")
     parser.add_argument("--report", type=at_least(1), default=50, metavar="STEPS", help="between two lines")
     parser.add_argument(
-        "--wait", type=at_least(0), default=0, metavar="SECONDS", help="for replacements, where ranks lack"
+        "--wait", type=at_least(0), default=0, metavar="SECONDS", help="for replacements, once after a loss"
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help="a page about the job's communication, for a browser")
     return parser.parse_args(words)
@@ -361,8 +406,8 @@ def main(kind: type[Training] = Training) -> None:
     try:
         training = kind(args)
     except MISTAKES as error:
-        agree(str(error), {})
-        raise  # not reached: all have left
+        agree(str(error), {}, replaces())
+        raise  # not reached: this rank has left
     try:
         training.run()
     except DataError as error:  # a worker wraps it in what it was doing

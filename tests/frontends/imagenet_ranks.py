@@ -1,7 +1,8 @@
 """Ranks of the ImageNet application that fail where a test says so, or whose model counts the samples that it has had.
 
-KILL=RANK:STEP kills that rank before that step, if it is no replacement; COUNT=SAMPLES trains a model that counts;
-DIFFERS=RANK gives that rank another seed.
+KILL=RANK:STEP kills that rank before that step, or before the ranks begin (STEP is "start"), if it is no replacement;
+FAIL=STEP raises what short memory does in that step; COUNT=SAMPLES trains a model that counts; DIFFERS=RANK gives that
+rank another seed; WRONG=NUMBER lets that replacement find its data wrong; ALONE=yes makes replacements of all ranks.
 """
 
 from __future__ import annotations
@@ -20,20 +21,33 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import multiring as mr
+from multiring.data import DataError
 
 
 class Failing(train.Training):
     def __init__(self, args: Any) -> None:
         if os.environ.get("DIFFERS") == str(mr.rank()):
             args.seed += 7
+        if "ALONE" in os.environ:
+            os.environ["MULTIRING_REPLACEMENT"] = "1"  # before init it would wait for others
+        if os.environ.get("WRONG") == os.environ.get("MULTIRING_REPLACEMENT", "0"):
+            raise DataError("the data are wrong here")
         super().__init__(args)
 
+    def run(self) -> None:
+        self.dies("start")
+        super().run()
+
     def step(self, pixels: Tensor, labels: Tensor) -> None:
-        rank, _, step = os.environ.get("KILL", ":").partition(":")
-        first = os.environ.get("MULTIRING_REPLACEMENT", "0") == "0"
-        if first and (rank, step) == (str(mr.rank()), str(self.epoch * self.each + self.done)):
-            os.kill(os.getpid(), signal.SIGKILL)
+        step = str(self.epoch * self.each + self.done)
+        self.dies(step)
+        if os.environ.get("FAIL") == step:
+            raise RuntimeError(f"out of memory in step {step}")
         super().step(pixels, labels)
+
+    def dies(self, step: str) -> None:
+        if not train.replaces() and os.environ.get("KILL") == f"{mr.rank()}:{step}":
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Numbers(Dataset[tuple[Tensor, int]]):
@@ -67,6 +81,7 @@ class Tally(nn.Module):
 
 class Counting(Failing):
     def loss(self, net: nn.Module, pixels: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        assert 0 < len(labels) <= self.preset.micro
         return net(pixels)[:, 0].sum()
 
     def answers(self, net: nn.Module, pixels: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,9 @@ ROOT = Path(__file__).parents[2]
 APPLICATION = ROOT / "examples" / "imagenet"
 sys.path.insert(0, str(APPLICATION))
 
+import agreement  # noqa: E402
+import checkpoints  # noqa: E402
+import networks  # noqa: E402
 import presets  # noqa: E402
 
 pytestmark = needs("torch", "PIL", "fontTools", "matplotlib", seconds=600)
@@ -185,6 +189,45 @@ def test_presets_cannot_be_changed_into_nonsense(change: str, message: str) -> N
         presets.changed(presets.PRESETS["glyphs"], [change])
 
 
+# --- networks ---
+
+
+class WithActivation(torch.nn.BatchNorm2d):
+    """As timm's BatchNormAct2d does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
+def test_only_plain_batch_norms_are_replaced_by_those_of_all_ranks() -> None:
+    plain = torch.nn.BatchNorm2d(3, eps=0.5)
+    torch.nn.init.constant_(plain.weight, 7)
+    (replaced,) = networks.over_all_ranks(torch.nn.Sequential(plain))
+    assert type(replaced) is networks.WorldBatchNorm
+    assert (replaced.eps, replaced.weight.tolist()) == (0.5, [7, 7, 7])
+    for other in (WithActivation(3), torch.nn.BatchNorm1d(3)):
+        nested = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1), other))
+        with pytest.raises(ValueError, match=rf"statistics=world: 1 is a \S+\.{type(other).__name__}, and only"):
+            networks.over_all_ranks(nested)
+
+
+@pytest.mark.parametrize(
+    ("library", "function", "error"),
+    [("timm", "create_model", RuntimeError), ("torchvision.models", "get_model", ValueError)],
+)
+def test_models_that_a_library_does_not_know(
+    library: str, function: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str, **_: object) -> None:
+        raise error(f"Unknown model {name}")
+
+    top = library.partition(".")[0]
+    for name in {top, library}:
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**{function: unknown}))
+    with pytest.raises(ValueError, match=f"model={top}:huge: Unknown model huge"):
+        networks.build(f"{top}:huge", 5, zero_gamma=True, statistics="rank")
+
+
 # --- training ---
 
 
@@ -257,9 +300,14 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
     assert len(moments[0]) > 20
     assert all(map(torch.equal, *moments))
 
-    again = trains(packed, 2, *shape, options=options)
+    # It is over, which those must find out who are left when rank 0 is lost before it has told the others.
+    before = second.read_bytes()
+    again = trains(packed, 3, *shape, options=options, launcher=("--min-ranks", "2"), KILL="0:start")
     assert losses(again) == []
-    assert again.stdout.startswith("glyphs: 2 epochs, batch 8, world 2: top-1")
+    lost, last = again.stdout.splitlines()
+    assert lost.endswith("; 2 ranks begin")
+    assert last.startswith("[1] glyphs: 2 epochs, batch 8, world 2: top-1")  # by its first number
+    assert second.read_bytes() == before
     other = trains(packed, 1, *shape, "rate=0.3", options=options)
     assert other.returncode == 1
     assert told(other) == [
@@ -268,15 +316,22 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
 
 
 def test_the_model_has_had_each_sample_once_an_epoch_though_a_rank_was_killed(tmp_path: Path) -> None:
-    """Each sample has a weight of its own, from which a step on it takes 1/batch; a pass has one sample."""
-    counts = ["epochs=2", "batch=6", "micro=1", "base_batch=6", "rate=1", "warm_up=0", "schedule=steps", "drops="]
+    """Each sample has a weight of its own, from which a step on it takes 1/batch; a pass has one sample.
+
+    So ranks pass as often as they have samples, which is 1, 2 and 2 times, then 2 and 3.
+    The first replacement finds its data wrong and leaves alone; the second is admitted.
+    """
+    counts = ["epochs=2", "batch=5", "micro=1", "base_batch=5", "rate=1", "warm_up=0", "schedule=steps", "drops="]
     plain = ["momentum=0", "nesterov=no", "decay=0"]
     options = ("--every", "3", "--wait", "100", "--page", str(tmp_path / "job.html"))
-    launcher = ("--min-ranks", "2", "--max-replacements", "1")
-    done = trains(tmp_path, 3, *counts, *plain, options=options, launcher=launcher, KILL="2:4", COUNT="60")
+    launcher = ("--min-ranks", "2", "--max-replacements", "2")
+    done = trains(tmp_path, 3, *counts, *plain, options=options, launcher=launcher, KILL="2:4", COUNT="60", WRONG="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks go on in epoch 0 near step" in done.stdout
     assert "3 ranks go on in epoch 0 at step 6\n" in done.stdout
+    assert told(done) == ["the data are wrong here"]
+    assert "2 ranks go on in epoch 0 near step 6\n" in done.stdout
+    assert "3 ranks go on in epoch 0 at step 9\n" in done.stdout
     assert done.stdout.endswith("times [2.0], world 3, alike True\n")
     assert "glyphs on " in (tmp_path / "job.html").read_text("utf-8")
     assert validated(done) == ["(0 of 7)"] * 2
@@ -334,6 +389,58 @@ def test_a_broken_image_is_named(glyphs: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
     assert f"{broken}: it cannot be decoded: " in done.stderr
+
+
+def test_replacements_that_have_nothing_to_go_on_from_end(tmp_path: Path) -> None:
+    done = trains(tmp_path, 1, "epochs=1", "batch=6", COUNT="60", ALONE="yes")
+    assert done.returncode == 1
+    assert told(done) == [
+        "all ranks that had trained were lost, and there is no --checkpoint to go on from: start the job again"
+    ]
+    assert not done.stdout
+
+
+def test_an_error_that_is_no_loss_is_raised_as_it_is(tmp_path: Path) -> None:
+    done = trains(tmp_path, 1, "epochs=1", "batch=6", COUNT="60", FAIL="1")
+    assert done.returncode == 1
+    assert done.stderr.endswith("RuntimeError: out of memory in step 1\n")
+    assert "no rank was lost" not in done.stderr
+
+
+def test_a_checkpoint_is_for_the_same_classes_and_preset(tmp_path: Path) -> None:
+    path, facts = tmp_path / "some.pt", {"hash of the names of classes": "0a1b", "--every": 500}
+    checkpoints.save(path, {"facts": facts})
+    assert checkpoints.load(path, {**facts, "--every": 3}, torch.device("cpu"))["facts"] == facts
+    with pytest.raises(ValueError, match="hash of the names of classes was '0a1b' and is 'ffff'"):
+        checkpoints.load(path, {**facts, "hash of the names of classes": "ffff"}, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("everybody", "ends"),
+    [
+        ([(None, 1, False), (None, 2, True)], {1: "rank 1 has seed 2, and rank 0 has 1: all need the same"}),
+        ([(None, 1, True), (None, 2, False)], {0: "rank 0 has seed 1, and rank 1 has 2: all need the same"}),
+        ([(None, 1, False), ("no data", None, True), (None, 1, False)], {1: "no data"}),
+        ([("no data", None, False), (None, 1, False), (None, 2, True)], {0: "no data", 1: 1, 2: 1}),
+        ([("no checkpoint", 1, True), (None, 1, True)], {0: "no checkpoint", 1: 1}),
+    ],
+)
+def test_a_newcomer_at_fault_ends_alone(
+    everybody: list[tuple[str | None, int | None, bool]],
+    ends: dict[int, str | int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = [(found, {} if seed is None else {"seed": seed}, new) for found, seed, new in everybody]
+    monkeypatch.setattr(agreement.mr, "all_gather_object", lambda _: told)
+    monkeypatch.setattr(agreement.dist, "destroy_process_group", lambda: None)
+    found: dict[int, str | int] = {}
+    for rank, mine in enumerate(told):
+        monkeypatch.setattr(agreement.mr, "rank", lambda rank=rank: rank)
+        try:
+            agreement.agree(*mine)
+        except SystemExit as left:
+            found[rank] = left.code
+    assert found == {rank: f"train: {end}" if isinstance(end, str) else end for rank, end in ends.items()}
 
 
 def test_the_rank_that_differs_is_named(glyphs: Path) -> None:
