@@ -328,6 +328,20 @@ def test_a_full_arena_is_an_error():
     engine.shutdown()
 
 
+def test_copies_for_calls_leave_half_of_the_arena():
+    engine = native.Engine(0, 1, hosts=["h0"], inproc=True, arena_bytes=32 << 20)
+    array = engine.empty(20 << 20)
+    with pytest.raises(ResourceError):
+        engine.empty(1 << 20, copy=True)
+    del array
+    copy = engine.empty(10 << 20, copy=True)
+    with pytest.raises(ResourceError):
+        engine.empty(10 << 20, copy=True)
+    array = engine.empty(12 << 20)
+    del array, copy
+    engine.shutdown()
+
+
 def test_an_arena_that_a_limit_cuts_names_the_limit():
     program = """
 import resource
