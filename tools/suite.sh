@@ -5,6 +5,7 @@
 set -u
 python=$1
 legacy_python=${2:-}
+export -n BESIDE IN_TURN ALONE LEGACY_TESTS # or each process of each test has these words in its environment
 most=8 # failures, from which on the machine is no excuse
 
 rm -rf build/suite

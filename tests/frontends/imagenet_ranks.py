@@ -1,5 +1,6 @@
 """Ranks of the ImageNet application that fail where a test says so, or whose model counts the samples that it has had.
 
+Variables that tests set, of which each begins with TEST_:
 KILL=RANK:STEP kills that rank before that step, or before the ranks begin (STEP is "start"), if it is no replacement;
 FAIL=STEP raises what short memory does in that step; COUNT=SAMPLES trains a model that counts; DIFFERS=RANK gives that
 rank another seed; WRONG=NUMBER lets that replacement find its data wrong; ALONE=yes makes replacements of all ranks.
@@ -26,11 +27,11 @@ from multiring.data import DataError
 
 class Failing(train.Training):
     def __init__(self, args: Any) -> None:
-        if os.environ.get("DIFFERS") == str(mr.rank()):
+        if os.environ.get("TEST_DIFFERS") == str(mr.rank()):
             args.seed += 7
-        if "ALONE" in os.environ:
+        if "TEST_ALONE" in os.environ:
             os.environ["MULTIRING_REPLACEMENT"] = "1"  # before init it would wait for others
-        if os.environ.get("WRONG") == os.environ.get("MULTIRING_REPLACEMENT", "0"):
+        if os.environ.get("TEST_WRONG") == os.environ.get("MULTIRING_REPLACEMENT", "0"):
             raise DataError("the data are wrong here")
         super().__init__(args)
 
@@ -41,12 +42,12 @@ class Failing(train.Training):
     def step(self, pixels: Tensor, labels: Tensor) -> None:
         step = str(self.epoch * self.each + self.done)
         self.dies(step)
-        if os.environ.get("FAIL") == step:
+        if os.environ.get("TEST_FAIL") == step:
             raise RuntimeError(f"out of memory in step {step}")
         super().step(pixels, labels)
 
     def dies(self, step: str) -> None:
-        if not train.replaces() and os.environ.get("KILL") == f"{mr.rank()}:{step}":
+        if not train.replaces() and os.environ.get("TEST_KILL") == f"{mr.rank()}:{step}":
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -96,8 +97,8 @@ class Counting(Failing):
 
 
 if __name__ == "__main__":
-    if "COUNT" in os.environ:
-        length = int(os.environ["COUNT"])
+    if "TEST_COUNT" in os.environ:
+        length = int(os.environ["TEST_COUNT"])
         train.parts = lambda *_: (Numbers(length), Numbers(7))
         train.build = lambda *_, **__: Tally(length)
         train.main(Counting)

@@ -285,7 +285,7 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
     whole = trains(packed, 2, *shape, options=("--every", "3", "--checkpoint", str(first)), workers="1")
     assert len(losses(whole)) == 10
     options = ("--every", "3", "--checkpoint", str(second))
-    killed = trains(packed, 2, *shape, options=options, KILL="0:8")
+    killed = trains(packed, 2, *shape, options=options, TEST_KILL="0:8")
     assert killed.returncode != 0
     assert torch.load(second, weights_only=True)["state"]["loader"]["consumed"] == 8
     resumed = trains(packed, 2, *shape, options=options)
@@ -302,7 +302,7 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
 
     # It is over, which those must find out who are left when rank 0 is lost before it has told the others.
     before = second.read_bytes()
-    again = trains(packed, 3, *shape, options=options, launcher=("--min-ranks", "2"), KILL="0:start")
+    again = trains(packed, 3, *shape, options=options, launcher=("--min-ranks", "2"), TEST_KILL="0:start")
     assert losses(again) == []
     lost, last = again.stdout.splitlines()
     assert lost.endswith("; 2 ranks begin")
@@ -325,7 +325,17 @@ def test_the_model_has_had_each_sample_once_an_epoch_though_a_rank_was_killed(tm
     plain = ["momentum=0", "nesterov=no", "decay=0"]
     options = ("--every", "3", "--wait", "100", "--page", str(tmp_path / "job.html"))
     launcher = ("--min-ranks", "2", "--max-replacements", "2")
-    done = trains(tmp_path, 3, *counts, *plain, options=options, launcher=launcher, KILL="2:4", COUNT="60", WRONG="1")
+    done = trains(
+        tmp_path,
+        3,
+        *counts,
+        *plain,
+        options=options,
+        launcher=launcher,
+        TEST_KILL="2:4",
+        TEST_COUNT="60",
+        TEST_WRONG="1",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks go on in epoch 0 near step" in done.stdout
     assert "3 ranks go on in epoch 0 at step 6\n" in done.stdout
@@ -392,7 +402,7 @@ def test_a_broken_image_is_named(glyphs: Path, tmp_path: Path) -> None:
 
 
 def test_replacements_that_have_nothing_to_go_on_from_end(tmp_path: Path) -> None:
-    done = trains(tmp_path, 1, "epochs=1", "batch=6", COUNT="60", ALONE="yes")
+    done = trains(tmp_path, 1, "epochs=1", "batch=6", TEST_COUNT="60", TEST_ALONE="yes")
     assert done.returncode == 1
     assert told(done) == [
         "all ranks that had trained were lost, and there is no --checkpoint to go on from: start the job again"
@@ -401,7 +411,7 @@ def test_replacements_that_have_nothing_to_go_on_from_end(tmp_path: Path) -> Non
 
 
 def test_an_error_that_is_no_loss_is_raised_as_it_is(tmp_path: Path) -> None:
-    done = trains(tmp_path, 1, "epochs=1", "batch=6", COUNT="60", FAIL="1")
+    done = trains(tmp_path, 1, "epochs=1", "batch=6", TEST_COUNT="60", TEST_FAIL="1")
     assert done.returncode == 1
     assert done.stderr.endswith("RuntimeError: out of memory in step 1\n")
     assert "no rank was lost" not in done.stderr
@@ -444,7 +454,7 @@ def test_a_newcomer_at_fault_ends_alone(
 
 
 def test_the_rank_that_differs_is_named(glyphs: Path) -> None:
-    done = trains(glyphs, 3, "epochs=1", "batch=8", DIFFERS="1")
+    done = trains(glyphs, 3, "epochs=1", "batch=8", TEST_DIFFERS="1")
     assert done.returncode == 1
     assert told(done) == ["rank 1 has seed 7, and rank 0 has 0: all need the same"]
     assert "[1] train: rank 1 has" in done.stderr

@@ -22,11 +22,11 @@ REGROW = """
         try:
             while True:
                 mr.barrier()
-                if os.environ["RANK"] == os.environ["VICTIM"]:
-                    os.kill(os.getpid(), signal.Signals[os.environ.get("STRIKES", "SIGKILL")])
+                if os.environ["RANK"] == os.environ["TEST_VICTIM"]:
+                    os.kill(os.getpid(), signal.Signals[os.environ.get("TEST_STRIKES", "SIGKILL")])
         except mr.PeerLost:
             mr.shrink()
-        while mr.world_size() < int(os.environ.get("WANTED", "4")):
+        while mr.world_size() < int(os.environ.get("TEST_WANTED", "4")):
             mr.grow()
     x = np.arange(5) * (mr.rank() + 1)
     mr.all_reduce(x)

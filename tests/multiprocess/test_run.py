@@ -390,7 +390,7 @@ def test_ranks_that_fail_may_be_missing(launch: Launch) -> None:
 
 
 def test_a_lost_rank_is_started_again_and_admitted(launch: Launch) -> None:
-    launch.environment["VICTIM"] = "0"
+    launch.environment["TEST_VICTIM"] = "0"
     result = launch.run("-n", "4", "--min-ranks", "3", "--max-replacements", "2", launch.script(REGROW))
     assert result.returncode == 0, result.stdout + result.stderr
     for rank in range(4):
@@ -403,7 +403,9 @@ def test_a_lost_rank_is_started_again_and_admitted(launch: Launch) -> None:
 @pytest.mark.parametrize("replacements", [1, 0])
 def test_a_stopped_rank_is_ended_when_the_others_have_gone_on_without_it(launch: Launch, replacements: int) -> None:
     left = 3 + replacements
-    launch.environment.update(VICTIM="1", STRIKES="SIGSTOP", WANTED=str(left), MULTIRING_HEARTBEAT_TIMEOUT="3")
+    launch.environment.update(
+        TEST_VICTIM="1", TEST_STRIKES="SIGSTOP", TEST_WANTED=str(left), MULTIRING_HEARTBEAT_TIMEOUT="3"
+    )
     words = ("--min-ranks", "3", "--max-replacements", str(replacements), launch.script(REGROW))
     result = launch.run("-n", "4", *words)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -433,7 +435,7 @@ def test_the_end_names_who_left_early_and_not_what_the_job_had_recovered_from(la
     failed = r"rank [02] on host \S+ failed: exit code 1, after \S+ s; "
     left = failed + r"it lost rank 1 on host \S+, which had ended with exit code 0;"
     assert re.search(left, result.stderr), result.stderr
-    launch.environment["VICTIM"] = "1"
+    launch.environment["TEST_VICTIM"] = "1"
     script = launch.script(dedent(REGROW) + dedent(leaves))
     result = launch.run("-n", "4", "--min-ranks", "3", "--max-replacements", "1", script)
     assert result.returncode == 1

@@ -409,7 +409,7 @@ def test_an_agent_checks_what_it_shall_run(tmp_path: Path) -> None:
 
 def test_a_lost_rank_is_started_again_on_its_host(hosts: Launch) -> None:
     words = ["-H", "a:2,b:2", "--min-ranks", "3", "--max-replacements", "1", "--python", sys.executable]
-    hosts.environment["VICTIM"] = "3"
+    hosts.environment["TEST_VICTIM"] = "3"
     result = hosts.run(*words, hosts.script(REGROW))
     assert result.returncode == 0, result.stdout + result.stderr
     for rank in range(4):
