@@ -161,6 +161,9 @@ def test_a_job_on_two_hosts_is_watched_until_it_ends(launch: Launch) -> None:
         with at_terminal(launch, *TOP, str(process.pid)) as (pid, screen):
             screen.resize(20, 80)
             screen.expect(r"\[2\] done 14")
+            screen.text = ""
+            screen.resize(20, 30)
+            screen.expect(r"script.py\): 3[^\n]*\n[^\n]*hosts, for")
             (launch.directory / "go").touch()
             screen.expect(rf"job {process.pid} \(script.py, 3 ranks\) has ended with exit code 0\r\n")
             assert exit_code(pid) == 0

@@ -191,7 +191,9 @@ def test_the_loop_of_the_launcher_is_not_held_up_by_one_who_does_not_read(launch
         (["-m", "my.package", "x"], "my.package"),
         (["/usr/bin/python3", "-u", "work/train.py", "--lr", "1"], "train.py"),
         (["python", "-m", "pytest", "x"], "pytest"),
+        (["python", "-W", "ignore", "-Xdev", "-X", "utf8", "work/train.py", "-W"], "train.py"),
         (["python3.11"], "python3.11"),
+        (["python", "-c", "print(1)", "x"], "python"),
         (["./a.out", "-x", "y"], "a.out"),
     ],
 )

@@ -13,8 +13,12 @@ WIDTH = 120
 
 def console() -> Console:
     """Standard output, for names as their owners wrote them."""
-    # Where COLUMNS is 0, rich prints nothing at all.
-    return Console(width=shutil.get_terminal_size((WIDTH, 1)).columns, markup=False, emoji=False)
+    return Console(width=columns(), markup=False, emoji=False)
+
+
+def columns() -> int:
+    """The width of what is printed now: rich prints nothing at all where COLUMNS is 0."""
+    return shutil.get_terminal_size((WIDTH, 1)).columns
 
 
 def folded(table: Table) -> Table:

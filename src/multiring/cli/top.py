@@ -93,6 +93,7 @@ def _watch(found: RunningJob) -> None:
         contextlib.suppress(KeyboardInterrupt),
     ):
         for look in _looks(found):
+            console.width = output.columns()  # the terminal may have another width by now
             if look is None:
                 if _is_enough(0.0):
                     break

@@ -36,6 +36,9 @@ ANSWER_SECONDS = 5.0
 AT_ONCE = 32
 """Launchers that are asked at the same time."""
 
+_PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
+"""Options of Python that have their value in the next word."""
+
 REST_SECONDS = 1.0
 """How long nobody is accepted where that has failed, as it does without descriptors."""
 
@@ -150,8 +153,14 @@ def program_name(program: Sequence[str]) -> str:
     first, *others = program
     name = first.rpartition("/")[2]
     if name.startswith("python") or first == "-m":
-        words = [word for word in others if not word.startswith("-")]
-        name = words[0].rpartition("/")[2] if words else name
+        words = iter(others)
+        for word in words:
+            if word == "-c":
+                break
+            if word in _PYTHON_VALUES:
+                next(words, "")
+            elif not word.startswith("-"):
+                return word.rpartition("/")[2]
     return name
 
 
