@@ -76,7 +76,8 @@ class Tally(nn.Module):
         self.weights = nn.Parameter(torch.zeros(length, dtype=torch.float64))
 
     def forward(self, images: Tensor) -> Tensor:
-        had = self.weights[(images[:, 0, 0, 0] * 100 + images[:, 1, 0, 0]).long()]
+        hundreds, rest = images[:, :2, 0, 0].long().T
+        had = self.weights[100 * hundreds + rest]
         return torch.stack([had, torch.zeros_like(had)], 1)
 
 
