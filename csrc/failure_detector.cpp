@@ -9,6 +9,7 @@ namespace {
 constexpr auto publishing_interval = std::chrono::milliseconds(10);
 constexpr double looking_delay = 0.5;  // seconds that a call waits before its links are looked at
 constexpr auto verdict_grace = std::chrono::milliseconds(500);  // for what others miss at the same time
+constexpr int latest_turn = 2;
 constexpr std::size_t most_beat_bytes = std::size_t{1} << 15;
 constexpr std::uint64_t looks_between_counts = 2;
 constexpr int most_named = 8;  // ranks in one line
@@ -224,8 +225,9 @@ bool FailureDetector::check_silence(const Works& works) {
 // connections between them show it, so whoever waits looks at those. What it finds, and the silence of a rank of
 // another host, is a complaint, which is passed on to all by every way there is. Where a connection is yet to be made,
 // it is one once both sides dial in vain. Who is said to be silent answers. A
-// moment later, when the other side's complaint or answer has come, if there is one, each gives its verdict by the same
-// rule; the first one ends the matter.
+// moment later, when the other side's complaint or answer has come, if there is one, a verdict is given by the same
+// rule everywhere. Two ranks that have heard of different complaints could disagree all the same, so they take turns:
+// the verdict of the first reaches the next one before it gives its own.
 
 // Ranks of other hosts whose machines acknowledge nothing.
 void FailureDetector::look_at_links(const Works& works) {
@@ -344,8 +346,28 @@ bool FailureDetector::has_accusation() const {
 
 bool FailureDetector::check_complaints() {
     if (!has_accusation() || Clock::now() < verdict_at_) return false;
+    if (Clock::now() < verdict_at_ + verdict_grace * turn()) return false;
     peers_.fail(verdict());
     return true;
+}
+
+// How many ranks that live judge before this one: those of hosts that are in no complaint, then the others.
+int FailureDetector::turn() const {
+    if (!liveness_.hears(options_.rank)) return latest_turn;  // it was away, and others know better
+    const auto is_party = [&](int rank) {
+        const int leader = leader_of(rank);
+        return std::any_of(complaints_.begin(), complaints_.end(), [&](const Notice& c) {
+            return leader_of(c.witness) == leader || leader_of(c.rank) == leader;
+        });
+    };
+    const bool own = is_party(options_.rank);
+    int before = 0;
+    for (int rank = 0; rank < options_.world_size && before < latest_turn; ++rank) {
+        if (rank == options_.rank || !liveness_.hears(rank)) continue;
+        const bool is_other = is_party(rank);
+        before += is_other == own ? rank < options_.rank : own;
+    }
+    return before;
 }
 
 bool FailureDetector::is_complaint(int by_host, int of_host) const {

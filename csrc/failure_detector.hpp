@@ -68,6 +68,7 @@ class FailureDetector {
     bool missed_lately(int witness, int rank, double timeouts) const;
     bool is_complaint(int by_host, int of_host) const;
     Failure verdict() const;
+    int turn() const;
     Failure missed(const Notice& complaint) const;
     std::map<int, std::set<int>> hosts_apart() const;
     bool has_accusation() const;
