@@ -494,6 +494,36 @@ def test_a_loss_in_a_round_costs_the_steps_of_the_lost_rank_alone() -> None:
     np.testing.assert_allclose(survivors[0].value, expected, rtol=0, atol=1e-12)
 
 
+def goes_on_with_ddp() -> tuple[list[int], list[float]]:
+    """What the documentation says to do: rank 3 is killed in its step 8, before its group's gradients are averaged."""
+    with group() as (rank, size):
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        outer = Outer(net, 3, groups=PAIRS)
+        parallel = DistributedDataParallel(net, process_group=outer.process_group)
+        while outer.steps < 14:
+            try:
+                if (rank, outer.steps) == (3, 7):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                train(parallel, optimizer, outer, outer.steps, outer.steps + 1, rank, size)
+            except RuntimeError:  # torch wraps PeerLost
+                agreement = multiring.torch.shrink()
+                outer.rebuild(agreement)
+                multiring.torch.sync_state(net, optimizer, group=outer.group)
+                parallel = DistributedDataParallel(net, process_group=outer.process_group)
+        outer.finish()
+        return list(outer.group.members), elements(net).tolist()
+
+
+def test_a_group_goes_on_with_those_that_are_left() -> None:
+    *survivors, killed = run(goes_on_with_ddp, world_size=4)
+    assert killed.exitcode == -signal.SIGKILL
+    assert not "".join(survivor.error for survivor in survivors)
+    assert [survivor.value[0] for survivor in survivors] == [[0, 1], [0, 1], [2]]
+    assert survivors[0].value[1] == survivors[1].value[1] == survivors[2].value[1]
+    assert np.isfinite(survivors[0].value[1]).all()
+
+
 def hears_of_the_loss_before_the_average(delay: int) -> tuple[list[float], list[float]]:
     """Rank 1 has not applied an average that rank 0 has, when rank 3 is lost, and ranks 1 and 2 are one group."""
     with group() as (rank, _):

@@ -170,11 +170,17 @@ class Outer:
             )
         return self._process_group
 
+    @property
+    def steps(self) -> int:
+        """How many steps were counted: where a training goes on after `rebuild`, the same on all ranks of a group."""
+        return self._steps
+
     def step(self, samples: float | None = None) -> bool:
         """Count a step of the inner optimizer, and exchange what is due; whether an average was applied.
 
         ``samples``: how many this rank has trained on in the step, by which its changes count; on all ranks or on none,
-        where each step of each rank counts the same. ValueError where some give them and others do not.
+        where each step of each rank counts the same. ValueError where some give them and others do not. A step in which
+        PeerLost is raised was counted.
         """
         weight = 1.0 if samples is None else valid(samples, "samples")
         if self._by_samples not in (None, samples is not None):
@@ -229,7 +235,8 @@ class Outer:
 
         Groups are made anew without the lost ranks. What those have done since the last exchange is lost, and nothing
         else: an exchange that was under way and reached some ranks reaches all, another is made when its turn comes
-        again. Then ``sync_state(model, optimizer, group=outer.group)``, for within a group some may be a step ahead.
+        again. Within a group some may be a step ahead: then ``sync_state(model, optimizer, group=outer.group)``, by
+        which all go on from the group's oldest rank, after step number `steps`.
         ValueError after `grow`: newcomers have no shared values; call `finish` before it and make a new `Outer` after.
         """
         communicator = api.joined(None)
@@ -247,17 +254,16 @@ class Outer:
         kept = [[index[rank] for rank in ranks if rank in index] for ranks in self._groups]
         self._communicator = communicator
         self._groups = [ranks for ranks in kept if ranks]
+        self._make_groups()
 
         told = communicator.all_gather_object((self._applied, self._first, self._steps, self._origin))
-        most = max(applied for applied, *_ in told)
-        self._catch_up(most, [applied for applied, *_ in told])
-        # A group's ranks send at the same step.
+        self._catch_up([applied for applied, *_ in told])
+        # A group's ranks send at the same step, which is that of the model that they go on with.
         (mine,) = (ranks for ranks in self._groups if communicator.rank in ranks)
-        _, self._first, self._steps, self._origin = max((told[rank] for rank in mine), key=lambda one: one[1:3])
+        _, self._first, self._steps, self._origin = told[mine[self._group.oldest]]
         first = max(first for _, first, *_ in told)
-        if first > self._first:
+        if first > self._first:  # others have finished their round
             self._first, self._origin = first, self._steps
-        self._make_groups()
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` goes on from, bit for bit, beside the model's and the inner optimizer's state.
@@ -328,8 +334,8 @@ class Outer:
         self._check()
         if names := [name for name, parameter in self._frozen if parameter.requires_grad]:
             raise ValueError(
-                f"parameter {names[0]} is trained now and was frozen when Outer was made: call finish(), and make a "
-                "new Outer on all ranks"
+                f"parameter {names[0]} is trained now and was frozen when Outer was made: freeze it until "
+                "finish() has returned, and make a new Outer on all ranks"
             )
         number = self._turn % self._parts
         samples = self._samples[number]
@@ -342,12 +348,13 @@ class Outer:
                 changes.setdefault(kind, []).append(change.reshape(-1).to(kind))
             sums = [torch.cat(parts) for parts in changes.values()]
         counts = np.array([samples, self._by_samples is True, self._by_samples is False], np.float64)
-        turn = _Turn(self._turn, self._steps + self._delay, late, samples, counts, sums)
-        self._in_flight.append(turn)
+        works = [
+            self._communicator.all_reduce(buffer, async_op=True)
+            for buffer in (counts, *(reducible(sum_) for sum_ in sums if sum_.numel()))
+        ]
+        self._in_flight.append(_Turn(self._turn, self._steps + self._delay, late, samples, counts, sums, works))
         self._turn += 1
         self._samples[number] = 0.0
-        for buffer in (counts, *(reducible(sum_) for sum_ in sums if sum_.numel())):
-            turn.works.append(self._communicator.all_reduce(buffer, async_op=True))
 
     def _receive(self) -> None:
         """End the oldest turn that is under way."""
@@ -401,7 +408,7 @@ class Outer:
         self._process_group: dist.ProcessGroup | None = None
         here = (self._communicator.rank, self._communicator.size)
         if dist.is_available() and dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == here:
-            self._process_group, _ = dist.new_subgroups_by_enumeration(self._groups)  # type: ignore[no-untyped-call]
+            self._process_group = dist.new_group(mine, use_local_synchronization=True)
         if isinstance(self._process_group, MultiringGroup):
             self._group = self._process_group.communicator
         else:
@@ -409,25 +416,26 @@ class Outer:
             assert group is not None  # this rank is among them
             self._group = group
 
-    def _catch_up(self, most: int, applied: list[int]) -> None:
+    def _catch_up(self, applied: list[int]) -> None:
         """End, or take back, the turns that were under way when ranks were lost.
 
         One that ended on some rank had the changes of all, so the others take what came of it; one that ended nowhere
         is taken back, and its changes are still in everybody's parameters.
         """
+        most = max(applied)
         behind = self._applied < most
-        under_way, self._in_flight = self._in_flight, []
         if min(applied) < most:
             shared = {entry.name: entry.shared for fragment in self._fragments for entry in fragment}
             root = applied.index(most)
             broadcast_parameters(shared, root, group=self._communicator)
             broadcast_optimizer_state(self.optimizer, root, group=self._communicator)
-        for turn in under_way:
+        for turn in self._in_flight:
             number = turn.number % self._parts
             if behind and turn.number < most:
                 self._merge(self._fragments[number], turn.late)
             else:
                 self._samples[number] += turn.samples
+        self._in_flight = []
         self._turn = self._applied = most
 
 
