@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from framework_jobs import succeeds  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -22,9 +24,10 @@ from torch_ranks import run, values  # noqa: E402
 
 import multiring as mr  # noqa: E402
 import multiring.torch  # noqa: E402
+from multiring.job.survivors import Agreement  # noqa: E402
 from multiring.torch import DistributedOptimizer, Outer  # noqa: E402
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(300)
 
 PAIRS = [[0, 1], [2, 3]]
 SHAPES = [(3,), (2, 4), (), (5, 1), (4,)]
@@ -240,6 +243,8 @@ def hosts_are_groups() -> None:
         net = Net()
         outer = Outer(net, 3)
         assert outer.group.members == tuple(PAIRS[rank // 2])
+        assert mr.init().ranks_by("host") == PAIRS
+        assert outer.group.ranks_by("host") == [[0, 1]]
         assert dist.get_world_size(outer.process_group) == 2
         parallel = DistributedDataParallel(net, process_group=outer.process_group)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -444,6 +449,16 @@ def test_wrong_arguments() -> None:
     outer = Outer(net, 2)
     assert "torch.distributed was not initialized" in str(caught(ValueError, lambda: outer.process_group))
     assert "samples=-1: a weight is 0 or more" in str(caught(ValueError, lambda: outer.step(-1)))
+    mr.shutdown()
+    mr.init()
+    move(net, 1, 0)
+    stale = caught(mr.MultiringError, outer.finish)
+    assert "ranks were lost or admitted since Outer was made: call rebuild()" in str(stale)
+    admitted = caught(ValueError, lambda: outer.rebuild(Agreement(1, (-1,), -1)))
+    assert "rank 0 was admitted by grow(), and has no shared values: call finish() before grow()" in str(admitted)
+    assert "this agreement is of 2 ranks, the job has 1, and Outer was made for 1" in str(
+        caught(ValueError, lambda: outer.rebuild(Agreement(1, (0, 1), -1)))
+    )
 
 
 # --- ranks that are lost ---
@@ -588,3 +603,15 @@ def test_an_average_that_some_have_applied_reaches_all(delay: int) -> None:
     keep = 0.5 if delay else 0.0
     expected = [keep * (start + total(place, 4 + delay)) + (1 - keep) * shared for place in (0, 1)]
     np.testing.assert_allclose([after, after_one], expected, rtol=0, atol=1e-12)
+
+
+def test_the_example_sends_a_tenth_between_groups() -> None:
+    printed = succeeds("../../examples/far_groups.py", "--seeds", "1", "--epochs", "2", ranks=4, OMP_NUM_THREADS="1")
+    rows = re.findall(r"^(\w.*?) +loss \S+   accuracy ([\d.]+)% .* ([\d.]+) MB$", printed, re.MULTILINE)
+    found = {name: (float(accuracy), float(sent)) for name, accuracy, sent in rows}
+    # 44 steps are as many exchanges, or 4 and the last one.
+    whole = found["synchronous"][1]
+    for name in ("every 10, momentum", "every 10, averaging"):
+        assert abs(found[name][1] / whole - 5 / 44) < 0.02
+        assert found[name][0] > 60
+    assert found["every 50, averaging"][1] / whole < 0.06
