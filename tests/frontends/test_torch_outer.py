@@ -19,7 +19,7 @@ from framework_jobs import succeeds  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch_helpers import Net, batch, caught, group, same  # noqa: E402
+from torch_helpers import Net, batch, caught, group, same, tell, wait_for  # noqa: E402
 from torch_ranks import run, values  # noqa: E402
 
 import multiring as mr  # noqa: E402
@@ -537,6 +537,44 @@ def test_a_group_goes_on_with_those_that_are_left() -> None:
     assert [survivor.value[0] for survivor in survivors] == [[0, 1], [0, 1], [2]]
     assert survivors[0].value[1] == survivors[1].value[1] == survivors[2].value[1]
     assert np.isfinite(survivors[0].value[1]).all()
+
+
+def is_two_steps_behind(delay: int) -> list[float]:
+    """Rank 0 waits for an average when rank 2 is lost, and rank 1 has not come to send its part."""
+    with group() as (rank, _):
+        net = Numbers()
+        outer = Outer(net, 4, groups="rank", fragments=2, delay=delay)
+        lost = False
+        while outer.steps < 14:
+            move(net, outer.steps + 1, rank)
+            if (rank, outer.steps) == (1, 1) and not lost:
+                wait_for("failed")
+                caught(mr.PeerLost, mr.barrier)
+                outer.rebuild(multiring.torch.shrink())
+                lost = True
+            elif rank == 2:
+                wait_for("sent")
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (rank, outer.steps) == (0, 1 + delay) and not lost:
+                tell("sent")
+                caught(mr.PeerLost, outer.step)
+                tell("failed")
+                outer.rebuild(multiring.torch.shrink())
+                lost = True
+            else:
+                outer.step()
+        assert (outer._turn, outer._applied) == (7, 7 - len(outer._in_flight))
+        outer.finish()
+        return elements(net).tolist()
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_ranks_at_different_steps_go_on_together(delay: int) -> None:
+    *survivors, killed = run(is_two_steps_behind, delay, world_size=3)
+    assert killed.exitcode == -signal.SIGKILL
+    assert not "".join(survivor.error for survivor in survivors)
+    assert survivors[0].value == survivors[1].value
+    assert np.isfinite(survivors[0].value).all()
 
 
 def hears_of_the_loss_before_the_average(delay: int) -> tuple[list[float], list[float]]:
