@@ -57,9 +57,16 @@ def test_a_communicator_offers_what_the_functions_of_the_module_offer(alone: mr.
     """What front ends build on is the group's: `publish`, messages of a gather, labels, the internal group."""
     functions = {name for name in mr.__all__ if callable(getattr(mr, name)) and name[0].islower()}
     offered = {name for name in dir(alone) if not name.startswith("_")}
-    values = {"world", "members", "rank", "size", "timeout", "hosts", "local_rank", "local_size", "oldest"}
-    assert offered - functions - values == {"close", "plans_used"}
+    values = {"world", "members", "rank", "size", "timeout", "hosts", "local_rank", "local_size", "oldest", "levels"}
+    assert offered - functions - values == {"close", "plans_used", "ranks_by"}
     assert "label" not in inspect.signature(alone.all_reduce).parameters
+
+
+def test_levels_of_one(alone: mr.Communicator) -> None:
+    assert alone.levels == ("rank", "host")
+    assert alone.ranks_by("rank") == alone.ranks_by("host") == [[0]]
+    with pytest.raises(ValueError, match="level='rack': the topology has rank, host"):
+        alone.ranks_by("rack")
 
 
 def test_init_twice_is_one(alone: mr.Communicator) -> None:

@@ -37,6 +37,16 @@ def test_a_group_keeps_the_tree_above_its_members():
     assert [rack.link for rack in group.places] == [rack.link for rack in topology.places]
 
 
+def test_ranks_by_level():
+    topology = nested([[2, 1], [1]], [card(200), card(400), CORE])
+    assert topology.ranks_by("rank") == [[0], [1], [2], [3]]
+    assert topology.ranks_by("host") == [[0, 1], [2], [3]]
+    assert topology.ranks_by("rack") == [[0, 1, 2], [3]]
+    assert Topology.of_hosts(["a", "b", "a"]).ranks_by("host") == [[0, 2], [1]]
+    with pytest.raises(ValueError, match="level='site': the topology has rank, host, rack"):
+        topology.ranks_by("site")
+
+
 @pytest.mark.parametrize("members", [[], [0, 0], [0, 4], [-1]])
 def test_a_group_has_different_ranks_of_the_world(members):
     with pytest.raises(ValueError, match="must be different ranks from 0 to 3"):

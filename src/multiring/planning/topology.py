@@ -147,6 +147,15 @@ class Topology:
             places = here.places
         raise ValueError(f"rank {rank} is not apart from itself")
 
+    def ranks_by(self, level: str) -> list[list[int]]:
+        """The ranks of each place of a level, ascending; places in the order of their lowest ranks."""
+        if level not in self.levels:
+            raise ValueError(f"level={level!r}: the topology has {', '.join(self.levels)}")
+        places = self.places
+        for _ in range(self.levels.index(level), len(self.levels) - 1):
+            places = tuple(inner for place in places for inner in place.places)
+        return sorted(sorted(place.ranks()) for place in places)
+
     def restrict(self, members: Sequence[int]) -> Topology:
         """The topology of some of the ranks, renumbered by their position in ``members``."""
         index = {rank: number for number, rank in enumerate(members)}

@@ -72,6 +72,20 @@ class Communicator:
         return self._group.hosts
 
     @property
+    def levels(self) -> tuple[str, ...]:
+        """The levels of the job's topology from the inside out: rank, host, and rack and site where it has these."""
+        return self.world.topology.levels
+
+    def ranks_by(self, level: str) -> list[list[int]]:
+        """The ranks of this communicator in each host, rack or site; each alone for level "rank".
+
+        ValueError for a level that is not among `levels`.
+        """
+        index = {member: rank for rank, member in enumerate(self.members)}
+        places = ([index[rank] for rank in place if rank in index] for place in self.world.topology.ranks_by(level))
+        return sorted(sorted(place) for place in places if place)
+
+    @property
     def oldest(self) -> int:
         """The lowest of the ranks that have been in the job for longest: the others came by `grow`, after them."""
         return self._group.oldest

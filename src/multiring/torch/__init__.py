@@ -10,12 +10,14 @@ from multiring.torch.lars import use_lars
 from multiring.torch.loader import Loader
 from multiring.torch.optimizer import DistributedOptimizer
 from multiring.torch.options import Options
+from multiring.torch.outer import Outer
 from multiring.torch.start import grow, init, shrink
 
 __all__ = [
     "DistributedOptimizer",
     "Loader",
     "Options",
+    "Outer",
     "Weighted",
     "broadcast_object",
     "broadcast_optimizer_state",

@@ -48,14 +48,14 @@ def average(communicator: Communicator, metrics: _Metrics, weight: float = 1.0) 
     return means if isinstance(metrics, Mapping) else means[""]  # type: ignore[return-value]
 
 
-def valid(weight: float) -> float:
+def valid(weight: float, name: str = "weight") -> float:
     """The weight in float64, since ranks may give it in several types, and sums of small integers would overflow.
 
-    ValueError if it is none.
+    ValueError if it is none, which calls it by the ``name`` of the argument.
     """
     number = _real(weight)
     if number is None or not 0 <= number < math.inf:
-        raise ValueError(f"weight={weight!r}: a weight is 0 or more, such as the number of this rank's samples")
+        raise ValueError(f"{name}={weight!r}: a weight is 0 or more, such as the number of this rank's samples")
     return number
 
 

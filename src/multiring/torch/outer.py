@@ -1,0 +1,561 @@
+"""Outer optimization: groups that train apart and seldom exchange how their parameters have changed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from multiring import api
+from multiring.env import whole_number
+from multiring.errors import MultiringError
+from multiring.job.survivors import Agreement
+from multiring.runtime.comm import Communicator
+from multiring.runtime.work import Work
+from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
+from multiring.torch.buffers import form, reducible
+from multiring.torch.process_group import MultiringGroup
+from multiring.training.weights import valid
+
+_NARROW = (torch.float16, torch.bfloat16)
+"""Formats of parameters whose shared values are kept in float32: small outer steps would be rounded away."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A parameter or a buffer: where this rank's own values are, and those that all ranks share."""
+
+    name: str
+    own: Callable[[], Tensor]
+    shared: Tensor
+    trained: bool
+    """Whether the outer optimizer moves it; the change of a buffer is averaged and that is all."""
+
+
+@dataclass
+class _Turn:
+    """A fragment's changes on their way: sums over all ranks once the works are done."""
+
+    number: int
+    due: int
+    """The step after which the average is applied."""
+    late: bool
+    samples: float
+    counts: np.ndarray[Any, Any]
+    """Samples of all ranks, and how many ranks gave their number, and how many did not."""
+    sums: list[Tensor]
+    works: list[Work] = field(default_factory=list)
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+class Outer:
+    """Exchanges parameters between groups of ranks every some steps, through an outer optimizer.
+
+    Within a group gradients are averaged in each step, as ever: by DistributedDataParallel over `process_group`, or by
+    `DistributedOptimizer` over `group`. After each step of the inner optimizer all ranks call `step`; every ``every``
+    steps the change of the parameters since the last exchange is averaged over all samples of all ranks, and the outer
+    optimizer takes it for its gradient. Then all ranks have the same parameters, bit for bit. Source: DiLoCo (Douillard
+    et al. 2023, arXiv 2311.08105); with fragments and delay Streaming DiLoCo (arXiv 2501.18512).
+
+    The sum goes over all ranks by the plan for the topology, so each byte crosses the links between groups as seldom as
+    in any all-reduce. Shared values and the outer optimizer's state lie in the CPU's memory: twice the parameters with
+    momentum. Buffers of floating point, such as a batch norm's, are averaged with the last fragment; others stay.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Iterable[Tensor],
+        every: int,
+        *,
+        groups: str | Sequence[Sequence[int]] | None = None,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        keep: float = 0.5,
+        wire: str | None = None,
+    ) -> None:
+        """All ranks make it together, before DistributedDataParallel; they get what the oldest rank has.
+
+        ``model`` may be its parameters, and then there are no buffers; frozen ones take no part. ``groups``: a level of
+        the topology (rank, host, rack, site), whose places are the groups; lists of ranks, each rank in one; None: the
+        outermost level that has several places. ``optimizer`` makes the outer one of the shared parameters; None: SGD
+        at 0.7 with Nesterov momentum 0.9.
+
+        ``fragments``: parts of about equal bytes that take turns, each every ``every`` steps. ``delay``: so many steps
+        after its changes were sent is a fragment's average applied; training goes on meanwhile, and of the values that
+        a rank has by then a part, ``keep``, is kept: own = keep x own + (1 - keep) x shared. With delay 0 ranks wait,
+        and nothing is kept. ``wire="bfloat16"``: changes travel in that format.
+
+        ValueError for numbers that do not go together, groups that are none, and on all ranks alike where ranks differ
+        in models or arguments.
+        """
+        self._every = _at_least("every", every, 1, "steps between exchanges")
+        self._parts = _at_least("fragments", fragments, 1, "parts that take turns")
+        self._delay = _at_least("delay", delay, 0, "steps")
+        if self._parts > self._every:
+            raise ValueError(f"fragments={fragments}: one is sent in a step, so there are at most every={every}")
+        if self._delay >= self._every:
+            raise ValueError(f"delay={delay}: an average is applied before its fragment's next turn, every={every}")
+        if not 0 <= keep < 1:
+            raise ValueError(f"keep={keep!r}: the part of own values that stays is 0 or more, and less than 1")
+        if wire not in (None, "bfloat16"):
+            raise ValueError(f"wire={wire!r}: changes travel as they are (None) or as 'bfloat16'")
+        self._keep = float(keep)
+        self._wire = None if wire is None else torch.bfloat16
+        named, self._frozen, buffers = _tensors(model)
+        if self._parts > len(named):
+            raise ValueError(f"fragments={fragments}: the model has {len(named)} parameters to train")
+        self._communicator = api.joined(None)
+        self._groups = _ranks_of_groups(self._communicator, groups)
+
+        mine: list[Any] = [self._every, self._parts, self._delay, self._keep, wire, self._groups]
+        mine.append([(name, form(parameter)) for name, parameter in named])
+        for rank, theirs in enumerate(self._communicator.all_gather_object(mine)):
+            _compare_arguments(mine, theirs, rank)
+        start = dict([*named, *self._frozen, *buffers])
+        broadcast_parameters(start, self._communicator.oldest, group=self._communicator)
+
+        entries = [_entry(name, partial(_itself, parameter), trained=True) for name, parameter in named]
+        cuts = _cuts([entry.shared.nbytes for entry in entries], self._parts)
+        self._fragments = [entries[first:end] for first, end in itertools.pairwise(cuts)]
+        self._fragments[-1] += [
+            _entry(name, partial(model.get_buffer, name), trained=False)
+            for name, buffer in buffers
+            if isinstance(model, nn.Module) and buffer.is_floating_point()
+        ]
+        parameters = [nn.Parameter(entry.shared, requires_grad=False) for entry in entries]
+        self._gradients = {entry.name: parameter for entry, parameter in zip(entries, parameters, strict=True)}
+        self.optimizer = _outer_optimizer(optimizer, parameters)
+        """The outer optimizer, for schedules of its learning rate; the same on all ranks."""
+
+        self._steps = 0
+        self._first, self._origin = 0, 0
+        """The first turn of the present rounds, and the step after which they began."""
+        self._turn = 0
+        """The number of the next fragment to be sent; fragments take turns."""
+        self._applied = 0
+        """How many turns have ended."""
+        self._samples = [0.0] * self._parts
+        self._by_samples: bool | None = None
+        self._in_flight: list[_Turn] = []
+        self._make_groups()
+
+    @property
+    def group(self) -> Communicator:
+        """The communicator of this rank's group, as `DistributedOptimizer` and `sync_state` take it."""
+        return self._group
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """This rank's group in torch, as DistributedDataParallel takes it.
+
+        ValueError where torch.distributed was not initialized, with the same ranks, when this was made.
+        """
+        if self._process_group is None:
+            raise ValueError(
+                "torch.distributed was not initialized, with the ranks of multiring, when Outer was made: call "
+                "init_process_group before, or use DistributedOptimizer(..., group=outer.group)"
+            )
+        return self._process_group
+
+    @property
+    def steps(self) -> int:
+        """How many steps were counted: where a training goes on after `rebuild`, the same on all ranks of a group."""
+        return self._steps
+
+    def step(self, samples: float | None = None) -> bool:
+        """Count a step of the inner optimizer, and exchange what is due; whether an average was applied.
+
+        ``samples``: how many this rank has trained on in the step, by which its changes count; on all ranks or on none,
+        where each step of each rank counts the same. ValueError where some give them and others do not. A step in which
+        PeerLost is raised was counted.
+        """
+        weight = 1.0 if samples is None else valid(samples, "samples")
+        if self._by_samples not in (None, samples is not None):
+            raise ValueError(f"samples={samples!r}: give step() samples in every step, or in none")
+        self._by_samples = samples is not None
+        self._steps += 1
+        self._samples = [sum_so_far + weight for sum_so_far in self._samples]
+        before = self._applied
+        while self._in_flight and self._in_flight[0].due <= self._steps:
+            self._receive()
+        while self._due(self._turn) <= self._steps:
+            while any(one.number % self._parts == self._turn % self._parts for one in self._in_flight):
+                self._receive()  # after a loss turns may be late
+            self._send(late=self._delay > 0)
+            if not self._delay:
+                self._receive()
+        return self._applied > before
+
+    def finish(self) -> None:
+        """End the round now: apply what is on its way, and exchange all that was done since; all ranks call it.
+
+        Afterwards all have the same parameters, bit for bit, as at the end of training they should. It counts as an
+        exchange, unless nobody has made a step since the last one: then nothing changes.
+        """
+        while self._in_flight:
+            self._receive()
+        for _ in range(self._parts):
+            self._send(late=False)
+            self._receive()
+        self._first, self._origin = self._turn, self._steps
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Within it the model has the values that all ranks share, those after the last exchanges; then its own again.
+
+        This rank alone can do it, such as to validate or to save a model: nothing is sent.
+        """
+        entries = [entry for fragment in self._fragments for entry in fragment]
+        with torch.no_grad():
+            own = [entry.own().detach().clone() for entry in entries]
+            for entry in entries:
+                entry.own().copy_(entry.shared)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for entry, values in zip(entries, own, strict=True):
+                    entry.own().copy_(values)
+
+    def rebuild(self, agreement: Agreement) -> None:
+        """Go on without ranks that were lost: all survivors call it with what `shrink` returned.
+
+        Groups are made anew without the lost ranks. What those have done since the last exchange is lost, and nothing
+        else: an exchange that was under way and reached some ranks reaches all, another is made when its turn comes
+        again. Within a group some may be a step ahead: then ``sync_state(model, optimizer, group=outer.group)``, by
+        which all go on from the group's oldest rank, after step number `steps`.
+        ValueError after `grow`: newcomers have no shared values; call `finish` before it and make a new `Outer` after.
+        """
+        communicator = api.joined(None)
+        if communicator is self._communicator or len(agreement.members) != communicator.size:
+            raise ValueError(
+                f"this agreement is of {len(agreement.members)} ranks, the job has {communicator.size}, and Outer was "
+                f"made for {self._communicator.size}: call rebuild() once, with what multiring.torch.shrink() returned"
+            )
+        if -1 in agreement.members:
+            raise ValueError(
+                f"rank {agreement.members.index(-1)} was admitted by grow(), and has no shared values: call "
+                "finish() before grow(), and make a new Outer on all ranks after it"
+            )
+        index = {before: rank for rank, before in enumerate(agreement.members)}
+        kept = [[index[rank] for rank in ranks if rank in index] for ranks in self._groups]
+        self._communicator = communicator
+        self._groups = [ranks for ranks in kept if ranks]
+        self._make_groups()
+
+        told = communicator.all_gather_object((self._applied, self._first, self._steps, self._origin))
+        self._catch_up([applied for applied, *_ in told])
+        # A group's ranks send at the same step, which is that of the model that they go on with.
+        (mine,) = (ranks for ranks in self._groups if communicator.rank in ranks)
+        _, self._first, self._steps, self._origin = told[mine[self._group.oldest]]
+        first = max(first for _, first, *_ in told)
+        if first > self._first:  # others have finished their round
+            self._first, self._origin = first, self._steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` goes on from, bit for bit, beside the model's and the inner optimizer's state.
+
+        Nothing is sent; what is on its way is waited for. The shared part is the same on all ranks, and each rank, or
+        one of each group, saves its own model.
+        """
+        for turn in self._in_flight:
+            turn.wait()
+        return {
+            "arguments": [self._every, self._parts, self._delay],
+            "steps": self._steps,
+            "turns": [self._turn, self._applied, self._first, self._origin],
+            "samples": list(self._samples),
+            "by_samples": self._by_samples,
+            "shared": {entry.name: entry.shared.clone() for fragment in self._fragments for entry in fragment},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "in_flight": [
+                (one.number, one.due, one.late, one.samples, one.counts.tolist(), [sum_.clone() for sum_ in one.sums])
+                for one in self._in_flight
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned; all ranks call it, and load their models and inner optimizers too.
+
+        ValueError if it is that of other parameters, or of another ``every``, ``fragments`` or ``delay``.
+        """
+        arguments = [self._every, self._parts, self._delay]
+        if state["arguments"] != arguments:
+            raise ValueError(
+                f"this state is of every, fragments, delay = {state['arguments']}, and this Outer has {arguments}"
+            )
+        entries = {entry.name: entry for fragment in self._fragments for entry in fragment}
+        ours = {name: form(entry.shared) for name, entry in entries.items()}
+        theirs = {name: form(tensor) for name, tensor in state["shared"].items()}
+        for name in [*ours, *(theirs.keys() - ours.keys())]:
+            if ours.get(name) != theirs.get(name):
+                raise ValueError(f"{name} is {theirs.get(name)} in this state, and {ours.get(name)} in the model")
+        for turn in self._in_flight:
+            turn.wait()
+        for name, tensor in state["shared"].items():
+            entries[name].shared.copy_(tensor)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._steps = state["steps"]
+        self._turn, self._applied, self._first, self._origin = state["turns"]
+        self._samples = list(state["samples"])
+        self._by_samples = state["by_samples"]
+        self._in_flight = [
+            _Turn(number, due, late, samples, np.array(counts), [sum_.clone() for sum_ in sums])
+            for number, due, late, samples, counts, sums in state["in_flight"]
+        ]
+
+    # --- turns ---
+
+    def _due(self, turn: int) -> int:
+        """The step after which a fragment is sent: each every ``every`` steps, all evenly spread."""
+        return self._origin + (turn - self._first + 1) * self._every // self._parts
+
+    def _check(self) -> None:
+        if api.is_initialized() and api.joined(None) is not self._communicator:
+            raise MultiringError(
+                "ranks were lost or admitted since Outer was made: call rebuild() with what shrink() has returned"
+            )
+
+    def _send(self, *, late: bool) -> None:
+        """Start the next turn: this rank's changes, times its samples, to be summed over all ranks."""
+        self._check()
+        if names := [name for name, parameter in self._frozen if parameter.requires_grad]:
+            raise ValueError(
+                f"parameter {names[0]} is trained now and was frozen when Outer was made: freeze it until "
+                "finish() has returned, and make a new Outer on all ranks"
+            )
+        number = self._turn % self._parts
+        samples = self._samples[number]
+        changes: dict[torch.dtype, list[Tensor]] = {}
+        with torch.no_grad():
+            for entry in self._fragments[number]:
+                change = _change(entry)
+                kind = self._wire if self._wire is not None and entry.trained else change.dtype
+                change = change.mul_(samples) if samples else change.zero_()  # also where it is NaN
+                changes.setdefault(kind, []).append(change.reshape(-1).to(kind))
+            sums = [torch.cat(parts) for parts in changes.values()]
+        counts = np.array([samples, self._by_samples is True, self._by_samples is False], np.float64)
+        works = [
+            self._communicator.all_reduce(buffer, async_op=True)
+            for buffer in (counts, *(reducible(sum_) for sum_ in sums if sum_.numel()))
+        ]
+        self._in_flight.append(_Turn(self._turn, self._steps + self._delay, late, samples, counts, sums, works))
+        self._turn += 1
+        self._samples[number] = 0.0
+
+    def _receive(self) -> None:
+        """End the oldest turn that is under way."""
+        self._check()
+        turn = self._in_flight[0]
+        turn.wait()
+        del self._in_flight[0]
+        self._applied += 1
+        samples, with_samples, without = turn.counts
+        if with_samples and without:
+            raise ValueError(
+                f"{with_samples:.0f} ranks gave step() their samples and {without:.0f} did not: give them on all ranks "
+                "or on none"
+            )
+        fragment = self._fragments[turn.number % self._parts]
+        if samples:  # else nobody has trained, and momentum must not move the parameters
+            self._move(fragment, turn.sums, float(samples))
+        self._merge(fragment, turn.late)
+
+    def _move(self, fragment: list[_Entry], sums: list[Tensor], samples: float) -> None:
+        """The outer step: the mean change is the gradient of the shared values."""
+        left = {sum_.dtype: sum_ for sum_ in sums}
+        with torch.no_grad():
+            for entry in fragment:
+                shared = entry.shared
+                kind = self._wire if self._wire is not None and entry.trained else shared.dtype
+                part, left[kind] = left[kind][: shared.numel()], left[kind][shared.numel() :]
+                mean = part.to(shared.dtype).div(samples).view(shared.shape)
+                if entry.trained:
+                    self._gradients[entry.name].grad = mean
+                else:
+                    shared.sub_(mean)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _merge(self, fragment: list[_Entry], late: bool) -> None:
+        """This rank's own values after an exchange."""
+        with torch.no_grad():
+            for entry in fragment:
+                own, shared = entry.own(), entry.shared
+                if late and self._keep:
+                    here = own.detach().to("cpu", shared.dtype)
+                    own.copy_(here.mul(self._keep).add_(shared, alpha=1 - self._keep))
+                else:
+                    own.copy_(shared)
+
+    # --- groups, and the loss of ranks ---
+
+    def _make_groups(self) -> None:
+        (mine,) = (ranks for ranks in self._groups if self._communicator.rank in ranks)
+        self._process_group: dist.ProcessGroup | None = None
+        here = (self._communicator.rank, self._communicator.size)
+        if dist.is_available() and dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == here:
+            self._process_group = dist.new_group(mine, use_local_synchronization=True)
+        if isinstance(self._process_group, MultiringGroup):
+            self._group = self._process_group.communicator
+        else:
+            group = self._communicator.new_group(mine)
+            assert group is not None  # this rank is among them
+            self._group = group
+
+    def _catch_up(self, applied: list[int]) -> None:
+        """End, or take back, the turns that were under way when ranks were lost.
+
+        One that ended on some rank had the changes of all, so the others take what came of it; one that ended nowhere
+        is taken back, and its changes are still in everybody's parameters.
+        """
+        most = max(applied)
+        behind = self._applied < most
+        if min(applied) < most:
+            shared = {entry.name: entry.shared for fragment in self._fragments for entry in fragment}
+            root = applied.index(most)
+            broadcast_parameters(shared, root, group=self._communicator)
+            broadcast_optimizer_state(self.optimizer, root, group=self._communicator)
+        for turn in self._in_flight:
+            number = turn.number % self._parts
+            if behind and turn.number < most:
+                self._merge(self._fragments[number], turn.late)
+            else:
+                self._samples[number] += turn.samples
+        self._in_flight = []
+        self._turn = self._applied = most
+
+
+def _at_least(name: str, value: Any, least: int, what: str) -> int:
+    number = whole_number(name, value, f"a number of {what}")
+    if number < least:
+        raise ValueError(f"{name}={value}: a number of {what} is {least} or more")
+    return number
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+_Named: TypeAlias = "list[tuple[str, Tensor]]"
+
+
+def _tensors(model: Any) -> tuple[_Named, _Named, _Named]:
+    """Parameters to train, frozen ones, and buffers, with names; TypeError or ValueError for what cannot be served."""
+    buffers: _Named = []
+    if isinstance(model, nn.Module):
+        saved = model.state_dict().keys()
+        buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
+        given: _Named = list(model.named_parameters())
+    else:
+        listed = list(model) if isinstance(model, Iterable) else [model]
+        given = [(str(number), parameter) for number, parameter in enumerate(listed)]
+    for name, parameter in given:
+        if type(parameter) not in (Tensor, nn.Parameter):
+            raise TypeError(
+                f"parameter {name} is a {type(parameter).__name__}: Outer takes a model, or parameters that lie whole "
+                "on each rank"
+            )
+    trained = [(name, parameter) for name, parameter in given if parameter.requires_grad]
+    for name, parameter in trained:
+        if not parameter.is_floating_point():
+            raise ValueError(f"parameter {name} is {form(parameter)}: only real numbers are averaged")
+    if not trained:
+        raise ValueError(f"of {len(given)} parameters none is to be trained: give a model whose requires_grad is set")
+    return trained, [(name, parameter) for name, parameter in given if not parameter.requires_grad], buffers
+
+
+def _entry(name: str, own: Callable[[], Tensor], *, trained: bool) -> _Entry:
+    values = own().detach()
+    kind = torch.float32 if values.dtype in _NARROW else values.dtype
+    return _Entry(name, own, values.to("cpu", kind, copy=True), trained)
+
+
+def _change(entry: _Entry) -> Tensor:
+    """What the rank's own values have lost since the last exchange, in the shared values' format."""
+    own = entry.own().detach()
+    start = entry.shared.to(own.dtype)  # what the rank was given, rounded as it was
+    own = own.to("cpu")
+    change = start.to(entry.shared.dtype) - own
+    if not entry.trained:  # infinite ones, of a mask say, have no difference
+        change.masked_fill_(start == own, 0)
+    return change
+
+
+def _outer_optimizer(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    if make is None:
+        return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+    made = make(parameters)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(f"optimizer makes a {type(made).__name__}, and has to make an optimizer of torch")
+    held = {id(parameter) for settings in made.param_groups for parameter in settings["params"]}
+    if held != {id(parameter) for parameter in parameters}:
+        raise ValueError(
+            f"the outer optimizer has {len(held)} other parameters than the {len(parameters)} that optimizer was "
+            "called with: make it of these, as in lambda params: torch.optim.SGD(params, lr=1.0)"
+        )
+    return made
+
+
+def _ranks_of_groups(communicator: Communicator, groups: Any) -> list[list[int]]:
+    """The ranks of each group; ValueError unless each rank of the job is in one."""
+    if groups is None:
+        found = [communicator.ranks_by(level) for level in reversed(communicator.levels)]
+        return next((places for places in found if len(places) > 1), found[-1])
+    if isinstance(groups, str):
+        if groups not in communicator.levels:
+            raise ValueError(
+                f"groups={groups!r}: the topology has the levels {', '.join(communicator.levels)}; name one, describe "
+                "the others in a topology file, or give lists of ranks"
+            )
+        return communicator.ranks_by(groups)
+    lists = [[whole_number("groups", rank, "a rank") for rank in ranks] for ranks in groups]
+    if sorted(rank for ranks in lists for rank in ranks) != list(range(communicator.size)) or [] in lists:
+        raise ValueError(
+            f"groups={lists}: lists of ranks hold each of the ranks 0 to {communicator.size - 1} once, and none is "
+            "empty"
+        )
+    return lists
+
+
+def _compare_arguments(mine: list[Any], theirs: list[Any], rank: int) -> None:
+    """ValueError unless rank ``rank`` has given the same."""
+    names = ("every", "fragments", "delay", "keep", "wire", "groups")
+    for name, here, there in zip(names, mine, theirs, strict=False):
+        if here != there:
+            raise ValueError(f"{name} is {here} here and {there} on rank {rank}: give all ranks the same")
+    ours, others = mine[-1], theirs[-1]
+    if len(ours) != len(others):
+        raise ValueError(f"{len(ours)} parameters are trained here and {len(others)} on rank {rank}")
+    for number, (here, there) in enumerate(zip(ours, others, strict=True)):
+        if here != there:
+            raise ValueError(
+                f"parameter {number} is {here[0]} ({here[1]}) here and {there[0]} ({there[1]}) on rank {rank}: all "
+                "ranks need the same model"
+            )
+
+
+def _cuts(sizes: Sequence[int], parts: int) -> list[int]:
+    """Where to cut a list of sizes such that each part has at least one, and about as many bytes as the others."""
+    ends = np.cumsum(sizes)
+    cuts = [0]
+    for part in range(1, parts):
+        wanted = ends[-1] * part / parts
+        choices = range(cuts[-1] + 1, len(sizes) - (parts - part) + 1)
+        cuts.append(min(choices, key=lambda cut: abs(ends[cut - 1] - wanted)))
+    return [*cuts, len(sizes)]
