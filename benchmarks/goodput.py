@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from multiring.bench import curves, report
+from multiring.launch import processes
 
 TRAINING = Path(__file__).resolve().parents[1] / "examples" / "under_fire.py"
 
@@ -138,6 +139,7 @@ class Job:
         told = ["--events", str(folder), "--stop", str(self._stop)]
         # Without byte code each replacement compiles what it imports.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        parent = os.getpid()
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*launcher, "--max-replacements", str(MOST_REPLACEMENTS), *training, *given, *told],
@@ -145,6 +147,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                preexec_fn=lambda: processes.end_with(parent, signal.SIGTERM),  # however this process ends
             )
 
     def __enter__(self) -> Job:
@@ -531,7 +534,7 @@ def draw(file: Path, found: dict[str, Any]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    rows = found["rows"]
+    rows = sorted(found["rows"], key=lambda row: row["every"])
     about = f"{found['ranks']} ranks, {found['model']}, {found['others']:.1f} cores busy with others"
     if len(rows) > 1:
         axes.plot([row["every"] for row in rows], [100 * row["goodput"] for row in rows], marker="o", linewidth=2.5)
@@ -541,8 +544,8 @@ def draw(file: Path, found: dict[str, Any]) -> None:
         axes.set_ylim(0, 105)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
         axes.set_xlabel("mean time between kills")
-        ends = [f"{row['goodput']:.0%} at a kill every {row['every']:g} s" for row in (rows[0], rows[-1])]
-        title = f"Of the steps are kept {ends[0]}, {ends[1]}"
+        ends = [f"{row['goodput']:.0%} of the steps are kept at a kill every {row['every']:g} s" for row in rows]
+        title = f"{ends[0]}, {ends[-1]}"
         curves.said(axes, title, f"goodput; {about}")
     else:
         axes.plot(*zip(*found["rates"], strict=True), linewidth=1)
@@ -651,6 +654,8 @@ def main() -> None:
             found = measure(args, folder)
         except Failed as error:
             sys.exit(f"goodput: {error}")
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
     show(found)
     if args.json:
         told = report.record(found.pop("rows"), command=" ".join(["goodput", *sys.argv[1:]]), **found)

@@ -59,7 +59,7 @@ class Digits(nn.Module):
 class Transformer(nn.Module):
     """Tells the next byte of a text from those before it."""
 
-    def __init__(self, context: int, width: int = 128, layers: int = 2) -> None:
+    def __init__(self, context: int, width: int = 64, layers: int = 2) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Parameter(0.02 * torch.randn(context, width))
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
