@@ -19,15 +19,18 @@ TITLE_LETTERS, SUBTITLE_LETTERS = 78, 105
 """Letters that fit a line of a picture's width."""
 
 
-def check(file: Path) -> None:
-    """ImportError with the remedy where matplotlib is missing, ValueError for a format that it cannot write here."""
+def check(file: Path, option: str = "--plot") -> None:
+    """ImportError with the remedy where matplotlib is missing, ValueError for a format that it cannot write here.
+
+    Both name the ``option`` that the file was given by.
+    """
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install 'multiring[plot]'") from None
+        raise ImportError(f"{option} needs matplotlib: pip install 'multiring[plot]'") from None
     known = FigureCanvasBase.get_supported_filetypes()
     if file.suffix.removeprefix(".").lower() not in known:
-        raise ValueError(f"--plot {file}: the suffix says the format; known are {', '.join(known)}")
+        raise ValueError(f"{option} {file}: the suffix says the format; known are {', '.join(known)}")
     from matplotlib.figure import Figure
 
     kind = file.suffix.removeprefix(".").lower()
@@ -37,7 +40,9 @@ def check(file: Path) -> None:
         trial.savefig(BytesIO(), format=kind)
     except Exception as error:  # each format has its own, where a program or a library that it needs is not here
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"--plot {file}: matplotlib cannot write {kind} here ({reason}); png needs nothing") from None
+        raise ValueError(
+            f"{option} {file}: matplotlib cannot write {kind} here ({reason}); png needs nothing"
+        ) from None
 
 
 def plot(file: Path, rows: Sequence[SizeRow], title: str) -> None:

@@ -1,0 +1,668 @@
+"""Goodput under fire: what kills and replacements of ranks cost a training that goes on.
+
+    python benchmarks/goodput.py --ranks 8 --every 15 --minutes 30 --json result.json --picture goodput.svg
+    python benchmarks/goodput.py --ranks 4 --every 5 15 60 300 --minutes 20 --picture curve.svg    # one after another
+
+It starts examples/under_fire.py under `multiring run` with replacements, and kills ranks by SIGKILL: a random one of
+those that are in the job at that moment, at random times (--gaps fixed: at equal ones). Slices under fire take turns
+with slices without kills; goodput is what is left under fire of the steps that the same job makes in the same time
+without kills, by the slices on both sides. A slice under fire begins with a kill and ends when the next one would come,
+so that each kill counts with what follows from it. Then a job that nobody disturbs takes as many steps, and both end
+with a loss. A kill that would leave too few ranks to go on waits for a replacement, and counts as held back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from multiring.bench import curves, report
+from multiring.launch import processes
+
+TRAINING = Path(__file__).resolve().parents[1] / "examples" / "under_fire.py"
+
+Event = dict[str, Any]
+
+LOOK_SECONDS = 0.02
+"""Between two looks at what the ranks have told."""
+
+START_SECONDS, WHOLE_SECONDS, END_SECONDS = 300.0, 300.0, 120.0
+"""How long the job may take to start, to admit who is missing, and to end."""
+
+FIRST_STEPS = 20
+"""Not measured: buffers are made and buckets are formed."""
+
+SETTLE_SECONDS = 1.0
+"""After the last replacement was admitted, before a slice without kills begins."""
+
+MOST_REPLACEMENTS = 100_000
+NO_END = 10**12
+
+STAGES = ("detection", "shrink", "who has what", "state", "DistributedDataParallel", "first step")
+ADMISSION = ("grow", *STAGES[2:])
+START = ("process", "imports and warm-up", "until admitted", "first step")
+
+
+class Failed(Exception):
+    """The job did not do what is to be measured."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A rank that was killed: its process, its number in the world of that generation, and when."""
+
+    at: float
+    pid: int
+    rank: int
+    generation: int
+    slice: int
+    held_back: float
+    """Seconds for which it waited until enough ranks were there."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A time in which kills came every so many seconds; ``every`` is None where none came."""
+
+    every: float | None
+    begin: float
+    end: float
+    load: float
+    """The mean of the machine's load at both ends."""
+
+
+# --- what the ranks tell ---
+
+
+class Journal:
+    """What the ranks of a job have written to their files of events so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self.events: list[Event] = []
+        self.world: Event = {"generation": -1, "pids": []}
+        """What a rank told last of the newest world."""
+        self.steps = 0
+
+    def look(self) -> None:
+        """Read what is new; a line that is being written is read by the next look."""
+        for file in sorted(self._folder.glob("*.jsonl")):
+            with file.open("rb") as opened:
+                opened.seek(self._read.get(file, 0))
+                whole = opened.read().rpartition(b"\n")
+            self._read[file] = self._read.get(file, 0) + len(whole[0]) + len(whole[1])
+            for line in whole[0].splitlines():
+                self._take(json.loads(line))
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        if event["event"] == "world" and event["generation"] > self.world["generation"]:
+            self.world = event
+        elif event["event"] == "step":
+            self.steps = max(self.steps, event["step"])
+
+
+# --- the job, and who is killed ---
+
+
+class Job:
+    """The training under `multiring run`; it is ended with the block that it is used in."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path, steps: int) -> None:
+        self.ranks, self.min_ranks = args.ranks, args.min_ranks
+        folder.mkdir()
+        self.journal = Journal(folder)
+        self.kills: list[Kill] = []
+        self._stop = folder / "stop"
+        self._log = folder / "log"
+        launcher = [sys.executable, "-m", "multiring", "run", "-n", str(args.ranks), "--min-ranks", str(args.min_ranks)]
+        training = [str(TRAINING), "--model", args.model, "--steps", str(steps), "--seed", str(args.seed)]
+        given = ["--batch", str(args.batch), "--look", str(args.look), *(["--float64"] if args.float64 else [])]
+        told = ["--events", str(folder), "--stop", str(self._stop)]
+        # Without byte code each replacement compiles what it imports.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        parent = os.getpid()
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*launcher, "--max-replacements", str(MOST_REPLACEMENTS), *training, *given, *told],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=lambda: processes.end_with(parent, signal.SIGTERM),  # however this process ends
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()  # the launcher ends its ranks
+            try:
+                self.process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def look(self) -> None:
+        """See what is new. Failed if the job has ended."""
+        self.journal.look()
+        if self.process.poll() is not None:
+            raise Failed(f"the job has ended, with exit code {self.process.returncode}:\n{self._last_lines()}")
+
+    def until(self, met: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not met():
+            if time.monotonic() > deadline:
+                raise Failed(f"{what}: not within {seconds:g} s\n{self._last_lines()}")
+            time.sleep(LOOK_SECONDS)
+            self.look()
+
+    def rest(self, until: float) -> None:
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_SECONDS))
+            self.look()
+
+    def is_whole(self) -> bool:
+        pids = self.journal.world["pids"]
+        return len(pids) == self.ranks and self._dead().isdisjoint(pids)
+
+    def begin(self) -> None:
+        """Wait until all ranks train."""
+        self.until(lambda: self.journal.steps >= FIRST_STEPS, START_SECONDS, "the first steps")
+
+    def become_whole(self) -> None:
+        """Wait until all who were lost are replaced."""
+        self.until(self.is_whole, WHOLE_SECONDS, f"{self.ranks} ranks in the job again")
+        steps = self.journal.steps
+        self.until(lambda: self.journal.steps > steps + FIRST_STEPS, WHOLE_SECONDS, "steps of all ranks")
+        self.rest(time.monotonic() + SETTLE_SECONDS)
+
+    def end(self) -> Event:
+        """Let the training end; the result that rank 0 has then."""
+        self._stop.touch()
+        return self.ended(END_SECONDS)
+
+    def ended(self, seconds: float) -> Event:
+        """What the training ended with; Failed if it has not after so many seconds, or has failed."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"the job does not end within {seconds:g} s\n{self._last_lines()}") from None
+        self.journal.look()
+        results = [event for event in self.journal.events if event["event"] == "ended"]
+        if code != 0 or not results:
+            raise Failed(f"the job failed, with exit code {code}:\n{self._last_lines()}")
+        return results[0]
+
+    def kill(self, chance: random.Random, number: int) -> None:
+        """Kill a random rank, in slice ``number``, as soon as the others can go on without it."""
+        began = time.monotonic()
+        self.until(lambda: bool(self._possible()), WHOLE_SECONDS, "enough ranks for a kill")
+        rank = chance.choice(self._possible())
+        world = self.journal.world
+        pid, now = world["pids"][rank], time.monotonic()
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            raise Failed(f"rank {rank}, process {pid}, has ended before it was killed\n{self._last_lines()}") from None
+        self.kills.append(Kill(now, pid, rank, world["generation"], number, now - began))
+
+    def _dead(self) -> set[int]:
+        return {kill.pid for kill in self.kills}
+
+    def _possible(self) -> list[int]:
+        """Ranks of the newest world without which the others are enough to go on."""
+        pids = self.journal.world["pids"]
+        left = {rank for rank, pid in enumerate(pids) if pid not in self._dead()}
+        return [rank for rank in sorted(left) if len(left) > self.min_ranks and is_quorum(left - {rank}, len(pids))]
+
+    def _last_lines(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+
+
+def is_quorum(left: set[int], size: int) -> bool:
+    """Whether the ranks that are left of a world go on: more than half of them, or half with rank 0."""
+    return 2 * len(left) > size or (2 * len(left) == size and 0 in left)
+
+
+def expose(job: Job, args: argparse.Namespace, every: float, seconds: float, chance: random.Random) -> None:
+    """Kill ranks for so many seconds, up to the time of the next kill, which is not made."""
+    number = len(args.slices)
+    with measured_slice(args.slices, every):
+        until = time.monotonic() + seconds
+        while True:
+            job.kill(chance, number)
+            following = job.kills[-1].at + (every if args.gaps == "fixed" else chance.expovariate(1 / every))
+            job.rest(following)
+            if following >= until:
+                return
+
+
+@contextmanager
+def measured_slice(slices: list[Slice], every: float | None) -> Iterator[None]:
+    begin, load = time.monotonic(), os.getloadavg()[0]
+    yield
+    slices.append(Slice(every, begin, time.monotonic(), (load + os.getloadavg()[0]) / 2))
+
+
+# --- what it comes to ---
+
+
+class Account:
+    """What the ranks have told, in order."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.events = sorted(events, key=lambda event: event["at"])
+        self.lost_pids = {pid for event in self.of("shrunk") for pid in event["lost"]}
+        """Processes without which the survivors have agreed to go on."""
+        self.worlds = {event["generation"]: event["pids"] for event in self.of("world")}
+        self.completed: dict[tuple[int, int], float] = {}
+        """When the last of the ranks had completed a step, by generation and number."""
+        for event in self.of("step"):
+            self.completed[event["generation"], event["step"]] = event["at"]
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == kind]
+
+    @property
+    def kept(self) -> dict[int, float]:
+        """When each step was completed, the last time that it was."""
+        return {step: self.completed[generation, step] for generation, step in sorted(self.completed)}
+
+    @property
+    def again(self) -> int:
+        """Steps that some ranks had completed, and that were taken again."""
+        return len(self.completed) - len(self.kept)
+
+    @property
+    def admitted(self) -> set[int]:
+        """Processes of replacements that were in a world."""
+        newcomers = {event["pid"] for event in self.of("started") if event["replacement"]}
+        return newcomers & {pid for pids in self.worlds.values() for pid in pids}
+
+    def first_step(self, generation: int) -> tuple[int, float] | None:
+        """The generation, from this one on, in which a step was completed first, and when."""
+        found = [(at, of) for (of, _), at in self.completed.items() if of >= generation]
+        return min(found)[::-1] if found else None
+
+    def moment(self, kind: str, generation: int, began: float) -> float | None:
+        """When the last rank of a world told this, as the first of its kind since ``began``."""
+        found: dict[int, float] = {}
+        for event in self.of(kind):
+            if event.get("generation", generation) != generation:
+                continue
+            if event["at"] >= began and event["pid"] in self.worlds.get(generation, ()):
+                found.setdefault(event["pid"], event["at"])
+        return max(found.values(), default=None)
+
+    def stages(self, began: float, kinds: Sequence[str], generation: int) -> list[float] | None:
+        """Seconds of each stage, by the last rank that ended it, up to the first step of a world.
+
+        None where no step was completed in that world, as ranks were lost or admitted before.
+        """
+        first = self.first_step(generation)
+        if first is None or first[0] != generation:
+            return None
+        moments = [self.moment(kind, generation, began) for kind in kinds]
+        if None in moments:
+            return None
+        # The ranks enter a stage one by one, so that the last of one may come after the first of the next.
+        ends = [began]
+        for moment in (*moments, first[1]):
+            ends.append(max(moment, ends[-1]))
+        return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+def after_kill(account: Account, kill: Kill) -> dict[str, Any]:
+    """What followed from a kill: seconds to the next completed step, and of each stage if nothing else came between."""
+    without = [of for of, pids in account.worlds.items() if of > kill.generation and kill.pid not in pids]
+    first = account.first_step(min(without)) if without else None
+    if first is None:
+        raise Failed(f"no step was completed after process {kill.pid} was killed")
+    stages = account.stages(kill.at, ("failed", "shrunk", "world", "synchronised", "wrapped"), min(without))
+    found = {**asdict(kill), "was_lost": kill.pid in account.lost_pids, "to_next_step": first[1] - kill.at}
+    return {**found, "stages": dict(zip(STAGES, stages, strict=True)) if stages else None}
+
+
+def admissions(account: Account) -> list[dict[str, Any]]:
+    """Each time that replacements were admitted: for how long the others trained nothing, by stages."""
+    found = []
+    for generation in sorted({event["generation"] for event in account.of("grown")}):
+        began = max(event["began"] for event in account.of("grown") if event["generation"] == generation)
+        stages = account.stages(began, ("grown", "world", "synchronised", "wrapped"), generation)
+        if stages:
+            found.append({"at": began, "pause": sum(stages), "stages": dict(zip(ADMISSION, stages, strict=True))})
+    return found
+
+
+def replacements(account: Account, kills: Sequence[Kill]) -> list[dict[str, float]]:
+    """Seconds of each replacement from the kill on, by stages."""
+    by_pid: dict[int, dict[str, float]] = {}
+    for event in account.events:
+        by_pid.setdefault(event["pid"], {}).setdefault(event["event"], event["at"])
+    ranks = {event["pid"]: event["rank"] for event in account.of("started")}
+    newcomers = [event for event in account.of("started") if event["replacement"]]
+    found = []
+    for kill in kills:
+        successor = next((e for e in newcomers if e["at"] > kill.at and e["rank"] == ranks[kill.pid]), None)
+        told = by_pid[successor["pid"]] if successor else {}
+        if {"ready", "joined", "step"} <= told.keys():
+            moments = [kill.at, *(told[kind] for kind in ("started", "ready", "joined", "step"))]
+            each = [end - begin for begin, end in itertools.pairwise(moments)]
+            found.append(dict(zip(START, each, strict=True)))
+    return found
+
+
+def goodputs(account: Account, slices: Sequence[Slice]) -> list[dict[str, Any]]:
+    """Steps kept in each slice under fire, over those that the slices beside it make in as long a time."""
+    steps = sorted(account.kept.values())
+
+    def rate(of: Slice) -> float:
+        return sum(of.begin <= at < of.end for at in steps) / (of.end - of.begin)
+
+    found = []
+    for before, under, after in zip(slices, slices[1:], slices[2:], strict=False):
+        if under.every is not None:
+            undisturbed = (rate(before) + rate(after)) / 2
+            seconds = under.end - under.begin
+            told = {"every": under.every, "seconds": seconds, "rate": rate(under), "undisturbed": undisturbed}
+            found.append({**told, "goodput": rate(under) / undisturbed})
+    return found
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The smallest of the values that this part of them does not exceed."""
+    return sorted(values)[max(math.ceil(part * len(values)) - 1, 0)]
+
+
+def medians(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]} if rows else {}
+
+
+def summary(every: float, account: Account, kills: Sequence[Kill], slices: Sequence[Slice]) -> dict[str, Any]:
+    """What kills at one mean time cost."""
+    mine = [kill for kill in kills if slices[kill.slice].every == every]
+    after = [after_kill(account, kill) for kill in mine]
+    parts = [each for each in goodputs(account, slices) if each["every"] == every]
+    seconds = sum(each["seconds"] for each in parts)
+    times = [each["to_next_step"] for each in after]
+    return {
+        "every": every,
+        "seconds": seconds,
+        "goodput": sum(e["rate"] * e["seconds"] for e in parts) / sum(e["undisturbed"] * e["seconds"] for e in parts),
+        "slices": parts,
+        "to_next_step": {"p50": percentile(times, 0.5), "p99": percentile(times, 0.99), "worst": max(times)},
+        "stages": medians([each["stages"] for each in after if each["stages"]]),
+        "kills": after,
+    }
+
+
+def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Train under fire, then undisturbed."""
+    args.slices = []
+    chance = random.Random(args.seed)
+    before, began = processors(), time.monotonic()
+    with Job(args, folder / "under-fire", NO_END) as job:
+        job.begin()
+        for _ in range(args.turns):
+            for every in args.every:
+                quiet(job, args)
+                expose(job, args, every, 60 * args.minutes / args.turns, chance)
+        quiet(job, args)
+        result = job.end()
+    others = (processors() - before) / (time.monotonic() - began)
+    account = Account(job.journal.events)
+    alone = undisturbed(args, folder, result["step"]) if args.undisturbed else None
+    pauses = admissions(account)
+    steps = account.kept
+    return {
+        "ranks": args.ranks,
+        "model": args.model,
+        "seed": args.seed,
+        "gaps": args.gaps,
+        "rows": [summary(every, account, job.kills, args.slices) for every in args.every],
+        "killed": [kill.pid for kill in job.kills],
+        "lost": sorted(account.lost_pids),
+        "admitted": sorted(account.admitted),
+        "steps": {"kept": len(steps), "again": account.again, "lost": max(steps) - len(steps), "last": result["step"]},
+        "result": {name: result[name] for name in ("loss", "accuracy")},
+        "undisturbed": alone,
+        "pause_to_admit": medians([{"pause": each["pause"]} for each in pauses]),
+        "admission": medians([each["stages"] for each in pauses]),
+        "replacement": medians(replacements(account, job.kills)),
+        "load": [each.load for each in args.slices],
+        "others": others,
+        "slices": [asdict(each) for each in args.slices],
+        "rates": rates(account, args.slices),
+    }
+
+
+def quiet(job: Job, args: argparse.Namespace) -> None:
+    """A slice in which nobody is killed, once all ranks are there."""
+    job.become_whole()
+    with measured_slice(args.slices, None):
+        job.rest(time.monotonic() + args.quiet)
+
+
+def undisturbed(args: argparse.Namespace, folder: Path, steps: int) -> dict[str, float]:
+    """What as many steps end with where nobody is killed."""
+    with Job(args, folder / "undisturbed", steps) as job:
+        job.begin()
+        spent = sum(each.end - each.begin for each in args.slices)
+        result = job.ended(START_SECONDS + 10 * spent)
+    return {name: result[name] for name in ("loss", "accuracy")}
+
+
+def processors() -> float:
+    """Seconds that the machine's processors have worked for others than the children of this process."""
+    user, nice, system, _, _, *interrupts = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    worked = sum(map(int, (user, nice, system, *interrupts[:2]))) / os.sysconf("SC_CLK_TCK")
+    mine = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return worked - mine.ru_utime - mine.ru_stime
+
+
+def rates(account: Account, slices: Sequence[Slice]) -> list[tuple[float, float]]:
+    """Steps kept in each second since the first slice began."""
+    begin, end = slices[0].begin, slices[-1].end
+    counts = [0] * math.ceil(end - begin)
+    for at in account.kept.values():
+        if begin <= at < end:
+            counts[int(at - begin)] += 1
+    return [(second, count) for second, count in enumerate(counts)]
+
+
+# --- what is shown ---
+
+
+def show(found: dict[str, Any]) -> None:
+    steps, alone = found["steps"], found["undisturbed"]
+    load = f"{min(found['load']):.1f} to {max(found['load']):.1f}"
+    cores = len(os.sched_getaffinity(0))
+    print(
+        f"{found['ranks']} ranks, {found['model']}, load {load} on {cores} cores, {found['others']:.2f} of them others'"
+    )
+    print("\n| a kill every | kills | goodput | to the next step: p50 | p99 | worst |\n|---|---|---|---|---|---|")
+    for row in found["rows"]:
+        times = " | ".join(f"{row['to_next_step'][name]:.2f} s" for name in ("p50", "p99", "worst"))
+        mean = f"{row['every']:g} s ({row['seconds'] / len(row['kills']):.1f} s)"
+        print(f"| {mean} | {len(row['kills'])} | {row['goodput']:.1%} | {times} |")
+    held = [kill["held_back"] for row in found["rows"] for kill in row["kills"] if kill["held_back"] > 2 * LOOK_SECONDS]
+    print(f"\nsteps: {steps['kept']} kept, {steps['again']} taken again, {steps['lost']} lost")
+    print(
+        f"ranks: {len(found['killed'])} killed, {len(found['lost'])} lost, {len(found['admitted'])} admitted; "
+        f"{len(held)} kills held back, for {sum(held):.1f} s"
+    )
+    beside = f"; undisturbed {alone['loss']:.4f}, {alone['accuracy']:.1%}" if alone else ""
+    print(f"test loss {found['result']['loss']:.4f}, accuracy {found['result']['accuracy']:.1%}{beside}")
+    for row in found["rows"]:
+        show_stages(f"from a kill, every {row['every']:g} s, to the next step", row["stages"])
+    show_stages("to admit replacements", found["admission"])
+    show_stages("from a kill to the first step of the replacement", found["replacement"])
+
+
+def show_stages(what: str, stages: dict[str, float]) -> None:
+    if stages:
+        print(f"\nmedians of the seconds {what}")
+        for name, seconds in stages.items():
+            print(f"  {name:<26}{seconds:8.3f}")
+
+
+def draw(file: Path, found: dict[str, Any]) -> None:
+    """Goodput over the mean time between kills; for one alone, the steps of each second."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    rows = sorted(found["rows"], key=lambda row: row["every"])
+    about = f"{found['ranks']} ranks, {found['model']}, {found['others']:.1f} cores busy with others"
+    if len(rows) > 1:
+        axes.plot([row["every"] for row in rows], [100 * row["goodput"] for row in rows], marker="o", linewidth=2.5)
+        axes.set_xscale("log")
+        axes.set_xticks([row["every"] for row in rows], [f"{row['every']:g} s" for row in rows])
+        axes.minorticks_off()
+        axes.set_ylim(0, 105)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
+        axes.set_xlabel("mean time between kills")
+        ends = [f"{row['goodput']:.0%} of the steps are kept at a kill every {row['every']:g} s" for row in rows]
+        title = f"{ends[0]}, {ends[-1]}"
+        curves.said(axes, title, f"goodput; {about}")
+    else:
+        axes.plot(*zip(*found["rates"], strict=True), linewidth=1)
+        begin = found["slices"][0]["begin"]
+        for kill in rows[0]["kills"]:
+            axes.axvline(kill["at"] - begin, color="red", linewidth=0.5)
+        for each in found["slices"]:
+            if each["every"] is None:
+                axes.axvspan(each["begin"] - begin, each["end"] - begin, color="0.9")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("seconds; grey: without kills, red: a rank is killed")
+        title = f"{rows[0]['goodput']:.1%} of the steps are kept at a kill every {rows[0]['every']:g} s"
+        curves.said(axes, title, f"steps a second; {about}")
+    axes.grid(alpha=0.3)
+    curves.save(figure, file)
+    pyplot.close(figure)
+
+
+# --- what is asked ---
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"goodput: {message}\n")
+
+
+def whole(least: int) -> Callable[[str], int]:
+    def number(given: str) -> int:
+        if not given.isdecimal() or int(given) < least:
+            raise argparse.ArgumentTypeError(f"{given!r}: a whole number of {least} or more is needed")
+        return int(given)
+
+    return number
+
+
+def above_zero(given: str) -> float:
+    try:
+        number = float(given)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{given!r}: a finite number above 0 is needed")
+    return number
+
+
+def new_folder(given: str) -> Path:
+    if os.path.lexists(given) or not Path(given).absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{given!r}: a new folder in one that is there is needed")
+    return Path(given)
+
+
+def file_to_write(given: str) -> Path:
+    file = Path(given)
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{given!r}: a file in a folder that is there is needed")
+    return file
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = Parser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--ranks", type=whole(2), default=8)
+    parser.add_argument("--min-ranks", type=whole(1), help="kills leave so many; default: half of the ranks")
+    parser.add_argument("--every", type=above_zero, nargs="+", default=[15.0], metavar="SECONDS", help="between kills")
+    parser.add_argument("--gaps", choices=("exponential", "fixed"), default="exponential", help="how they vary")
+    parser.add_argument("--minutes", type=above_zero, default=30.0, help="under fire, for each of --every")
+    parser.add_argument("--turns", type=whole(1), default=2, help="slices into which these minutes are cut")
+    parser.add_argument("--quiet", type=above_zero, default=30.0, metavar="SECONDS", help="of a slice without kills")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of kills, weights and the order of samples")
+    parser.add_argument("--model", choices=("digits", "transformer"), default="transformer")
+    parser.add_argument("--batch", type=whole(2), default=64, help="samples in a step, of all ranks together")
+    parser.add_argument("--look", type=whole(1), default=10, metavar="STEPS", help="between two looks for replacements")
+    parser.add_argument(
+        "--float64", action="store_true", help="compute in it: losses then tell lost samples from noise"
+    )
+    parser.add_argument("--no-undisturbed", dest="undisturbed", action="store_false", help="leave out the second job")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="also write everything here")
+    parser.add_argument("--picture", type=file_to_write, metavar="FILE.svg", help="draw it (needs matplotlib)")
+    parser.add_argument("--keep", type=new_folder, metavar="DIR", help="a new folder for what the ranks told, and logs")
+    args = parser.parse_args(words)
+    if args.min_ranks is None:
+        args.min_ranks = args.ranks // 2
+    if args.min_ranks >= args.ranks:
+        parser.error(f"--min-ranks {args.min_ranks}: then no rank of {args.ranks} can be killed; give less")
+    if len(set(args.every)) < len(args.every):
+        parser.error(f"--every {' '.join(f'{each:g}' for each in args.every)}: the same twice; --turns repeats all")
+    if args.batch < 2 * args.ranks:
+        parser.error(f"--batch {args.batch}: {2 * args.ranks} samples or more are needed, two for each rank")
+    needed = {"torch": "torch", **({"sklearn": "scikit-learn"} if args.model == "digits" else {})}
+    for module, package in needed.items():
+        if find_spec(module) is None:
+            parser.error(f"--model {args.model} needs {package}: pip install {package}")
+    if args.picture:
+        try:
+            curves.check(args.picture, "--picture")
+        except (ImportError, ValueError) as error:
+            parser.error(str(error))
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    with tempfile.TemporaryDirectory() as directory:
+        folder = args.keep or Path(directory, "goodput")
+        folder.mkdir()
+        try:
+            found = measure(args, folder)
+        except Failed as error:
+            sys.exit(f"goodput: {error}")
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+    show(found)
+    if args.json:
+        told = report.record(found.pop("rows"), command=" ".join(["goodput", *sys.argv[1:]]), **found)
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
+    if args.picture:
+        draw(args.picture, {**found, "rows": told["rows"]} if args.json else found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Goodput under fire: what the benchmark counts is what its job saw, and what it trains is what nobody disturbs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from framework_jobs import needs
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "goodput.py"
+TRAINING = ROOT / "examples" / "under_fire.py"
+
+pytestmark = needs("torch", "sklearn", seconds=600)
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("goodput", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, str(file), *words],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+
+
+def test_its_counts_are_those_of_the_job_and_no_sample_is_lost(tmp_path: Path) -> None:
+    every = [
+        "--every",
+        "3",
+        "--gaps",
+        "fixed",
+        "--minutes",
+        "0.1",
+        "--turns",
+        "1",
+        "--quiet",
+        "1.5",
+        "--min-ranks",
+        "1",
+    ]
+    kept = ["--json", str(tmp_path / "result.json"), "--keep", str(tmp_path / "kept")]
+    done = run(SCRIPT, "--ranks", "3", "--model", "digits", "--float64", "--seed", "5", *every, *kept)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads((tmp_path / "result.json").read_text())
+    events, log = events_of(tmp_path / "kept/under-fire"), (tmp_path / "kept/under-fire/log").read_text()
+    kills = told["rows"][0]["kills"]
+    assert len(kills) >= 2
+
+    # Each kill was of the process that it names, which the launcher and the survivors missed, and nobody else.
+    worlds = {event["generation"]: event["pids"] for event in events if event["event"] == "world"}
+    assert [worlds[kill["generation"]][kill["rank"]] for kill in kills] == told["killed"]
+    lost = {pid for event in events if event["event"] == "shrunk" for pid in event["lost"]}
+    assert sorted(told["killed"]) == sorted(lost) == told["lost"]
+    ranks = {event["pid"]: event["rank"] for event in events if event["event"] == "started"}
+    missed = Counter(map(int, re.findall(r"rank (\d+) on host \S+ failed: killed by signal 9", log)))
+    assert missed == Counter(ranks[kill["pid"]] for kill in kills)
+    assert max(event["at"] for event in events if event["pid"] == kills[0]["pid"]) < kills[0]["at"] + 0.5
+    newcomers = {event["pid"] for event in events if event["event"] == "started" and event["replacement"]}
+    assert told["admitted"] == sorted(newcomers & {pid for pids in worlds.values() for pid in pids})
+    assert len(worlds[max(worlds)]) == 3
+
+    # Every step up to the last one was kept; each rank had its part of every batch.
+    steps = {event["step"] for event in events if event["event"] == "step"}
+    assert steps == set(range(1, told["steps"]["last"] + 1))
+    assert told["steps"]["kept"] == len(steps)
+    assert told["steps"]["lost"] == 0
+    assert all(kill["to_next_step"] > 0 and kill["was_lost"] for kill in kills)
+
+    # In float64 a batch that was lost or had twice would show; the number of ranks does not.
+    assert told["result"]["loss"] == pytest.approx(told["undisturbed"]["loss"], rel=1e-6)
+    assert told["result"]["accuracy"] == told["undisturbed"]["accuracy"]
+
+
+def told(event: str, at: float, pid: int, **said: Any) -> dict[str, Any]:
+    return {"event": event, "at": at, "pid": pid, **said}
+
+
+WORLDS = [[10, 11, 12], [11, 12], [20, 11, 12]]
+KILLED_AT = 3.7
+
+
+def made_up() -> list[dict[str, Any]]:
+    """Rank 0 alone completes step 4, and is killed; the others take it again, and admit a replacement."""
+    events = [
+        told("started", 0.0 + number / 10, pid, rank=number, replacement=0) for number, pid in enumerate((10, 11, 12))
+    ]
+    events += [told("world", 0.5, pid, generation=0, pids=WORLDS[0]) for pid in WORLDS[0]]
+    events += [
+        told("step", step + number / 10, pid, step=step, generation=0)
+        for number, pid in enumerate(WORLDS[0])
+        for step in (1, 2, 3)
+    ]
+    events += [told("step", 3.6, 10, step=4, generation=0), told("started", 3.75, 20, rank=0, replacement=1)]
+    for number, pid in enumerate(WORLDS[1]):
+        events += [
+            told("failed", 3.8 + number / 10, pid),
+            told("shrunk", 4.1 + number / 10, pid, generation=1, lost=[10]),
+            told("world", 4.3 + number / 10, pid, generation=1, pids=WORLDS[1]),
+            told("synchronised", 4.6 - number / 10, pid),
+            told("wrapped", 4.7 + number / 10, pid),
+            told("step", 5.0 + number / 10, pid, step=4, generation=1),
+            told("grown", 6.5 + number / 10, pid, generation=2, began=6.0 + number / 10),
+        ]
+    events += [told("ready", 5.5, 20), told("joined", 6.4, 20)]
+    for number, pid in enumerate(WORLDS[2]):
+        events += [
+            told("world", 6.7 + number / 10, pid, generation=2, pids=WORLDS[2]),
+            told("synchronised", 7.1 + number / 10, pid),
+            told("wrapped", 7.4 + number / 10, pid),
+            told("step", 7.8 + number / 10, pid, step=5, generation=2),
+        ]
+    # The replacement admits another one in its turn, which is no part of what came before.
+    return [*events, told("grown", 9.0, 20, generation=3, began=8.5)][::-1]
+
+
+def test_seconds_and_steps_of_a_job_that_is_known(script: ModuleType) -> None:
+    account = script.Account(made_up())
+    kill = script.Kill(KILLED_AT, 10, 0, 0, 1, 0.0)
+    assert account.kept == pytest.approx({1: 1.2, 2: 2.2, 3: 3.2, 4: 5.1, 5: 8.0})
+    assert (account.again, account.lost_pids, account.admitted) == (1, {10}, {20})
+    after = script.after_kill(account, kill)
+    assert after["was_lost"]
+    assert after["to_next_step"] == pytest.approx(5.1 - KILLED_AT)
+    assert list(after["stages"]) == list(script.STAGES)
+    assert list(after["stages"].values()) == pytest.approx([0.2, 0.3, 0.2, 0.2, 0.2, 0.3])
+    (admission,) = script.admissions(account)
+    assert admission["pause"] == pytest.approx(8.0 - 6.1)
+    assert list(admission["stages"].values()) == pytest.approx([0.5, 0.3, 0.4, 0.3, 0.4])
+    (replacement,) = script.replacements(account, [kill])
+    assert list(replacement.values()) == pytest.approx([0.05, 1.75, 0.9, 1.4])
+
+
+def test_goodput_is_against_the_slices_on_both_sides(script: ModuleType) -> None:
+    """4 steps a second before, 2 under fire, 6 after: two fifths, whatever lies between the slices."""
+    times = [*(i / 4 for i in range(40)), *(20 + i / 2 for i in range(40)), *(50 + i / 6 for i in range(60))]
+    account = script.Account([told("step", at, 7, step=i, generation=0) for i, at in enumerate(times, start=1)])
+    slices = [script.Slice(None, 0, 10, 1.0), script.Slice(15.0, 20, 40, 1.0), script.Slice(None, 50, 60, 1.0)]
+    (found,) = script.goodputs(account, slices)
+    assert (found["rate"], found["undisturbed"]) == pytest.approx((2.0, 5.0))
+    assert found["goodput"] == pytest.approx(0.4)
+
+
+def test_percentiles_are_values_that_were_seen(script: ModuleType) -> None:
+    values = [float(x) for x in range(100, 0, -1)]
+    assert [script.percentile(values, part) for part in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
+    assert script.percentile([3.0], 0.99) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("left", "size", "enough"),
+    [({1, 2}, 3, True), ({1}, 2, False), ({0}, 2, True), ({2, 3}, 4, False), ({0, 3}, 4, True), ({2}, 3, False)],
+)
+def test_who_goes_on_is_who_shrink_lets_go_on(script: ModuleType, left: set[int], size: int, enough: bool) -> None:
+    from multiring.job import survivors
+
+    assert script.is_quorum(left, size) is enough
+    assert survivors.is_quorum(sorted(left), range(size)) is enough
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "message"),
+    [
+        (SCRIPT, "--ranks 1", "argument --ranks: '1': a whole number of 2 or more is needed"),
+        (SCRIPT, "--every 15 0", "argument --every: '0': a finite number above 0 is needed"),
+        (SCRIPT, "--every 5 15 5", "--every 5 15 5: the same twice; --turns repeats all"),
+        (SCRIPT, "--minutes inf", "argument --minutes: 'inf': a finite number above 0 is needed"),
+        (SCRIPT, "--ranks 4 --min-ranks 4", "--min-ranks 4: then no rank of 4 can be killed; give less"),
+        (SCRIPT, "--ranks 8 --batch 15", "--batch 15: 16 samples or more are needed, two for each rank"),
+        (
+            SCRIPT,
+            "--json nowhere/x.json",
+            "argument --json: 'nowhere/x.json': a file in a folder that is there is needed",
+        ),
+        (SCRIPT, f"--keep {ROOT}", f"argument --keep: '{ROOT}': a new folder in one that is there is needed"),
+        (SCRIPT, "--gaps some", "argument --gaps: invalid choice: 'some' (choose from 'exponential', 'fixed')"),
+        (TRAINING, "--steps 0", "argument --steps: '0': a whole number of 1 or more is needed"),
+        (TRAINING, "--steps 9 --batch 1", "--batch 1: 2 samples or more are needed, two for each rank"),
+        (TRAINING, "--steps 9 --events nowhere", "argument --events: 'nowhere': a folder that is there is needed"),
+    ],
+)
+def test_a_wrong_argument_gets_one_line(file: Path, words: str, message: str) -> None:
+    done = run(file, *words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{file.stem}: {message}\n"
