@@ -1,11 +1,12 @@
 """Ranks at the price of a fork: a process that has imported multiring forks one for each request.
 
 A rank that is forked here finds what a fresh interpreter would: the environment, working directory, arguments and
-descriptors that it was given and no others, default signals, ``__main__`` as with ``python -c``, and an exit by way of
-the interpreter's end. multiring and NumPy are imported in it, and nothing of multiring was begun.
+descriptors that it was given and no others, default signals, ``__main__`` as with ``python -c`` or of a file, and an
+exit by way of the interpreter's end. multiring, NumPy and what else the test names are imported in it, and nothing of
+them was begun.
 
-What an interpreter reads when it starts (_AT_START) is the same in all ranks of a server: other values have a server
-of their own. So have odd and even ``seats``, or no two ranks had different seeds of hashes.
+What an interpreter and what it imports read when they start (_AT_START) is the same in all ranks of a server: other
+values have a server of their own. So have odd and even ``seats``, or no two ranks had different seeds of hashes.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "NPY_", "LC_", "LANG", "TZ")
+_AT_START = (
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "NPY_", "LC_", "LANG", "TZ"),
+    *("JAX_", "KERAS_", "TF_", "TORCH_", "XLA_"),
+)
 _OF_RANKS = (
     "numpy.testing",
     "multiring.api",
@@ -146,8 +151,20 @@ def _text(read: bytearray) -> str:
     return read.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
+def read(processes: Sequence[Forked], timeout: float) -> bool:
+    """Read some of what several processes write, so that none waits for room in its pipes; whether there was any.
+
+    False comes after ``timeout`` seconds, also where all have closed their pipes.
+    """
+    open_ones = [stream for each in processes for stream in (each.stdout, each.stderr) if not stream.closed]
+    ready, _, _ = select.select(open_ones, [], [], timeout)
+    for stream in ready:
+        stream.read_some()
+    return bool(ready)
+
+
 def start(
-    program: str,
+    program: str | Path,
     *words: str,
     environment: Mapping[str, str],
     pass_fds: Sequence[int] = (),
@@ -156,7 +173,8 @@ def start(
 ) -> Forked:
     """Run a program as ``python -c`` would, with pipes for what it writes and ``pass_fds`` open under their numbers.
 
-    ``imports`` are modules that its server is to have imported besides.
+    A path is a file that is run as ``python PATH`` would. ``imports`` are modules that its server is to have imported
+    besides.
     """
     fixed = {name: value for name, value in environment.items() if name.startswith(_AT_START)}
     key = (*sorted(fixed.items()), ("seat", str(seat % 2)), ("imports", " ".join(imports)))
@@ -170,7 +188,8 @@ def start(
             writes_output,
             writes_error,
             *pass_fds,
-            program=program,
+            program=str(program),
+            is_file=isinstance(program, Path),
             words=words,
             environment=dict(environment),
             directory=os.getcwd(),
@@ -180,6 +199,14 @@ def start(
         os.close(writes_output)
         os.close(writes_error)
     return Forked(server, pid, output, error)
+
+
+def end(imports: Sequence[str]) -> None:
+    """End the servers that have imported just these modules besides, which may hold much memory."""
+    for key, server in list(_servers.items()):
+        if ("imports", " ".join(imports)) in key:
+            server.end()
+            del _servers[key]
 
 
 def seconds() -> float:
@@ -199,6 +226,7 @@ class _Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, str(theirs.fileno()), *imports],
                 env=dict(environment),
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -235,7 +263,7 @@ def _end_all() -> None:
         server.end()
 
 
-def serve() -> str:
+def serve() -> CodeType:
     """Fork on request. It returns in what was forked, and gives the program to run there."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # typed at a terminal: it is the test that ends what it started
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -276,7 +304,7 @@ def _import(names: Sequence[str]) -> None:
     )
 
 
-def _become(request: dict[str, Any], channel: int, descriptors: Sequence[int]) -> str:
+def _become(request: dict[str, Any], channel: int, descriptors: Sequence[int]) -> CodeType:
     """Give this process, just forked, what it was asked to have; its program."""
     numbers = request["numbers"]
     above = max(channel, *descriptors, *numbers) + 1
@@ -289,7 +317,12 @@ def _become(request: dict[str, Any], channel: int, descriptors: Sequence[int]) -
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    sys.argv = ["-c", *request["words"]]
     sys.path_importer_cache.clear()  # a fresh interpreter has seen no directory yet
     program: str = request["program"]
-    return program
+    if not request["is_file"]:
+        sys.argv = ["-c", *request["words"]]
+        return compile(program, "<string>", "exec")
+    sys.argv = [program, *request["words"]]
+    sys.path[0] = str(Path(program).resolve().parent)
+    sys.modules["__main__"].__file__ = program
+    return compile(Path(program).read_bytes(), program, "exec")
