@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import fork_server
+import forking_launcher
 import pytest
 
 from multiring.job.store import Server
@@ -36,17 +37,41 @@ def needs(*frameworks: str, seconds: float = 300) -> list[pytest.MarkDecorator]:
 
 
 def job(
-    program: str, *arguments: str, ranks: int, timeout: float = 280, **environment: str
+    program: str | Path,
+    *arguments: str,
+    ranks: int,
+    options: Sequence[str] = (),
+    imports: Sequence[str] = (),
+    timeout: float = 280,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that stands beside this file, or those of its functions that ``arguments`` name."""
+    """Run a program that stands beside this file, or those of its functions that ``arguments`` name.
+
+    It runs under ``multiring run`` with ``options``; where there are ``imports``, as in `forking_launcher`.
+    """
+    words = ["run", "-n", str(ranks), *options, str(HERE / program), *arguments]
+    if imports:
+        return forking_launcher.run(*words, imports=imports, environment=of_forks(**environment), timeout=timeout)
     return subprocess.run(
-        [sys.executable, "-m", "multiring", "run", "-n", str(ranks), str(HERE / program), *arguments],
+        [sys.executable, "-m", "multiring", *words],
         env={**os.environ, **_variables(environment)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=timeout,
     )
+
+
+def alone(
+    program: Path, *arguments: str, imports: Sequence[str], timeout: float = 280, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program as one process, which is forked where ``imports`` are done."""
+    process = fork_server.start(program, *arguments, environment=of_forks(**environment), imports=imports)
+    try:
+        output, error = process.communicate(timeout)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess([str(program), *arguments], process.wait(), output, error)
 
 
 def forked_job(
@@ -65,10 +90,7 @@ def forked_job(
         secret.touch(mode=0o600)
         secret.write_bytes(SECRET)
         job = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-            **_variables(environment),
+            **of_forks(**environment),
             "MULTIRING_STORE": ",".join(store.addresses),
             "MULTIRING_SECRET_FILE": str(secret),
             "MULTIRING_JOB": "test",
@@ -105,15 +127,20 @@ def _wait(processes: Sequence[fork_server.Forked], timeout: float) -> None:
             deadline = min(deadline, time.monotonic() + PATIENCE)
 
 
+def of_forks(**environment: str) -> dict[str, str]:
+    """The variables of what is forked, of which those that an interpreter reads at its start are always the same."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **_variables(environment)}
+
+
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     """What the programs beside this file need, too."""
     paths = [str(HERE.parent / "helpers"), environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
     return {"TF_CPP_MIN_LOG_LEVEL": "2", **environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def succeeds(program: str, *arguments: str, ranks: int, **environment: str) -> str:
+def succeeds(program: str, *arguments: str, ranks: int, imports: Sequence[str] = (), **environment: str) -> str:
     """What a job prints that is to end well."""
-    done = job(program, *arguments, ranks=ranks, **environment)
+    done = job(program, *arguments, ranks=ranks, imports=imports, **environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
