@@ -167,6 +167,24 @@ mr.shutdown()
     wait_until(lambda: not any(Path("/proc", str(pid)).exists() for pids in ranks for pid in pids), "all have ended")
 
 
+def test_ranks_tell_their_launcher_what_they_did(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("""
+import numpy as np
+import multiring as mr
+
+mr.init()
+x = np.arange(5) * (mr.rank() + 1)
+for _ in range(3):
+    mr.all_reduce(x)
+print(*x)
+""")
+    done = run("-n", "2", "program.py", directory=tmp_path)
+    sums = " ".join(str(3 * 2**2 * i) for i in range(5))
+    assert sorted(done.stdout.splitlines()) == sorted([sums, f"[1] {sums}"])
+    first, *_ = done.stderr.splitlines()
+    assert re.fullmatch(r"multiring: 2 ranks in .*; of one rank at most [34] calls and .* sent", first), done.stderr
+
+
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import os, time; print(os.getpid()); time.sleep(100)")
     words = ["run", "-n", "2", "program.py"]
