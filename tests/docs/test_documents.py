@@ -14,13 +14,17 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import command_stand_in
 import pytest
+from forking_launcher import TORCH, TORCH_LIBRARIES
 
 from multiring import lab
 
@@ -96,19 +100,36 @@ def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def run(command: str, directory: Path) -> str:
-    """What the command prints, both streams together; it must succeed."""
+    """What the command prints, both streams together; it must succeed.
+
+    Ranks of programs for torch are forked, as each would need some seconds to import it.
+    """
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    job = subprocess.run(
-        ["bash", "-c", f"{TORCHRUN}\n{command}"],
-        cwd=directory,
-        env={**os.environ, "PATH": path, "COLUMNS": "120", "XDG_CACHE_HOME": str(directory / "cache")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    with ExitStack() as stack:
+        if imports := _imports(command, directory):
+            folder = Path(stack.enter_context(TemporaryDirectory())) / "bin"
+            path = stack.enter_context(command_stand_in.stand_in(folder, path, imports))
+        job = subprocess.run(
+            ["bash", "-c", f"{TORCHRUN}\n{command}"],
+            cwd=directory,
+            env={**os.environ, "PATH": path, "COLUMNS": "120", "XDG_CACHE_HOME": str(directory / "cache")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     assert job.returncode == 0, f"$ {command}\n{job.stdout}"
     return job.stdout
+
+
+def _imports(command: str, directory: Path) -> Sequence[str]:
+    """What ranks of this command's program import, if that is torch."""
+    programs = [directory / word for word in re.findall(r"\bmultiring run .*?([\w/.]+\.py)\b", command)]
+    text = "".join(program.read_text() for program in programs)
+    imported = set(re.findall(r"^(?:import|from) (\w+)\b", text, re.MULTILINE))
+    if "torch" not in imported or imported & {"jax", "keras", "tensorflow"}:
+        return ()
+    return TORCH_LIBRARIES if imported & {"accelerate", "lightning", "transformers"} else TORCH
 
 
 def marked(blocks: list[Block]) -> list[Any]:

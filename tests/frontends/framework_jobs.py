@@ -1,4 +1,4 @@
-"""Programs of the framework tests, run by ``multiring run`` in real processes."""
+"""Programs of the framework tests in real processes: under ``multiring run``, or forked by `forked_job`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import fork_server
+import forking_launcher
 import pytest
-from prepared import Prepared
+
+from multiring.job.store import Server
 
 HERE = Path(__file__).parent
+SECRET = b"the secret of a test's job"
+PATIENCE = 60.0
+"""Seconds after the end of a rank that failed, after which the others are killed."""
 
 
 def needs(*frameworks: str, seconds: float = 300) -> list[pytest.MarkDecorator]:
@@ -29,11 +37,23 @@ def needs(*frameworks: str, seconds: float = 300) -> list[pytest.MarkDecorator]:
 
 
 def job(
-    program: str, *arguments: str, ranks: int, timeout: float = 280, **environment: str
+    program: str | Path,
+    *arguments: str,
+    ranks: int,
+    options: Sequence[str] = (),
+    imports: Sequence[str] = (),
+    timeout: float = 280,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that stands beside this file, or those of its functions that ``arguments`` name."""
+    """Run a program that stands beside this file, or those of its functions that ``arguments`` name.
+
+    It runs under ``multiring run`` with ``options``; where there are ``imports``, as in `forking_launcher`.
+    """
+    words = ["run", "-n", str(ranks), *options, str(HERE / program), *arguments]
+    if imports:
+        return forking_launcher.run(*words, imports=imports, environment=of_forks(**environment), timeout=timeout)
     return subprocess.run(
-        [sys.executable, "-m", "multiring", "run", "-n", str(ranks), str(HERE / program), *arguments],
+        [sys.executable, "-m", "multiring", *words],
         env={**os.environ, **_variables(environment)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -42,15 +62,85 @@ def job(
     )
 
 
+def alone(
+    program: Path, *arguments: str, imports: Sequence[str], timeout: float = 280, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program as one process, which is forked where ``imports`` are done."""
+    process = fork_server.start(program, *arguments, environment=of_forks(**environment), imports=imports)
+    try:
+        output, error = process.communicate(timeout)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess([str(program), *arguments], process.wait(), output, error)
+
+
+def forked_job(
+    program: Path, *arguments: str, ranks: int, imports: Sequence[str], timeout: float, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """How a job of this program ended, for frameworks that take a process some seconds to import.
+
+    Its ranks are forks of two processes that have done ``imports``, one for even and one for odd ranks, so that these
+    differ in the seeds of their hashes. They find the variables of ``multiring run``, and are killed after ``timeout``
+    seconds.
+    """
+    store = Server(SECRET, job="test", bind=["127.0.0.1"])
+    started: list[fork_server.Forked] = []
+    with tempfile.TemporaryDirectory() as folder:
+        secret = Path(folder, "secret")
+        secret.touch(mode=0o600)
+        secret.write_bytes(SECRET)
+        job = {
+            **of_forks(**environment),
+            "MULTIRING_STORE": ",".join(store.addresses),
+            "MULTIRING_SECRET_FILE": str(secret),
+            "MULTIRING_JOB": "test",
+        }
+        try:
+            for rank in range(ranks):
+                place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+                own = {prefix + name: str(value) for name, value in place.items() for prefix in ("", "MULTIRING_")}
+                started.append(
+                    fork_server.start(program, *arguments, environment={**job, **own}, seat=rank, imports=imports)
+                )
+            _wait(started, timeout)
+        finally:
+            for process in started:
+                process.kill()
+            store.close()
+    codes = [process.wait() for process in started]
+    while fork_server.read(started, 0):  # it may be open elsewhere, in what a rank left behind
+        pass
+    output, error = ("".join(getattr(each, name).rest() for each in started) for name in ("stdout", "stderr"))
+    failed = [code for code in codes if code]
+    words = [str(program), *arguments]
+    return subprocess.CompletedProcess(words, failed[0] if failed else 0, output, f"exit codes {codes}\n{error}")
+
+
+def _wait(processes: Sequence[fork_server.Forked], timeout: float) -> None:
+    """Wait until all have ended, for ``timeout`` seconds, and PATIENCE from when one has failed."""
+    deadline = time.monotonic() + timeout
+    codes: list[int | None] = [None]
+    while None in codes and time.monotonic() < deadline:
+        fork_server.read(processes, 0.05)
+        codes = [process.poll() for process in processes]
+        if any(codes):
+            deadline = min(deadline, time.monotonic() + PATIENCE)
+
+
+def of_forks(**environment: str) -> dict[str, str]:
+    """The variables of what is forked, of which those that an interpreter reads at its start are always the same."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **_variables(environment)}
+
+
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     """What the programs beside this file need, too."""
     paths = [str(HERE.parent / "helpers"), environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
     return {"TF_CPP_MIN_LOG_LEVEL": "2", **environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def succeeds(program: str, *arguments: str, ranks: int, **environment: str) -> str:
+def succeeds(program: str, *arguments: str, ranks: int, imports: Sequence[str] = (), **environment: str) -> str:
     """What a job prints that is to end well."""
-    done = job(program, *arguments, ranks=ranks, **environment)
+    done = job(program, *arguments, ranks=ranks, imports=imports, **environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -70,16 +160,16 @@ class Worlds:
         imports: Sequence[str] = (),
         **environment: str,
     ) -> None:
-        """``imports`` are done once for all ranks, which are forked then."""
+        """``imports`` are done once for all ranks, as in `forked_job`."""
         self._chosen = chosen
         self._losing = losing
-        self._prepared = Prepared(imports, _variables(environment)) if imports else None
+        self._imports = imports
 
         def run(ranks: int) -> subprocess.CompletedProcess[str]:
             last = ["loss_of_a_rank"] if ranks in losing else []
             words = [*arguments, *chosen[ranks], *last]
-            if self._prepared is not None:
-                return self._prepared.job(HERE / program, *words, ranks=ranks, timeout=560)
+            if imports:
+                return forked_job(HERE / program, *words, ranks=ranks, imports=imports, timeout=560, **environment)
             return job(program, *words, ranks=ranks, timeout=560, **environment)
 
         self._ended = cache(run)
@@ -88,8 +178,8 @@ class Worlds:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._prepared is not None:
-            self._prepared.close()
+        if self._imports:
+            fork_server.end(self._imports)
 
     def succeed(self, *functions: str, ranks: int) -> None:
         """Check that all ranks returned from these functions, and that they ended well unless one was killed."""
@@ -100,7 +190,7 @@ class Worlds:
         assert not missing, f"not finished: {missing}\n{done.stdout}\n{done.stderr}"
         if ranks not in self._losing:
             assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-        elif self._prepared is not None:
+        elif self._imports:
             ended = f"exit codes {[0] * (ranks - 1) + [-signal.SIGKILL.value]}\n"
             assert done.stderr.startswith(ended), f"{done.stdout}\n{done.stderr}"
 

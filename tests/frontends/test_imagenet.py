@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from framework_jobs import needs
+from forking_launcher import TORCH
+from framework_jobs import alone, job, needs
 
 from multiring.data import Dataset, pack
 
@@ -31,20 +32,12 @@ import presets  # noqa: E402
 pytestmark = needs("torch", "PIL", "fontTools", "matplotlib", seconds=600)
 
 
-def ends(
-    program: str, *arguments: str, launcher: tuple[str, ...] = (), **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """What became of a program of the application."""
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return subprocess.run(
-        [sys.executable, *launcher, str(APPLICATION / program), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+def ends(program: str, *arguments: str, ranks: int = 1, **options: Any) -> subprocess.CompletedProcess[str]:
+    """What became of a program of the application; several ranks are under ``multiring run``."""
+    path = APPLICATION / program
+    if ranks > 1:
+        return job(path, *arguments, ranks=ranks, imports=TORCH, timeout=250, **options)
+    return alone(path, *arguments, imports=TORCH, timeout=250, **options)
 
 
 def draws(out: Path, *options: str) -> str:
@@ -242,9 +235,9 @@ def trains(
 ) -> subprocess.CompletedProcess[str]:
     """What became of a training of the preset glyphs that tells of each step."""
     named = ["--preset", "glyphs", "--data", str(data), "--workers", workers, "--report", "1"]
-    words = ("-m", "multiring", "run", "-n", str(ranks), *launcher) if ranks > 1 else ()
     program = str(Path(__file__).parent / "imagenet_ranks.py")
-    return ends(program, *named, "--reproducible", "--set", *changes, *options, launcher=words, **failing)
+    more = {"options": launcher} if ranks > 1 else {}
+    return ends(program, *named, "--reproducible", "--set", *changes, *options, ranks=ranks, **more, **failing)
 
 
 def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
@@ -381,7 +374,7 @@ def test_mistakes_are_told_in_a_line(options: list[str], message: str, glyphs: P
     shutil.copytree(next((glyphs / "validation").iterdir()), folders["{unknown}"] / "validation" / "n42")
     ranks = 2 if "batch=39" in options else 1  # 1 of 40 images is left, which is too few for two
     words = [str(folders.get(option, option)) for option in options]
-    done = ends("train.py", *words, launcher=("-m", "multiring", "run", "-n", "2") if ranks == 2 else ())
+    done = ends("train.py", *words, ranks=ranks)
     assert done.returncode in (1, 2)
     (line,) = told(done)
     for name, folder in folders.items():

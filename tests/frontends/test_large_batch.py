@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
+from forking_launcher import TORCH
 from framework_jobs import succeeds
 
 
 def test_the_recipe_keeps_the_accuracy_at_sixteen_times_the_batch() -> None:
-    printed = succeeds("../../examples/large_batch.py", "--seeds", "1", "--batches", "256", ranks=2)
+    printed = succeeds("../../examples/large_batch.py", "--seeds", "1", "--batches", "256", ranks=2, imports=TORCH)
     rows = re.findall(r"^batch +256 +recipe ([\d.]+)% .* not scaled ([\d.]+)%$", printed, re.MULTILINE)
     ((recipe, not_scaled),) = [tuple(map(float, row)) for row in rows]
     assert recipe > 95

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from forking_launcher import TORCH
 from framework_jobs import Worlds, needs, succeeds
 
 pytestmark = needs("torch", seconds=600)
@@ -23,7 +24,7 @@ CHECKS = (
 
 @pytest.fixture(scope="module")
 def worlds() -> Worlds:
-    return Worlds("loader_ranks.py", {2: CHECKS, 3: CHECKS})
+    return Worlds("loader_ranks.py", {2: CHECKS, 3: CHECKS}, imports=TORCH)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -8,15 +8,18 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+import fork_server
 import pytest
 import torch
 import torch.distributed as dist
+from fork_server import Forked
+from forking_launcher import TORCH
+from framework_jobs import of_forks
 from free_ports import free_port
 from torch.nn.parallel import DistributedDataParallel
 from torch_helpers import Net, close, everyone, group, own, same, steps
@@ -25,6 +28,7 @@ from torch_ranks import values
 import multiring
 from multiring.job import bootstrap
 from multiring.job.store import Server, TorchStore
+from multiring.launch.processes import is_stopped
 
 create = importlib.import_module("multiring.torch.create")
 
@@ -142,6 +146,23 @@ def test_options_reach_multiring_and_its_functions_work_on_the_group() -> None:
     values(options)
 
 
+def start(program: str, *words: object, **variables: str) -> Forked:
+    """Run a program as ``python -c`` would, forked where torch is imported, and with a pipe to read from."""
+    environment = of_forks(**variables)
+    return fork_server.start(program, *map(str, words), environment=environment, imports=TORCH, stdin=subprocess.PIPE)
+
+
+@contextlib.contextmanager
+def ending(*processes: Forked) -> Iterator[None]:
+    """Leave none of them behind."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
 SERVE = """
 import sys
 import time
@@ -154,16 +175,11 @@ sys.stdin.read()
 
 
 def test_the_loss_of_torchs_store_is_one_of_multirings_errors() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            assert server.stdout is not None
-            store = TorchStore(dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False))
-            store.set("here", b"1")
-            assert store.get("here", 30) == b"1"
-        finally:
-            server.kill()
+    server = start(SERVE)
+    with ending(server):
+        store = TorchStore(dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False))
+        store.set("here", b"1")
+        assert store.get("here", 30) == b"1"
     for lost in (lambda: store.get("there", 30), lambda: store.set("there", b"1")):
         with pytest.raises(multiring.RendezvousError, match=r"torch's store was lost: .* leaving an earlier group"):
             lost()
@@ -171,27 +187,20 @@ def test_the_loss_of_torchs_store_is_one_of_multirings_errors() -> None:
 
 def test_a_store_whose_server_is_stopped_is_given_up() -> None:
     """torch itself would wait for it without end."""
-    code = (
-        "import sys, torch.distributed as dist\n"
-        "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
-        "print(store.port, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            assert server.stdout is not None
-            torch_store = dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False)
-            store = TorchStore(torch_store, served_by=0, patience=2.0)
-            store.set("key", b"value")
-            server.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)  # it may answer until it has stopped
-            for call in (lambda: store.get("key", 0.0), lambda: store.get("other", 1.0), lambda: store.set("key", b"")):
-                with pytest.raises(multiring.RendezvousError, match=r"lost: no answer for 2 s \(rank 0, ") as raised:
-                    call()
-                assert raised.value.rank == 0
-        finally:
-            server.kill()
+    server = start(SERVE)
+    with ending(server):
+        torch_store = dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False)
+        store = TorchStore(torch_store, served_by=0, patience=2.0)
+        store.set("key", b"value")
+        server.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 30
+        while not is_stopped(server.pid):  # it may answer until it has stopped
+            assert time.monotonic() < deadline, "waited 30 s until the store's process is stopped"
+            time.sleep(0.01)
+        for call in (lambda: store.get("key", 0.0), lambda: store.get("other", 1.0), lambda: store.set("key", b"")):
+            with pytest.raises(multiring.RendezvousError, match=r"lost: no answer for 2 s \(rank 0, ") as raised:
+                call()
+            assert raised.value.rank == 0
 
 
 WAIT_FOR_ANOTHER = """
@@ -221,21 +230,15 @@ except (RendezvousError, dist.DistError) as error:
 def test_the_rank_that_never_came_is_named_in_time(seconds: float, init_timeout: str, said: str) -> None:
     """Rank 0 waits for it in torch, before multiring hears of rank 0."""
     port = free_port()
-    processes = []
-    for rank in (0, 1):
-        variables = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environment = {**os.environ, **variables, "MULTIRING_INIT_TIMEOUT": init_timeout}
-        words = [sys.executable, "-c", WAIT_FOR_ANOTHER, str(seconds)]
-        silent = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # torch shows its stack
-        processes.append(subprocess.Popen(words, env=environment, text=True, **silent))
-    try:
+    variables = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        start(WAIT_FOR_ANOTHER, seconds, RANK=str(rank), MULTIRING_INIT_TIMEOUT=init_timeout, **variables)
+        for rank in (0, 1)
+    ]
+    with ending(*processes):
         assert re.match(said, line_of(processes[1]))
         if seconds:
             assert line_of(processes[0]).startswith("None ")  # torch's own words
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
 
 
 MEET_AT_RANK_0 = """
@@ -262,12 +265,11 @@ except RendezvousError as error:
 def test_rank_0_takes_its_store_along_and_is_named(number: signal.Signals) -> None:
     """While it waits for rank 2, which comes a moment later."""
     port = free_port()
-    processes = []
-    try:
+    with contextlib.ExitStack() as stack:
+        processes = []
         for rank in range(3):
-            words = [sys.executable, "-c", MEET_AT_RANK_0, str(rank), str(port)]
-            silent = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # torch shows its stack
-            processes.append(subprocess.Popen(words, stdin=subprocess.PIPE, text=True, **silent))
+            processes.append(start(MEET_AT_RANK_0, rank, port))
+            stack.enter_context(ending(processes[-1]))
             assert line_of(processes[-1]) == "linked\n"
         go_on(processes[:2])
         time.sleep(1)
@@ -278,10 +280,6 @@ def test_rank_0_takes_its_store_along_and_is_named(number: signal.Signals) -> No
             assert re.match(
                 r"0 torch's store was lost: .*\(rank 0, which serves it, has ended, is stopped or ", said
             ), said
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
 
 
 MEET = """
@@ -311,30 +309,24 @@ else:
 
 
 @contextlib.contextmanager
-def processes_that_meet() -> Iterator[Callable[[int, int, str], subprocess.Popen[str]]]:
+def processes_that_meet() -> Iterator[Callable[[int, int, str], Forked]]:
     """Starts a process that is a rank of so many on a host, in a store that outlives them all."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    started: list[subprocess.Popen[str]] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(rank: int, size: int, host: str) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", MEET, *map(str, (store.port, rank, size, host))]
-        started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        return started[-1]
+        def begin(rank: int, size: int, host: str) -> Forked:
+            process = start(MEET, store.port, rank, size, host)
+            stack.enter_context(ending(process))
+            return process
 
-    try:
-        yield start
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+        yield begin
 
 
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
+def line_of(process: Forked) -> str:
     return process.stdout.readline()
 
 
-def go_on(processes: Sequence[subprocess.Popen[str]]) -> None:
+def go_on(processes: Sequence[Forked]) -> None:
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")
@@ -347,8 +339,8 @@ TWO_OF_RANK_1 = r"two processes say that they are rank 1 of 3, process \d+ on ho
 @pytest.mark.timeout(120)
 def test_two_processes_of_one_rank_on_two_hosts_hear_of_each_other() -> None:
     """While the ranks wait for another one, which would be for five minutes."""
-    with processes_that_meet() as start:
-        processes = [start(0, 3, "a"), start(1, 3, "b"), start(1, 3, "c")]
+    with processes_that_meet() as begin:
+        processes = [begin(0, 3, "a"), begin(1, 3, "b"), begin(1, 3, "c")]
         for process in processes:
             said = line_of(process)
             assert re.match("refused: " + TWO_OF_RANK_1.format("([bc])", "(?!\\1)[bc]"), said), said
@@ -357,10 +349,10 @@ def test_two_processes_of_one_rank_on_two_hosts_hear_of_each_other() -> None:
 
 @pytest.mark.timeout(120)
 def test_a_second_process_of_a_rank_that_comes_late_is_refused_and_the_job_goes_on() -> None:
-    with processes_that_meet() as start:
-        processes = [start(rank, 3, host) for rank, host in enumerate("abd")]
+    with processes_that_meet() as begin:
+        processes = [begin(rank, 3, host) for rank, host in enumerate("abd")]
         assert [line_of(process) for process in processes] == ["met\n"] * 3
-        late = line_of(start(1, 3, "c"))
+        late = line_of(begin(1, 3, "c"))
         assert re.match("refused: " + TWO_OF_RANK_1.format("b", "c"), late), late
         go_on(processes)
         assert [line_of(process) for process in processes] == ["sum: [3.0, 6.0, 9.0, 12.0]\n"] * 3

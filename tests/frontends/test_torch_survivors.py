@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,8 @@ torch = pytest.importorskip("torch")
 
 import losing  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from forking_launcher import TORCH  # noqa: E402
+from framework_jobs import job  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch_helpers import Net, caught, group, own  # noqa: E402
 from torch_ranks import run  # noqa: E402
@@ -66,18 +65,13 @@ def test_state_comes_from_the_survivor_that_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "wait", "ranks"), [((), 0, 2), (("--max-replacements", "1"), 60, 3)], ids=["lost", "replaced"]
 )
-def test_the_example_loses_a_rank_and_no_accuracy(
-    options: tuple[str, ...], wait: int, ranks: int, tmp_path: Path
-) -> None:
-    example = str(ROOT / "examples/surviving_digits.py")
-    words = ["-m", "multiring", "run", "-n", "3", "--min-ranks", "2", *options, example]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    done = subprocess.run(
-        [sys.executable, *words, "--kill", "30", "--wait", str(wait)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
+def test_the_example_loses_a_rank_and_no_accuracy(options: tuple[str, ...], wait: int, ranks: int) -> None:
+    done = job(
+        ROOT / "examples/surviving_digits.py",
+        *("--kill", "30", "--wait", str(wait)),
+        ranks=3,
+        options=("--min-ranks", "2", *options),
+        imports=TORCH,
         timeout=150,
     )
     assert done.returncode == 0, done.stdout + done.stderr

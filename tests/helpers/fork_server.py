@@ -1,11 +1,12 @@
 """Ranks at the price of a fork: a process that has imported multiring forks one for each request.
 
 A rank that is forked here finds what a fresh interpreter would: the environment, working directory, arguments and
-descriptors that it was given and no others, default signals, ``__main__`` as with ``python -c``, and an exit by way of
-the interpreter's end. multiring and NumPy are imported in it, and nothing of multiring was begun.
+descriptors that it was given and no others, default signals, ``__main__`` as with ``python -c`` or of a file, and an
+exit by way of the interpreter's end. multiring, NumPy and what else the test names are imported in it, and nothing of
+them was begun.
 
-What an interpreter reads when it starts (_AT_START) is the same in all ranks of a server: other values have a server
-of their own. So have odd and even ``seats``, or no two ranks had different seeds of hashes.
+What an interpreter and what it imports read when they start (AT_START) is the same in all ranks of a server: other
+values have a server of their own. So have odd and even ``seats``, or no two ranks had different seeds of hashes.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "NPY_", "LC_", "LANG", "TZ")
+AT_START = (
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "NPY_", "LC_", "LANG", "TZ"),
+    *("JAX_", "KERAS_", "TF_", "TORCH_", "XLA_"),
+)
 _OF_RANKS = (
     "numpy.testing",
     "multiring.api",
@@ -41,24 +46,22 @@ _START = f"""
 import sys
 sys.path.append({str(Path(__file__).parent)!r})
 from fork_server import serve
-sys.path.pop()
 exec(serve())
 """
 
 _servers: dict[tuple[tuple[str, str], ...], _Server] = {}
 _all_servers: list[_Server] = []
+_starting = threading.Lock()
 
 
-class Forked:
-    """A process of a fork server, with what `subprocess.Popen` offers for text."""
+class Process:
+    """A process of a fork server, with what `subprocess.Popen` offers."""
 
-    def __init__(self, server: _Server, pid: int, stdout: int, stderr: int) -> None:
+    def __init__(self, server: _Server, pid: int) -> None:
         self._server = server
         self.pid = pid
         self.returncode: int | None = None
         self._reaping = threading.Lock()
-        self.stdout = _Stream(stdout)
-        self.stderr = _Stream(stderr)
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
@@ -78,9 +81,30 @@ class Forked:
             time.sleep(pause)
         return code
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it is known to have ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Forked(Process):
+    """One that writes to pipes, and is told by one: in text."""
+
+    def __init__(self, server: _Server, pid: int, stdout: int, stderr: int, stdin: int | None) -> None:
+        super().__init__(server, pid)
+        self.stdin = None if stdin is None else open(stdin, "w")  # noqa: SIM115
+        self.stdout = _Stream(stdout)
+        self.stderr = _Stream(stderr)
+
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """All that it wrote until it ended; after `subprocess.TimeoutExpired` it may be called again."""
         until = None if timeout is None else time.monotonic() + timeout
+        if self.stdin is not None:
+            self.stdin.close()
         streams = [self.stdout, self.stderr]
         while reading := [stream for stream in streams if not stream.closed]:
             left = None if until is None else max(0.0, until - time.monotonic())
@@ -91,15 +115,6 @@ class Forked:
                 stream.read_some()
         self.wait(None if until is None else max(0.0, until - time.monotonic()))
         return self.stdout.rest(), self.stderr.rest()
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless it is known to have ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """End it by SIGKILL."""
-        self.send_signal(signal.SIGKILL)
 
 
 class _Stream:
@@ -146,40 +161,92 @@ def _text(read: bytearray) -> str:
     return read.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
+def read(processes: Sequence[Forked], timeout: float) -> bool:
+    """Read some of what several processes write, so that none waits for room in its pipes; whether there was any.
+
+    False comes after ``timeout`` seconds, also where all have closed their pipes.
+    """
+    open_ones = [stream for each in processes for stream in (each.stdout, each.stderr) if not stream.closed]
+    ready, _, _ = select.select(open_ones, [], [], timeout)
+    for stream in ready:
+        stream.read_some()
+    return bool(ready)
+
+
 def start(
-    program: str,
+    program: str | Path,
     *words: str,
     environment: Mapping[str, str],
     pass_fds: Sequence[int] = (),
     seat: int = 0,
     imports: Sequence[str] = (),
+    directory: str | Path = ".",
+    stdin: int | None = None,
 ) -> Forked:
     """Run a program as ``python -c`` would, with pipes for what it writes and ``pass_fds`` open under their numbers.
 
-    ``imports`` are modules that its server is to have imported besides.
+    A path is a file that is run as ``python PATH`` would. ``imports`` are modules that its server is to have imported
+    besides. There is nothing to read without ``stdin``, a descriptor or `subprocess.PIPE`.
     """
-    fixed = {name: value for name, value in environment.items() if name.startswith(_AT_START)}
-    key = (*sorted(fixed.items()), ("seat", str(seat % 2)), ("imports", " ".join(imports)))
-    server = _servers.get(key)
-    if server is None or server.has_ended():
-        server = _servers[key] = _Server(environment, imports)
-        _all_servers.append(server)
-    (output, writes_output), (error, writes_error) = os.pipe(), os.pipe()
+    pipes = [os.pipe(), os.pipe(), *([os.pipe()] if stdin == subprocess.PIPE else [])]
+    (output, writes_output), (error, writes_error), *more = pipes
+    given = {1: writes_output, 2: writes_error, **{number: number for number in pass_fds}}
+    if stdin is not None:
+        given[0] = more[0][0] if more else stdin
+    words = (str(program), *words) if isinstance(program, Path) else ("-c", program, *words)
     try:
-        pid = server.ask(
-            writes_output,
-            writes_error,
-            *pass_fds,
-            program=program,
-            words=words,
-            environment=dict(environment),
-            directory=os.getcwd(),
-            numbers=[1, 2, *pass_fds],
-        )
+        server, pid = _fork(words, given, environment, seat, imports, directory)
     finally:
-        os.close(writes_output)
-        os.close(writes_error)
-    return Forked(server, pid, output, error)
+        for theirs in (writes_output, writes_error, *(reads for reads, _ in more)):
+            os.close(theirs)
+    return Forked(server, pid, output, error, more[0][1] if more else None)
+
+
+def start_on(
+    streams: Sequence[int],
+    program: str,
+    *words: str,
+    environment: Mapping[str, str],
+    imports: Sequence[str],
+    directory: str | Path,
+) -> Process:
+    """As `start` does, with these descriptors for the standard streams."""
+    given = dict(enumerate(streams))
+    return Process(*_fork(("-c", program, *words), given, environment, 0, imports, directory))
+
+
+def _fork(
+    words: Sequence[str],
+    descriptors: Mapping[int, int],
+    environment: Mapping[str, str],
+    seat: int,
+    imports: Sequence[str],
+    directory: str | Path,
+) -> tuple[_Server, int]:
+    """A new process that has ``descriptors`` under these numbers, and its server."""
+    fixed = {name: value for name, value in environment.items() if name.startswith(AT_START)}
+    key = (*sorted(fixed.items()), ("seat", str(seat % 2)), ("imports", " ".join(imports)))
+    with _starting:
+        server = _servers.get(key)
+        if server is None or server.has_ended():
+            server = _servers[key] = _Server(environment, imports)
+            _all_servers.append(server)
+    pid = server.ask(
+        *descriptors.values(),
+        words=words,
+        environment=dict(environment),
+        directory=os.path.abspath(directory),
+        numbers=list(descriptors),
+    )
+    return server, pid
+
+
+def end(imports: Sequence[str]) -> None:
+    """End the servers that have imported just these modules besides, which may hold much memory."""
+    for key, server in list(_servers.items()):
+        if ("imports", " ".join(imports)) in key:
+            server.end()
+            del _servers[key]
 
 
 def seconds() -> float:
@@ -199,6 +266,7 @@ class _Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, str(theirs.fileno()), *imports],
                 env=dict(environment),
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -235,7 +303,7 @@ def _end_all() -> None:
         server.end()
 
 
-def serve() -> str:
+def serve() -> CodeType:
     """Fork on request. It returns in what was forked, and gives the program to run there."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # typed at a terminal: it is the test that ends what it started
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -268,6 +336,7 @@ def serve() -> str:
 def _import(names: Sequence[str]) -> None:
     for name in (*_OF_RANKS, *names):
         importlib.import_module(name)
+    sys.path.remove(os.path.dirname(__file__))
     gc.collect()
     gc.freeze()  # or each collection in a rank, as at its end, writes to the pages of all that is imported
     threads = os.listdir("/proc/self/task")
@@ -276,20 +345,44 @@ def _import(names: Sequence[str]) -> None:
     )
 
 
-def _become(request: dict[str, Any], channel: int, descriptors: Sequence[int]) -> str:
+def _become(request: dict[str, Any], channel: int, descriptors: Sequence[int]) -> CodeType:
     """Give this process, just forked, what it was asked to have; its program."""
-    numbers = request["numbers"]
-    above = max(channel, *descriptors, *numbers) + 1
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in descriptors]
-    os.closerange(3, above)
-    for descriptor, number in zip(moved, numbers, strict=True):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    os.close(channel)
+    hold_only(descriptors, request["numbers"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    sys.argv = ["-c", *request["words"]]
+    return program_of(request["words"])
+
+
+def hold_only(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Have these descriptors under these numbers, and none else but those of the standard streams."""
+    above = max(*descriptors, *numbers) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in descriptors]
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in moved:
+            with suppress(OSError):  # that of the list itself
+                os.close(descriptor)
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def program_of(words: Sequence[str]) -> CodeType:
+    """What ``python WORDS`` would run in ``__main__``, which is made ready for it: -c TEXT, -m MODULE or a file."""
     sys.path_importer_cache.clear()  # a fresh interpreter has seen no directory yet
-    program: str = request["program"]
-    return program
+    if (reports := sys.modules.get("multiring.job.reports")) is not None:
+        reports._is_forked = False  # to its launcher it is the process that was started
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        return compile(words[1], "<string>", "exec")
+    if words[0] == "-m":
+        sys.argv = ["-m", *words[2:]]
+        sys.path[0] = os.getcwd()
+        return compile(f"import runpy; runpy._run_module_as_main({words[1]!r})", "<string>", "exec")
+    sys.argv = list(words)
+    path = Path(words[0]).absolute()
+    sys.path[0] = str(path.resolve().parent)
+    sys.modules["__main__"].__file__ = str(path)
+    return compile(path.read_bytes(), path, "exec")

@@ -34,6 +34,17 @@ REGROW = """
 """
 """A job of 4 ranks that loses one, and admits the one that the launcher starts in its place."""
 
+SSH = """#!/bin/sh
+# What ssh does: it drops its own options, and hands the words after the host to a shell in another directory.
+# MULTIRING_HOST keeps apart what is one machine here.
+while [ "${1#-}" != "$1" ]; do shift; done
+export FAKE_HOST=$1 MULTIRING_HOST=$1
+shift
+cd /
+echo "Welcome to $FAKE_HOST"
+exec sh -c "$*"
+"""
+
 COMMAND = (sys.executable, "-m", "multiring", "run")
 
 

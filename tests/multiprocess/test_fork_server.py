@@ -69,6 +69,7 @@ def test_what_is_forked_finds_what_a_fresh_interpreter_does(tmp_path: Path, monk
                 [sys.executable, "-c", SEEN, *words],
                 env=variables,
                 pass_fds=[reading],
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -15,7 +15,6 @@ import other_user
 import pytest
 from launching import Launch, wait_until
 from terminals import at_terminal, exit_code
-from test_run_hosts import SSH
 
 from multiring.launch import watch
 
@@ -173,13 +172,8 @@ def test_a_job_on_two_hosts_is_watched_until_it_ends(launch: Launch) -> None:
     assert gone.stderr.startswith(f"multiring top: no job named {process.pid} of this user ({os.getuid()}) runs on")
 
 
-def test_agents_on_other_hosts_tell_of_their_ranks(launch: Launch) -> None:
-    ssh = launch.directory / "bin/ssh"
-    ssh.parent.mkdir()
-    ssh.write_text(SSH)
-    ssh.chmod(0o755)
-    launch.environment["PATH"] = f"{ssh.parent}:{launch.environment['PATH']}"
-    script = launch.script("""
+def test_agents_on_other_hosts_tell_of_their_ranks(hosts: Launch) -> None:
+    script = hosts.script("""
         import os, time
         import numpy as np
         import multiring as mr
@@ -192,7 +186,7 @@ def test_agents_on_other_hosts_tell_of_their_ranks(launch: Launch) -> None:
             time.sleep(0.05)
         mr.shutdown()
     """)
-    with launch.start("-H", "a:1,b:2", script) as process:
+    with hosts.start("-H", "a:1,b:2", script) as process:
         look = seen_when(
             process.pid,
             lambda look: [(rank["status"] or {}).get("calls") for rank in look["ranks"]] == [5] * 3,
@@ -207,7 +201,7 @@ def test_agents_on_other_hosts_tell_of_their_ranks(launch: Launch) -> None:
         os.kill(look["ranks"][2]["process"], signal.SIGSTOP)
         seen_when(process.pid, lambda look: states(look) == ["runs", "runs", "stopped"], "rank 2 is stopped")
         os.kill(look["ranks"][2]["process"], signal.SIGCONT)
-        (launch.directory / "go").touch()
+        (hosts.directory / "go").touch()
         assert process.wait(30) == 0
 
 
