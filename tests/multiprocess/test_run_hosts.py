@@ -14,31 +14,17 @@ from pathlib import Path
 
 import pytest
 from launching import COMMAND, REGROW, Launch, wait_until
+from stand_in_for_ssh import SSH, stand_in
 from terminals import at_terminal, exit_code
 
 from multiring.launch import LaunchError
 from multiring.launch.ssh import SshAgent, SshTarget
 
-SSH = """#!/bin/sh
-# What ssh does: it drops its own options, and hands the words after the host to a shell in another directory.
-# MULTIRING_HOST keeps apart what is one machine here.
-while [ "${1#-}" != "$1" ]; do shift; done
-export FAKE_HOST=$1 MULTIRING_HOST=$1
-shift
-cd /
-echo "Welcome to $FAKE_HOST"
-exec sh -c "$*"
-"""
-
 
 @pytest.fixture
 def hosts(launch: Launch) -> Launch:
     """A launch that finds a stand-in as ssh."""
-    script = launch.directory / "bin/ssh"
-    script.parent.mkdir()
-    script.write_text(SSH)
-    script.chmod(0o755)
-    launch.environment["PATH"] = f"{script.parent}:{launch.environment['PATH']}"
+    stand_in(launch)
     return launch
 
 
