@@ -197,3 +197,21 @@ def test_who_fails_of_itself_is_not_started_again(launch: Launch) -> None:
     assert result.returncode == 1, result.stderr
     assert "started again" not in result.stderr
     assert "it must be the same everywhere" in result.stderr
+
+
+@pytest.mark.parametrize("place", [(), ("-H", "a:2", "--python", sys.executable)], ids=["here", "another host"])
+def test_rank_0_that_is_started_again_reads_on_to_the_end_of_the_input(launch: Launch, place: tuple[str, ...]) -> None:
+    stand_in(launch)
+    words = (*place, "-n", "2", "--min-ranks", "2", "--max-replacements", "1")
+    program = launch.script("""
+        import os, pathlib, signal, sys
+        struck = pathlib.Path("struck")
+        if os.environ["RANK"] == "0":
+            if not struck.exists():
+                struck.write_text(input())
+                os.kill(os.getpid(), signal.SIGKILL)
+            print("after", struck.read_text(), "nothing is left" if sys.stdin.read() == "" else "more")
+    """)
+    result = launch.run(*words, program, stdin="one line\n")
+    assert (result.returncode, result.stdout) == (0, "after one line nothing is left\n"), result.stderr
+    assert "rank 0 is started again, replacement 1 of 1" in result.stderr
