@@ -375,6 +375,12 @@ class Launch:
         "count",
         "counts the ranks that were started again one by one; above 0, init waits until the others call grow",
     )
+    max_replacements: int = _knob(
+        0,
+        _COUNT,
+        "count",
+        "most ranks that the launcher starts again; above 0, init waits for those that are lost before all have met",
+    )
 
 
 def _rows(table: type) -> Iterator[tuple[str, Field[Any]]]:

@@ -60,7 +60,9 @@ class Launch:
         (self.directory / name).write_text(textwrap.dedent(text))
         return name
 
-    def run(self, *words: str, prefix: tuple[str, ...] = (), stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, prefix: tuple[str, ...] = (), stdin: str = "", seconds: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*prefix, *COMMAND, *words],
             cwd=self.directory,
@@ -68,7 +70,7 @@ class Launch:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=seconds,
         )
 
     @contextmanager

@@ -471,8 +471,11 @@ def test_the_end_names_who_stays_away_and_has_not_ended(launch: Launch, stays_aw
 def test_replacements_that_are_not_admitted_do_not_end_the_job(launch: Launch) -> None:
     script = launch.script("""
         import os, pathlib, sys, time
+        import multiring as mr
         replacement = int(os.environ["MULTIRING_REPLACEMENT"])
         assert ("MASTER_ADDR" in os.environ) == (not replacement)
+        if not replacement:
+            mr.init()
         if os.environ["RANK"] == "1":
             if replacement < 2:
                 sys.exit(7)
@@ -481,7 +484,8 @@ def test_replacements_that_are_not_admitted_do_not_end_the_job(launch: Launch) -
         while not pathlib.Path("waits").exists():
             time.sleep(0.02)
     """)
-    result = launch.run("-n", "3", "--min-ranks", "2", "--max-replacements", "2", script)
+    words = ("-n", "3", "--min-ranks", "2", "--max-replacements", "2", "--no-summary")
+    result = launch.run(*words, script)
     assert result.returncode == 0, result.stderr  # the one that waits is ended, since nobody can admit it any more
     lines = [re.sub(r" on host \S+|, after .*? s\b", "", line) for line in result.stderr.splitlines()]
     assert lines == [
@@ -496,6 +500,9 @@ def test_replacements_that_are_not_admitted_do_not_end_the_job(launch: Launch) -
 def test_too_few_ranks_end_a_job_whose_replacements_wait(launch: Launch) -> None:
     script = launch.script("""
         import os, sys, time
+        import multiring as mr
+        if os.environ["MULTIRING_REPLACEMENT"] == "0":
+            mr.init()
         if os.environ["MULTIRING_REPLACEMENT"] == "0" and os.environ["RANK"] != "0":
             time.sleep(int(os.environ["RANK"]))
             sys.exit(10 + int(os.environ["RANK"]))

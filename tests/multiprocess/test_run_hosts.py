@@ -384,11 +384,20 @@ def test_an_agent_checks_what_it_shall_run(tmp_path: Path) -> None:
     }
 
 
-def test_a_lost_rank_is_started_again_on_its_host(hosts: Launch) -> None:
+@pytest.mark.parametrize(
+    ("strikes", "how"),
+    [
+        ("SIGKILL", r"failed: killed by signal 9 \(SIGKILL\)"),
+        ("SIGSTOP", "was stopped or out of reach, and was ended: the others had gone on without it"),
+    ],
+)
+def test_a_lost_rank_is_started_again_on_its_host(hosts: Launch, strikes: str, how: str) -> None:
     words = ["-H", "a:2,b:2", "--min-ranks", "3", "--max-replacements", "1", "--python", sys.executable]
-    hosts.environment["TEST_VICTIM"] = "3"
+    hosts.environment.update(TEST_VICTIM="3", TEST_STRIKES=strikes, MULTIRING_HEARTBEAT_TIMEOUT="5")
     result = hosts.run(*words, hosts.script(REGROW))
     assert result.returncode == 0, result.stdout + result.stderr
     for rank in range(4):
         assert f"sum 0 10 20 30 40 of {rank} beside 2 oldest 0\n" in result.stdout
+    assert len(re.findall(f"rank 3 on host b {how}, after ", result.stderr)) == 1, result.stderr
     assert "rank 3 is started again, replacement 1 of 1" in result.stderr
+    wait_until(lambda: hosts.processes() == [], "all processes have ended")

@@ -73,6 +73,8 @@ class RankIdentity:
     """How often all ranks were started before: what is left over from an earlier start is refused."""
     replacement: int = 0
     """Above 0: this process takes the place of a rank that was lost, and is to be admitted by the others."""
+    gathers: bool = False
+    """Whether ranks that are lost before all have met once are started again, so that all gather anew."""
     membership: Membership | None = None
     """Who is in a job that goes on; None: it starts."""
 
@@ -270,7 +272,8 @@ def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch)
             raise RendezvousError(f"rank {rank} of {size}: {missing} is not set; start by `multiring run`, which does")
         return _client(list(map(env.split_address, launch.store)), secret, launch.job, settings)
 
-    return RankIdentity(rank, size, launcher, meet, launch.job, replacement=launch.replacement)
+    gathers = launch.max_replacements > 0
+    return RankIdentity(rank, size, launcher, meet, launch.job, replacement=launch.replacement, gathers=gathers)
 
 
 def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> RankIdentity:

@@ -39,7 +39,14 @@ ROLL_SECONDS, ROLL_SHARE = 1.0, 0.1
 ROLL_RANKS = 64
 """Number of ranks that are asked however long it takes."""
 
+LOSS_SECONDS = 10.0
+"""How long the launcher may take to say that the rank was lost which others blame."""
+
 _log = logging.getLogger("multiring")
+
+
+class RankLost(RendezvousError):
+    """A rank was lost before all had met, and is started again: all are to gather anew (gatherings.py)."""
 
 
 class Roll(NamedTuple):
@@ -91,6 +98,28 @@ class Exchange:
         self._newest: tuple[JobStore, str, int] | None = None
         self._claimed: tuple[JobStore, Record] | None = None
         self._lasting = False
+        self._settles: tuple[JobStore, str] | None = None
+        self._next_look = 0.0
+
+    def settle_in(self, store: JobStore, last: str) -> None:
+        """Let what a round comes to be settled once in ``store``, be it by the launcher (gatherings.py).
+
+        ``last`` is the last round.
+        """
+        self._settles = store, last
+
+    def end(self) -> BaseException | None:
+        """Why there is nobody more to be waited for: the launcher has said so."""
+        if self._settles is None or time.monotonic() < self._next_look:
+            return None
+        self._next_look = time.monotonic() + LOOK_SECONDS / 2
+        try:
+            raise_failure(self._read(self._settles[1], "all", 0.0))
+        except TimeoutError:
+            return None
+        except RendezvousError as error:
+            return error
+        return None
 
     def outdate(self, store: JobStore, key: str, restart: int) -> None:
         """Say at ``key``, which all restarts of the job have in common, that this rank belongs to ``restart``.
@@ -107,7 +136,7 @@ class Exchange:
             _refuse_earlier(restart, newest["restart"])
             if newest["restart"] < restart:  # before it is replaced: whoever then comes knows nobody to tell
                 told = {"error": _left_over(newest["restart"], restart), "rank": -1, "by": -1}
-                store.set(f"{newest['prefix']}/arrive/all", _packed(told))
+                store.set(f"{newest['prefix']}/arrive/all", packed(told))
             found = now
 
     def claim(self, store: JobStore, host: str, *, lasting: bool = False) -> None:
@@ -191,13 +220,8 @@ class Exchange:
         if claimed is not None:
             record = {**record, "claim": claimed[1]}
         self._publish(name, self._rank, record)
-        if self._rank == 0:
-            result = self._conclude(name, judge)
-            self._publish(name, "all", result)
-        else:
-            result = self._conclusion(name)
-        if "error" in result:
-            raise RendezvousError(result["error"], rank=result["rank"])
+        result = self._settle(name, self._conclude(name, judge)) if self._rank == 0 else self._conclusion(name)
+        raise_failure(result)
         if claimed is not None:
             self._look_for_successor()
             counted = result["records"][self._rank]
@@ -224,9 +248,13 @@ class Exchange:
         failed becomes what all ranks raise."""
         try:
             yield
-        except BaseException:
+        except RankLost:
+            raise
+        except BaseException as error:
             told = self._settled() if self._failed is not None else None
-            if told is None or self._rank in (told["by"], told["rank"]):
+            if told is not None and "lost" in told and isinstance(error, Exception):
+                raise _lost(told) from None
+            if told is None or "lost" in told or self._rank in (told["by"], told["rank"]):
                 raise
             raise RendezvousError(told["error"], rank=told["rank"]) from None
 
@@ -237,23 +265,45 @@ class Exchange:
         is_cause = own["rank"] == self._rank
         with contextlib.suppress(MultiringError, TimeoutError):
             if self._rank == 0:
-                told = own if is_cause else self._conclude(name, lambda records: {})
-                self._publish(name, "all", told)
-                return told
-            return own if is_cause else self._read(name, "all", 2 * LOOK_SECONDS + GRACE_SECONDS)
+                return self._settle(name, own if is_cause else self._conclude(name, lambda records: {}))
+            if is_cause:
+                return (self._ended(name) if self._settles else None) or own
+            seconds = 2 * LOOK_SECONDS + GRACE_SECONDS + (LOSS_SECONDS if self._settles else 0.0)
+            return self._read(name, "all", seconds)
         return None
 
+    def _settle(self, name: str, result: Record) -> Record:
+        """What a round has come to: ``result``, unless the launcher has ended it."""
+        if self._settles is None:
+            self._publish(name, "all", result)
+            return result
+        return unpacked(self._settles[0].swap(f"{self._prefix}/{name}/all", b"", packed(result)))
+
+    def _ended(self, name: str, seconds: float = 0.0) -> Record | None:
+        """What a round has come to, None if it goes on for so long."""
+        try:
+            return self._read(name, "all", seconds)
+        except TimeoutError:
+            return None
+
     def _publish(self, name: str, who: int | str, record: Record) -> None:
-        self._store.set(f"{self._prefix}/{name}/{who}", _packed(record))
+        self._store.set(f"{self._prefix}/{name}/{who}", packed(record))
 
     def _read(self, name: str, who: int | str, timeout: float) -> Record:
-        return _unpacked(self._store.get(f"{self._prefix}/{name}/{who}", timeout))
+        return unpacked(self._store.get(f"{self._prefix}/{name}/{who}", timeout))
 
     def _conclude(self, name: str, judge: Callable[[list[Record]], Record]) -> Record:
         try:
             records = self._gather(name)
             failed = [record for record in records if "error" in record]
-            return _cause(failed) if failed else {"records": records, "verdict": judge(records)}
+            if not failed:
+                return {"records": records, "verdict": judge(records)}
+            cause = _cause(failed)
+            if self._settles and cause["rank"] != cause["by"]:  # it may have been lost, and be started again
+                return self._ended(name, LOSS_SECONDS) or cause
+            return cause
+        except _RoundEnded as ended:
+            return ended.record
         except MultiringError as error:
             return {"error": str(error), "rank": error.rank, "by": 0}
 
@@ -292,7 +342,7 @@ class Exchange:
         if self._lasting and name == "arrive" and self._claimed is not None:
             told = {"error": str(error), "rank": error.rank, "by": self._rank}
             with contextlib.suppress(MultiringError):
-                self._claimed[0].swap(f"{self._prefix}/arrive/all", b"", _packed(told))
+                self._claimed[0].swap(f"{self._prefix}/arrive/all", b"", packed(told))
 
     def _culprit(self, missing: Sequence[int]) -> int:
         """Who serves the store lives, since that answers, and waits for another one that is missing, if there is one:
@@ -312,6 +362,8 @@ class Exchange:
                 with contextlib.suppress(TimeoutError):
                     records.append(self._read(name, len(records), min(LOOK_SECONDS, self._remaining())))
                     continue
+            if self._settles and (ended := self._ended(name)):
+                raise _RoundEnded(ended)
             self._look_for_newer()
             if name == "arrive":
                 self._look_for_successor()
@@ -356,16 +408,38 @@ class Exchange:
         return max(0.0, self.deadline - time.monotonic())
 
 
+class _RoundEnded(Exception):
+    """The launcher has ended a round."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self.record = record
+
+
+def raise_failure(result: Record) -> None:
+    """RankLost or RendezvousError if a round has come to that."""
+    if "lost" in result:
+        raise _lost(result)
+    if "error" in result:
+        raise RendezvousError(result["error"], rank=result["rank"])
+
+
+def _lost(result: Record) -> RankLost:
+    return RankLost(f"rank {result['lost']} was lost before all had met, and is started again", rank=result["lost"])
+
+
 def _process_space() -> str:
     """What processes have in common that know each other by number."""
     return f"{local.kernel()} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def _packed(record: Record) -> bytes:
+def packed(record: Record) -> bytes:
+    """A record as stores carry it."""
     return zlib.compress(json.dumps(record).encode())
 
 
-def _unpacked(value: bytes) -> Record:
+def unpacked(value: bytes) -> Record:
+    """The reverse of `packed`."""
     record: Record = json.loads(zlib.decompress(value))
     return record
 

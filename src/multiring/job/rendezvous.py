@@ -12,6 +12,7 @@ store that one of them stands for (survivors.py):
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import secrets
 import socket
@@ -24,13 +25,13 @@ from typing import TYPE_CHECKING
 
 from multiring import _native, env, probe
 from multiring.errors import RendezvousError
-from multiring.job import bootstrap, descriptors, hosts
+from multiring.job import bootstrap, descriptors, gatherings, hosts
 from multiring.job.bootstrap import RankIdentity, no_meeting
 from multiring.job.checks import check_formats, check_settings, check_strategy, difference, topology_of, topology_text
-from multiring.job.exchange import Exchange, Record, first_open
+from multiring.job.exchange import Exchange, RankLost, Record, first_open
 from multiring.job.hosts import Proof
 from multiring.job.introduction import Introduction, introduce
-from multiring.job.store import KeyValueStore
+from multiring.job.store import JobStore, KeyValueStore
 from multiring.net import auth, interfaces, listen, local, unix
 from multiring.net.acceptor import Acceptor
 from multiring.net.dial import Address
@@ -105,10 +106,16 @@ class _Connection:
     """What a file or a measurement says of the links between the hosts; "" if none does."""
 
 
-def join(identity: RankIdentity, settings: env.Settings) -> World:
+def join(
+    identity: RankIdentity,
+    settings: env.Settings,
+    when_lost: Callable[[int, Callable[[], None]], None] = lambda rank, look: None,
+) -> World:
     """Meet the other ranks; RendezvousError names who did not come, cannot be reached, or does not fit.
 
-    ValueError for a strategy to force that is none.
+    ``when_lost(rank, look)`` is called before this rank gathers anew because another one was lost and is started again;
+    while that waits for something, it calls ``look``, which raises if nothing can come of it any more. ValueError for a
+    strategy to force that is none.
     """
     descriptors.fill_standard()
     check_settings(settings)
@@ -119,17 +126,41 @@ def join(identity: RankIdentity, settings: env.Settings) -> World:
     prefix = f"{job}/{identity.restart}"
     _joins[prefix] += 1
     with _blaming(identity.rank), identity.meet(settings) as meeting:
-        key = f"{prefix}/{first_open(meeting.store, prefix) if meeting.lasting else _joins[prefix]}"
-        size, served_by = identity.world_size, meeting.store.served_by
-        exchange = Exchange(meeting.store, key, identity.rank, size, settings.init_timeout, served_by=served_by)
-        with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
-            exchange.outdate(meeting.store, f"{job}/newest", identity.restart)
-            exchange.claim(meeting.store, settings.host or socket.gethostname(), lasting=meeting.lasting)
-            text = partial(topology_text, settings)
-            world = _join(_Joiner(identity, settings, exchange, meeting.secret, text), undo)
-            check_strategy(strategy, world.topology)
-            undo.pop_all()
-            return world
+
+        def meet_at(key: str, *, gathers: bool = False) -> World:
+            size, served_by = identity.world_size, meeting.store.served_by
+            exchange = Exchange(meeting.store, key, identity.rank, size, settings.init_timeout, served_by=served_by)
+            if gathers:
+                exchange.settle_in(meeting.store, gatherings.ROUNDS[-1])
+            with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
+                exchange.outdate(meeting.store, f"{job}/newest", identity.restart)
+                exchange.claim(meeting.store, settings.host or socket.gethostname(), lasting=meeting.lasting)
+                text = partial(topology_text, settings)
+                world = _join(_Joiner(identity, settings, exchange, meeting.secret, text, failure=exchange.end), undo)
+                check_strategy(strategy, world.topology)
+                undo.pop_all()
+                return world
+
+        if not (identity.gathers and _joins[prefix] == 1):
+            return meet_at(f"{prefix}/{first_open(meeting.store, prefix) if meeting.lasting else _joins[prefix]}")
+        for number in itertools.count(1):
+            end = gatherings.end_of(meeting.store, prefix, number)
+            try:
+                if end is None or "lost" not in end:  # who comes when all have met is refused there
+                    return meet_at(gatherings.key_of(prefix, number), gathers=True)
+                lost = end["lost"]
+            except RankLost as error:
+                lost = error.rank
+            when_lost(lost, partial(_look_ahead, meeting.store, prefix, number + 1))
+    raise AssertionError("not reached")
+
+
+def _look_ahead(store: JobStore, prefix: str, number: int) -> None:
+    """RendezvousError if the gathering of this number, or a later one, has failed for all."""
+    for each in itertools.count(number):
+        end = gatherings.end_of(store, prefix, each)
+        if end is None or "lost" not in end:
+            return
 
 
 def join_beside(

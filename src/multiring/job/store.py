@@ -173,6 +173,18 @@ class Server:
         """The value of ``key`` as it is now, for the process that serves."""
         return self._values.get(key)
 
+    def at_once(self, action: Callable[[], _T]) -> _T:
+        """What ``action`` returns, run between two answers, for the process that serves."""
+
+        async def act() -> _T:
+            return action()
+
+        return self._loop.run(act())
+
+    def settle(self, key: str, value: bytes) -> None:
+        """Set ``key`` unless it is set; within `at_once`."""
+        self._swap(key, b"", value)
+
     def _swap(self, key: str, expected: bytes, value: bytes) -> bytes:
         if self._values.get(key) == expected if expected else key not in self._values:
             self._set(key, value)

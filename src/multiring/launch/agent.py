@@ -50,6 +50,7 @@ JOB_VARIABLES = (
     "MULTIRING_JOB",
     "MULTIRING_RESTART",
     "MULTIRING_REPLACEMENT",
+    "MULTIRING_MAX_REPLACEMENTS",
 )
 """What the launcher sets for all ranks."""
 
@@ -213,6 +214,7 @@ class Agent:
         if self._typed is not None and self._typed.secret is not None:
             self._secret = self._typed.secret
         job = {name: message["variables"][name] for name in JOB_VARIABLES}
+        self._terminal = Terminal(**message["terminal"])
         for local_rank, rank in enumerate(self._assignment.ranks):
             place = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self._assignment.count}
             share = self._shares[local_rank]
@@ -228,7 +230,7 @@ class Agent:
                 share.cpus,
             )
             try:
-                await self._launch(rank, recipe, Terminal(**message["terminal"]))
+                await self._launch(rank, recipe, self._terminal)
             except (OSError, subprocess.SubprocessError) as error:
                 raise LaunchError(
                     f"cannot start rank {rank}, {shlex.join(self._command)}: {system_message(error)}"
@@ -236,11 +238,16 @@ class Agent:
 
     async def _replace(self, message: Message) -> None:
         number, recipe = message["rank"], self._recipes[message["rank"]]
-        environment = {name: value for name, value in recipe.environment.items() if name not in OF_THE_START}
-        environment["MULTIRING_REPLACEMENT"] = str(message["number"])
+        terminal: Terminal | None = self._terminal
+        if message["number"]:  # the others have met before
+            environment = {name: value for name, value in recipe.environment.items() if name not in OF_THE_START}
+            environment["MULTIRING_REPLACEMENT"] = str(message["number"])
+            recipe, terminal = replace(recipe, environment=environment), None
+        elif number == 0 and self._stdin is not None:
+            self._stdin.close()
         self._former.append(self._ranks.pop(number))
         try:
-            await self._launch(number, replace(recipe, environment=environment), None)
+            await self._launch(number, recipe, terminal)
         except (OSError, subprocess.SubprocessError) as error:  # the other ranks of the host go on
             self._pass_on(number, 2, f"cannot start rank {number} again: {system_message(error)}\n".encode())
             self._send("exit", rank=number, code=1, blames=None, account=None)

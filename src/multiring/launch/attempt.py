@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from multiring.job.gatherings import Gatherings
 from multiring.launch.connection import AgentConnection
 from multiring.launch.hosts import Assignment
 from multiring.launch.messages import Message, to_bytes
@@ -70,10 +71,13 @@ class Replacements:
         self.is_member = is_member
         self._taken = 0
 
-    def take(self) -> int | None:
-        """The number of another one; None if there were as many as there may be."""
-        if self._taken == self.most:
-            return None
+    @property
+    def left(self) -> int:
+        """How many more there may be."""
+        return self.most - self._taken
+
+    def take(self) -> int:
+        """The number of another one."""
         self._taken += 1
         return self._taken
 
@@ -89,11 +93,13 @@ class Attempt:
         min_ranks: int,
         replacements: Replacements,
         is_excluded: Callable[[int, int], bool],
+        gatherings: Gatherings | None = None,
     ) -> None:
         """``stdin`` is what rank 0 reads if it runs on another host; ``min_ranks`` go on without those that fail.
 
         ``is_excluded(rank, number)`` tells whether the others have gone on without the process of a rank: its
-        replacement of that number, 0 if it is none.
+        replacement of that number, 0 if it is none. ``gatherings`` are those of the ranks, where one that is lost
+        before all have met is started again; None where nobody is.
         """
         self._agents = agents
         self._output = output
@@ -113,6 +119,7 @@ class Attempt:
         self._replaced: dict[int, int] = {}
         """The number of the replacement of each rank that was started again."""
         self._is_excluded = is_excluded
+        self._gatherings = gatherings
         self._excluded: dict[int, float] = {}
         """Since when it is known of a rank that runs that the others have gone on without it."""
         self._ended_here: set[int] = set()
@@ -318,6 +325,8 @@ class Attempt:
                 if rank in self._ended_here:
                     how = "was stopped or out of reach, and was ended: the others had gone on without it"
                 what = f"rank {rank} on host {self._host[rank]} {how}, after {seconds:.1f} s"
+                if self._begin_again(rank, what):
+                    return
                 self._fail(JobFailure(what, shell_code(code), rank, message["blames"]), [rank])
             else:
                 self._left.add(rank)
@@ -330,6 +339,7 @@ class Attempt:
     def _lose(self, assignment: Assignment, reason: str) -> JobFailure:
         self.agent_lost = True
         failure = JobFailure(f"host {assignment.host}: {reason}", 1)
+        self._gather_no_more(assignment.first, failure.what)
         self._fail(failure, assignment.ranks)
         self._end(assignment.ranks)
         return failure
@@ -340,19 +350,45 @@ class Attempt:
         ranks = [rank for rank in assignment.ranks if rank in self._running]
         listed = ", ".join(map(str, ranks[:MOST_LISTED])) + (" ..." if len(ranks) > MOST_LISTED else "")
         what = f"host {assignment.host}: {reason}, with rank{'s' if len(ranks) > 1 else ''} {listed}"
+        self._gather_no_more(assignment.first, what)
         self._fail(JobFailure(what, 1), assignment.ranks)
+
+    def _begin_again(self, rank: int, what: str) -> bool:
+        """Start a rank again as at first, if it was lost before all had met; otherwise the loss is one of the job's."""
+        if self._gatherings is None or self._over.is_set():
+            return False
+        if not self._replacements.left:
+            self._gather_no_more(rank, what, f"; no replacement is left (--max-replacements {self._replacements.most})")
+            return False
+        if not self._gatherings.lose(rank):
+            return False
+        self._output.note(f"{what}; the ranks had not all met yet")
+        self._start(rank, 0)
+        if rank == 0 and self._stdin is not None:  # it is to learn that its input has ended
+            self._stdin.detach()
+            self._stdin.attach()
+        return True
+
+    def _gather_no_more(self, rank: int, what: str, why: str = "") -> None:
+        """Let those who wait for others to come fail, if they still do: this rank does not."""
+        if self._gatherings is not None:
+            self._gatherings.fail(rank, f"{what}, before all ranks had met{why}")
 
     def _replace(self, rank: int) -> None:
         self._excluded.pop(rank, None)
         self._ended_here.discard(rank)
+        if self._replacements.left and (self._gatherings is None or self._gatherings.have_met()):
+            self._replaced[rank] = self._start(rank)
+
+    def _start(self, rank: int, as_number: int | None = None) -> int:
+        """Start a rank again: as the replacement that it is, or ``as_number``; the number of the replacement."""
         number = self._replacements.take()
-        if number is not None:
-            agent = next(agent for assignment, agent in self._agents if rank in assignment.ranks)
-            agent.send("replace", rank=rank, number=number)
-            self._running.add(rank)
-            self._seen.pop(rank, None)
-            self._replaced[rank] = number
-            self._output.note(f"rank {rank} is started again, replacement {number} of {self._replacements.most}")
+        agent = next(agent for assignment, agent in self._agents if rank in assignment.ranks)
+        agent.send("replace", rank=rank, number=number if as_number is None else as_number)
+        self._running.add(rank)
+        self._seen.pop(rank, None)
+        self._output.note(f"rank {rank} is started again, replacement {number} of {self._replacements.most}")
+        return number
 
     def _is_back(self, rank: int) -> bool:
         """Whether it was started again and admitted by the others."""

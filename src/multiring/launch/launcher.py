@@ -16,6 +16,7 @@ from typing import Any
 from multiring import env
 from multiring.errors import system_message
 from multiring.job import admission
+from multiring.job.gatherings import Gatherings
 from multiring.job.store import Server
 from multiring.launch.attempt import Agents, Attempt, JobFailure, Replacements
 from multiring.launch.connection import gather
@@ -192,10 +193,12 @@ class Launcher:
                     "MULTIRING_JOB": job,
                     "MULTIRING_RESTART": restart,
                     "MULTIRING_REPLACEMENT": 0,
+                    "MULTIRING_MAX_REPLACEMENTS": self._job.max_replacements,
                 }
                 texts = {name: str(value) for name, value in variables.items()}
                 is_excluded = partial(admission.is_excluded, server, job, restart)
-                attempt = await self._run_once(secret, texts, replacements, is_excluded)
+                gatherings = Gatherings(server, job, restart) if self._job.max_replacements else None
+                attempt = await self._run_once(secret, texts, replacements, is_excluded, gatherings)
                 failure = attempt.failure
                 self._accounts = attempt.accounts
                 if failure is None or attempt.agent_lost or self._interrupted or restart == self._job.max_restarts:
@@ -234,6 +237,7 @@ class Launcher:
         variables: dict[str, str],
         replacements: Replacements,
         is_excluded: Callable[[int, int], bool],
+        gatherings: Gatherings | None,
     ) -> Attempt:
         terminal = Terminal.of_this_process()
         for _, agent in self._agents:
@@ -243,7 +247,13 @@ class Launcher:
         if not isinstance(self._first, ForkedAgent) and self._stdin is None:
             self._stdin = Input(lambda data: self._first.send("input", text=to_text(data)))
         self._attempt = self._shown = attempt = Attempt(
-            self._agents, self._output, self._stdin, self._job.min_ranks or self._world_size, replacements, is_excluded
+            self._agents,
+            self._output,
+            self._stdin,
+            self._job.min_ranks or self._world_size,
+            replacements,
+            is_excluded,
+            gatherings,
         )
         await attempt.run()
         self._attempt = None

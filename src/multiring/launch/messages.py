@@ -8,8 +8,8 @@ to the agent   fields                                 meaning
 ``listen``     everywhere                             open a port for rank 0; answered by ``listening``
 ``reach``      addresses port                         try them; answered by ``reached``
 ``start``      secret variables terminal              start the ranks; ``exit`` follows for each
-``replace``    rank number                            start a rank again, for the others to admit; ``exit``
-                                                      follows
+``replace``    rank number                            start a rank again, for the others to admit, or with
+                                                      number 0 as at first; ``exit`` follows
 ``input``      text                                   for rank 0's standard input; empty: no more of it
 ``window``     rows columns                           the size of the terminal
 ``signal``     number without                         send a signal to the ranks not in ``without``

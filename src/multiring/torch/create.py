@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -12,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from multiring import api, env
+from multiring.errors import RendezvousError
 from multiring.job import bootstrap, rendezvous, reports
 from multiring.job.store import TorchStore
 from multiring.runtime.comm import Communicator
@@ -19,6 +25,12 @@ from multiring.runtime.group import Group
 from multiring.runtime.world import World
 from multiring.torch.options import Options
 from multiring.torch.process_group import MultiringGroup
+
+RETRY_SECONDS = 0.2
+"""Between two tries to reach torch's store again."""
+
+REACH_SECONDS = 5.0
+"""How long one try may take."""
 
 
 def create(settings: Any, options: Options | None) -> MultiringGroup:
@@ -44,7 +56,7 @@ def create(settings: Any, options: Options | None) -> MultiringGroup:
     if api.is_initialized():
         return _beside(api.init(), settings, options)
     reports.tell_stage("joins")
-    communicator = Communicator(Group(_join(settings, options), timeout=timeout))
+    communicator = Communicator(Group(_join_job(settings, options), timeout=timeout))
     api.adopt(communicator)
     return MultiringGroup(communicator, timeout, lambda: api.release(communicator))
 
@@ -68,6 +80,45 @@ def _time_limit(settings: Any) -> float:
     only where it is set, and the shorter of both holds."""
     seconds: float = settings.timeout.total_seconds()
     return min(seconds, env.read(env.Settings).timeout) if "MULTIRING_TIMEOUT" in os.environ else seconds
+
+
+def _join_job(settings: Any, options: Options | None) -> World:
+    """Meet all ranks of the job: in its launcher's store where that starts lost ranks again, for it is to know."""
+    launch = env.read(env.Launch)
+    if (launch.rank, launch.world_size) == (settings.group_rank, settings.group_size):
+        identity = bootstrap.rank_identity()
+        if identity.gathers and not identity.replacement:
+            own = env.read(env.Settings, **(options.settings if options else {}))
+            return rendezvous.join(identity, own, partial(_reach_again, settings.store, identity, own.init_timeout))
+    return _join(settings, options)
+
+
+def _reach_again(
+    store: Store, identity: bootstrap.RankIdentity, seconds: float, lost: int, look: Callable[[], None]
+) -> None:
+    """Connect to torch's store where rank 0, which serves it, is started again; RendezvousError after ``seconds``.
+
+    It waits until as many processes have connected as there are ranks, and most were connected to the one that is gone.
+    """
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if lost != 0 or identity.rank == 0 or not isinstance(store, TCPStore):
+        return
+    until = time.monotonic() + seconds
+    while True:
+        look()
+        try:
+            socket.create_connection((store.host, store.port), REACH_SECONDS).close()  # torch logs each try
+            TCPStore(store.host, store.port, identity.world_size, timeout=timedelta(seconds=REACH_SECONDS))
+            return
+        except (OSError, RuntimeError) as error:
+            if time.monotonic() > until:
+                raise RendezvousError(
+                    f"rank 0, which was started again, does not serve torch's store at {store.host}, port "
+                    f"{store.port}, within {seconds:g} s (MULTIRING_INIT_TIMEOUT): {error}",
+                    rank=0,
+                ) from None
+        time.sleep(RETRY_SECONDS)
 
 
 def _join(settings: Any, options: Options | None) -> World:

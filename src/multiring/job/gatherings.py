@@ -1,0 +1,82 @@
+"""Before all ranks of a start have met once, one that is lost is started again, and all gather anew to meet it.
+
+A gathering is the rounds of rendezvous.py below keys of its own. How each of its rounds ends is a value of the store
+that is settled once: what rank 0 concludes, or, by the launcher, which serves the store, that a rank was lost and is
+started again, or why nobody is. Who learns of a loss goes on to the next gathering, where nothing is left of the
+process that was lost. A loss after the last round was concluded is one of the job's (survivors.py).
+"""
+
+from __future__ import annotations
+
+from multiring.job.exchange import Record, packed, raise_failure, unpacked
+from multiring.job.store import JobStore, Server
+
+ROUNDS = ("arrive", "prove", "connect")
+"""Those of rendezvous.py; the last one decides whether all have met."""
+
+
+def key_of(prefix: str, number: int) -> str:
+    """Where gathering ``number`` (from 1) of a start has its keys."""
+    return f"{prefix}/1/{number}"
+
+
+def end_of(store: JobStore, prefix: str, number: int) -> Record | None:
+    """How a gathering has ended, None if it has not; RendezvousError if it has failed for all."""
+    try:
+        end = unpacked(store.get(f"{key_of(prefix, number)}/{ROUNDS[-1]}/all", 0.0))
+    except TimeoutError:
+        return None
+    if "lost" not in end:
+        raise_failure(end)
+    return end
+
+
+class Gatherings:
+    """Those of one start of the ranks, as the launcher sees them, who serves the store."""
+
+    def __init__(self, server: Server, job: str, restart: int) -> None:
+        self._server = server
+        self._prefix = f"multiring/{job}/{restart}"
+        self._number = 1
+        """The gathering that goes on, or that was the last."""
+
+    def have_met(self) -> bool:
+        """Whether all ranks have met once."""
+        return self._server.at_once(self._have_met)
+
+    def lose(self, rank: int) -> bool:
+        """End the gathering, since a rank was lost that is started again; whether there was one to be ended.
+
+        There is none where all have met, where they have failed, or where this rank has told them why it fails.
+        """
+        return self._server.at_once(lambda: self._lose(rank))
+
+    def fail(self, rank: int, why: str) -> None:
+        """End the gathering, if it goes on, for all: a rank was lost, and is not started again."""
+        self._server.at_once(lambda: self._end({"error": why, "rank": rank, "by": rank}))
+
+    def _have_met(self) -> bool:
+        end = self._read(ROUNDS[-1], "all")
+        return end is not None and "verdict" in end
+
+    def _lose(self, rank: int) -> bool:
+        if self._have_met() or any(self._has_failed(name, rank) for name in ROUNDS):
+            return False
+        self._end({"lost": rank})
+        self._number += 1
+        return True
+
+    def _has_failed(self, name: str, rank: int) -> bool:
+        told = self._read(name, rank) or {}
+        return "error" in (self._read(name, "all") or {}) or told.get("by", -1) == told.get("rank") == rank
+
+    def _end(self, record: Record) -> None:
+        for name in ROUNDS:
+            self._server.settle(self._key(name, "all"), packed(record))
+
+    def _read(self, name: str, who: int | str) -> Record | None:
+        found = self._server.peek(self._key(name, who))
+        return None if found is None else unpacked(found)
+
+    def _key(self, name: str, who: int | str) -> str:
+        return f"{key_of(self._prefix, self._number)}/{name}/{who}"

@@ -1,0 +1,214 @@
+"""A rank that dies before all have met is started again, and nobody else fails."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from launching import Launch, wait_until
+
+STRIKES = """
+    import os, pathlib, signal, time
+
+    rank, moment = os.environ["RANK"], os.environ["TEST_MOMENT"]
+    victim = rank == os.environ["TEST_VICTIM"]
+    strikes = victim and len(list(pathlib.Path().glob("struck-*"))) < int(os.environ.get("TEST_TIMES", "1"))
+
+    def die(*_):
+        pathlib.Path(f"struck-{os.getpid()}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if strikes and moment == "import":
+        die()
+    import numpy as np
+    import multiring as mr
+    from multiring.job import rendezvous
+    from multiring.job.exchange import Exchange
+
+    if rank == "2" and moment == "arrived":
+        while not list(pathlib.Path().glob("struck-*")):
+            time.sleep(0.02)
+    if strikes and moment == "init":
+        die()
+    if strikes and moment == "introduced":
+        rendezvous.introduce = die
+    if strikes and moment == "met":
+        rendezvous._prove = die
+    if strikes and moment == "attached":
+        rendezvous._connect = die
+    publish = Exchange._publish
+
+    def publish_and_die(exchange, name, who, record):
+        publish(exchange, name, who, record)
+        if name == {"arrived": "arrive", "connected": "connect"}.get(moment) and str(who) == rank:
+            die()
+
+    if strikes:
+        Exchange._publish = publish_and_die
+"""
+"""The victim dies at a moment, as often as it is to."""
+
+MOMENTS = [
+    ("import", 0),
+    ("init", 1),
+    ("introduced", 0),
+    ("arrived", 1),
+    ("arrived", 0),
+    ("met", 1),
+    ("met", 0),
+    ("attached", 1),
+    ("connected", 0),
+]
+"""When it dies, and who: before it imports multiring, before init; in init before its arrival, and after that while
+others are still to come; when all have arrived, when those of its host have attached it, and as rank 0 would say that
+all have met."""
+
+AS_AT_FIRST = """
+    assert os.environ["MULTIRING_REPLACEMENT"] == "0"
+    assert "MASTER_ADDR" in os.environ
+"""
+
+SUMS = """
+    mr.init(host=os.environ.get("MULTIRING_HOST", ""))
+    x = np.arange(5) * (mr.rank() + 1)
+    mr.all_reduce(x)
+    print("sum", *x, "of", mr.rank())
+"""
+
+TORCH_SUMS = """
+    import torch
+    import torch.distributed as dist
+    import multiring.torch
+
+    dist.init_process_group("multiring")
+    x = torch.arange(5) * (dist.get_rank() + 1)
+    dist.all_reduce(x)
+    print("sum", *x.tolist(), "of", dist.get_rank())
+    y = torch.arange(3) + dist.get_rank()
+    group = dist.new_group([0, 2])
+    if dist.get_rank() != 1:
+        dist.all_reduce(y, group=group)
+        assert y.tolist() == [2, 4, 6]
+    dist.destroy_process_group()
+"""
+
+
+def check_that_all_sum(launch: Launch, result: subprocess.CompletedProcess[str], times: int = 1) -> None:
+    """The job ended well: all three ranks met, and only the victim was started again."""
+    assert result.returncode == 0, result.stdout + result.stderr
+    victim = launch.environment["TEST_VICTIM"]
+    for rank in range(3):
+        assert f"sum 0 6 12 18 24 of {rank}\n" in result.stdout
+    lost = re.findall(
+        r"rank (\d) on host \S+ failed: killed by signal 9 \(SIGKILL\), after \S+ s; the ranks had not all met yet",
+        result.stderr,
+    )
+    assert lost == [victim] * times
+    again = [f"multiring: rank {victim} is started again, replacement {n} of {times}" for n in range(1, times + 1)]
+    assert [line for line in result.stderr.splitlines() if "started again" in line] == again
+    assert "may go on" not in result.stderr
+    wait_until(lambda: launch.processes() == [], "all processes have ended")
+
+
+def script(launch: Launch, moment: str, victim: int, sums: str, **environment: str) -> str:
+    launch.environment.update(TEST_MOMENT=moment, TEST_VICTIM=str(victim), **environment)
+    return launch.script(STRIKES + AS_AT_FIRST + sums)
+
+
+@pytest.mark.parametrize(("moment", "victim"), MOMENTS)
+def test_it_is_met(launch: Launch, moment: str, victim: int) -> None:
+    words = ("-n", "3", "--min-ranks", "2", "--max-replacements", "1")
+    check_that_all_sum(launch, launch.run(*words, script(launch, moment, victim, SUMS)))
+
+
+def test_all_may_be_needed_and_it_may_die_twice(launch: Launch) -> None:
+    words = ("-n", "3", "--min-ranks", "3", "--max-replacements", "2")
+    check_that_all_sum(launch, launch.run(*words, script(launch, "met", 2, SUMS, TEST_TIMES="2")), times=2)
+
+
+@pytest.mark.parametrize(("moment", "victim"), [("arrived", 0), ("met", 2), ("attached", 0), ("attached", 2)])
+def test_it_is_met_across_hosts(hosts: Launch, moment: str, victim: int) -> None:
+    words = ("-H", "a:2,b:1", "--min-ranks", "2", "--max-replacements", "1", "--python", sys.executable)
+    check_that_all_sum(hosts, hosts.run(*words, script(hosts, moment, victim, SUMS)))
+
+
+@pytest.mark.parametrize(("moment", "victim"), [("import", 0), ("init", 1), ("arrived", 1), ("met", 0)])
+def test_it_is_met_by_torch(launch: Launch, moment: str, victim: int) -> None:
+    pytest.importorskip("torch")
+    words = ("-n", "3", "--min-ranks", "2", "--max-replacements", "1")
+    check_that_all_sum(launch, launch.run(*words, script(launch, moment, victim, TORCH_SUMS), seconds=240))
+
+
+def test_who_dies_when_it_has_met_all_is_met_or_lost_to_the_job(launch: Launch) -> None:
+    """It has told rank 0 so, and that goes on with it, unless the launcher has heard of its end before."""
+    launch.environment.update(TEST_MOMENT="connected", TEST_VICTIM="1")
+    sums = """
+        mr.init()
+        newcomer = os.environ["MULTIRING_REPLACEMENT"] != "0"
+        try:
+            if not newcomer:
+                mr.barrier()
+        except mr.PeerLost:
+            mr.shrink()
+        while mr.world_size() < 3:
+            mr.grow()
+        x = np.arange(5) * (mr.rank() + 1)
+        mr.all_reduce(x)
+        print("sum", *x, "of", mr.rank())
+    """
+    program = launch.script(textwrap.dedent(STRIKES) + textwrap.dedent(sums))
+    result = launch.run("-n", "3", "--min-ranks", "2", "--max-replacements", "1", program)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert sorted(re.findall("sum 0 6 12 18 24 of ([0-2])\n", result.stdout)) == ["0", "1", "2"]
+    assert result.stderr.count("rank 1 is started again, replacement 1 of 1") == 1
+    assert ("had not all met yet" in result.stderr) != ("the job may go on with 2 of 3 ranks" in result.stderr)
+
+
+@pytest.mark.parametrize("moment", ["met", "init"])
+def test_when_no_replacement_is_left_the_others_name_it_at_once(launch: Launch, moment: str) -> None:
+    words = ("-n", "3", "--min-ranks", "1", "--max-replacements", "1")  # so that all say why they fail
+    result = launch.run(*words, script(launch, moment, 1, SUMS, TEST_TIMES="9"))
+    assert result.returncode == 128 + 9, result.stdout + result.stderr
+    why = (
+        r"RendezvousError: rank 1 on host \S+ failed: killed by signal 9 \(SIGKILL\), after \S+ s, before all ranks "
+        r"had met; no replacement is left \(--max-replacements 1\)"
+    )
+    assert len(re.findall(why, result.stderr)) == 2, result.stderr
+    assert result.stderr.count("is started again") == 1
+    wait_until(lambda: launch.processes() == [], "all processes have ended")
+
+
+def test_who_fails_of_itself_is_not_started_again(launch: Launch) -> None:
+    result = launch.run(
+        *("-n", "3", "--min-ranks", "2", "--max-replacements", "5"),
+        launch.script("""
+            import os
+            import multiring as mr
+            if os.environ["RANK"] == "1":
+                os.environ["MULTIRING_TOPOLOGY"] = "missing.toml"
+            mr.init(streams=1 + (os.environ["RANK"] == "2"))
+        """),
+    )
+    assert result.returncode == 1, result.stderr
+    assert "started again" not in result.stderr
+    assert "it must be the same everywhere" in result.stderr
+
+
+@pytest.mark.parametrize("place", [(), ("-H", "a:2", "--python", sys.executable)], ids=["here", "another host"])
+def test_rank_0_that_is_started_again_reads_on_to_the_end_of_the_input(hosts: Launch, place: tuple[str, ...]) -> None:
+    words = (*place, "-n", "2", "--min-ranks", "2", "--max-replacements", "1")
+    program = hosts.script("""
+        import os, pathlib, signal, sys
+        struck = pathlib.Path("struck")
+        if os.environ["RANK"] == "0":
+            if not struck.exists():
+                struck.write_text(input())
+                os.kill(os.getpid(), signal.SIGKILL)
+            print("after", struck.read_text(), "nothing is left" if sys.stdin.read() == "" else "more")
+    """)
+    result = hosts.run(*words, program, stdin="one line\n")
+    assert (result.returncode, result.stdout) == (0, "after one line nothing is left\n"), result.stderr
+    assert "rank 0 is started again, replacement 1 of 1" in result.stderr
