@@ -13,9 +13,9 @@ The lowest rank that is found leads. The others come to its acceptor, and it ask
 These are the ballots of Paxos (Lamport, The Part-Time Parliament, 1998), whose value is the next membership and whose
 quorum is more than half of the ranks of the last one, or half of them with its rank 0. Two sides of a cut can therefore
 never both go on, whoever dies while they agree. Nor can they where everybody who did not come is known to have ended,
-which within a host is certain: those who came are a quorum then, however few. A rank that was decided against learns so from any acceptor. After the
-decision the same connections serve as the store in which the members meet (rendezvous.py); if one is lost before they
-have, all begin again, from the membership that was decided.
+which within a host is certain: those who came are a quorum then, however few. A rank that was decided against learns so
+from any acceptor. After the decision the same connections serve as the store in which the members meet (rendezvous.py);
+if one is lost before they have, all begin again, from the membership that was decided.
 
 Ranks are here those that they had at the job's start.
 """
