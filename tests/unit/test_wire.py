@@ -326,6 +326,21 @@ def test_worlds_of_any_shape_end_with_the_same_bits_in_int8(ranks):
             np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))
 
 
+@pytest.mark.parametrize("left", [(0, 1, 2, 3, 4, 5, 7), (0, 2, 4), (1, 6), (5, 7), (4, 5)])
+def test_survivors_of_a_world_sum_in_int8_what_is_left(left):
+    """Whether racks, hosts of one rack or ranks of one host remain."""
+    topology, count = RACKS.restrict(left), 5_001
+    plan = choose(topology, "all_reduce", 4 * count, wire={"rack": "int8"}).plan
+    racks = {rank // 4 for rank in left}
+    assert plan.wire == "int8" or len(racks) == 1
+    given = inputs(8, count)[list(left)]
+    results = run_on_engine(topology, plan, given)
+    bound = plan.wire_error * sum(largest_of_block(each.astype(np.float64), "int8") for each in given) + 2.0**-20
+    for result in results:
+        assert (np.abs(result - given.astype(np.float64).sum(axis=0)) <= bound).all()
+        np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))
+
+
 def test_only_the_named_levels_are_narrow_and_what_follows_between_hosts():
     plan = choose(RACKS, "all_reduce", 8 << 20, wire={"rack": "bfloat16"}).plan
     reducing = [phase for phase in plan.phases if phase.kind in REDUCING]
