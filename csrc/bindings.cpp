@@ -183,8 +183,6 @@ WorkHandle start_on_card(NativeCalls& calls, const Call& call, nb::object owner,
     return {calls.engine, std::move(work)};
 }
 
-constexpr std::array<std::string_view, 3> wire_names{"same", "bfloat16", "float16"};
-
 Wire narrow_wire(int value) {
     const Wire wire = code<Wire>(value, wire_names, "wire");
     if (wire == Wire::same) throw std::invalid_argument("wire 0 is no narrower than float32");
@@ -316,12 +314,13 @@ using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::dev
 using PeerTable = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& table, const PeerTable& peers,
-                      int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan_id) {
+                      int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan_id,
+                      std::size_t grain) {
     if (table.shape(1) != Schedule::columns)
         throw std::invalid_argument("instructions have " + std::to_string(table.shape(1)) + " columns, not " +
                                     std::to_string(Schedule::columns));
     return engine.install(communicator, {table.data(), table.size()}, {peers.data(), peers.size()}, blocks,
-                          segment_bytes, window, plan_id);
+                          segment_bytes, window, plan_id, grain);
 }
 
 // A reference that any thread may copy and let go of, without the GIL.
@@ -510,7 +509,7 @@ void bind_arithmetic(nb::module_& m) {
                    count);
         },
         "wire"_a, "destination"_a, "source"_a, "count"_a,
-        "Round ``count`` float32 at ``source`` to the format ``wire`` (1 or 2).");
+        "Round ``count`` float32 at ``source`` to the format ``wire`` (1 to 3).");
     m.def(
         "widen",
         [](int wire, std::uintptr_t destination, std::uintptr_t source, std::size_t count) {
@@ -519,6 +518,9 @@ void bind_arithmetic(nb::module_& m) {
                   count);
         },
         "wire"_a, "destination"_a, "source"_a, "count"_a, "The reverse of `narrow`, exact.");
+    m.def(
+        "narrow_bytes", [](int wire, std::size_t count) { return narrow_bytes(narrow_wire(wire), count); }, "wire"_a,
+        "count"_a, "Bytes that ``count`` float32 take in the format ``wire``.");
 }
 
 void bind_describe(nb::module_& m) {
@@ -642,13 +644,13 @@ void bind_engine(nb::module_& m) {
         .def("completed", &Engine::completed, "communicator"_a,
              "How many collectives, from the first on, were completed here.")
         .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "blocks"_a, "segment_bytes"_a,
-             "window"_a, "plan_id"_a,
+             "window"_a, "plan_id"_a, "grain"_a = finest_grain,
              "Install a schedule and return its handle.\n\n"
              "``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,\n"
              "final, wire, rounded) per instruction, kind being 0 send, 1 reduce, 2 store, wire and rounded 0 as it "
              "is,\n"
-             "1 bfloat16, 2 float16; ``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a\n"
-             "malformed table.")
+             "1 bfloat16, 2 float16, 3 int8; ``peers[first_peer:first_peer + peer_count]`` are its peers. Slices are\n"
+             "cut at multiples of ``grain`` bytes. ValueError for a malformed table.")
         .def("start_message", &start_message, "communicator"_a, "peer"_a, "call"_a, "owner"_a.none(),
              "Start sending a message to a rank, or receiving one from it, as the call's collective says: send or\n"
              "recv.\n\n"
@@ -768,12 +770,14 @@ NB_MODULE(_native, m) {
     m.attr("COLLECTIVES") = names(collective_names);
     m.def(
         "cut",
-        [](std::uint64_t numerator, std::uint64_t denominator, std::size_t count, std::size_t itemsize) {
-            if (denominator == 0 || numerator > denominator || itemsize == 0)
-                throw std::invalid_argument("cut needs a fraction between 0 and 1 and an item size above 0");
-            return cut({numerator, denominator}, count, itemsize);
+        [](std::uint64_t numerator, std::uint64_t denominator, std::size_t count, std::size_t itemsize,
+           std::size_t grain) {
+            if (denominator == 0 || numerator > denominator || itemsize == 0 || grain == 0)
+                throw std::invalid_argument(
+                    "cut needs a fraction between 0 and 1, and an item size and a grain above 0");
+            return cut({numerator, denominator}, count, itemsize, grain);
         },
-        "numerator"_a, "denominator"_a, "count"_a, "itemsize"_a,
+        "numerator"_a, "denominator"_a, "count"_a, "itemsize"_a, "grain"_a = finest_grain,
         "The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md).");
     m.def("features", &features, "Instruction set chosen for reductions, compiler, transports: for ``doctor``.");
     nb::class_<LabelName>(m, "LabelName",

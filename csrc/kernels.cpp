@@ -292,6 +292,85 @@ using Float8E5m2 = Float8<2, 15, Special::infinities>;
 using Float8E4m3fnuz = Float8<3, 8, Special::fnuz>;
 using Float8E5m2fnuz = Float8<2, 16, Special::fnuz>;
 
+// Blocks of int8, each behind its scale: a wire, and no type of arrays. An element is its code times the scale,
+// exactly: a scale has 17 significant bits at most. The largest element of a block becomes 127 times the scale, of
+// which the same scale follows again, so what has been rounded is rounded to itself.
+struct Int8Blocks {
+    using Stored = std::uint8_t;
+
+    static void load(float* __restrict out, const Stored* __restrict in, std::size_t n) {
+        for (; n >= scaled_elements; n -= scaled_elements) {
+            load_block(out, in, scaled_elements);
+            out += scaled_elements, in += sizeof(float) + scaled_elements;
+        }
+        if (n != 0) load_block(out, in, n);
+    }
+    static void store(Stored* __restrict out, const float* __restrict in, std::size_t n) {
+        for (; n >= scaled_elements; n -= scaled_elements) {
+            store_block(out, in, scaled_elements);
+            out += sizeof(float) + scaled_elements, in += scaled_elements;
+        }
+        if (n != 0) store_block(out, in, n);
+    }
+
+  private:
+    static constexpr float largest_scale = 0x1.0204p121f;  // 127 times it is finite, and of the next one is not
+
+    // Of the bits of the largest magnitude.
+    static float scale_of(std::uint32_t largest) {
+        float magnitude, scale;
+        std::uint32_t bits;
+        std::memcpy(&magnitude, &largest, 4);
+        if (largest == 0) return 0;
+        if (largest >= 0x7f800000) {
+            bits = 0x7fc00000;  // the same NaN, whichever it was
+        } else if (magnitude <= 127 * 0x1p-141f) {
+            // Where the scales are so few that the nearest one may be far: a power of two.
+            for (bits = 1; 127 * bits < largest;) bits *= 2;
+        } else {
+            scale = magnitude / 127;
+            std::memcpy(&bits, &scale, 4);
+            int dropped = 7;
+            if (bits < 0x00800000)  // subnormal
+                for (dropped = 0; bits >> dropped >= 1u << 17;) ++dropped;
+            bits = (bits + ((1u << dropped) >> 1)) >> dropped << dropped;
+        }
+        std::memcpy(&scale, &bits, 4);
+        return scale > largest_scale ? largest_scale : scale;
+    }
+
+    static void load_block(float* __restrict out, const Stored* __restrict in, std::size_t n) {
+        float scale;
+        std::memcpy(&scale, in, sizeof scale);
+        const auto* codes = reinterpret_cast<const std::int8_t*>(in + sizeof scale);
+        for (std::size_t i = 0; i < n; ++i) out[i] = scale * static_cast<float>(codes[i]);
+    }
+    static void store_block(Stored* __restrict out, const float* __restrict in, std::size_t n) {
+        std::int32_t largest = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+            std::int32_t bits;
+            std::memcpy(&bits, &in[i], 4);
+            bits &= 0x7fffffff;
+            largest = bits > largest ? bits : largest;
+        }
+        const float scale = scale_of(static_cast<std::uint32_t>(largest));
+        std::memcpy(out, &scale, sizeof scale);
+        out += sizeof scale;
+        if (!(scale > 0)) {  // zeros, or NaN
+            std::memset(out, 0, n);
+            return;
+        }
+        const float lift = scale < 0x1p-100f ? 0x1p64f : 1.0f;  // the inverse of a subnormal scale is no float32
+        const float inverse = 1 / (scale * lift);
+        for (std::size_t i = 0; i < n; ++i) {
+            const float last_place_is_one = in[i] * lift * inverse + 0x1.8p23f;  // the adder rounds
+            std::uint32_t bits;
+            std::memcpy(&bits, &last_place_is_one, 4);
+            out[i] = static_cast<Stored>(bits);
+        }
+    }
+};
+
 // ---- operations ---------------------------------------------------------------------------------------------------
 
 template <class T>
@@ -438,15 +517,15 @@ void reduce_complex(void* destination, const void* const* sources, int source_co
 }
 
 template <class Format>
-void narrow_all(std::uint16_t* destination, const float* source, std::size_t count) {
+void narrow_all(void* destination, const float* source, std::size_t count) {
     const DefaultArithmetic arithmetic;
-    Format::store(destination, source, count);
+    Format::store(static_cast<typename Format::Stored*>(destination), source, count);
 }
 
 template <class Format>
-void widen_all(float* destination, const std::uint16_t* source, std::size_t count) {
+void widen_all(float* destination, const void* source, std::size_t count) {
     const DefaultArithmetic arithmetic;
-    Format::load(destination, source, count);
+    Format::load(destination, static_cast<const typename Format::Stored*>(source), count);
 }
 
 // Bytes other than 0 and 1 count as true and leave as 1.
@@ -576,8 +655,8 @@ const Kernels MULTIRING_KERNELS{
         MULTIRING_FLOATS(Float8E4m3fnuz),
         MULTIRING_FLOATS(Float8E5m2fnuz),
     },
-    {narrow_all<Bfloat16>, narrow_all<Float16>},
-    {widen_all<Bfloat16>, widen_all<Float16>},
+    {narrow_all<Bfloat16>, narrow_all<Float16>, narrow_all<Int8Blocks>},
+    {widen_all<Bfloat16>, widen_all<Float16>, widen_all<Int8Blocks>},
     copy_bytes<Stores::kept>,
     copy_bytes<Stores::streaming>,
     {transpose_all<std::uint8_t>, transpose_all<std::uint16_t>, transpose_all<std::uint32_t>,

@@ -160,11 +160,12 @@ class Lane {
     // Whether the messages are narrower than the elements.
     bool is_narrow(const Instruction& in) const { return narrows_ && in.wire != Wire::same; }
     std::size_t message_bytes(const Instruction& in, const Extent& extent) const {
-        return extent.count * (is_narrow(in) ? narrow_bytes : itemsize_);
+        return is_narrow(in) ? narrow_bytes(in.wire, extent.count) : extent.count * itemsize_;
     }
     std::size_t arrival_bytes(std::uint32_t segment, std::uint32_t index) const {
         const std::size_t bytes = layout(segment).arrival_bytes[index];
-        return narrows_ && schedule_->arrival_wires[index] != Wire::same ? bytes / itemsize_ * narrow_bytes : bytes;
+        const Wire wire = narrows_ ? schedule_->arrival_wires[index] : Wire::same;
+        return wire == Wire::same ? bytes : narrow_bytes(wire, bytes / itemsize_);
     }
     static void copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes,
                            StreamingStoreTuner& tuner);

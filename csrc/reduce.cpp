@@ -68,20 +68,20 @@ Reduction find_reduction(Dtype dtype, Op op) {
 }
 
 void narrow(Wire wire, void* destination, const float* source, std::size_t count) {
-    choice.kernels->narrow[static_cast<std::size_t>(wire) - 1](static_cast<std::uint16_t*>(destination), source, count);
+    choice.kernels->narrow[static_cast<std::size_t>(wire) - 1](destination, source, count);
 }
 
 void widen(Wire wire, float* destination, const void* source, std::size_t count) {
-    choice.kernels->widen[static_cast<std::size_t>(wire) - 1](destination, static_cast<const std::uint16_t*>(source),
-                                                              count);
+    choice.kernels->widen[static_cast<std::size_t>(wire) - 1](destination, source, count);
 }
 
 void reduce_narrow(Reduction reduction, float* destination, std::span<const void* const> sources, std::size_t count,
                    double divisor, Wire arriving, Wire rounded) {
     constexpr std::size_t piece = 1024;
+    static_assert(piece % scaled_elements == 0);
     std::vector<float> widened(sources.size() * piece);
     std::vector<const void*> pieces(sources.size());
-    std::uint16_t narrowed[piece];
+    std::byte narrowed[2 * piece];  // in any format
     for (std::size_t first = 0; first < count; first += piece) {
         const std::size_t n = std::min(piece, count - first);
         float* here = destination + first;
@@ -96,7 +96,7 @@ void reduce_narrow(Reduction reduction, float* destination, std::span<const void
                 narrow(arriving, narrowed, here, n);
                 widen(arriving, wide, narrowed, n);
             } else {
-                widen(arriving, wide, static_cast<const std::uint16_t*>(sources[i]) + first, n);
+                widen(arriving, wide, static_cast<const std::byte*>(sources[i]) + narrow_bytes(arriving, first), n);
             }
         }
         reduction(here, pieces.data(), static_cast<int>(pieces.size()), n, divisor);

@@ -9,7 +9,6 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-constexpr std::size_t cache_line = 64;
 constexpr std::size_t largest_segment = std::size_t{1} << 30;  // a message's length fits 32 bits
 constexpr std::size_t kept_layouts = 8;
 
@@ -33,25 +32,42 @@ Fraction fraction(std::int64_t numerator, std::int64_t denominator, std::size_t 
 }
 
 Wire wire_of(std::int64_t code, std::size_t row) {
-    if (code < 0 || code > static_cast<std::int64_t>(Wire::float16))
+    if (code < 0 || code >= static_cast<std::int64_t>(wire_names.size()))
         refuse(row, "unknown wire " + std::to_string(code));
     return static_cast<Wire>(code);
 }
 
+// Elements between two places where a slice may be cut.
+std::size_t grain_elements(std::size_t grain, std::size_t itemsize) {
+    return std::max<std::size_t>(1, grain / itemsize);
+}
+
+constexpr std::size_t round_up(std::size_t bytes) {
+    return (bytes + finest_grain - 1) / finest_grain * finest_grain;
+}
+
 }  // namespace
 
-std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize) {
+std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize, std::size_t grain) {
     if (at.numerator == at.denominator) return count;
-    const std::size_t line = std::max<std::size_t>(1, cache_line / itemsize);
-    return static_cast<std::size_t>(Wide{at.numerator} * count / (Wide{at.denominator} * line)) * line;
+    const std::size_t most = grain_elements(grain, itemsize);
+    return static_cast<std::size_t>(Wide{at.numerator} * count / (Wide{at.denominator} * most)) * most;
 }
 
 Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int32_t> peer_table, int member,
-                   int members, int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan)
-    : blocks(blocks), segment_bytes(std::min(segment_bytes, largest_segment)), window(window), plan(plan) {
+                   int members, int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan,
+                   std::size_t grain)
+    : blocks(blocks),
+      segment_bytes(std::min(segment_bytes, largest_segment)),
+      window(window),
+      plan(plan),
+      grain(grain) {
     if (blocks < 1) throw std::invalid_argument("blocks is " + std::to_string(blocks) + ", must be at least 1");
     if (segment_bytes < 1) throw std::invalid_argument("segment_bytes is 0, must be at least 1");
     if (window < 1) throw std::invalid_argument("window is 0, must be at least 1");
+    if (grain == 0 || grain % finest_grain != 0)
+        throw std::invalid_argument("grain is " + std::to_string(grain) + ", must be a multiple of " +
+                                    std::to_string(finest_grain));
     std::vector<std::uint32_t> sent(static_cast<std::size_t>(members)), awaited(static_cast<std::size_t>(members));
     const std::size_t rows = table.size() / columns;
     for (std::size_t row = 0; row < rows; ++row) {
@@ -74,6 +90,10 @@ Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int
         in.wire = wire_of(field[10], row);
         in.rounded = wire_of(field[11], row);
         narrows |= in.wire != Wire::same || in.rounded != Wire::same;
+        constexpr std::size_t scaled_bytes = scaled_elements * sizeof(float);
+        if ((in.wire == Wire::int8 || in.rounded == Wire::int8) && grain % scaled_bytes != 0)
+            refuse(row, "int8 needs a grain that is a multiple of " + std::to_string(scaled_bytes) + ", not " +
+                            std::to_string(grain));
         in.first_message = static_cast<std::uint32_t>(messages.size());
         if (in.kind == Instruction::Kind::send) in.send_index = send_count++;
         if (in.kind == Instruction::Kind::store && peer_count != 1)
@@ -145,8 +165,8 @@ std::uint32_t Schedule::arrival_of(std::uint32_t member, std::uint16_t ordinal) 
 }
 
 std::size_t Schedule::slice_elements(std::size_t itemsize) const {
-    const std::size_t line = std::max<std::size_t>(1, cache_line / itemsize);
-    return std::max(line, segment_bytes / itemsize / line * line);
+    const std::size_t least = grain_elements(grain, itemsize);
+    return std::max(least, segment_bytes / itemsize / least * least);
 }
 
 std::shared_ptr<const Layout> Schedule::layout(std::size_t slice, std::size_t itemsize) const {
@@ -170,11 +190,11 @@ std::shared_ptr<const Layout> Schedule::make_layout(std::size_t slice, std::size
     layout->staging_bytes = 0;
     layout->arrival_bytes.resize(arrival_count);
     for (const Instruction& in : instructions) {
-        const std::size_t first = cut(in.lo, slice, itemsize);
-        const std::size_t count = cut(in.hi, slice, itemsize) - first;
+        const std::size_t first = cut(in.lo, slice, itemsize, grain);
+        const std::size_t count = cut(in.hi, slice, itemsize, grain) - first;
         layout->extents.push_back({first, count, layout->staging_bytes});
         if (in.kind == Instruction::Kind::send)
-            layout->staging_bytes += (count * itemsize + cache_line - 1) / cache_line * cache_line;
+            layout->staging_bytes += round_up(count * itemsize);  // a narrow message takes no more of it
         else
             for (std::uint32_t m = in.first_message; m < in.first_message + in.message_count; ++m)
                 layout->arrival_bytes[messages[m].index] = count * itemsize;

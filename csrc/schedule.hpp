@@ -24,8 +24,9 @@ struct Fraction {
     std::uint64_t numerator, denominator;
 };
 
-// The element at which a slice of `count` elements is cut: all of it at 1, else on a cache line.
-std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize);
+// The element at which a slice of `count` elements is cut: all of it at 1, else at a multiple of `grain` bytes.
+inline constexpr std::size_t finest_grain = 64;  // a cache line
+std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize, std::size_t grain = finest_grain);
 
 struct Instruction {
     enum class Kind : std::uint8_t { send, reduce, store };
@@ -68,15 +69,16 @@ struct Layout {
 class Schedule {
   public:
     // A row of `table` is (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den, final, wire,
-    // rounded).
+    // rounded). `grain` is that of the plan, on which all ranks cut slices: whole blocks where any of them sends int8.
     static constexpr std::size_t columns = 12;
     Schedule(std::span<const std::int64_t> table, std::span<const std::int32_t> peers, int member, int members,
-             int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan);
+             int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan, std::size_t grain);
 
     const int blocks;
     const std::size_t segment_bytes;  // of one block's slice
     const std::uint32_t window;       // segments in flight at most
     const std::uint64_t plan;
+    const std::size_t grain;  // bytes
 
     std::vector<Instruction> instructions;
     std::vector<Message> messages;

@@ -34,7 +34,7 @@ COLLECTIVES: tuple[str, ...]
 """all_reduce reduce_scatter all_gather broadcast reduce all_to_all barrier send recv gather scatter
 new_group; position = code."""
 
-def cut(numerator: int, denominator: int, count: int, itemsize: int) -> int:
+def cut(numerator: int, denominator: int, count: int, itemsize: int, grain: int = 64) -> int:
     """
     The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md).
     """
@@ -106,10 +106,13 @@ def copy_strided(
     """
 
 def narrow(wire: int, destination: int, source: int, count: int) -> None:
-    """Round ``count`` float32 at ``source`` to the format ``wire`` (1 or 2)."""
+    """Round ``count`` float32 at ``source`` to the format ``wire`` (1 to 3)."""
 
 def widen(wire: int, destination: int, source: int, count: int) -> None:
     """The reverse of `narrow`, exact."""
+
+def narrow_bytes(wire: int, count: int) -> int:
+    """Bytes that ``count`` float32 take in the format ``wire``."""
 
 class Description:
     """
@@ -369,14 +372,15 @@ class Engine:
         segment_bytes: int,
         window: int,
         plan_id: int,
+        grain: int = 64,
     ) -> int:
         """
         Install a schedule and return its handle.
 
         ``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,
         final, wire, rounded) per instruction, kind being 0 send, 1 reduce, 2 store, wire and rounded 0 as it is,
-        1 bfloat16, 2 float16; ``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a
-        malformed table.
+        1 bfloat16, 2 float16, 3 int8; ``peers[first_peer:first_peer + peer_count]`` are its peers. Slices are
+        cut at multiples of ``grain`` bytes. ValueError for a malformed table.
         """
 
     def start_message(self, communicator: int, peer: int, call: Call, owner: object | None) -> Work:

@@ -481,6 +481,40 @@ def narrow() -> list[float]:
         mr.shutdown()
 
 
+def narrow_blocks() -> str:
+    """The bits of sums that travel in int8, checked to be near those of float64; what travels as it is, is exact."""
+    mr.init()
+    try:
+        rank, size = mr.rank(), mr.world_size()
+        digest = hashlib.sha256()
+        for count in (0, 1, 255, 256, 257, 5_003, 100_003):
+            rows = np.random.default_rng(count).standard_normal((size, count)) * (1 + np.arange(count) % 1000)
+            rows = rows.astype(np.float32)
+            exact = rows.astype(np.float64).sum(axis=0)
+            starts = np.arange(0, count, 256)
+            largest = [np.maximum.reduceat(np.abs(row), starts).repeat(256)[:count] for row in rows if count]
+            bound = sum(large.astype(np.float64) for large in largest) * 0.0080
+            for make in (np.empty, mr.empty):
+                x = make(count, np.float32)
+                x[:] = rows[rank]
+                mr.all_reduce(x)
+                assert (np.abs(x - exact) <= bound).all(), count
+                digest.update(x.tobytes())
+            assert count < 1000 or np.abs(x - exact).max() > 1e-3 * np.abs(exact).max()
+            mean = rows[rank].copy()
+            mr.all_reduce(mean, op="avg")
+            assert (np.abs(mean - exact / size) <= bound / size).all(), count
+            digest.update(mean.tobytes())
+            greatest, wide = rows[rank].copy(), rows[rank].astype(np.float64)
+            mr.all_reduce(greatest, op="max")
+            np.testing.assert_array_equal(greatest, rows.max(axis=0, initial=-np.inf))
+            mr.all_reduce(wide)
+            np.testing.assert_allclose(wide, exact, rtol=1e-12, atol=1e-9)
+        return digest.hexdigest()
+    finally:
+        mr.shutdown()
+
+
 def forced(plan: str) -> list[Any]:
     """The plans that two sizes use, and the sum of the larger."""
     mr.init(plan=plan)

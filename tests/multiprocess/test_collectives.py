@@ -94,6 +94,12 @@ def test_float32_travels_narrow_between_hosts_if_asked_for() -> None:
         assert run(collectives.narrow, 3, "aab", environment={"MULTIRING_WIRE": f"host={wire}"}) == [[exact, sum_]] * 3
 
 
+@pytest.mark.parametrize("hosts", ["ab", "aab", "abcc"])
+def test_sums_that_travel_in_int8_have_the_same_bits_on_all_ranks(hosts: str) -> None:
+    bits = run(collectives.narrow_blocks, len(hosts), hosts, environment={"MULTIRING_WIRE": "host=int8"})
+    assert len(set(bits)) == 1
+
+
 def test_a_plan_is_forced_by_its_id() -> None:
     topology = Topology.of_hosts(list("aab"))
     usual = planner.choose(topology, "all_reduce", 1 << 20, speeds=speeds_of("aab"))

@@ -22,7 +22,12 @@ def test_every_collective_with_the_bits_of_the_native_engine(implementation: str
 
 
 @pytest.mark.parametrize(
-    ("hosts", "program", "wire"), [("aba", ("grid", 5_003), ""), ("aab", ("narrow",), "host=bfloat16")]
+    ("hosts", "program", "wire"),
+    [
+        ("aba", ("grid", 5_003), ""),
+        ("aab", ("narrow",), "host=bfloat16"),
+        ("aab", ("narrow_blocks",), "host=int8"),
+    ],
 )
 def test_plans_of_several_levels(hosts: str, program: tuple[str | int, ...], wire: str) -> None:
     settings = {**SAME_PLANS, "MULTIRING_WIRE": wire}

@@ -82,7 +82,7 @@ class Rank:
         if key not in self._installed:
             table, peers = schedule(plan, self.rank if member is None else member).table()
             self._installed[key] = self.engine.install(
-                communicator, table, peers, plan.blocks, plan.segment_bytes, plan.window, plan.number
+                communicator, table, peers, plan.blocks, plan.segment_bytes, plan.window, plan.number, plan.grain
             )
         return self._installed[key]
 

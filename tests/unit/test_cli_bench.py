@@ -169,6 +169,17 @@ def test_a_sum_may_be_off_by_what_the_wire_rounds_and_no_more() -> None:
         check(0, 2, "all_reduce", task, error=2.0**-9)
 
 
+def test_elements_that_are_rounded_together_may_be_off_by_a_part_of_the_largest() -> None:
+    result = np.empty(1000, np.float32)
+    exact = 2.0 * (np.arange(1000) % 251) + 1
+    task = Task(lambda: np.add(exact, 0.25, out=result, casting="same_kind"), result, result)
+    check(0, 2, "all_reduce", task, error=2.0**-9, together=256)
+    with pytest.raises(RuntimeError, match=r"element 0 of 1000 is 1\.25, not 1\.0"):
+        check(0, 2, "all_reduce", task, error=2.0**-9)
+    with pytest.raises(RuntimeError, match=r"element 0 of 1000 is 1\.25, not 1\.0"):
+        check(0, 2, "all_reduce", task, error=2.0**-12, together=256)
+
+
 def test_the_launcher_of_an_mpi_is_known_by_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
     said = {"a": "mpirun (Open MPI) 4.1.2", "b": INTEL, "c": "mpirun (Open MPI) 5.0.11"}

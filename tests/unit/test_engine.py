@@ -407,8 +407,10 @@ def test_cut_agrees_with_the_rule_of_schedules(count):
 
     for itemsize in (1, 2, 4, 8, 16):
         for numerator in range(8):
-            expected = cut(Fraction(numerator, 7), count, itemsize)
-            assert native.cut(numerator, 7, count, itemsize) == expected
+            for grain in (64, 1024):
+                expected = cut(Fraction(numerator, 7), count, itemsize, grain)
+                assert native.cut(numerator, 7, count, itemsize, grain) == expected
+            assert native.cut(numerator, 7, count, itemsize) == cut(Fraction(numerator, 7), count, itemsize)
 
 
 def test_the_engine_and_the_planner_sort_collectives_alike():

@@ -149,6 +149,7 @@ def test_a_wire_is_given_as_text_or_by_level() -> None:
     assert given == env.read(env.Settings, {}, wire={"rack": "float16", "host": "float16"})
     assert env.agreed(given)["MULTIRING_WIRE"] == "host=float16,rack=float16"
     assert env.parse_wire(given.wire) == {"host": "float16", "rack": "float16"}
+    assert env.parse_wire(env.read(env.Settings, {}, wire={"site": "int8"}).wire) == {"site": "int8"}
     assert env.parse_wire(env.read(env.Settings, {}, wire="auto").wire) == "auto"
     assert env.parse_wire(env.Settings().wire) == ""
     with pytest.raises(ValueError, match="each level once"):

@@ -70,6 +70,8 @@ def test_what_sums_nothing_is_planned_as_usual() -> None:
 def test_ordered_sums_and_narrow_wires_exclude_each_other() -> None:
     with pytest.raises(ValueError, match=r"wire \{'host': 'bfloat16'\}: what is rounded depends on the plan"):
         planner.choose(TOPOLOGIES["aabb"], "all_reduce", 1 << 20, wire={"host": "bfloat16"}, ordered=True)
+    with pytest.raises(ValueError, match=r"wire \{'host': 'int8'\}: what is rounded depends on the plan"):
+        planner.choose(TOPOLOGIES["aabb"], "all_reduce", 1 << 20, wire={"host": "int8"}, ordered=True)
 
 
 def contributions(dtype: str, count: int) -> list[np.ndarray]:

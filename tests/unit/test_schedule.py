@@ -22,6 +22,22 @@ def test_cuts_cover_the_slice_in_order_and_lie_on_cache_lines(count, itemsize):
     assert all(c * itemsize % 64 == 0 for c in cuts[:-1])
 
 
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 5_000])
+def test_a_coarser_grain_keeps_blocks_whole(count):
+    cuts = [cut(Fraction(i, 7), count, 4, 1024) for i in range(8)]
+    assert (cuts[0], cuts[-1]) == (0, count)
+    assert cuts == sorted(cuts)
+    assert all(c % 256 == 0 and i * count / 7 - 256 < c <= i * count / 7 for i, c in enumerate(cuts[:-1]))
+
+
+def test_every_rank_of_a_plan_cuts_by_one_grain():
+    plan = two_hosts_of_two()
+    assert [schedule(plan, rank).grain for rank in range(4)] == [64] * 4
+    for wire, grain in (("bfloat16", 64), ("int8", 1024)):
+        narrow = replace(plan, phases=(plan.phases[0], replace(plan.phases[1], wire=wire), plan.phases[2]))
+        assert [schedule(narrow, rank).grain for rank in range(4)] == [grain] * 4
+
+
 def test_a_small_slice_has_fewer_owners():
     assert [cut(Fraction(i, 4), 40, 4) for i in range(5)] == [0, 0, 16, 16, 40]
 
@@ -64,6 +80,9 @@ def test_table_is_what_the_engine_takes():
     narrow = replace(plan, phases=(plan.phases[0], replace(plan.phases[1], wire="float16"), plan.phases[2]))
     table, _ = schedule(narrow, 3).table()
     assert table[:, 10:].tolist() == [[0, 0], [0, 0], [2, 0], [2, 2], [0, 0], [0, 0]]
+    narrower = replace(plan, phases=(plan.phases[0], replace(plan.phases[1], wire="int8"), plan.phases[2]))
+    table, _ = schedule(narrower, 3).table()
+    assert table[:, 10:].tolist() == [[0, 0], [0, 0], [3, 0], [3, 3], [0, 0], [0, 0]]
 
 
 def test_blocks_have_their_own_fractions():

@@ -11,6 +11,7 @@ import pytest
 from engines import Rank, in_threads, world
 from topologies import CORE, MBIT, card, nested, unequal
 
+from multiring import _native as native
 from multiring.planning.interpret import prove
 from multiring.planning.plan import REDUCING, WHOLE, Phase, Plan, Ring
 from multiring.planning.planner import choose
@@ -20,14 +21,44 @@ from multiring.planning.topology_file import load
 from multiring.simulate import SimulatedCall, simulate_exactly, simulate_in_lockstep
 
 LABS = Path(__file__).parents[2] / "lab/topologies"
-PRECISION = {"bfloat16": 8, "float16": 11}
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 253}
+TOGETHER = {"bfloat16": 1, "float16": 1, "int8": 256}
 RACKS = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
 UNEVEN = nested([[3], [1, 2]], [card(200), card(400), CORE])
 SLOW_CARD = unequal([400, 400, 400, 100])
 
 
+def largest_of_block(values: np.ndarray, wire: str) -> np.ndarray:
+    """The largest magnitude among what is rounded together with each element, NaN if one is no number."""
+    together = TOGETHER[wire]
+    starts = np.arange(0, len(values), together)
+    return np.maximum.reduceat(np.abs(values), starts).repeat(together)[: len(values)]
+
+
+def scales(largest: np.ndarray) -> np.ndarray:
+    """A 127th with 17 significant bits; where there are fewer than 9, the next power of two."""
+    mantissa, exponent = np.frexp((largest / np.float32(127)).astype(np.float64))
+    nearest = np.ldexp(np.floor(np.ldexp(mantissa, 17) + 0.5), exponent - 17)
+    powers = np.exp2(np.maximum(np.ceil(np.log2(np.maximum(largest.astype(np.float64), 1e-46) / 127)), -149))
+    tiny = largest <= np.float32(127 * 2.0**-141)
+    most = 66_052 * 2.0**105  # 127 times that is a float32
+    return np.where(largest == 0, 0, np.where(tiny, powers, np.minimum(nearest, most))).astype(np.float32)
+
+
+def rounded_in_blocks(values: np.ndarray) -> np.ndarray:
+    largest = largest_of_block(values, "int8")
+    is_finite = np.isfinite(largest)
+    scale = scales(np.where(is_finite, largest, 0))
+    lift = np.where(scale < 2.0**-100, np.float32(2.0**64), np.float32(1))
+    inverse = 1 / np.where(scale > 0, scale * lift, np.float32(1))
+    codes = np.rint(np.where(is_finite, values, 0).astype(np.float32) * lift * inverse)
+    return np.where(is_finite, codes * scale, np.float32(np.nan))
+
+
 def rounded(values: np.ndarray, wire: str) -> np.ndarray:
     """To nearest, ties to even, by arithmetic on the bits."""
+    if wire == "int8":
+        return rounded_in_blocks(values.astype(np.float32)) + np.float32(0)  # no zero has a sign
     if wire == "float16":
         return values.astype(np.float16).astype(np.float32)
     bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
@@ -45,7 +76,7 @@ def run_on_engine(topology: Topology, plan: Plan, given: np.ndarray, op: str = "
         return in_threads(ranks, lambda rank: rank.run(plan, given[rank.rank].copy(), op))
 
 
-@pytest.mark.parametrize("wire", PRECISION)
+@pytest.mark.parametrize("wire", ROUNDING)
 @pytest.mark.parametrize("op", ["sum", "avg"])
 @pytest.mark.parametrize(
     ("topology", "levels"),
@@ -61,9 +92,8 @@ def test_sums_are_as_near_as_promised_and_the_same_everywhere(topology, levels, 
     results = run_on_engine(topology, plan, given, op)
     divisor = topology.world_size if op == "avg" else 1
     exact = given.astype(np.float64).sum(axis=0) / divisor
-    magnitude = np.abs(given.astype(np.float64)).sum(axis=0) / divisor
-    u = 2.0 ** -PRECISION[wire]
-    error = (1 + u) ** (len(levels) + 1) * (1 + 2.0**-24) ** (topology.world_size + 1) - 1
+    magnitude = sum(largest_of_block(each.astype(np.float64), wire) for each in given) / divisor
+    error = (1 + ROUNDING[wire]) ** (len(levels) + 1) * (1 + 2.0**-24) ** (topology.world_size + 1) - 1
     assert plan.wire_error == pytest.approx(error)
     bound = magnitude * error + 2.0**-24
     for result in results:
@@ -88,7 +118,7 @@ def test_a_last_narrow_message_waits_for_a_receiver_that_is_late():
         np.testing.assert_array_equal(in_threads(ranks, program)[1], rounded(given[0], "bfloat16"))
 
 
-@pytest.mark.parametrize("wire", PRECISION)
+@pytest.mark.parametrize("wire", ROUNDING)
 @pytest.mark.parametrize("kinds", [("all_reduce",), ("reduce_scatter", "all_gather")])
 def test_each_contribution_is_rounded_once_and_the_sum_once(wire, kinds):
     phases = tuple(Phase(kind, "host", "direct", (Ring((0, 1, 2), (WHOLE,)),), wire) for kind in kinds)
@@ -101,11 +131,12 @@ def test_each_contribution_is_rounded_once_and_the_sum_once(wire, kinds):
         np.testing.assert_array_equal(result, rounded(expected, wire))
 
 
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
 @pytest.mark.parametrize(
     ("dtype", "op"), [("float64", "sum"), ("float32", "max"), ("int32", "sum"), ("float16", "sum")]
 )
-def test_nothing_else_is_narrowed(dtype, op):
-    plan = choose(RACKS, "all_reduce", 1 << 16, wire={"rack": "bfloat16"}).plan
+def test_nothing_else_is_narrowed(dtype, op, wire):
+    plan = choose(RACKS, "all_reduce", 1 << 16, wire={"rack": wire}).plan
     given = (np.arange(8 * 10_001).reshape(8, -1) % 257).astype(dtype)  # 257 does not fit 8 bits
     expected = given.max(axis=0) if op == "max" else given.astype(np.float64).sum(axis=0)
     for result in run_on_engine(RACKS, plan, given, op):
@@ -133,6 +164,183 @@ def test_the_ends_of_the_range_of_bfloat16():
         assert abs(result[4] - given[3, 4]) <= 2 * 2.0**-134  # it is rounded twice
 
 
+def in_blocks(values: np.ndarray) -> np.ndarray:
+    """The message of int8, by the definition of the format."""
+    values = values.astype(np.float32)
+    scale, message = scales(largest_of_block(values, "int8")), bytearray()
+    for first in range(0, len(values), 256):
+        some = rounded(values[first : first + 256], "int8")
+        at = scale[first]
+        message += at.tobytes() + (some / (at if at else np.float32(1))).astype(np.int8).tobytes()
+    return np.frombuffer(bytes(message), np.uint8)
+
+
+def narrowed(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The message of int8 as the engine writes it, and what it reads from it; nothing beside them is written."""
+    message = np.full(native.narrow_bytes(3, len(values)) + 64, 0xA5, np.uint8)
+    native.narrow(3, message.ctypes.data, values.ctypes.data, len(values))
+    assert (message[-64:] == 0xA5).all()
+    result = np.full(len(values) + 16, 7.5, np.float32)
+    native.widen(3, result.ctypes.data, message.ctypes.data, len(values))
+    assert (result[-16:] == 7.5).all()
+    return message[:-64], result[:-16]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 15, 16, 17, 255, 256, 257, 511, 512, 3_001])
+def test_int8_is_blocks_of_a_scale_and_codes(count):
+    values = inputs(1, 4_000)[0][:count] * np.exp2(np.arange(count, dtype=np.float32) // 256)
+    message, result = narrowed(values)
+    assert len(message) == native.narrow_bytes(3, count) == count + 4 * -(-count // 256)
+    if count:
+        np.testing.assert_array_equal(message, in_blocks(values))
+        np.testing.assert_array_equal(result, rounded(values, "int8"))
+        assert (np.abs(result - values) <= largest_of_block(values, "int8") / 253).all()
+
+
+@pytest.mark.parametrize("exponent", [-149, -147, -143, -142, -141, -135, -134, -133, -126, -120, -20, 0, 100, 127])
+def test_int8_over_the_whole_range_of_float32(exponent):
+    """Denormal numbers, scales that are, and those that are as large as can be; what is rounded stays as it is."""
+    mantissas = np.random.default_rng(exponent + 200).uniform(1, 2, (40, 256)) * np.exp2(np.arange(40) % 7)[:, None]
+    signs = np.where(np.arange(256) % 3 == 0, -1, 1)
+    wide = np.clip(signs * mantissas * 2.0**exponent, -np.finfo(np.float32).max, np.finfo(np.float32).max)
+    values = wide.astype(np.float32).ravel()
+    message, result = narrowed(values)
+    np.testing.assert_array_equal(result, rounded(values, "int8"))
+    largest = largest_of_block(values.astype(np.float64), "int8")
+    assert (np.abs(result.astype(np.float64) - values) <= largest / 253 + 2.0**-142).all()
+    again, same = narrowed(result)
+    np.testing.assert_array_equal(again, message)
+    np.testing.assert_array_equal(same.view(np.uint32), result.view(np.uint32))
+
+
+def test_int8_of_zeros_ties_and_the_smallest_numbers():
+    values = np.zeros(3 * 256, np.float32)
+    values[5], values[7] = -0.0, 0.0
+    values[256:262] = 127, 0.5, 1.5, 2.5, -0.5, -1.5  # the scale is 1
+    values[512:516] = np.array([63, -2, 1, 0]) * 2.0**-149
+    _, result = narrowed(values)
+    assert (result[:256].view(np.uint32) == 0).all()
+    np.testing.assert_array_equal(result[256:262], [127, 0, 2, 2, 0, -2])
+    np.testing.assert_array_equal(result[512:516], values[512:516])
+
+
+@pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan, -np.nan])
+def test_int8_with_what_is_no_number_is_nan_in_the_whole_block_and_there_alone(odd):
+    values = inputs(1, 1_000)[0]
+    values[300] = odd
+    _, result = narrowed(values)
+    assert (result[256:512].view(np.uint32) == 0x7FC00000).all()
+    rest = np.r_[0:256, 512:1_000]
+    np.testing.assert_array_equal(result[rest], rounded(values, "int8")[rest])
+
+
+def test_infinity_nan_and_overflow_reach_every_rank_in_int8():
+    plan = choose(RACKS, "all_reduce", 1 << 16, wire={"rack": "int8"}).plan
+    given = inputs(8, 5_000)
+    given[3, 7], given[5, 300] = np.inf, np.nan
+    given[:, 1_000] = 3e38  # the sum is too large
+    given[0, 2_000], given[1, 2_000] = 3e38, -3e38  # cancelled before it travels
+    for result in run_on_engine(RACKS, plan, given):
+        is_nan = np.zeros(5_000, bool)
+        for first in (0, 256, 768):
+            is_nan[first : first + 256] = True
+        np.testing.assert_array_equal(np.isnan(result), is_nan)
+        assert np.isfinite(result[~is_nan]).all()
+
+
+def led(segment_bytes: int) -> Plan:
+    """Two hosts of two ranks; the second of each hands its part to the first, and sends nothing narrow itself."""
+    local = (Ring((0, 1), (WHOLE,)), Ring((2, 3), (WHOLE,)))
+    phases = (
+        Phase("reduce", "rank", "direct", local),
+        Phase("all_reduce", "host", "direct", (Ring((0, 2), (WHOLE,)),), "int8"),
+        Phase("broadcast", "rank", "direct", local),
+    )
+    return Plan("all_reduce", 4, phases, segment_bytes)
+
+
+def gathered(segment_bytes: int, method: str, count: int = 3) -> Plan:
+    """Shares of one ring, of which several travel back in one message."""
+    ring = (Ring(tuple(range(count)), (WHOLE,)),)
+    phases = (
+        Phase("reduce_scatter", "host", "direct", ring, "int8"),
+        Phase("all_gather", "host", method, ring, "int8"),
+    )
+    return Plan("all_reduce", count, phases, segment_bytes)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 255, 256, 257, 1_000, 40_001])
+@pytest.mark.parametrize(
+    ("hosts", "plan_of"),
+    [
+        ([0, 0, 1, 1], led),
+        ([0, 1, 2], lambda size: gathered(size, "direct")),
+        ([0, 1, 1], lambda size: gathered(size, "ring")),
+        ([0, 1, 2, 3], lambda size: gathered(size, "halving", 4)),
+    ],
+    ids=["led", "direct", "ring", "halving"],
+)
+def test_bits_of_int8_depend_neither_on_segments_nor_on_who_asks(hosts, plan_of, count):
+    size = len(hosts)
+    given = inputs(size, count)
+    parts = [given[0] + given[1], given[2] + given[3]] if plan_of is led else list(given)
+    expected = np.zeros(count, np.float32) if count == 0 else rounded(sum(rounded(p, "int8") for p in parts), "int8")
+    with world(size, hosts) as ranks:
+        for segment_bytes in (64, 1_088, 1 << 12, 1 << 18):
+            plan = plan_of(segment_bytes)
+            prove(plan)
+            for result in in_threads(ranks, lambda rank, plan=plan: rank.run(plan, given[rank.rank].copy())):
+                np.testing.assert_array_equal(result.view(np.uint32), expected.view(np.uint32))
+
+
+def test_many_calls_in_int8_at_once():
+    """More than there are lanes, of lengths that share no layout."""
+    plan = gathered(1 << 12, "direct")
+    counts = [1, 100, 257, 3_000, 5_001, 10_240, 20_000, 33_333]
+    given = {count: inputs(3, count) * np.float32(count) for count in counts}
+
+    def program(rank: Rank) -> list[np.ndarray]:
+        buffers = [given[count][rank.rank].copy() for count in counts]
+        for work in [rank.start(plan, buffer) for buffer in buffers]:
+            work.wait(60.0)
+        return buffers
+
+    with world(3, [0, 1, 2]) as ranks:
+        for results in in_threads(ranks, program):
+            for count, result in zip(counts, results, strict=True):
+                expected = rounded(sum(rounded(each, "int8") for each in given[count]), "int8")
+                np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (3, 2), (1, 2, 1), (2, 2, 3)])
+def test_worlds_of_any_shape_end_with_the_same_bits_in_int8(ranks):
+    topology, count = Topology.flat(list(ranks)), 12_345
+    given = inputs(topology.world_size, count)
+    for nbytes in (4 * count, 8 << 20):  # different plans
+        plan = choose(topology, "all_reduce", nbytes, wire={"host": "int8"}).plan
+        results = run_on_engine(topology, plan, given)
+        exact = given.astype(np.float64).sum(axis=0)
+        bound = plan.wire_error * sum(largest_of_block(each.astype(np.float64), "int8") for each in given)
+        assert (np.abs(results[0] - exact) <= bound).all()
+        for result in results:
+            np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))
+
+
+@pytest.mark.parametrize("left", [(0, 1, 2, 3, 4, 5, 7), (0, 2, 4), (1, 6), (5, 7), (4, 5)])
+def test_survivors_of_a_world_sum_in_int8_what_is_left(left):
+    """Whether racks, hosts of one rack or ranks of one host remain."""
+    topology, count = RACKS.restrict(left), 5_001
+    plan = choose(topology, "all_reduce", 4 * count, wire={"rack": "int8"}).plan
+    racks = {rank // 4 for rank in left}
+    assert plan.wire == "int8" or len(racks) == 1
+    given = inputs(8, count)[list(left)]
+    results = run_on_engine(topology, plan, given)
+    bound = plan.wire_error * sum(largest_of_block(each.astype(np.float64), "int8") for each in given) + 2.0**-20
+    for result in results:
+        assert (np.abs(result - given.astype(np.float64).sum(axis=0)) <= bound).all()
+        np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))
+
+
 def test_only_the_named_levels_are_narrow_and_what_follows_between_hosts():
     plan = choose(RACKS, "all_reduce", 8 << 20, wire={"rack": "bfloat16"}).plan
     reducing = [phase for phase in plan.phases if phase.kind in REDUCING]
@@ -156,12 +364,13 @@ def test_other_collectives_travel_as_they_are():
 
 
 @pytest.mark.parametrize("run", [simulate_exactly, simulate_in_lockstep])
-def test_predictions_know_it(run):
+@pytest.mark.parametrize(("wire", "part"), [("bfloat16", 1 / 2), ("int8", 260 / 1024)])
+def test_predictions_know_it(run, wire, part):
     wide = choose(RACKS, "all_reduce", 8 << 20)
-    narrow = choose(RACKS, "all_reduce", 8 << 20, wire={"rack": "bfloat16"})
-    assert narrow.bound == pytest.approx(wide.bound / 2)
+    narrow = choose(RACKS, "all_reduce", 8 << 20, wire={"rack": wire})
+    assert narrow.bound == pytest.approx(part * wide.bound)
     # A host sends half of S as it is to its rack, a quarter twice to the other, narrow, and half to its rack, narrow.
-    assert narrow.chosen.prediction.seconds == pytest.approx((8 << 20) / (400 * MBIT), rel=0.05)
+    assert narrow.chosen.prediction.seconds == pytest.approx((1 / 2 + part) * (8 << 20) / (400 * MBIT), rel=0.05)
     simulated = run(RACKS, [SimulatedCall(narrow.plan, 8 << 20)])
     assert simulated.seconds == pytest.approx(narrow.chosen.prediction.seconds, rel=0.1)
 
@@ -191,9 +400,11 @@ def test_auto_narrows_a_further_level_where_that_pays_as_well(lab, outer, all_le
     [
         ({"site": "bfloat16"}, "level 'site': the topology has host, rack"),
         ({"rank": "bfloat16"}, "level 'rank': the topology has host, rack"),
-        ({"rack": "float8"}, "'float8' for level rack: known are bfloat16, float16"),
+        ({"rack": "float8"}, "'float8' for level rack: known are bfloat16, float16, int8"),
         ({"rack": "bfloat16", "host": "float16"}, "one format only"),
+        ({"rack": "int8", "host": "bfloat16"}, "one format only"),
         ("bfloat16", "expected formats by level"),
+        ("int8", "expected formats by level"),
     ],
 )
 def test_wires_that_cannot_be(wire, message):
@@ -205,6 +416,8 @@ def test_wires_that_cannot_be(wire, message):
     ("phase", "collective", "message"),
     [
         (Phase("reduce_scatter", "host", "ring", (Ring((0, 1), (WHOLE,)),), "bfloat16"), "all_reduce", "method direct"),
+        (Phase("all_reduce", "host", "halving", (Ring((0, 1), (WHOLE,)),), "int8"), "all_reduce", "method direct"),
+        (Phase("all_gather", "host", "direct", (Ring((0, 1), (WHOLE,)),), "int8"), "all_gather", "only all_reduce"),
         (Phase("all_reduce", "host", "direct", (Ring((0, 1), (WHOLE,)),), "float8"), "all_reduce", "unknown wire"),
         (Phase("all_gather", "host", "direct", (Ring((0, 1), (WHOLE,)),), "float16"), "all_gather", "only all_reduce"),
     ],

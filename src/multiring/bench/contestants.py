@@ -71,11 +71,12 @@ class Task:
 @dataclass(frozen=True)
 class Planned:
     """What multiring's plan says of a collective: seconds, the least that the links allow, and the part of the sum of
-    the absolute values by which a narrow wire may put it off."""
+    the absolute values by which a narrow wire may put it off, of the largest of so many that are rounded together."""
 
     seconds: float
     bound: float
     error: float
+    rounded_together: int = 1
 
 
 class Contestant(Protocol):
@@ -311,7 +312,8 @@ def _planned(collective: str, nbytes: int) -> Planned:
     from multiring import api
 
     choice = api.plan(nbytes, collective)
-    return Planned(choice.chosen.prediction.seconds, choice.bound, choice.plan.wire_error)
+    plan, prediction = choice.plan, choice.chosen.prediction
+    return Planned(prediction.seconds, choice.bound, plan.wire_error, plan.rounded_together)
 
 
 def _private(count: int) -> Array:

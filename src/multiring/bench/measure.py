@@ -51,7 +51,8 @@ def measure(contestant: Contestant, collective: str, nbytes: int, kind: str, bud
     count = size_of_buffer(nbytes, contestant.world_size) // 4
     task = contestant.task(collective, count, kind)
     planned = contestant.planned(collective, 4 * count)
-    check(contestant.rank, contestant.world_size, collective, task, planned.error if planned else 0.0)
+    off = (planned.error, planned.rounded_together) if planned else (0.0, 1)
+    check(contestant.rank, contestant.world_size, collective, task, *off)
     task.given[:] = 0  # sums of zeros stay finite however often they are taken
     calls = _calls_within(budget, contestant, task)
     cpu = time.process_time()
@@ -78,8 +79,9 @@ def measure(contestant: Contestant, collective: str, nbytes: int, kind: str, bud
     )
 
 
-def check(rank: int, n: int, collective: str, task: Task, error: float) -> None:
-    """RuntimeError unless every element of the result is right on this rank of ``n``, but for a part of ``error``."""
+def check(rank: int, n: int, collective: str, task: Task, error: float, together: int = 1) -> None:
+    """RuntimeError unless every element of the result is right on this rank of ``n``, but for a part of ``error``: of
+    the largest of ``together`` elements."""
     index = np.arange(len(task.given), dtype=np.float64) % 251
     task.result[:] = -1
     task.given[:] = index + rank
@@ -93,7 +95,8 @@ def check(rank: int, n: int, collective: str, task: Task, error: float) -> None:
         expected = index * n + n * (n - 1) // 2
     if collective == "reduce_scatter":
         expected = np.split(expected, n)[rank]
-    right = np.abs(result - expected) <= error * expected  # none is negative, and NaN is not right
+    largest = np.maximum.reduceat(expected, np.arange(0, len(expected), together)).repeat(together)[: len(expected)]
+    right = np.abs(result - expected) <= error * largest  # none is negative, and NaN is not right
     if not right.all():
         wrong = int(np.argmin(right))
         found = f"element {wrong} of {len(expected)} is {result[wrong]}, not {expected[wrong]}"

@@ -23,7 +23,7 @@ from math import ceil
 from .compose import Stage, phase_kinds, phase_wire
 from .layout import Layout, Shape
 from .loads import Key, LinkMap, Loads
-from .plan import BLOCKED, REDUCING
+from .plan import BLOCKED, REDUCING, SENT_PART
 from .speeds import NATIVE, Speeds
 from .topology import Link
 from .traffic import hands_on, mean_messages, messages, pairs
@@ -57,9 +57,6 @@ FEWEST_SEGMENTS, MOST_SEGMENTS = 2, 32
 HEADER_FACTOR = 1.1
 """Time that small messages take of a link, as a multiple of what their bytes alone take: calls of 4 KB took 362 to 367
 us back to back where the bytes alone take the busiest link 328."""
-
-NARROW_PART = 1 / 2
-"""Part of the bytes of float32 that a narrow wire sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +243,7 @@ class CostModel:
         stage = stages[depth - 1]
         is_local = stage.dimension.levels == ("rank",)
         one = self._speeds.overhead(is_local)
-        part = NARROW_PART if phase_wire(kind, stage, stages) else 1.0
+        part = SENT_PART[phase_wire(kind, stage, stages)]
         slowdown = self._speeds.ranks_per_core if is_local else 1.0
         whole = self._map.loads(depth, kind, stages)
         loads = {key: (part * out, part * in_) for key, (out, in_) in whole.items()}

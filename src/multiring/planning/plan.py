@@ -29,11 +29,21 @@ ROOTED = ("broadcast", "reduce")
 BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
 """The collectives whose buffer is ``world_size`` blocks; block r is the span [r/n, (r+1)/n)."""
 
-PRECISION = {"bfloat16": 8, "float16": 11}
-"""Bits of the significands of the wires, with the one that is not stored."""
+SCALED_ELEMENTS = 256
+"""Elements that share a scale where int8 is sent; csrc/reduce.hpp has the same number, and why it is this one."""
 
-WIRES = tuple(PRECISION)
-"""Formats, half as wide, in which phases may send float32 that is summed."""
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 253}
+"""How far a wire may put an element off, as a part of its absolute value, or in int8 of the largest of its block: that
+is half a step of a 127th, and what the scale is rounded."""
+
+WIRES = tuple(ROUNDING)
+"""Formats, narrower, in which phases may send float32 that is summed."""
+
+SENT_PART = {"": 1.0, "bfloat16": 1 / 2, "float16": 1 / 2, "int8": 1 / 4 + 1 / SCALED_ELEMENTS}
+"""Part of the bytes of float32 that is sent, by wire."""
+
+FINEST_GRAIN = 64
+"""Bytes of a cache line: slices are cut at multiples of it, or of a coarser grain."""
 
 SHARE_UNITS = 64
 """Shares that follow from measured bandwidths are rounded to this many parts."""
@@ -253,11 +263,27 @@ class Plan:
 
     @property
     def wire_error(self) -> float:
-        """How far a sum may be off for the narrow wire, as a part of the sum of the absolute values; 0 without one."""
+        """How far a sum may be off for the narrow wire, as a part of the sum of the absolute values; 0 without one.
+
+        Where elements are `rounded_together`, each rank's part of that sum is the largest of them.
+        """
         if not self.wire:
             return 0.0
         roundings = 1 + sum(phase.wire != "" and phase.kind in REDUCING for phase in self.phases)
-        return (1 + 2.0 ** -PRECISION[self.wire]) ** roundings * (1 + 2.0**-24) ** (self.world_size + 1) - 1
+        return (1 + ROUNDING[self.wire]) ** roundings * (1 + 2.0**-24) ** (self.world_size + 1) - 1
+
+    @property
+    def rounded_together(self) -> int:
+        """How many elements, counted from the start of the buffer, the wire rounds by the largest of them."""
+        return SCALED_ELEMENTS if self.wire == "int8" else 1
+
+    @property
+    def grain(self) -> int:
+        """Bytes at whose multiples slices are cut.
+
+        Elements that are `rounded_together` stay together in every message, so that rounding again changes nothing.
+        """
+        return max(FINEST_GRAIN, 4 * self.rounded_together)
 
     @cached_property
     def number(self) -> int:

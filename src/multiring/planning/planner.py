@@ -14,9 +14,9 @@ from functools import lru_cache, partial
 from .bound import cut_bound
 from .choice import TIE, Candidate, Choice
 from .compose import LEAD, Stage, compose
-from .cost import NARROW_PART, CostModel, Prediction
+from .cost import CostModel, Prediction
 from .layout import Layout, canonical, rooted, shape_in
-from .plan import COLLECTIVES, ROOTED, WIRES, Plan
+from .plan import COLLECTIVES, ROOTED, SENT_PART, WIRES, Plan
 from .space import Options, grids, options
 from .speeds import NATIVE, Speeds
 from .topology import Link, Place, Topology
@@ -107,7 +107,7 @@ def _as_if_wider(topology: Topology, plan: Plan, wire: Mapping[str, str]) -> Top
     outermost = max(topology.levels.index(level) for level in wire)
 
     def widened(places: Sequence[Place], levels: Sequence[str]) -> tuple[Place, ...]:
-        factor = 1 / NARROW_PART if len(levels) <= outermost + 1 else 1.0
+        factor = 1 / SENT_PART[plan.wire] if len(levels) <= outermost + 1 else 1.0
         return tuple(
             replace(
                 place,

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from .methods import Reduce, steps
-from .plan import REDUCING, WIRES, Phase, Plan, Ring, Span, joined
+from .plan import FINEST_GRAIN, REDUCING, WIRES, Phase, Plan, Ring, Span, joined
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,18 +17,17 @@ if TYPE_CHECKING:
 SEND, REDUCE, STORE = "send", "reduce", "store"
 _CODES = {SEND: 0, REDUCE: 1, STORE: 2}
 _WIRE_CODES = {wire: code for code, wire in enumerate(("", *WIRES))}
-_CACHE_LINE = 64
 
 
-def cut(fraction: Fraction, count: int, itemsize: int) -> int:
+def cut(fraction: Fraction, count: int, itemsize: int, grain: int = FINEST_GRAIN) -> int:
     """The element at which a slice of ``count`` elements is cut: the one rule from span to elements.
 
-    Cuts lie on cache lines (64 bytes), so a small slice has fewer owners instead of tiny messages.
+    Cuts lie at multiples of ``grain`` bytes, so a small slice has fewer owners instead of tiny messages.
     """
     if fraction == 1:
         return count
-    line = max(_CACHE_LINE // itemsize, 1)
-    return fraction.numerator * count // (fraction.denominator * line) * line
+    least = max(grain // itemsize, 1)
+    return fraction.numerator * count // (fraction.denominator * least) * least
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,7 @@ class Schedule:
     world_size: int
     blocks: int
     segment_bytes: int
+    grain: int
     instructions: tuple[Instruction, ...]
 
     def table(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -94,7 +94,14 @@ def schedule(plan: Plan, rank: int) -> Schedule:
     for number, phase in enumerate(plan.phases):
         instructions += _expand(phase, number, rank, plan.blocks, number == last_reducing, plan.wire)
     return Schedule(
-        plan.id, plan.collective, rank, plan.world_size, plan.blocks, plan.segment_bytes, tuple(instructions)
+        plan.id,
+        plan.collective,
+        rank,
+        plan.world_size,
+        plan.blocks,
+        plan.segment_bytes,
+        plan.grain,
+        tuple(instructions),
     )
 
 

@@ -110,6 +110,7 @@ class Engine(LocalEngine, Protocol):
         segment_bytes: int,
         window: int,
         plan_id: int,
+        grain: int,
     ) -> int: ...
 
     def calls(self, rank: int, size: int, timeout: float, choose_plan: ChoosePlan) -> Calls: ...

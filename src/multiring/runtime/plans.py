@@ -149,6 +149,13 @@ class Plans:
                 self._world.timeline.phases[plan.number] = phases
             self._words[plan.id] = f"{plan.collective} by {', '.join(phases) or 'nothing'}"
             self._installed[plan.id] = self._world.engine.install(
-                self._communicator, instructions, peers, mine.blocks, mine.segment_bytes, plan.window, plan.number
+                self._communicator,
+                instructions,
+                peers,
+                mine.blocks,
+                mine.segment_bytes,
+                plan.window,
+                plan.number,
+                mine.grain,
             )
         return self._installed[plan.id]

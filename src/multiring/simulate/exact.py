@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from multiring.planning.cost import NARROW_PART
-from multiring.planning.plan import Plan
+from multiring.planning.plan import SENT_PART, Plan
 from multiring.planning.schedule import REDUCE, SEND, Schedule, cut, schedule
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
@@ -215,7 +214,7 @@ class _Rank:
         sent_to: Counter[int] = Counter()
         for instruction in self._cluster.schedule_of(plan, self._rank).instructions:
             block = nbytes // plan.blocks
-            size = cut(instruction.hi, block, 1) - cut(instruction.lo, block, 1)
+            size = cut(instruction.hi, block, 1, plan.grain) - cut(instruction.lo, block, 1, plan.grain)
             peers = tuple(peer for peer in instruction.peers if peer != self._rank)
             if instruction.kind == SEND:
                 messages = tuple((peer, sent_to[peer]) for peer in peers)
@@ -224,8 +223,7 @@ class _Rank:
                 continue
             seconds = sum(self._cluster.overhead(self._rank, peer) for peer in peers) / 2
             if instruction.kind == SEND:
-                sent = size * NARROW_PART if instruction.wire else size
-                program.append(_Send(sent, messages, seconds))
+                program.append(_Send(size * SENT_PART[instruction.wire], messages, seconds))
                 continue
             if instruction.kind == REDUCE:
                 seconds += self._cluster.speeds.gamma * size * (len(instruction.peers) - 1)

@@ -162,9 +162,10 @@ class MpiEngine:
         segment_bytes: int,
         window: int,
         plan_id: int,
+        grain: int,
     ) -> int:
         own = self._channels[communicator].own
-        program = Program(communicator, instructions, peers, own, blocks, segment_bytes, window, plan_id)
+        program = Program(communicator, instructions, peers, own, blocks, segment_bytes, window, plan_id, grain)
         with self._lock:
             self._programs.append(program)
             return len(self._programs) - 1

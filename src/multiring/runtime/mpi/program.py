@@ -63,6 +63,7 @@ class Program:
         segment_bytes: int,
         window: int,
         plan: int,
+        grain: int,
     ) -> None:
         self.communicator = communicator
         self.own = own
@@ -70,6 +71,7 @@ class Program:
         self.segment_bytes = min(segment_bytes, LARGEST_SEGMENT)
         self.window = window
         self.plan = plan
+        self.grain = grain
         self.steps: list[InstalledStep] = []
         members = peers.tolist()
         for kind, phase, first, count, block, *rest in instructions.tolist():
@@ -105,15 +107,15 @@ class Program:
 
     def slice_elements(self, itemsize: int) -> int:
         """Elements of a block in every segment but the last."""
-        line = max(1, CACHE_LINE // itemsize)
-        return max(line, self.segment_bytes // itemsize // line * line)
+        least = max(1, self.grain // itemsize)
+        return max(least, self.segment_bytes // itemsize // least * least)
 
     def _layout(self, slice: int, itemsize: int, narrows: bool) -> SliceLayout:
         extents: list[Extent] = []
         staging = 0
         for index, step in enumerate(self.steps):
-            first = cut(*step.lo, slice, itemsize)
-            count = cut(*step.hi, slice, itemsize) - first
+            first = cut(*step.lo, slice, itemsize, self.grain)
+            count = cut(*step.hi, slice, itemsize, self.grain) - first
             extents.append(Extent(first, count, staging))
             if index in self.early or (narrows and step.wire):
                 copies = 1 if step.kind == SEND else len(step.peers)

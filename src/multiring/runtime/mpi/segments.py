@@ -19,8 +19,6 @@ from multiring.runtime.mpi.signature import NBYTES, Signature, both_sides, unpac
 
 _FLOAT32 = _native.DTYPES.index("float32")
 _SUM, _AVG = _native.OPS.index("sum"), _native.OPS.index("avg")
-NARROW_BYTES = 2
-"""Bytes of an element that travels narrow."""
 
 Requests = list[MPI.Request]
 
@@ -197,11 +195,11 @@ class Segment:
         return True
 
     def _send(self, step: InstalledStep, extent: Extent) -> None:
-        address, nbytes = self._address(step, extent), extent.elements * self._call.itemsize
+        address, nbytes = self._address(step, extent), self._message_bytes(step, extent)
         if self._is_narrow(step):
             staged = self._staging + extent.staging
             _native.narrow(step.wire, staged, address, extent.elements)
-            address, nbytes = staged, extent.elements * NARROW_BYTES
+            address = staged
         self._sends[self._next] = [
             request for peer in step.peers for request in self._channel.send(address, nbytes, peer, self._tag)
         ]
@@ -211,7 +209,7 @@ class Segment:
         step, extent = self._steps[index], self._extents[index]
         places = self._places(step, extent) if self._is_staged(index) else iter([self._address(step, extent)])
         peers = [peer for peer in step.peers if peer != self._channel.own]
-        nbytes = extent.elements * (NARROW_BYTES if self._is_narrow(step) else self._call.itemsize)
+        nbytes = self._message_bytes(step, extent)
         self._arrivals[index] = [
             self._channel.receive(place, nbytes, peer, self._tag) for peer, place in zip(peers, places, strict=False)
         ]
@@ -237,6 +235,11 @@ class Segment:
 
     def _is_narrow(self, step: InstalledStep) -> bool:
         return self._call.narrows and step.wire != 0
+
+    def _message_bytes(self, step: InstalledStep, extent: Extent) -> int:
+        if self._is_narrow(step):
+            return _native.narrow_bytes(step.wire, extent.elements)
+        return extent.elements * self._call.itemsize
 
     def _places(self, step: InstalledStep, extent: Extent) -> Iterator[int]:
         size = staged_bytes(extent.elements * self._call.itemsize)
