@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forking_launcher import TORCH_LIBRARIES
+from framework_jobs import job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -19,8 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_a_library_trains_over_multiring(name: str, library: str) -> None:
     if not importlib.util.find_spec(library):
         pytest.skip(f"{library} is not installed: pip install --group frameworks")
-    words = ["-m", "multiring", "run", "-n", "2", str(EXAMPLES / f"{name}_digits.py")]
-    ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=110)
+    ended = job(EXAMPLES / f"{name}_digits.py", ranks=2, imports=TORCH_LIBRARIES, timeout=110)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = re.search(r"accuracy ([\d.]+)% on 2 rank\(s\) over multiring", ended.stdout)
     assert found, ended.stdout

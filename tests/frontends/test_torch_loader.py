@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from forking_launcher import TORCH
+from forking_launcher import TORCH, TORCH_LIBRARIES
 from framework_jobs import Worlds, needs, succeeds
 
 pytestmark = needs("torch", seconds=600)
@@ -35,5 +35,5 @@ def test_loader(check: str, ranks: int, worlds: Worlds) -> None:
 
 @pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed: pip install --group frameworks")
 def test_lightning_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    printed = succeeds("lightning_loader_ranks.py", str(tmp_path), ranks=2)
+    printed = succeeds("lightning_loader_ranks.py", str(tmp_path), ranks=2, imports=TORCH_LIBRARIES)
     assert printed.count("went on in the middle") == 2
