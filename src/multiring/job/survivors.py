@@ -85,13 +85,16 @@ def shrink(world: World, completed: int, timeout: float) -> tuple[World, Agreeme
     if acceptor is None:
         raise RendezvousError("this rank is alone in its job: there is nobody to go on with")
     failure = world.engine.failure()
-    silent, apart = set(), set()
+    silent, apart, suspect = set(), set(), -1
+    if isinstance(failure, PeerLost) and failure.rank >= 0:
+        suspect = acceptor.membership.members[failure.rank]
     if isinstance(failure, PeerLost) and failure.seconds >= world.settings.heartbeat_timeout:
         apart = _given_up(failure, world)
         silent = {acceptor.membership.members[failure.rank], *apart}
     before = acceptor.membership
     world.leave()
-    survivor, reason = Survivor(acceptor, completed, timeout, silent, world.settings.late_warning, apart), ""
+    survivor = Survivor(acceptor, completed, timeout, silent, world.settings.late_warning, apart, suspect)
+    reason = ""
     try:
         if acceptor.rank in apart:
             raise RendezvousError(_no_member(str(failure)))
@@ -139,9 +142,11 @@ class Survivor:
         silent: Collection[int],
         late_seconds: float,
         apart: Collection[int] = (),
+        suspect: int = -1,
     ) -> None:
         """``silent`` ranks are known to have been so for long enough; after ``late_seconds`` it is logged who is late:
-        it lives, and has not called `shrink`. Those ``apart`` live, and cannot reach some of the others."""
+        it lives, and has not called `shrink`. Those ``apart`` live, and cannot reach some of the others. The
+        ``suspect`` is probably dead, and is looked for at once."""
         self._acceptor = acceptor
         self._rank = acceptor.rank
         self._lived = acceptor.membership.generation
@@ -150,6 +155,7 @@ class Survivor:
         self._ended: set[int] = set()
         """Ranks that have ended for certain, or have left the job."""
         self._apart = set(apart)
+        self._suspect = suspect
         self._timeout = timeout
         self._began = time.monotonic()
         self._late = LateRanks(acceptor, self._began, late_seconds)
@@ -446,7 +452,8 @@ class Survivor:
 
     async def _watch(self, rank: int, alive: set[int]) -> None:
         """Returns when a rank is dead or silent; until then it is among those ``alive`` while it answers."""
-        await asyncio.sleep(WATCH_AFTER_SECONDS)
+        if rank != self._suspect:
+            await asyncio.sleep(WATCH_AFTER_SECONDS)
         while (connection := await self._reach(rank)) is not None:
             alive.add(rank)
             try:
