@@ -197,8 +197,8 @@ def shrink(timeout: float | None = None) -> Agreement:
     order of the old ones, and plan anew, without a restart of the processes. Afterwards the default communicator is
     theirs; groups, arrays of `empty` to be zero-copy, and what was built on the old one are to be made again. Ranks
     that live and have not called this are waited for ``timeout`` seconds (None: MULTIRING_INIT_TIMEOUT). More than half
-    of the ranks go on, or half of them with rank 0; where all ranks share a host, however few if the others have ended.
-    RendezvousError for all others, and for a rank that was taken for lost: they have left the job then.
+    of the ranks go on, or half of them with rank 0. RendezvousError for all others, and for a rank that was taken for
+    lost: they have left the job then.
     """
     from multiring.job import growth, survivors
 

@@ -214,7 +214,7 @@ def _die_at(when: str) -> None:
 
 
 def stop_and_wake(end: str) -> dict[str, Any]:
-    """A rank is stopped from outside; the others go on, or not, and all end when the file ``end`` is there."""
+    """Rank 1 is stopped from outside; the others go on, and end when the file ``end`` is there."""
     mr.init()
     rank = mr.rank()
     say("running")

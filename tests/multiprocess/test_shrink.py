@@ -15,14 +15,7 @@ QUICK = {"MULTIRING_HEARTBEAT_TIMEOUT": "3"}
 
 @pytest.mark.parametrize(
     ("hosts", "victims"),
-    [
-        ("aaaaa", [0, 3]),
-        ("aabbc", [1, 4]),
-        ("aabbc", [0, 1]),
-        # Fewer than half, where all others are known to have ended.
-        ("aaaa", [0, 1, 2]),
-        ("aa", [0]),
-    ],
+    [("aaaaa", [0, 3]), ("aabbc", [1, 4]), ("aabbc", [0, 1])],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )
 def test_those_who_are_left_go_on(hosts: str, victims: list[int]) -> None:
@@ -101,36 +94,17 @@ def test_those_who_had_met_and_those_who_had_not_begin_at_the_same_step(hosts: s
     assert others == [{"begun": met["begun"][1:], "generations": [2]}] * 2
 
 
-def test_less_than_half_may_not_go_on_across_hosts() -> None:
-    outcomes = jobs.start(shrink_ranks.lose, 3, [0, 1], hosts="aab", environment=QUICK).wait()
+def test_less_than_half_may_not_go_on() -> None:
+    outcomes = jobs.start(shrink_ranks.lose, 3, [0, 1], environment=QUICK).wait()
     assert "of the 3 ranks only rank 2 was found, in" in outcomes[2].value["refused"]
     assert outcomes[2].value["seconds"] < 10
 
 
 def test_of_two_halves_that_with_rank_zero_goes_on() -> None:
-    with_zero = jobs.start(shrink_ranks.lose, 2, [1], hosts="ab", environment=QUICK).wait()
+    with_zero = jobs.start(shrink_ranks.lose, 2, [1], environment=QUICK).wait()
     assert (with_zero[0].value["members"], with_zero[0].value["size"]) == ([0], 1)
-    without = jobs.start(shrink_ranks.lose, 2, [0], hosts="ab", environment=QUICK).wait()
+    without = jobs.start(shrink_ranks.lose, 2, [0], environment=QUICK).wait()
     assert "of the 2 ranks only rank 1 was found, in" in without[1].value["refused"]
-
-
-def test_a_rank_that_is_silent_has_not_ended(tmp_path: Path) -> None:
-    end = tmp_path / "end"
-    job = jobs.start(shrink_ranks.stop_and_wake, 2, str(end), environment=QUICK)
-    try:
-        for rank in range(2):
-            job.line(rank)
-        time.sleep(0.5)
-        job.signal(0, signal.SIGSTOP)
-        assert job.line(1) == "refused"
-        job.signal(0, signal.SIGCONT)
-        assert job.line(0) == "went on"
-    finally:
-        job.signal(0, signal.SIGCONT)
-        end.touch()
-        outcomes = job.wait()
-    assert "of the 2 ranks only rank 1 was found, in" in outcomes[1].value["refused"]
-    assert outcomes[0].value["members"] == [0]
 
 
 @pytest.mark.parametrize("hosts", ["aaa", "abc"])
@@ -177,8 +151,7 @@ def without(late: int, size: int, timeout: float, said: str, folder: Path, **env
     try:
         assert [job.line(rank) for rank in others] == [said] * len(others)
         go.touch()
-        # Where the others were too few, they have left the job by now.
-        assert job.line(late) == ("refused" if said == "went on" else "went on")
+        assert job.line(late) == "refused"
     finally:
         go.touch()
         end.touch()
@@ -202,8 +175,6 @@ def test_a_rank_that_does_not_call_shrink_is_named(size: int, late: int, tmp_pat
         assert any(told in line and line.endswith(reason) for line in outcomes[others[0]].error.splitlines())
     if enough:
         assert "it did not answer the others, or did not call shrink(), in time" in outcomes[late].value["refused"]
-    else:
-        assert outcomes[late].value["members"] == [late]
 
 
 @pytest.mark.parametrize("late", [0, 2])

@@ -12,10 +12,9 @@ The lowest rank that is found leads. The others come to its acceptor, and it ask
 
 These are the ballots of Paxos (Lamport, The Part-Time Parliament, 1998), whose value is the next membership and whose
 quorum is more than half of the ranks of the last one, or half of them with its rank 0. Two sides of a cut can therefore
-never both go on, whoever dies while they agree. Nor can they where everybody who did not come is known to have ended,
-which within a host is certain: those who came are a quorum then, however few. A rank that was decided against learns so
-from any acceptor. After the decision the same connections serve as the store in which the members meet (rendezvous.py);
-if one is lost before they have, all begin again, from the membership that was decided.
+never both go on, whoever dies while they agree. A rank that was decided against learns so from any acceptor. After the
+decision the same connections serve as the store in which the members meet (rendezvous.py); if one is lost before they
+have, all begin again, from the membership that was decided.
 
 Ranks are here those that they had at the job's start.
 """
@@ -152,8 +151,6 @@ class Survivor:
         self._lived = acceptor.membership.generation
         self._completed = completed
         self._silent = set(silent)
-        self._ended: set[int] = set()
-        """Ranks that have ended for certain, or have left the job."""
         self._apart = set(apart)
         self._suspect = suspect
         self._timeout = timeout
@@ -246,8 +243,6 @@ class Survivor:
                 connection, news = await within(remaining, attempt, _discard)
             except dial.Unreachable as unreachable:
                 if all(isinstance(e, (ConnectionRefusedError, auth.Refused)) for e in unreachable.failures.values()):
-                    if all(map(_is_proof, unreachable.failures.items())):
-                        self._ended.add(rank)
                     return None
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
@@ -468,7 +463,7 @@ class Survivor:
         known = self._acceptor.membership
         present = sorted([self._rank, *joined])
         connections = {rank: connection for rank, (connection, _) in joined.items()}
-        if not is_quorum(present, known.members) and not self._ended.union(present).issuperset(known.members):
+        if not is_quorum(present, known.members):
             text = self._minority(present)
             await self._send(connections, {"kind": "minority", "text": text})
             raise RendezvousError(text)
@@ -512,13 +507,6 @@ class Survivor:
         for told in await asyncio.gather(*(connection.receive() for connection in connections.values())):
             if told["kind"] != answer:
                 raise ConnectionError(f"it answers {told['kind']}")
-
-
-def _is_proof(failure: tuple[dial.Address, Exception]) -> bool:
-    """Whether this says that a rank has ended: a firewall can refuse as a host does, but nothing stands before a socket
-    of this host, where a rank listens for as long as it is in the job."""
-    (name, _), error = failure
-    return name.startswith("\0") and isinstance(error, ConnectionRefusedError)
 
 
 def _discard(found: tuple[RankConnection, Message]) -> None:
