@@ -26,9 +26,7 @@ def init(**settings: Any) -> None:
     torch itself needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. mpirun and srun do not set them, nor does
     `multiring run` for a rank that the others are to admit by `grow`. ``settings`` are those of `multiring.init`.
     """
-    # MASTER_PORT was free when our launcher chose it, which may be a minute ago: its store needs no other port.
-    has_store = {"MULTIRING_RANK", "MULTIRING_STORE"} <= os.environ.keys()
-    if not has_store and {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         dist.init_process_group("multiring", pg_options=Options(**settings))
         return
     _over(api.init(**settings))
