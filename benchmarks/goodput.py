@@ -6,9 +6,10 @@
 It starts examples/under_fire.py under `multiring run` with replacements, and kills ranks by SIGKILL: a random one of
 those that are in the job at that moment, at random times (--gaps fixed: at equal ones). Slices under fire take turns
 with slices without kills; goodput is what is left under fire of the steps that the same job makes in the same time
-without kills, by the slices on both sides. A slice under fire begins with a kill and ends when the next one would come,
-so that each kill counts with what follows from it. Then a job that nobody disturbs takes as many steps, and both end
-with a loss. A kill that would leave too few ranks to go on waits for a replacement, and counts as held back.
+without kills, by the slices on both sides. A slice under fire begins with a kill and ends when the next one would
+come. What its last kill costs after that, until all ranks are back, is in no slice: with few kills to a slice goodput
+is overstated. Then a job that nobody disturbs takes as many steps, and both end with a loss. A kill that would leave
+too few ranks to go on waits for a replacement, and counts as held back.
 """
 
 from __future__ import annotations

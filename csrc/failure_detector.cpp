@@ -361,9 +361,10 @@ int FailureDetector::turn() const {
         });
     };
     const bool own = is_party(options_.rank);
+    const std::vector<bool> departed = peers_.departures();
     int before = 0;
     for (int rank = 0; rank < options_.world_size && before < latest_turn; ++rank) {
-        if (rank == options_.rank || !liveness_.hears(rank)) continue;
+        if (rank == options_.rank || departed[static_cast<std::size_t>(rank)] || !liveness_.hears(rank)) continue;
         const bool is_other = is_party(rank);
         before += is_other == own ? rank < options_.rank : own;
     }

@@ -147,6 +147,8 @@ class Training:
         self.whole = NUMBER == 0
         """Whether this rank has all that a training goes on from."""
         self.generation = 0
+        self.pids: list[int | None] = []
+        """The processes of the ranks, as far as this one has heard of them."""
         self.parallel: DistributedDataParallel | None = None
         if NUMBER:
             self.warm_up()
@@ -210,7 +212,8 @@ class Training:
             if type(refused) is mr.MultiringError:
                 raise error from None
             raise
-        lost = [pid for rank, pid in enumerate(self.pids) if rank not in agreement.members]
+        lost = [pid for rank, pid in enumerate(self.pids) if pid is not None and rank not in agreement.members]
+        self.pids = [self.pids[rank] if rank < len(self.pids) else None for rank in agreement.members]
         self.generation = agreement.generation
         self.parallel = None
         self.tell("shrunk", generation=self.generation, lost=lost)
@@ -249,6 +252,7 @@ class Training:
         if agreement is None:
             return False
         self.generation, self.parallel = agreement.generation, None
+        self.pids = [None if rank < 0 else self.pids[rank] for rank in agreement.members]
         self.tell("grown", generation=self.generation, began=began)
         return True
 

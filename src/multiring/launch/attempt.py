@@ -325,7 +325,7 @@ class Attempt:
                 if rank in self._ended_here:
                     how = "was stopped or out of reach, and was ended: the others had gone on without it"
                 what = f"rank {rank} on host {self._host[rank]} {how}, after {seconds:.1f} s"
-                if self._begin_again(rank, what):
+                if self._begin_again(rank, code, what):
                     return
                 self._fail(JobFailure(what, shell_code(code), rank, message["blames"]), [rank])
             else:
@@ -353,9 +353,15 @@ class Attempt:
         self._gather_no_more(assignment.first, what)
         self._fail(JobFailure(what, 1), assignment.ranks)
 
-    def _begin_again(self, rank: int, what: str) -> bool:
-        """Start a rank again as at first, if it was lost before all had met; otherwise the loss is one of the job's."""
+    def _begin_again(self, rank: int, code: int, what: str) -> bool:
+        """Start a rank again as at first, if it was killed before all had met; otherwise the loss is one of the job's.
+
+        One that ended by itself would do so again: a wrong option, or others that did not come in time.
+        """
         if self._gatherings is None or self._over.is_set():
+            return False
+        if code > 0 or self._left:
+            self._gather_no_more(rank, what)
             return False
         if not self._replacements.left:
             self._gather_no_more(rank, what, f"; no replacement is left (--max-replacements {self._replacements.most})")

@@ -197,7 +197,8 @@ class Launcher:
                 }
                 texts = {name: str(value) for name, value in variables.items()}
                 is_excluded = partial(admission.is_excluded, server, job, restart)
-                gatherings = Gatherings(server, job, restart) if self._job.max_replacements else None
+                has_others = self._job.max_replacements > 0 and self._world_size > 1
+                gatherings = Gatherings(server, job, restart) if has_others else None
                 attempt = await self._run_once(secret, texts, replacements, is_excluded, gatherings)
                 failure = attempt.failure
                 self._accounts = attempt.accounts

@@ -38,7 +38,7 @@ def shrink(timeout: float | None = None) -> Agreement:
     Groups of some ranks, DistributedDataParallel, FSDP and samplers refer to the old one, and are to be made again.
     """
     agreement = api.shrink(timeout)
-    dist.destroy_process_group()
+    _leave_group()
     _over(api.init())
     return agreement
 
@@ -50,9 +50,14 @@ def grow(timeout: float | None = None) -> Agreement | None:
     """
     agreement = api.grow(timeout)
     if agreement is not None:
-        dist.destroy_process_group()
+        _leave_group()
         _over(api.init())
     return agreement
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():  # it is not where a loss has cut off the call of `shrink` or `grow` before this one
+        dist.destroy_process_group()
 
 
 def _over(communicator: Communicator) -> None:
