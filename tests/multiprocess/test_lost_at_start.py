@@ -197,6 +197,16 @@ def test_who_fails_of_itself_is_not_started_again(launch: Launch) -> None:
     assert "it must be the same everywhere" in result.stderr
 
 
+def test_programs_that_end_by_themselves_are_not_started_again(launch: Launch) -> None:
+    words = ("-n", "4", "--min-ranks", "2", "--max-replacements", "8", "--no-summary")
+    result = launch.run(*words, "sh", "-c", "exit 2")
+    assert result.returncode == 2, result.stderr
+    assert "started again" not in result.stderr
+    alone = launch.run("-n", "1", "--min-ranks", "1", "--max-replacements", "2", "sh", "-c", "kill -9 $$")
+    assert alone.returncode == 128 + 9, alone.stderr
+    assert "the ranks had not all met yet" not in alone.stderr
+
+
 @pytest.mark.parametrize("place", [(), ("-H", "a:2", "--python", sys.executable)], ids=["here", "another host"])
 def test_rank_0_that_is_started_again_reads_on_to_the_end_of_the_input(hosts: Launch, place: tuple[str, ...]) -> None:
     words = (*place, "-n", "2", "--min-ranks", "2", "--max-replacements", "1")
