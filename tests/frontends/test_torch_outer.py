@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import re
@@ -24,7 +25,9 @@ from torch_ranks import run, values  # noqa: E402
 
 import multiring as mr  # noqa: E402
 import multiring.torch  # noqa: E402
+import multiring.torch.outer as outer_module  # noqa: E402
 from multiring.job.survivors import Agreement  # noqa: E402
+from multiring.net.membership import Membership  # noqa: E402
 from multiring.torch import DistributedOptimizer, Outer  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
@@ -291,10 +294,11 @@ def resumes() -> None:
         train(net, optimizer, outer, 7, 18, rank, size)
         outer.finish()
         same(elements(net), expected)
-        outer_state["arguments"] = [8, 2, 3]
-        error = caught(ValueError, lambda: outer.load_state_dict(outer_state))
-        assert "delay = [8, 2, 3], and this Outer has [4, 2, 3]" in str(error)
-        outer_state["arguments"] = [4, 2, 3]
+        for wrong in ([8, 2, 3, None], [4, 2, 3, "bfloat16"]):
+            outer_state["arguments"] = wrong
+            error = caught(ValueError, lambda: outer.load_state_dict(outer_state))
+            assert f"delay, wire = {wrong}, and this Outer has [4, 2, 3, None]" in str(error)
+        outer_state["arguments"] = [4, 2, 3, None]
         outer_state["shared"]["layers.0.bias"] = torch.zeros(7)
         error = caught(ValueError, lambda: outer.load_state_dict(outer_state))
         assert "layers.0.bias is float32 of shape (7,) in this state, and float64 of shape (32,)" in str(error)
@@ -373,6 +377,43 @@ def test_a_narrow_wire_halves_the_bytes() -> None:
         assert 0.45 < narrow / whole < 0.55
 
 
+def parameters_of_now() -> None:
+    with group() as (rank, _):
+        net = nn.Linear(3, 2)
+        nn.init.zeros_(net.weight)
+        nn.init.zeros_(net.bias)
+        outer = Outer(net, 1, groups=[[1, 0]] if rank else [[0, 1]], optimizer=plain)
+        assert outer.group.members == (0, 1)  # whatever the order
+        outer = Outer(net, 1, groups=[[1], [0]] if rank else [[0], [1]], optimizer=plain)
+        new = (torch.arange(6.0).reshape(2, 3) + 1) * (rank + 1)
+        net.load_state_dict({"weight": new.clone(), "bias": torch.tensor([2.0, 6.0]) * rank}, assign=True)
+        outer.step()
+        same(net.weight.detach(), new / (rank + 1) * 1.5)
+        same(net.bias.detach(), torch.tensor([1.0, 3.0]))
+        net.bias = nn.Parameter(torch.tensor([3.0, 1.0 + 4 * rank]))
+        outer.step()
+        same(net.bias.detach(), torch.tensor([3.0, 3.0]))
+
+        bias = net.bias
+        for words, wrong in (
+            ("bias is frozen now and was trained when", nn.Parameter(torch.ones(2), requires_grad=False)),
+            ("bias has shape (3,), and had (2,) when", nn.Parameter(torch.ones(3))),
+            ("bias is gone, and was trained when", None),
+        ):
+            net.bias = wrong
+            assert words in str(caught(ValueError, outer.finish))
+        net.bias = bias
+        net.extra = nn.Parameter(torch.ones(2))
+        assert "extra is trained now and was frozen" in str(caught(ValueError, outer.finish))
+        del net.extra
+        outer.finish()
+        same(net.bias.detach(), torch.tensor([3.0, 3.0]))  # nothing of these was sent
+
+
+def test_replaced_parameters_are_exchanged_and_others_refused() -> None:
+    values(parameters_of_now)
+
+
 # --- what is refused ---
 
 
@@ -441,6 +482,7 @@ def test_wrong_arguments() -> None:
         (ValueError, "wire='float16': changes travel as", lambda: Outer(net, 4, wire="float16")),
         (ValueError, "of 0 parameters none is to be trained", lambda: Outer([], 4)),
         (ValueError, "parameter 0 is complex64 of shape (2,): only real", lambda: Outer([complex_one], 4)),
+        (ValueError, "parameter 1 is parameter 0 again", lambda: Outer([net.weights[1]] * 2, 4)),
         (TypeError, "parameter 0 is a int", lambda: Outer(3, 4)),  # type: ignore[arg-type]
         (TypeError, "optimizer makes a int", lambda: Outer(net, 4, optimizer=lambda _: 3)),  # type: ignore[arg-type, return-value]
         (ValueError, "has 1 other parameters than the 5", lambda: Outer(net, 4, optimizer=lambda p: plain(p[:1]))),
@@ -459,6 +501,59 @@ def test_wrong_arguments() -> None:
     assert "this agreement is of 2 ranks, the job has 1, and Outer was made for 1" in str(
         caught(ValueError, lambda: outer.rebuild(Agreement(1, (0, 1), -1)))
     )
+    now = mr.init()
+    now.world = dataclasses.replace(now.world, membership=Membership(2, (0,), (1,)))  # admitted, then a loss
+    assert "rank 0 was admitted by grow()" in str(caught(ValueError, lambda: outer.rebuild(Agreement(2, (0,), -1))))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_state_is_not_shared_with_the_optimizer() -> None:
+    net = Numbers()
+    outer = Outer(net, 1)
+    move(net, 1, 0)
+    outer.step()
+    state = outer.state_dict()
+    momentum = state["optimizer"]["state"][1]["momentum_buffer"]
+    before = momentum.clone()
+    assert before.any()
+    outer.load_state_dict(state)
+    move(net, 2, 0)
+    outer.step()
+    assert torch.equal(momentum, before)
+    shared = outer.state_dict()["shared"]["weights.1"]
+    state["optimizer"]["param_groups"] *= 2
+    assert "different number of parameter groups" in str(caught(ValueError, lambda: outer.load_state_dict(state)))
+    same(outer.state_dict()["shared"]["weights.1"], shared)
+
+
+@pytest.mark.usefixtures("alone")
+def test_small_steps_of_float8_parameters_add_up() -> None:
+    weight = nn.Parameter(torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn))
+    outer = Outer([weight], 1, optimizer=lambda made: torch.optim.SGD(made, lr=1 / 8))
+    for _ in range(4):
+        with torch.no_grad():
+            weight.copy_(weight.float() + torch.tensor([0.125, 0.25]))
+        outer.step()
+    # Alone a step of 1/64 would be rounded away, where neighbours are 1/8 apart.
+    same(outer.state_dict()["shared"]["0"], torch.tensor([1.0625, 2.125]))
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_error_in_putting_shared_values_in_restores_the_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Numbers()
+    outer = Outer(net, 4)
+    move(net, 1, 0)
+    before = elements(net)
+    last = outer._fragments[-1][-1]
+    calls = iter([last.own, lambda: 3, last.own])  # saved, not put in, restored
+    monkeypatch.setitem(last.__dict__, "own", lambda: next(calls)())
+
+    def enter() -> None:
+        with outer.shared():
+            raise AssertionError("nothing was raised")
+
+    caught(AttributeError, enter)
+    same(elements(net), before)
 
 
 # --- ranks that are lost ---
@@ -641,6 +736,71 @@ def test_an_average_that_some_have_applied_reaches_all(delay: int) -> None:
     keep = 0.5 if delay else 0.0
     expected = [keep * (start + total(place, 4 + delay)) + (1 - keep) * shared for place in (0, 1)]
     np.testing.assert_allclose([after, after_one], expected, rtol=0, atol=1e-12)
+
+
+def loses_another(within: bool) -> tuple[tuple[int, ...], list[float], list[float]]:
+    """Rank 2 alone has applied an average when rank 1 is lost, and is lost before or within the others' rebuild."""
+    with group() as (rank, _):
+        net = Numbers()
+        outer = Outer(net, 1, groups=[[0, 2], [1], [3, 4]], optimizer=plain)
+        move(net, 1, [0, 1, 0, 2, 2][rank])
+
+        def lost() -> None:
+            mr.barrier()  # rank 2 has received
+            raise mr.PeerLost("rank 1 is lost", rank=1)
+
+        def cut_off(tensors: dict[str, Tensor], root: int, *, group: mr.Communicator) -> None:
+            assert root == 1  # that was rank 2
+            if rank == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            for tensor in list(tensors.values())[::2]:
+                tensor.fill_(7 + rank)
+            group.barrier()
+
+        if rank == 2:
+            outer.step()
+            mr.barrier()
+        else:
+            received, outer._receive = outer._receive, lost  # type: ignore[method-assign]
+            caught(mr.PeerLost, outer.step)
+            outer._receive = received  # type: ignore[method-assign]
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        caught(mr.PeerLost, mr.barrier)
+        agreement = multiring.torch.shrink()
+        assert agreement.members == (0, 2, 3, 4)
+        if within:
+            whole, outer_module.broadcast_parameters = outer_module.broadcast_parameters, cut_off  # type: ignore[assignment]
+            caught(mr.PeerLost, lambda: outer.rebuild(agreement))
+            outer_module.broadcast_parameters = whole
+        else:
+            if rank == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            caught(mr.PeerLost, mr.barrier)
+        agreement = multiring.torch.shrink()
+        assert agreement.members == (0, 2, 3)
+        outer.rebuild(agreement)
+        with outer.shared():
+            shared = elements(net).tolist()
+        outer.finish()
+        return outer.group.members, shared, elements(net).tolist()
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_second_loss_before_all_are_rebuilt(within: bool) -> None:
+    first, lost, another, *others = run(loses_another, within, world_size=5)
+    assert lost.exitcode == another.exitcode == -signal.SIGKILL
+    survivors = [first, *others]
+    assert not "".join(survivor.error for survivor in survivors)
+    assert [survivor.value[0] for survivor in survivors] == [(0,), (1, 2), (1, 2)]
+    start = elements(Numbers())
+    moved = [
+        np.concatenate([change(1, place, number, shape).reshape(-1) for number, shape in enumerate(SHAPES)])
+        for place in (0, 2)
+    ]
+    for survivor in survivors:
+        assert survivor.value[1] == start.tolist()  # nothing torn, for what rank 2 had went with it
+        np.testing.assert_allclose(survivor.value[2], start.numpy() + (moved[0] + 2 * moved[1]) / 3, rtol=0, atol=1e-12)
 
 
 def test_the_example_sends_a_tenth_between_groups() -> None:

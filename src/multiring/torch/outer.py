@@ -26,9 +26,6 @@ from multiring.torch.buffers import form, reducible
 from multiring.torch.process_group import MultiringGroup
 from multiring.training.weights import valid
 
-_NARROW = (torch.float16, torch.bfloat16)
-"""Formats of parameters whose shared values are kept in float32: small outer steps would be rounded away."""
-
 
 @dataclass(frozen=True)
 class _Entry:
@@ -66,8 +63,9 @@ class Outer:
     Within a group gradients are averaged in each step, as ever: by DistributedDataParallel over `process_group`, or by
     `DistributedOptimizer` over `group`. After each step of the inner optimizer all ranks call `step`; every ``every``
     steps the change of the parameters since the last exchange is averaged over all samples of all ranks, and the outer
-    optimizer takes it for its gradient. Then all ranks have the same parameters, bit for bit. Source: DiLoCo (Douillard
-    et al. 2023, arXiv 2311.08105); with fragments and delay Streaming DiLoCo (arXiv 2501.18512).
+    optimizer takes it for its gradient. Then all ranks have the same parameters, bit for bit where they have the same
+    torch and the same kind of processor: each rank makes the outer step itself. Source: DiLoCo (Douillard et al. 2023,
+    arXiv 2311.08105); with fragments and delay Streaming DiLoCo (arXiv 2501.18512).
 
     The sum goes over all ranks by the plan for the topology, so each byte crosses the links between groups as seldom as
     in any all-reduce. Shared values and the outer optimizer's state lie in the CPU's memory: twice the parameters with
@@ -98,8 +96,9 @@ class Outer:
         a rank has by then a part, ``keep``, is kept: own = keep x own + (1 - keep) x shared. With delay 0 ranks wait,
         and nothing is kept. ``wire="bfloat16"``: changes travel in that format.
 
-        ValueError for numbers that do not go together, groups that are none, and on all ranks alike where ranks differ
-        in models or arguments.
+        ValueError for numbers that do not go together, groups that are none, and parameters that cannot be served: on
+        the rank that gives them, for which the others wait until it ends. On all ranks alike where they differ in
+        models or arguments.
         """
         self._every = _at_least("every", every, 1, "steps between exchanges")
         self._parts = _at_least("fragments", fragments, 1, "parts that take turns")
@@ -114,20 +113,25 @@ class Outer:
             raise ValueError(f"wire={wire!r}: changes travel as they are (None) or as 'bfloat16'")
         self._keep = float(keep)
         self._wire = None if wire is None else torch.bfloat16
-        named, self._frozen, buffers = _tensors(model)
+        self._arguments = [self._every, self._parts, self._delay, wire]
+        self._parameters = _parameters(model)
+        named, frozen, buffers = _tensors(model, self._parameters())
         if self._parts > len(named):
             raise ValueError(f"fragments={fragments}: the model has {len(named)} parameters to train")
         self._communicator = api.joined(None)
-        self._groups = _ranks_of_groups(self._communicator, groups)
+        found = _ranks_of_groups(self._communicator, groups)
+        members = self._communicator.world.membership.members
+        self._groups = [[members[rank] for rank in ranks] for ranks in found]
+        """The ranks that each group had at the job's start, which no loss changes."""
 
-        mine: list[Any] = [self._every, self._parts, self._delay, self._keep, wire, self._groups]
+        mine: list[Any] = [self._every, self._parts, self._delay, self._keep, wire, found]
         mine.append([(name, form(parameter)) for name, parameter in named])
         for rank, theirs in enumerate(self._communicator.all_gather_object(mine)):
             _compare_arguments(mine, theirs, rank)
-        start = dict([*named, *self._frozen, *buffers])
+        start = dict([*named, *frozen, *buffers])
         broadcast_parameters(start, self._communicator.oldest, group=self._communicator)
 
-        entries = [_entry(name, partial(_itself, parameter), trained=True) for name, parameter in named]
+        entries = [_entry(name, _getter(model, name, parameter), trained=True) for name, parameter in named]
         cuts = _cuts([entry.shared.nbytes for entry in entries], self._parts)
         self._fragments = [entries[first:end] for first, end in itertools.pairwise(cuts)]
         self._fragments[-1] += [
@@ -150,7 +154,7 @@ class Outer:
         self._samples = [0.0] * self._parts
         self._by_samples: bool | None = None
         self._in_flight: list[_Turn] = []
-        self._make_groups()
+        self._group, self._process_group = _make_group(self._communicator, self._ranks_of_group(self._communicator))
 
     @property
     def group(self) -> Communicator:
@@ -202,8 +206,9 @@ class Outer:
     def finish(self) -> None:
         """End the round now: apply what is on its way, and exchange all that was done since; all ranks call it.
 
-        Afterwards all have the same parameters, bit for bit, as at the end of training they should. It counts as an
-        exchange, unless nobody has made a step since the last one: then nothing changes.
+        Afterwards all have the same parameters, as at the end of training they should. It counts as an exchange, unless
+        nobody has made a step since the last one: then nothing changes. After a loss in it, and `rebuild`, all call it
+        again.
         """
         while self._in_flight:
             self._receive()
@@ -221,9 +226,10 @@ class Outer:
         entries = [entry for fragment in self._fragments for entry in fragment]
         with torch.no_grad():
             own = [entry.own().detach().clone() for entry in entries]
-            for entry in entries:
-                entry.own().copy_(entry.shared)
         try:
+            with torch.no_grad():
+                for entry in entries:
+                    entry.own().copy_(entry.shared)
             yield
         finally:
             with torch.no_grad():
@@ -236,7 +242,8 @@ class Outer:
         Groups are made anew without the lost ranks. What those have done since the last exchange is lost, and nothing
         else: an exchange that was under way and reached some ranks reaches all, another is made when its turn comes
         again. Within a group some may be a step ahead: then ``sync_state(model, optimizer, group=outer.group)``, by
-        which all go on from the group's oldest rank, after step number `steps`.
+        which all go on from the group's oldest rank, after step number `steps`. A DistributedOptimizer over `group` is
+        made anew. Where it raises PeerLost itself, values are as before: `shrink`, and call it again.
         ValueError after `grow`: newcomers have no shared values; call `finish` before it and make a new `Outer` after.
         """
         communicator = api.joined(None)
@@ -245,22 +252,30 @@ class Outer:
                 f"this agreement is of {len(agreement.members)} ranks, the job has {communicator.size}, and Outer was "
                 f"made for {self._communicator.size}: call rebuild() once, with what multiring.torch.shrink() returned"
             )
-        if -1 in agreement.members:
-            raise ValueError(
-                f"rank {agreement.members.index(-1)} was admitted by grow(), and has no shared values: call "
-                "finish() before grow(), and make a new Outer on all ranks after it"
-            )
-        index = {before: rank for rank, before in enumerate(agreement.members)}
-        kept = [[index[rank] for rank in ranks if rank in index] for ranks in self._groups]
-        self._communicator = communicator
-        self._groups = [ranks for ranks in kept if ranks]
-        self._make_groups()
-
+        generation, entered = self._communicator.world.membership.generation, communicator.world.membership.entered
+        for rank, before in enumerate(agreement.members):
+            if before == -1 or entered[rank] > generation:
+                raise ValueError(
+                    f"rank {rank} was admitted by grow(), and has no shared values: call finish() before grow(), and "
+                    "make a new Outer on all ranks after it"
+                )
+        mine = self._ranks_of_group(communicator)
+        group, process_group = _make_group(communicator, mine)
         told = communicator.all_gather_object((self._applied, self._first, self._steps, self._origin))
-        self._catch_up([applied for applied, *_ in told])
+        most = max(applied for applied, *_ in told)
+        shared = {entry.name: entry.shared for fragment in self._fragments for entry in fragment}
+        if any(applied < most for applied, *_ in told):
+            # Another rank may be lost meanwhile, even the root: what has come in part is not to be gone on from.
+            shared = {name: tensor.clone() for name, tensor in shared.items()}
+            root = [applied for applied, *_ in told].index(most)
+            broadcast_parameters(shared, root, group=communicator)
+            broadcast_optimizer_state(self.optimizer, root, group=communicator)  # loads it when all has come
+
+        # From here on nothing is sent, and so nothing fails half-way.
+        self._communicator, self._group, self._process_group = communicator, group, process_group
+        self._catch_up(most, shared)
         # A group's ranks send at the same step, which is that of the model that they go on with.
-        (mine,) = (ranks for ranks in self._groups if communicator.rank in ranks)
-        _, self._first, self._steps, self._origin = told[mine[self._group.oldest]]
+        _, self._first, self._steps, self._origin = told[mine[group.oldest]]
         first = max(first for _, first, *_ in told)
         if first > self._first:  # others have finished their round
             self._first, self._origin = first, self._steps
@@ -274,7 +289,7 @@ class Outer:
         for turn in self._in_flight:
             turn.wait()
         return {
-            "arguments": [self._every, self._parts, self._delay],
+            "arguments": list(self._arguments),
             "steps": self._steps,
             "turns": [self._turn, self._applied, self._first, self._origin],
             "samples": list(self._samples),
@@ -290,12 +305,12 @@ class Outer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned; all ranks call it, and load their models and inner optimizers too.
 
-        ValueError if it is that of other parameters, or of another ``every``, ``fragments`` or ``delay``.
+        ValueError if it is that of other parameters, or of another ``every``, ``fragments``, ``delay`` or ``wire``.
         """
-        arguments = [self._every, self._parts, self._delay]
-        if state["arguments"] != arguments:
+        if state["arguments"] != self._arguments:
             raise ValueError(
-                f"this state is of every, fragments, delay = {state['arguments']}, and this Outer has {arguments}"
+                f"this state is of every, fragments, delay, wire = {state['arguments']}, and this Outer has "
+                f"{self._arguments}"
             )
         entries = {entry.name: entry for fragment in self._fragments for entry in fragment}
         ours = {name: form(entry.shared) for name, entry in entries.items()}
@@ -305,9 +320,9 @@ class Outer:
                 raise ValueError(f"{name} is {theirs.get(name)} in this state, and {ours.get(name)} in the model")
         for turn in self._in_flight:
             turn.wait()
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it may refuse, and keeps what it is given
         for name, tensor in state["shared"].items():
             entries[name].shared.copy_(tensor)
-        self.optimizer.load_state_dict(state["optimizer"])
         self._steps = state["steps"]
         self._turn, self._applied, self._first, self._origin = state["turns"]
         self._samples = list(state["samples"])
@@ -329,14 +344,32 @@ class Outer:
                 "ranks were lost or admitted since Outer was made: call rebuild() with what shrink() has returned"
             )
 
+    def _check_parameters(self) -> None:
+        """ValueError unless the parameters to train are those of the start, as on all other ranks they should be."""
+        now = dict(self._parameters())
+        trained = {entry.name: entry.shared for part in self._fragments for entry in part if entry.trained}
+        for name in [*trained, *(name for name in now if name not in trained)]:
+            here, start = now.get(name), trained.get(name)
+            if start is None:
+                words = "is trained now and was frozen when Outer was made: freeze it"
+                wrong = here is not None and here.requires_grad
+            elif here is None:
+                words, wrong = "is gone, and was trained when Outer was made: keep it", True
+            elif here.shape != start.shape:
+                words = f"has shape {tuple(here.shape)}, and had {tuple(start.shape)} when Outer was made: keep it"
+                wrong = True
+            else:
+                words = "is frozen now and was trained when Outer was made: set its requires_grad"
+                wrong = not here.requires_grad
+            if wrong:
+                raise ValueError(
+                    f"parameter {name} {words} until finish() has returned, and make a new Outer on all ranks"
+                )
+
     def _send(self, *, late: bool) -> None:
         """Start the next turn: this rank's changes, times its samples, to be summed over all ranks."""
         self._check()
-        if names := [name for name, parameter in self._frozen if parameter.requires_grad]:
-            raise ValueError(
-                f"parameter {names[0]} is trained now and was frozen when Outer was made: freeze it until "
-                "finish() has returned, and make a new Outer on all ranks"
-            )
+        self._check_parameters()
         number = self._turn % self._parts
         samples = self._samples[number]
         changes: dict[torch.dtype, list[Tensor]] = {}
@@ -403,32 +436,23 @@ class Outer:
 
     # --- groups, and the loss of ranks ---
 
-    def _make_groups(self) -> None:
-        (mine,) = (ranks for ranks in self._groups if self._communicator.rank in ranks)
-        self._process_group: dist.ProcessGroup | None = None
-        here = (self._communicator.rank, self._communicator.size)
-        if dist.is_available() and dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == here:
-            self._process_group = dist.new_group(mine, use_local_synchronization=True)
-        if isinstance(self._process_group, MultiringGroup):
-            self._group = self._process_group.communicator
-        else:
-            group = self._communicator.new_group(mine)
-            assert group is not None  # this rank is among them
-            self._group = group
+    def _ranks_of_group(self, communicator: Communicator) -> list[int]:
+        """This rank's group, by the ranks of ``communicator``, which may lack some of those at the start."""
+        members = communicator.world.membership.members
+        index = {member: rank for rank, member in enumerate(members)}
+        (mine,) = (ranks for ranks in self._groups if members[communicator.rank] in ranks)
+        return [index[member] for member in mine if member in index]
 
-    def _catch_up(self, applied: list[int]) -> None:
-        """End, or take back, the turns that were under way when ranks were lost.
+    def _catch_up(self, most: int, shared: dict[str, Tensor]) -> None:
+        """End, or take back, the turns that were under way when ranks were lost; ``shared`` is after ``most`` turns.
 
         One that ended on some rank had the changes of all, so the others take what came of it; one that ended nowhere
         is taken back, and its changes are still in everybody's parameters.
         """
-        most = max(applied)
+        for fragment in self._fragments:
+            for entry in fragment:
+                entry.shared.copy_(shared[entry.name])
         behind = self._applied < most
-        if min(applied) < most:
-            shared = {entry.name: entry.shared for fragment in self._fragments for entry in fragment}
-            root = applied.index(most)
-            broadcast_parameters(shared, root, group=self._communicator)
-            broadcast_optimizer_state(self.optimizer, root, group=self._communicator)
         for turn in self._in_flight:
             number = turn.number % self._parts
             if behind and turn.number < most:
@@ -439,6 +463,19 @@ class Outer:
         self._turn = self._applied = most
 
 
+def _make_group(communicator: Communicator, mine: list[int]) -> tuple[Communicator, dist.ProcessGroup | None]:
+    """A group of the ranks ``mine``, which lists this one, and the same in torch where torch has these ranks."""
+    process_group = None
+    here = (communicator.rank, communicator.size)
+    if dist.is_available() and dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == here:
+        process_group = dist.new_group(mine, use_local_synchronization=True)
+    if isinstance(process_group, MultiringGroup):
+        return process_group.communicator, process_group
+    group = communicator.new_group(mine)
+    assert group is not None  # this rank is among them
+    return group, process_group
+
+
 def _at_least(name: str, value: Any, least: int, what: str) -> int:
     number = whole_number(name, value, f"a number of {what}")
     if number < least:
@@ -446,24 +483,33 @@ def _at_least(name: str, value: Any, least: int, what: str) -> int:
     return number
 
 
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
+def _getter(model: Any, name: str, parameter: Tensor) -> Callable[[], Tensor]:
+    """What returns the parameter of now: that of a module may be replaced."""
+    return partial(model.get_parameter, name) if isinstance(model, nn.Module) else lambda: parameter
 
 
 _Named: TypeAlias = "list[tuple[str, Tensor]]"
 
 
-def _tensors(model: Any) -> tuple[_Named, _Named, _Named]:
+def _parameters(model: Any) -> Callable[[], _Named]:
+    """What lists the parameters of now, with their names."""
+    if isinstance(model, nn.Module):
+        return lambda: list(model.named_parameters())
+    listed = list(model) if isinstance(model, Iterable) else [model]
+    named = [(str(number), parameter) for number, parameter in enumerate(listed)]
+    return lambda: named
+
+
+def _tensors(model: Any, given: _Named) -> tuple[_Named, _Named, _Named]:
     """Parameters to train, frozen ones, and buffers, with names; TypeError or ValueError for what cannot be served."""
     buffers: _Named = []
     if isinstance(model, nn.Module):
         saved = model.state_dict().keys()
         buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
-        given: _Named = list(model.named_parameters())
-    else:
-        listed = list(model) if isinstance(model, Iterable) else [model]
-        given = [(str(number), parameter) for number, parameter in enumerate(listed)]
+    first: dict[int, str] = {}
     for name, parameter in given:
+        if (same := first.setdefault(id(parameter), name)) != name:
+            raise ValueError(f"parameter {name} is parameter {same} again: give each once")
         if type(parameter) not in (Tensor, nn.Parameter):
             raise TypeError(
                 f"parameter {name} is a {type(parameter).__name__}: Outer takes a model, or parameters that lie whole "
@@ -480,16 +526,16 @@ def _tensors(model: Any) -> tuple[_Named, _Named, _Named]:
 
 def _entry(name: str, own: Callable[[], Tensor], *, trained: bool) -> _Entry:
     values = own().detach()
-    kind = torch.float32 if values.dtype in _NARROW else values.dtype
+    kind = torch.float32 if values.dtype.itemsize < 4 else values.dtype  # small outer steps would be rounded away
     return _Entry(name, own, values.to("cpu", kind, copy=True), trained)
 
 
 def _change(entry: _Entry) -> Tensor:
     """What the rank's own values have lost since the last exchange, in the shared values' format."""
     own = entry.own().detach()
-    start = entry.shared.to(own.dtype)  # what the rank was given, rounded as it was
-    own = own.to("cpu")
-    change = start.to(entry.shared.dtype) - own
+    start = entry.shared.to(own.dtype).to(entry.shared.dtype)  # what the rank was given, rounded as it was
+    own = own.to("cpu", entry.shared.dtype)
+    change = start - own
     if not entry.trained:  # infinite ones, of a mask say, have no difference
         change.masked_fill_(start == own, 0)
     return change
@@ -530,7 +576,7 @@ def _ranks_of_groups(communicator: Communicator, groups: Any) -> list[list[int]]
             f"groups={lists}: lists of ranks hold each of the ranks 0 to {communicator.size - 1} once, and none is "
             "empty"
         )
-    return lists
+    return sorted(sorted(ranks) for ranks in lists)
 
 
 def _compare_arguments(mine: list[Any], theirs: list[Any], rank: int) -> None:
