@@ -76,9 +76,11 @@ class Distribution:
         names = [name for name, _ in [*named, *scalars]]
         # A view is asked for whenever it is needed: Caffe moves a blob's memory when the blob is reshaped.
         self._averaged = [(blob, "diff") for _, blob in named] + [(blob, "data") for _, blob in scalars]
+        # No wire rounds float64: in one block of int8 a loss would make zeros of small gradients.
+        types = [blob.data.dtype.name for _, blob in named] + ["float64"] * len(scalars)
         gradients = [
-            GradientSpec(view.size, view.dtype.name, part(name, view.shape))
-            for name, view in zip(names, self._views(), strict=True)
+            GradientSpec(view.size, dtype, part(name, view.shape))
+            for name, dtype, view in zip(names, types, self._views(), strict=True)
         ]
         self._buckets = Buckets(communicator, gradients, reversed(range(len(gradients))), bucket_bytes=bucket_bytes)
 

@@ -257,8 +257,8 @@ class Settings:
         "",
         _wire,
         "level=format,...",
-        "format in which float32 is summed between the places of a level: bfloat16, float16 or int8; auto: bfloat16 "
-        "where it pays",
+        "format in which float32, metrics too, is summed between the places of a level: bfloat16, float16 or int8; "
+        "auto: bfloat16 where it pays",
         agree=True,
     )
     plan: str = _knob(

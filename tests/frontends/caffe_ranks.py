@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import tempfile
 import time
@@ -42,6 +43,8 @@ NORMAL = NET.replace(
 ).replace('type: "TanH" bottom: "hidden"', 'type: "TanH" bottom: "normal"')
 ALIKE = NET.replace('"hidden" type', '"dense" type').replace('"score" type', '"dense" type')
 
+if "APART" in os.environ:  # each rank on a host of its own
+    os.environ["MULTIRING_HOST"] = os.environ["MULTIRING_RANK"]
 mr.init()
 RANK, SIZE = mr.rank(), mr.world_size()
 IMAGES, LABELS = load_digits(return_X_y=True)
@@ -119,6 +122,28 @@ def reshaping() -> None:
         np.testing.assert_allclose(found, mine, rtol=0, atol=1e-7)
     mr.all_reduce(loss, "avg")
     assert float(made.net.blobs["loss"].data) == pytest.approx(float(loss), rel=1e-6)
+
+
+@worker
+def gradients_in_int8() -> None:
+    """They are rounded beside one another, and not beside the loss, which is far larger and arrives as it is."""
+    made = solver(np.arange(20 * RANK, 20 * RANK + 20), 0)
+    distribution = distribute(made)
+    made.net.forward()
+    made.net.backward()
+    own = [np.array(blob.diff, np.float64) for blob in parameters(made)]
+    largest = np.array([max(abs(one).max() for one in own)])
+    loss = np.array(float(made.net.blobs["loss"].data))
+    distribution.average()
+    mr.all_reduce(loss, "avg")
+    mr.all_reduce(largest, "avg")
+    assert float(made.net.blobs["loss"].data) == pytest.approx(float(loss), rel=1e-7)
+    assert loss > 5 * largest
+    worst = 0.0
+    for found, mine in zip(parameters(made), own, strict=True):
+        mr.all_reduce(mine, "avg")
+        worst = max(worst, abs(found.diff - mine).max())
+    assert 1e-4 * largest < worst <= 0.008 * largest
 
 
 @worker

@@ -33,6 +33,11 @@ def test_what_caffe_does_otherwise(what: str, worlds: Worlds) -> None:
     worlds.succeed(what, ranks=2)
 
 
+def test_losses_do_not_travel_in_the_blocks_of_gradients() -> None:
+    narrow = Worlds("caffe_ranks.py", {2: ("gradients_in_int8",)}, MULTIRING_WIRE="host=int8", APART="1", **CAFFE)
+    narrow.succeed("gradients_in_int8", ranks=2)
+
+
 def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:
     worlds.told_of_the_killed_rank("lost rank 2$", ranks=3)
 

@@ -17,6 +17,7 @@ import numpy as np
 import multiring as mr
 from multiring.runtime.comm import group_of
 from multiring.runtime.group import GROUPS
+from multiring.training.buckets import Bucket, Buckets, GradientSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -477,6 +478,45 @@ def narrow() -> list[float]:
         mr.all_reduce(x)
         assert (x == x[0]).all()
         return [float(exact[0]), float(x[0])]
+    finally:
+        mr.shutdown()
+
+
+def narrow_buckets(size_of_values: float) -> None:
+    """Means of gradients that travel in int8, and who had them, whatever the size of the gradients beside the marks.
+
+    Values are between one and two times ``size_of_values``, so that an eighth of them is far from what is rounded off.
+    """
+    communicator = mr.init()
+    try:
+        rank, size = mr.rank(), mr.world_size()
+        gradients = [GradientSpec(count, "float32", str(count)) for count in (5, 700, 300, 9, 16)]
+        values = [
+            [size_of_values * (1 + (np.arange(g.elements) * 7 + r * 5) % 11 / 11) for r in range(size)]
+            for g in gradients
+        ]
+        bound = 2 * size_of_values * 0.0080  # of the mean over the ranks, whose largest are below two sizes
+        for bucket_bytes in (100, 3_000, 1 << 20):
+            fused = Buckets(communicator, gradients, [4, 3, 2, 1, 0], bucket_bytes=bucket_bytes)
+            for lacking in range(size):  # gradient 3 is on every other rank; nobody has gradient 4
+                fused.begin()
+                for i in range(4):
+                    if i != 3 or rank != lacking:
+                        fused.slot(i)[:] = values[i][rank]
+                        fused.ready(i)
+                assert fused.finish() == {0, 1, 2, 3}
+                for i in range(5):
+                    having = [r for r in range(size) if i < 3 or (i == 3 and r != lacking)]
+                    mean = sum((values[i][r] for r in having), np.zeros(gradients[i].elements)) / size
+                    assert (np.abs(fused.slot(i) - mean) <= bound).all(), (bucket_bytes, i)
+        for bucket in (Bucket(communicator, gradients), Bucket(communicator, [GradientSpec(256, "float32")] * 2)):
+            for slot in bucket.slots:
+                slot[:] = size_of_values * (1 + rank)
+            bucket.marks[:] = [rank == i % size for i in range(len(bucket.marks))]
+            bucket.start("sum")
+            bucket.wait()
+            # Scales keep 17 bits, and a mark is rounded twice.
+            np.testing.assert_allclose(bucket.marks, 1, rtol=2.0**-16)
     finally:
         mr.shutdown()
 

@@ -100,6 +100,12 @@ def test_sums_that_travel_in_int8_have_the_same_bits_on_all_ranks(hosts: str) ->
     assert len(set(bits)) == 1
 
 
+@pytest.mark.parametrize("size_of_values", [1e-3, 1e6])
+@pytest.mark.parametrize("hosts", ["ab", "aabc"])
+def test_gradients_and_marks_in_int8_leave_each_other_alone(hosts: str, size_of_values: float) -> None:
+    run(collectives.narrow_buckets, len(hosts), hosts, size_of_values, environment={"MULTIRING_WIRE": "host=int8"})
+
+
 def test_a_plan_is_forced_by_its_id() -> None:
     topology = Topology.of_hosts(list("aab"))
     usual = planner.choose(topology, "all_reduce", 1 << 20, speeds=speeds_of("aab"))

@@ -332,13 +332,27 @@ def test_survivors_of_a_world_sum_in_int8_what_is_left(left):
     topology, count = RACKS.restrict(left), 5_001
     plan = choose(topology, "all_reduce", 4 * count, wire={"rack": "int8"}).plan
     racks = {rank // 4 for rank in left}
-    assert plan.wire == "int8" or len(racks) == 1
+    assert plan.wire == ("int8" if len(racks) > 1 else "")
     given = inputs(8, count)[list(left)]
     results = run_on_engine(topology, plan, given)
     bound = plan.wire_error * sum(largest_of_block(each.astype(np.float64), "int8") for each in given) + 2.0**-20
     for result in results:
         assert (np.abs(result - given.astype(np.float64).sum(axis=0)) <= bound).all()
         np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))
+
+
+@pytest.mark.parametrize("wire", ROUNDING)
+@pytest.mark.parametrize("ranks_per_host", [2, 3, 4])
+def test_a_group_within_a_place_of_the_named_level_sends_as_it_is(ranks_per_host, wire):
+    """Nothing of it crosses from one such place to another."""
+    topology = nested([[ranks_per_host] * 2] * 2, [card(200), card(400), CORE])
+    rack, host = range(2 * ranks_per_host), range(ranks_per_host)
+    for size in [1 << power for power in range(12, 24)]:
+        plan = choose(topology.restrict(rack), "all_reduce", size, wire={"rack": wire}).plan
+        assert {phase.wire for phase in plan.phases} == {plan.wire} == {""}
+        assert choose(topology.restrict(host), "all_reduce", size, wire={"host": wire, "rack": wire}).plan.wire == ""
+    for size in (4 << 10, 8 << 20):
+        assert choose(topology.restrict(rack), "all_reduce", size, wire={"host": wire}).plan.wire == wire
 
 
 def test_only_the_named_levels_are_narrow_and_what_follows_between_hosts():

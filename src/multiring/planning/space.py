@@ -47,7 +47,10 @@ def options(
 ) -> Iterator[Options]:
     """The choices of modes and of shares for a shape arranged in a grid, each with its methods; between the places of a
     level they send in its ``wire``, where it has one. ``ordered``: a sum is made at once, in the order of the ranks."""
-    wires = [{wire.get(level, "") for level in dimension.levels} for dimension in grid]
+    wires = [
+        {wire.get(level, "") for level in dimension.levels} if max(_sizes(here)) > 1 else {""}
+        for dimension, here in zip(grid, shape.by_depth, strict=True)
+    ]
     if all(len(formats) == 1 for formats in wires):
         for choice in _as_wide_as_given(grid, shape, collective, ordered):
             narrow = [_narrowed(stages, min(formats)) for stages, formats in zip(choice, wires, strict=True)]

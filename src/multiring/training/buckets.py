@@ -1,9 +1,10 @@
 """Gradients fused into buckets: few large all-reduces instead of many small ones, each begun as soon as it can be.
 
 A bucket is one buffer in the arena. Every gradient has a slot there, and after the slots each has a mark, which a rank
-sets if it has that gradient in this step. The sum of the marks says who else had it, at no further message:
+sets if it has that gradient in this step. The sum of the marks says who else had it, at no further message. They begin
+where a block of int8 does, or small gradients beside them would travel as zeros, and marks beside large ones:
 
-    | gradient 7 | gradient 6 |  gradient 5  | marks 7 6 5 |
+    | gradient 7 | gradient 6 |  gradient 5  | zeros | marks 7 6 5 |
 
 Backward passes finish gradients from the last layer to the first, so the buckets are filled in that order, and all
 ranks reduce them in the same one, whatever the order in which their own gradients become ready.
@@ -19,6 +20,7 @@ import numpy as np
 
 from multiring.env import whole_number
 from multiring.errors import ResourceError
+from multiring.planning.plan import SCALED_ELEMENTS
 from multiring.runtime.buffers import ITEMSIZES, writable
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Part
@@ -107,16 +109,17 @@ class Bucket:
         (dtype,) = {gradient.dtype for gradient in gradients}
         itemsize = ITEMSIZES[dtype]
         starts = np.cumsum([0, *map(_slot_bytes, gradients)]) // itemsize
+        marks = -(-int(starts[-1]) // SCALED_ELEMENTS) * SCALED_ELEMENTS
         self._group = group_of(communicator)
         self._label = bucket_label(gradients)
-        buffer = view(_memory(communicator, int(starts[-1] + len(gradients)) * itemsize), dtype)
+        buffer = view(_memory(communicator, (marks + len(gradients)) * itemsize), dtype)
         buffer[:] = 0  # the gaps between the slots are summed too
         self._piece = writable(buffer)
         self.slots = [
             buffer[int(start) : int(start) + gradient.elements]
             for start, gradient in zip(starts[:-1], gradients, strict=True)
         ]
-        self.marks = buffer[int(starts[-1]) :]
+        self.marks = buffer[marks:]
         self._work: Part | None = None
 
     def start(self, op: str) -> None:

@@ -110,6 +110,12 @@ class Program:
         least = max(1, self.grain // itemsize)
         return max(least, self.segment_bytes // itemsize // least * least)
 
+    def staging_bytes(self, elements: int, itemsize: int, narrows: bool) -> int:
+        """What any segment of a call takes; cuts are rounded, so the last segment, if shorter, may take the most."""
+        full = min(self.slice_elements(itemsize), elements)
+        last = elements - (elements - 1) // full * full if full else 0
+        return max(self.layout(length, itemsize, narrows).staging_bytes for length in {full, last})
+
     def _layout(self, slice: int, itemsize: int, narrows: bool) -> SliceLayout:
         extents: list[Extent] = []
         staging = 0

@@ -71,8 +71,7 @@ class Collective(Operation):
         self._header = header  # kept while it is sent
         for member in self.program.tells:
             self._told += self.channel.send(header.ctypes.data, NBYTES, member, tag)
-        layout = self.program.layout(min(self.slice, self.signature.elements), self.itemsize, self.narrows)
-        self._row_bytes = layout.staging_bytes
+        self._row_bytes = self.program.staging_bytes(self.signature.elements, self.itemsize, self.narrows)
         staging = self.channel.staging[self._lane]
         if staging is None or staging.nbytes < self._rows * self._row_bytes:
             staging = self.channel.staging[self._lane] = np.empty(self._rows * self._row_bytes, np.uint8)
