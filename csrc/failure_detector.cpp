@@ -351,7 +351,8 @@ bool FailureDetector::check_complaints() {
     return true;
 }
 
-// How many ranks that live judge before this one: those of hosts that are in no complaint, then the others.
+// How many ranks judge before this one: those of hosts that are in no complaint, whether or not they are heard of here,
+// as the way to them may be what is broken; then those of the others that are.
 int FailureDetector::turn() const {
     if (!liveness_.hears(options_.rank)) return latest_turn;  // it was away, and others know better
     const auto is_party = [&](int rank) {
@@ -364,8 +365,9 @@ int FailureDetector::turn() const {
     const std::vector<bool> departed = peers_.departures();
     int before = 0;
     for (int rank = 0; rank < options_.world_size && before < latest_turn; ++rank) {
-        if (rank == options_.rank || departed[static_cast<std::size_t>(rank)] || !liveness_.hears(rank)) continue;
+        if (rank == options_.rank || departed[static_cast<std::size_t>(rank)]) continue;
         const bool is_other = is_party(rank);
+        if (is_other && !liveness_.hears(rank)) continue;
         before += is_other == own ? rank < options_.rank : own;
     }
     return before;
