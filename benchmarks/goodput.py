@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from multiring.bench import curves, report
+from multiring.job.survivors import is_quorum
 from multiring.launch import processes
 
 TRAINING = Path(__file__).resolve().parents[1] / "examples" / "under_fire.py"
@@ -234,15 +235,12 @@ class Job:
         """Ranks of the newest world without which the others are enough to go on."""
         pids = self.journal.world["pids"]
         left = {rank for rank, pid in enumerate(pids) if pid not in self._dead()}
-        return [rank for rank in sorted(left) if len(left) > self.min_ranks and is_quorum(left - {rank}, len(pids))]
+        return [
+            rank for rank in sorted(left) if len(left) > self.min_ranks and is_quorum(left - {rank}, range(len(pids)))
+        ]
 
     def _last_lines(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
-
-
-def is_quorum(left: set[int], size: int) -> bool:
-    """Whether the ranks that are left of a world go on: more than half of them, or half with rank 0."""
-    return 2 * len(left) > size or (2 * len(left) == size and 0 in left)
 
 
 def expose(job: Job, args: argparse.Namespace, every: float, seconds: float, chance: random.Random) -> None:

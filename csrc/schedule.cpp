@@ -50,8 +50,8 @@ constexpr std::size_t round_up(std::size_t bytes) {
 
 std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize, std::size_t grain) {
     if (at.numerator == at.denominator) return count;
-    const std::size_t most = grain_elements(grain, itemsize);
-    return static_cast<std::size_t>(Wide{at.numerator} * count / (Wide{at.denominator} * most)) * most;
+    const std::size_t least = grain_elements(grain, itemsize);
+    return static_cast<std::size_t>(Wide{at.numerator} * count / (Wide{at.denominator} * least)) * least;
 }
 
 Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int32_t> peer_table, int member,

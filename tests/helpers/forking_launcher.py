@@ -124,13 +124,7 @@ def _start(recipe: Recipe, streams: Streams, inherited: Collection[int]) -> Any:
     if pid:
         return _Rank(pid)
     try:
-        processes.end_with(agent, signal.SIGKILL)
-        if recipe.group is None:
-            os.setsid()
-        else:
-            os.setpgid(0, recipe.group)
-        if recipe.cpus:
-            os.sched_setaffinity(0, recipe.cpus)
+        processes.take_place(recipe, agent)
         _become(recipe, words, streams, inherited)
     except BaseException:
         traceback.print_exc()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import scripts
 
 from multiring import lab
 from multiring.planning import topology_file
@@ -25,13 +25,7 @@ MB = 1 << 20
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("simulator_against_lab", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return scripts.loaded(SCRIPT)
 
 
 def row(plan: str, predicted: float, measured: float, topology: str = "flat") -> dict[str, Any]:

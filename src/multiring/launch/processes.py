@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 GRACE_SECONDS = 5.0
@@ -57,19 +58,19 @@ def end_with(parent: int, number: int) -> None:
         os._exit(1)
 
 
+def take_place(recipe: Recipe, agent: int) -> None:
+    """Give this process, a child of its agent, the process group and the cores of a rank, and the agent's end."""
+    end_with(agent, signal.SIGKILL)
+    if recipe.group is None:
+        os.setsid()
+    else:
+        os.setpgid(0, recipe.group)
+    if recipe.cpus:
+        os.sched_setaffinity(0, recipe.cpus)
+
+
 def start(recipe: Recipe, streams: Streams, inherited: Collection[int]) -> subprocess.Popen[bytes]:
     """Start a rank that also has the descriptors ``inherited``; the kernel kills it when the calling thread ends."""
-    agent = os.getpid()
-
-    def become_rank() -> None:
-        end_with(agent, signal.SIGKILL)
-        if recipe.group is None:
-            os.setsid()
-        else:
-            os.setpgid(0, recipe.group)
-        if recipe.cpus:
-            os.sched_setaffinity(0, recipe.cpus)
-
     return subprocess.Popen(
         recipe.command,
         env=recipe.environment,
@@ -78,7 +79,7 @@ def start(recipe: Recipe, streams: Streams, inherited: Collection[int]) -> subpr
         stdout=streams.output,
         stderr=streams.error,
         pass_fds=tuple(inherited),
-        preexec_fn=become_rank,
+        preexec_fn=partial(take_place, recipe, os.getpid()),
     )
 
 
