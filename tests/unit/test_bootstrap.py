@@ -181,6 +181,7 @@ def test_secret_from_a_file_and_from_a_descriptor(tmp_path: Path) -> None:
     file.write_text(SECRET + "\n")
     assert bootstrap.given_secret(env.Launch(secret_file=str(file))) == SECRET.encode()
     reading, writing = os.pipe()
+    os.set_inheritable(reading, True)
     os.write(writing, SECRET.encode())
     os.close(writing)
     for _ in range(2):  # init may be called again after shutdown
@@ -195,7 +196,28 @@ def secret_in_memory(text: str) -> int:
     descriptor = os.memfd_create("secret")
     os.write(descriptor, text.encode())
     os.lseek(descriptor, 0, os.SEEK_SET)
+    os.set_inheritable(descriptor, True)
     return descriptor
+
+
+def test_a_file_of_the_program_is_never_taken_for_the_secret(tmp_path: Path) -> None:
+    with open(tmp_path / "own", "w+") as file:
+        for inheritable, said in (False, "not inherited"), (True, "yields 0 bytes"):
+            os.set_inheritable(file.fileno(), inheritable)
+            with pytest.raises(RendezvousError, match=rf"{said}.* A process that a rank has started is no rank"):
+                bootstrap.given_secret(env.Launch(secret_fd=file.fileno(), job="of a file"))
+        file.write("row")
+    assert (tmp_path / "own").read_text() == "row"
+
+
+def test_a_pipe_that_stays_open_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "SECRET_SECONDS", 0.2)
+    reading, writing = os.pipe()
+    os.set_inheritable(reading, True)
+    with pytest.raises(RendezvousError, match="nobody has closed its other end within"):
+        bootstrap.given_secret(env.Launch(secret_fd=reading, job="of a pipe"))
+    os.close(reading)
+    os.close(writing)
 
 
 def open_descriptors() -> set[str]:

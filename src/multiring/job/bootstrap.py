@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib
 import importlib.util
 import os
 import re
 import secrets
+import select
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -34,6 +37,13 @@ LOOPBACKS = {"localhost", "127.0.0.1", "::1"}
 
 DRAIN_SECONDS = 10.0
 MIN_SECRET = 16
+SECRET_SECONDS = 10.0
+"""Time in which whoever gives a secret through a pipe closes it."""
+
+NO_RANK = (
+    "A process that a rank has started is no rank, though it has a rank's variables: without RANK and MULTIRING_* it "
+    "is a world of one"
+)
 
 
 @dataclass(frozen=True)
@@ -480,10 +490,10 @@ def given_secret(launch: env.Launch) -> bytes | None:
                 secret = file.read().strip()
         except OSError as error:
             raise RendezvousError(f"{origin}: {error.strerror}") from None
+        if len(secret) < MIN_SECRET:
+            raise RendezvousError(f"{origin} yields {len(secret)} bytes: a secret has {MIN_SECRET} or more")
     else:
         return None
-    if len(secret) < MIN_SECRET:
-        raise RendezvousError(f"{origin} yields {len(secret)} bytes: a secret has {MIN_SECRET} or more")
     return secret
 
 
@@ -504,14 +514,15 @@ def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: 
     try:
         if known is not None and _file(descriptor) == known.file:
             return known.secret
+        if not os.get_inheritable(descriptor):  # what a process inherits is, and what Python opens is not
+            raise OSError(errno.EBADF, "it was not inherited, this process has opened it itself")
         secret = _drain(descriptor)
     except OSError as error:
         if known is not None and known.job == job:  # the program has closed it
             return known.secret
-        raise RendezvousError(
-            f"{origin}: {error.strerror}; a launcher must let it be inherited. A process that a rank has started is no "
-            "rank, though it has a rank's variables: without RANK and MULTIRING_* it is a world of one"
-        ) from None
+        raise RendezvousError(f"{origin}: {error.strerror}; a launcher must let it be inherited. {NO_RANK}") from None
+    if len(secret) < MIN_SECRET:  # perhaps a file of the program, which is left as it is
+        raise RendezvousError(f"{origin} yields {len(secret)} bytes: a secret has {MIN_SECRET} or more. {NO_RANK}")
     if _taken is not None and known is None:
         with contextlib.suppress(OSError):  # the program has closed it
             if _file(_taken.descriptor) == _taken.file:
@@ -521,8 +532,17 @@ def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: 
 
 
 def _drain(descriptor: int) -> bytes:
-    with open(descriptor, "rb", closefd=False) as file:
-        return file.read().strip()
+    """What can be read until the end; OSError if the end does not come."""
+    content = b""
+    until = time.monotonic() + SECRET_SECONDS
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while poll.poll(max(0, until - time.monotonic()) * 1000):
+        piece = os.read(descriptor, 1 << 16)
+        if not piece:
+            return content.strip()
+        content += piece
+    raise OSError(errno.ETIMEDOUT, f"nobody has closed its other end within {SECRET_SECONDS:.0f} s")
 
 
 def _hold(descriptor: int) -> tuple[int, int]:

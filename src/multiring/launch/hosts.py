@@ -166,9 +166,9 @@ def together(assignments: Sequence[Assignment], machines: Sequence[str]) -> list
 def identity() -> str:
     """What two names of this host have in common, and no two hosts, containers or users; nor what MULTIRING_HOST parts.
 
-    The numbers of namespaces tell apart containers that share a network.
+    The numbers of namespaces tell apart containers that share a network, where /proc is mounted.
     """
-    spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("mnt", "pid")]
+    spaces = [file.stat().st_ino for kind in ("mnt", "pid") if (file := Path(f"/proc/self/ns/{kind}")).exists()]
     return " ".join([local.machine(), *map(str, spaces), os.environ.get("MULTIRING_HOST", "")])
 
 
