@@ -248,7 +248,13 @@ class Training:
         if dist.get_world_size() >= AT_START:
             return False
         began = time.monotonic()
-        agreement = multiring.torch.grow()
+        try:
+            agreement = multiring.torch.grow()
+        except mr.RendezvousError as refused:
+            if not mr.is_initialized():
+                raise
+            self.tell("not grown", reason=str(refused))  # all ranks are as they were, and try again later
+            return False
         if agreement is None:
             return False
         self.generation, self.parallel = agreement.generation, None

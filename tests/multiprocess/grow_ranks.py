@@ -104,6 +104,34 @@ def grow_alone() -> dict[str, Any]:
     return {"told": told}
 
 
+def cannot_reach_the_store(rank: int, go: str) -> dict[str, Any]:
+    """Rank 2 is replaced; the first time that ``rank`` is to look into the launcher's store, it cannot be reached."""
+    mr.init()
+    told: list[Any] = []
+    if not NUMBER:
+        lose([2])
+        wait_for(go)
+        look = growth._join_queue
+        if mr.rank() == rank:
+            growth._join_queue = unreachable
+        before = mr.init()
+        try:
+            told.append(mr.grow(4))
+        except mr.RendezvousError as error:
+            told.append(str(error))
+        assert mr.init() is before
+        steps_until(STEPS)
+        growth._join_queue = look
+        grow_until(3)
+    outcome = {**members(), "first": told}
+    mr.shutdown()
+    return outcome
+
+
+def unreachable(*_: Any) -> Any:
+    raise mr.RendezvousError("no way to the store")
+
+
 def lose_another(dying: int, number: int, when: str, go: str) -> dict[str, Any]:
     """Rank 2 is replaced; in the first admission the one that was rank ``dying`` at the start is killed ``when``.
 

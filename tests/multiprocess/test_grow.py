@@ -65,6 +65,25 @@ def test_a_newcomer_is_killed_while_it_is_admitted(when: str, hosts: str, tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("rank", "told"), [(0, "rank 0 cannot look who is to be admitted: no way to the store"), (1, None)]
+)
+def test_who_cannot_reach_the_store_harms_nobody(rank: int, told: str | None, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    job = jobs.start(grow_ranks.cannot_reach_the_store, 3, rank, str(go), hosts="aab", environment=QUICK)
+    assert job.processes[2].wait(30) == -signal.SIGKILL
+    newcomer = job.replace(2)
+    wait_until(lambda: job.applied == 1, "it waits")
+    go.touch()
+    outcomes = job.wait()
+    values = [outcomes[index].value for index in (0, 1, newcomer)]
+    assert [value["at_start"] for value in values] == [[0, 1, 2]] * 3
+    assert [value["first"] for value in values] == [[told], [told], []]
+    if told is None:
+        said = "nobody was admitted, and the job goes on with 2 ranks: no way to the store"
+        assert said in outcomes[rank].error
+
+
+@pytest.mark.parametrize(
     ("dying", "when"),
     [(0, "before members"), (0, "after members"), (1, "before engine"), (0, "before verdict"), (1, "after verdict")],
 )
