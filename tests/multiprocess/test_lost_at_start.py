@@ -272,6 +272,26 @@ def test_who_is_lost_as_all_begin_again_is_not_replaced_and_that_is_told(launch:
     assert "is started again, replacement" not in result.stderr
 
 
+def test_a_child_that_keeps_the_input_of_rank_0_does_not_stop_that_of_the_next(hosts: Launch) -> None:
+    words = ("-H", "a:2", "--python", sys.executable, "-n", "2", "--min-ranks", "2", "--max-replacements", "1")
+    program = hosts.script("""
+        import os, pathlib, signal, subprocess, sys, time
+        struck = pathlib.Path("struck")
+        if os.environ["RANK"] == "0":
+            if not struck.exists():
+                struck.touch()
+                subprocess.Popen(["sleep", "100"])
+                time.sleep(2)  # the pipe is full then
+                os.kill(os.getpid(), signal.SIGKILL)
+            print("the rest ends with", sys.stdin.read()[-5:])
+            pathlib.Path("read").touch()
+        while not pathlib.Path("read").exists():
+            time.sleep(0.05)
+    """)
+    result = hosts.run(*words, program, stdin="line\n" * 100_000 + "end.\n", seconds=60)
+    assert (result.returncode, result.stdout.strip()) == (0, "the rest ends with end."), result.stderr
+
+
 @pytest.mark.parametrize("place", [(), ("-H", "a:2", "--python", sys.executable)], ids=["here", "another host"])
 def test_rank_0_that_is_started_again_reads_on_to_the_end_of_the_input(hosts: Launch, place: tuple[str, ...]) -> None:
     words = (*place, "-n", "2", "--min-ranks", "2", "--max-replacements", "1")
