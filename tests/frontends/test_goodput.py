@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import scripts
-from framework_jobs import needs
+from forking_launcher import TORCH
+from framework_jobs import job, needs
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "goodput.py"
@@ -76,6 +77,17 @@ def test_processes_start_by_the_clock_of_the_other_events(monkeypatch: pytest.Mo
     whole, seconds = time.clock_gettime, 1000.0
     monkeypatch.setattr(time, "clock_gettime", lambda clock: whole(clock) + seconds * (clock == time.CLOCK_BOOTTIME))
     assert training.process_start() == pytest.approx(started - seconds, abs=1)
+
+
+def test_the_training_goes_on_where_rank_0_cannot_look_for_newcomers(tmp_path: Path) -> None:
+    words = ("--steps", "1000000", "--look", "2", "--events", str(tmp_path), "--stop", str(tmp_path / "stop"))
+    options = ("--min-ranks", "2", "--max-replacements", "1")
+    done = job("under_fire_unreachable.py", *words, ranks=3, options=options, imports=TORCH, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ steps: test loss .* 3 ranks", done.stdout), done.stdout
+    told = [event for event in events_of(tmp_path) if event["event"] == "not grown"]
+    assert len(told) == 4  # by two ranks, twice
+    assert {event["reason"] for event in told} == {"rank 0 cannot look who is to be admitted: no way to the store"}
 
 
 def test_its_counts_are_those_of_the_job_and_no_sample_is_lost(tmp_path: Path) -> None:
