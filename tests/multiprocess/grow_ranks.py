@@ -15,6 +15,7 @@ import multiring as mr
 from multiring import version
 from multiring.job import growth, rendezvous
 from multiring.job.admission import Admission
+from multiring.runtime import clocks
 
 NUMBER = int(os.environ.get("MULTIRING_REPLACEMENT", "0"))
 
@@ -153,6 +154,33 @@ def lose_another(dying: int, number: int, when: str, go: str) -> dict[str, Any]:
         except mr.PeerLost as error:
             outcome["lost"].append(mr.init().world.membership.members[error.rank])
             mr.shrink()
+    mr.shutdown()
+    return outcome
+
+
+def lose_as_clocks_are_compared(dying: int, number: int, go: str) -> dict[str, Any]:
+    """Rank 2 is replaced; ``dying``, of replacement ``number``, is killed as all have met and compare clocks."""
+    offset, calls = clocks.job_offset, 0 if NUMBER else -2  # those of the start and of the shrunk world
+
+    def offset_or_die(*arguments: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 1 and (int(os.environ["MULTIRING_RANK"]), NUMBER) == (dying, number):
+            die()
+        return offset(*arguments)
+
+    clocks.job_offset = offset_or_die
+    mr.init()
+    told = []
+    if not NUMBER:
+        lose([2])
+        wait_for(go)
+        while 2 not in mr.init().world.membership.members:
+            agreement = mr.grow(20)
+            if agreement is not None:
+                told.append(list(agreement.members))
+            time.sleep(0.02)
+    outcome = {**members(), "agreed": told}
     mr.shutdown()
     return outcome
 

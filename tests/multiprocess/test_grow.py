@@ -101,6 +101,28 @@ def test_a_member_is_killed_while_it_admits_others(dying: int, when: str, tmp_pa
     assert values[0]["lost"] == values[2]["lost"] == [2, dying] or values[0]["lost"] == values[2]["lost"] == [dying]
 
 
+@pytest.mark.parametrize(("dying", "number", "agreed"), [(2, 1, [[0, 1, 2], [0, 1, -1, 2]]), (1, 0, [[0, -1, 2]])])
+def test_a_loss_as_clocks_are_compared_is_part_of_what_is_agreed_on(
+    dying: int, number: int, agreed: list[list[int]], tmp_path: Path
+) -> None:
+    go, environment = tmp_path / "go", {**QUICK, "MULTIRING_TRACE": str(tmp_path / "t.json")}
+    job = jobs.start(
+        grow_ranks.lose_as_clocks_are_compared, 4, dying, number, str(go), hosts="aaba", environment=environment
+    )
+    assert job.processes[2].wait(30) == -signal.SIGKILL
+    newcomer = job.replace(2)
+    wait_until(lambda: job.applied == 1, "it waits")
+    go.touch()
+    assert job.processes[newcomer if number else dying].wait(30) == -signal.SIGKILL
+    if number:
+        newcomer = job.replace(2)
+    outcomes = job.wait()
+    left = [rank for rank in range(4) if number or rank != dying]
+    values = [outcomes[newcomer if rank == 2 else rank].value for rank in left]
+    assert [value["at_start"] for value in values] == [left] * len(left)
+    assert [value["agreed"] for value in values] == [[] if rank == 2 else agreed for rank in left]
+
+
 def test_a_rank_whose_place_is_taken_raises(tmp_path: Path) -> None:
     end = tmp_path / "end"
     job = jobs.start(grow_ranks.stop_and_wake, 3, str(end), hosts="aab", environment=QUICK)
