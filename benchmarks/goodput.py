@@ -107,10 +107,13 @@ class Journal:
     def look(self) -> None:
         """Read what is new; a line that is being written is read by the next look."""
         for file in sorted(self._folder.glob("*.jsonl")):
+            begin = self._read.get(file, 0)
+            if file.stat().st_size == begin:  # most are of ranks that have been killed
+                continue
             with file.open("rb") as opened:
-                opened.seek(self._read.get(file, 0))
+                opened.seek(begin)
                 whole = opened.read().rpartition(b"\n")
-            self._read[file] = self._read.get(file, 0) + len(whole[0]) + len(whole[1])
+            self._read[file] = begin + len(whole[0]) + len(whole[1])
             for line in whole[0].splitlines():
                 self._take(json.loads(line))
 

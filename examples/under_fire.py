@@ -124,9 +124,10 @@ class Events:
 
 
 def process_start() -> float:
-    """When the kernel started this process."""
+    """When the kernel started this process, by the other events' clock, which stands still where a machine sleeps."""
     ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    return int(ticks) / os.sysconf("SC_CLK_TCK")
+    suspended = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return int(ticks) / os.sysconf("SC_CLK_TCK") - suspended
 
 
 # --- the training ---
@@ -212,11 +213,15 @@ class Training:
             if type(refused) is mr.MultiringError:
                 raise error from None
             raise
+        self.tell("shrunk", generation=agreement.generation, lost=self.go_on(agreement))
+
+    def go_on(self, agreement: Any) -> list[int]:
+        """Be one of those who have agreed; the processes that are not among them any more."""
         lost = [pid for rank, pid in enumerate(self.pids) if pid is not None and rank not in agreement.members]
-        self.pids = [self.pids[rank] if rank < len(self.pids) else None for rank in agreement.members]
+        self.pids = [self.pids[rank] if 0 <= rank < len(self.pids) else None for rank in agreement.members]
         self.generation = agreement.generation
         self.parallel = None
-        self.tell("shrunk", generation=self.generation, lost=lost)
+        return lost
 
     def train_epoch(self) -> bool:
         """Train until the epoch ends or ranks are admitted; True if the training has ended."""
@@ -248,11 +253,17 @@ class Training:
         if dist.get_world_size() >= AT_START:
             return False
         began = time.monotonic()
-        agreement = multiring.torch.grow()
+        try:
+            agreement = multiring.torch.grow()
+        except mr.RendezvousError as refused:
+            if not mr.is_initialized():
+                raise
+            self.tell("not grown", reason=str(refused))  # all ranks are as they were, and try again later
+            return False
         if agreement is None:
             return False
-        self.generation, self.parallel = agreement.generation, None
-        self.pids = [None if rank < 0 else self.pids[rank] for rank in agreement.members]
+        if lost := self.go_on(agreement):  # when they had admitted others
+            self.tell("shrunk", generation=self.generation, lost=lost)
         self.tell("grown", generation=self.generation, began=began)
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -31,6 +32,8 @@ if TYPE_CHECKING:  # what only a job needs
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _M = TypeVar("_M", float, Mapping[str, float])
+
+_log = logging.getLogger("multiring")
 
 _default: Communicator | None = None
 _given: GivenIdentity | None = None  # what `init` was given for it
@@ -82,7 +85,12 @@ def init(
                 identity = given.identity()
             join = growth.enter if identity.replacement else rendezvous.join
             reports.tell_stage("joins")
-            adopt(Communicator(Group(join(identity, settings))), given)
+            try:
+                adopt(Communicator(Group(join(identity, settings))), given)
+            except (PeerLost, CollectiveTimeout):
+                if not (identity.replacement and is_initialized()):
+                    raise
+                _shrunk(None)  # with those who have admitted this one
             _show_metrics()
         elif given is not None and given != _given:
             raise ValueError(
@@ -198,39 +206,59 @@ def shrink(timeout: float | None = None) -> Agreement:
     theirs; groups, arrays of `empty` to be zero-copy, and what was built on the old one are to be made again. Ranks
     that live and have not called this are waited for ``timeout`` seconds (None: MULTIRING_INIT_TIMEOUT). More than half
     of the ranks go on, or half of them with rank 0. RendezvousError for all others, and for a rank that was taken for
-    lost: they have left the job then.
+    lost: they have left the job then. Losses that follow meanwhile are part of what is agreed on.
     """
-    from multiring.job import growth, survivors
+    with _lock:
+        return _shrunk(timeout)
+
+
+def _shrunk(timeout: float | None) -> Agreement:
+    from multiring.job import growth
+
+    before = _communicator(None).world.membership
+    agreement: Agreement | None = None
+    while True:
+        communicator, agreed = _survived(timeout)
+        agreement = agreed if agreement is None else agreement.then(agreed)
+        try:
+            adopt(communicator, _given)
+        except (PeerLost, CollectiveTimeout) as error:
+            _log.warning("the survivors try again, as another loss has followed: %s", error)
+            continue
+        if _given is None:
+            growth.report_excluded(before, communicator.world)
+        return agreement
+
+
+def _survived(timeout: float | None) -> tuple[Communicator, Agreement]:
+    """That of the survivors, who have left the default communicator, and what they have agreed on."""
+    from multiring.job import survivors
 
     global _default
-    with _lock:
-        communicator = _communicator(None)
-        world = communicator.world
-        failure = world.engine.failure()
-        if failure is None:
-            raise MultiringError(
-                "no rank was lost: shrink() is called after the PeerLost or CollectiveTimeout of a call. After that "
-                "of work.wait(timeout) the call goes on: wait() without a limit, until it ends or raises by its own "
-                "timeout"
-            )
-        if not isinstance(failure, (PeerLost, CollectiveTimeout)):
-            raise failure
-        seconds = world.settings.init_timeout if timeout is None else time_limit(timeout)
-        completed, account = world.engine.completed(0), world.account()
-        _default, former = None, world
-        if _teller is not None:
-            _teller.pause("shrinks")
-        try:
-            world, agreement = survivors.shrink(former, completed, seconds)
-        except BaseException:
-            _hide_metrics()
-            _tell_status_no_more()
-            raise
-        world.follow(former, account)
-        adopt(Communicator(Group(world, timeout=communicator.timeout)), _given)
-        if _given is None:
-            growth.report_excluded(former.membership, world)
-        return agreement
+    communicator = _communicator(None)
+    former = communicator.world
+    failure = former.engine.failure()
+    if failure is None:
+        raise MultiringError(
+            "no rank was lost: shrink() is called after the PeerLost or CollectiveTimeout of a call. After that "
+            "of work.wait(timeout) the call goes on: wait() without a limit, until it ends or raises by its own "
+            "timeout"
+        )
+    if not isinstance(failure, (PeerLost, CollectiveTimeout)):
+        raise failure
+    seconds = former.settings.init_timeout if timeout is None else time_limit(timeout)
+    completed, account = former.engine.completed(0), former.account()
+    _default = None
+    if _teller is not None:
+        _teller.pause("shrinks")
+    try:
+        world, agreement = survivors.shrink(former, completed, seconds)
+    except BaseException:
+        _hide_metrics()
+        _tell_status_no_more()
+        raise
+    world.follow(former, account)
+    return Communicator(Group(world, timeout=communicator.timeout)), agreement
 
 
 def grow(timeout: float | None = None) -> Agreement | None:
@@ -243,7 +271,8 @@ def grow(timeout: float | None = None) -> Agreement | None:
     whose `init` returns now. Groups, arrays of `empty` to be zero-copy, and what was built on the old one are to be
     made again; what newcomers lack they get from rank `oldest`. All have ``timeout`` seconds to meet (None:
     MULTIRING_INIT_TIMEOUT, or 4 MULTIRING_HEARTBEAT_TIMEOUT if that is less). PeerLost where one of those that are
-    there is lost meanwhile: then `shrink` may be called.
+    there is lost meanwhile: then `shrink` may be called. RendezvousError where the launcher's store cannot be reached:
+    the job goes on as it was, unless the message says that this rank has left it.
     """
     from multiring.job import growth
 
@@ -265,6 +294,9 @@ def grow(timeout: float | None = None) -> Agreement | None:
         world.follow(communicator.world, communicator.world.account())
         try:
             adopt(Communicator(Group(world, timeout=communicator.timeout)))
+        except (PeerLost, CollectiveTimeout) as error:
+            _log.warning("the larger world shrinks before it was used: %s", error)
+            agreement = agreement.then(_shrunk(None))
         finally:
             communicator.world.close()
         return agreement

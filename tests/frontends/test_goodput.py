@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,8 @@ from typing import Any
 
 import pytest
 import scripts
-from framework_jobs import needs
+from forking_launcher import TORCH
+from framework_jobs import job, needs
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "goodput.py"
@@ -42,6 +44,50 @@ def run(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+
+
+def test_a_look_opens_only_what_has_grown(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(3):
+        (tmp_path / f"{rank}.jsonl").write_text(f'{{"event": "step", "step": {rank + 1}}}\n{{"event": "st')
+    journal, opened, open_file = script.Journal(tmp_path), [], Path.open
+
+    def noted(file: Path, *mode: str) -> Any:
+        opened.append(file.name)
+        return open_file(file, *mode)
+
+    monkeypatch.setattr(script.Path, "open", noted)
+    journal.look()
+    assert (opened, journal.steps) == (["0.jsonl", "1.jsonl", "2.jsonl"], 3)
+    for rank in (0, 1):
+        with open(tmp_path / f"{rank}.jsonl", "a") as file:
+            file.write(f'ep", "step": {rank + 7}}}\n')
+    opened.clear()
+    journal.look()
+    assert (opened, journal.steps) == (["0.jsonl", "1.jsonl", "2.jsonl"], 8)  # one line of rank 2 is not whole
+    opened.clear()
+    journal.look()
+    assert opened == ["2.jsonl"]
+    assert [event["step"] for event in journal.events] == [1, 2, 3, 7, 8]
+
+
+def test_processes_start_by_the_clock_of_the_other_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = scripts.loaded(TRAINING)
+    started = training.process_start()
+    assert 0 < time.monotonic() - started < 3600
+    whole, seconds = time.clock_gettime, 1000.0
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: whole(clock) + seconds * (clock == time.CLOCK_BOOTTIME))
+    assert training.process_start() == pytest.approx(started - seconds, abs=1)
+
+
+def test_the_training_goes_on_where_rank_0_cannot_look_for_newcomers(tmp_path: Path) -> None:
+    words = ("--steps", "1000000", "--look", "2", "--events", str(tmp_path), "--stop", str(tmp_path / "stop"))
+    options = ("--min-ranks", "2", "--max-replacements", "1")
+    done = job("under_fire_unreachable.py", *words, ranks=3, options=options, imports=TORCH, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ steps: test loss .* 3 ranks", done.stdout), done.stdout
+    told = [event for event in events_of(tmp_path) if event["event"] == "not grown"]
+    assert len(told) == 4  # by two ranks, twice
+    assert {event["reason"] for event in told} == {"rank 0 cannot look who is to be admitted: no way to the store"}
 
 
 def test_its_counts_are_those_of_the_job_and_no_sample_is_lost(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch_helpers import Net, caught, group, own  # noqa: E402
 from torch_ranks import run  # noqa: E402
 
 import multiring.torch  # noqa: E402
+from multiring.runtime.comm import Communicator  # noqa: E402
+from multiring.torch import start  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,6 +65,46 @@ def test_state_comes_from_the_survivor_that_is_named() -> None:
     assert survivors[0].value == survivors[1].value == [4.0] * 3
 
 
+def lose_another_meanwhile(second: int, side: str) -> tuple[list[int], int, list[float]]:
+    """Rank 1 is lost, then rank ``second`` in `shrink`, on one side of what makes the store of torch's group."""
+    make = start._store
+
+    def die_beside(communicator: Communicator) -> dist.Store:
+        if side == "after":
+            make(communicator)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("not reached")
+
+    with group() as (rank, size):
+        if rank == second:
+            start._store = die_beside
+        members, calls = list(range(size)), 0
+        while calls < 2:
+            try:
+                x = own(rank, 1000)
+                dist.all_reduce(x)
+                if len(members) == size and rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                calls += len(members) < size
+            except multiring.PeerLost:
+                agreement = multiring.torch.shrink()
+                members, calls = [members[before] for before in agreement.members], 0
+        assert members[dist.get_rank()] == rank
+        return members, agreement.generation, x[:20].tolist()
+
+
+@pytest.mark.parametrize(("second", "side"), [(2, "before"), (0, "after"), (3, "after")])
+def test_another_loss_before_the_group_is_made_is_part_of_what_is_agreed_on(second: int, side: str) -> None:
+    outcomes = run(lose_another_meanwhile, second, side, world_size=5)
+    left = [rank for rank in range(5) if rank not in (1, second)]
+    assert [outcomes[rank].exitcode for rank in (1, second)] == [-signal.SIGKILL] * 2
+    expected = sum(own(rank, 20) for rank in left)
+    assert isinstance(expected, torch.Tensor)
+    for rank in left:
+        assert not outcomes[rank].error
+        assert outcomes[rank].value == (left, 2, expected.tolist())
+
+
 @pytest.mark.parametrize(
     ("options", "wait", "ranks"), [((), 0, 2), (("--max-replacements", "1"), 60, 3)], ids=["lost", "replaced"]
 )
@@ -81,3 +124,11 @@ def test_the_example_loses_a_rank_and_no_accuracy(options: tuple[str, ...], wait
     found = re.search(rf"Test accuracy ([\d.]+)% with {ranks} ranks", done.stdout)
     assert found, done.stdout
     assert float(found[1]) > 93
+
+
+def test_a_replacement_that_is_lost_when_it_was_admitted_costs_nobody_else() -> None:
+    options = ("--min-ranks", "2", "--max-replacements", "2")
+    done = job("admitted_and_lost.py", ranks=3, options=options, imports=TORCH, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(re.findall(r"rank (\d) of 3 ends\n", done.stdout)) == ["0", "1", "2"], done.stdout
+    assert "rank 0 is started again, replacement 2 of 2" in done.stderr

@@ -153,6 +153,27 @@ def killed_while_attaching() -> list[Any]:
     return error_of(mr.init)
 
 
+def lost_while_attaching(victim: int, before: float) -> list[Any]:
+    """Rank ``victim`` is lost in init, so many seconds before the time limit; if that is below 0, it stops for ever.
+
+    What the others see of it.
+    """
+
+    def be_lost(*arguments: Any) -> list[int]:
+        deadline = arguments[5]
+        if before < 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(max(deadline - before - time.monotonic(), 0))
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("not reached")
+
+    if int(os.environ["MULTIRING_RANK"]) == victim:
+        local.attach = be_lost
+    found = error_of(mr.init)
+    tell("ended")
+    return found
+
+
 def leave_an_interactive_session() -> Any:
     """Rank 1 has seen an exception at its prompt, and leaves well later; what the others see."""
     mr.init()

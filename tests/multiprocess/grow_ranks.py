@@ -15,6 +15,7 @@ import multiring as mr
 from multiring import version
 from multiring.job import growth, rendezvous
 from multiring.job.admission import Admission
+from multiring.runtime import clocks
 
 NUMBER = int(os.environ.get("MULTIRING_REPLACEMENT", "0"))
 
@@ -104,6 +105,34 @@ def grow_alone() -> dict[str, Any]:
     return {"told": told}
 
 
+def cannot_reach_the_store(rank: int, go: str) -> dict[str, Any]:
+    """Rank 2 is replaced; the first time that ``rank`` is to look into the launcher's store, it cannot be reached."""
+    mr.init()
+    told: list[Any] = []
+    if not NUMBER:
+        lose([2])
+        wait_for(go)
+        look = growth._join_queue
+        if mr.rank() == rank:
+            growth._join_queue = unreachable
+        before = mr.init()
+        try:
+            told.append(mr.grow(4))
+        except mr.RendezvousError as error:
+            told.append(str(error))
+        assert mr.init() is before
+        steps_until(STEPS)
+        growth._join_queue = look
+        grow_until(3)
+    outcome = {**members(), "first": told}
+    mr.shutdown()
+    return outcome
+
+
+def unreachable(*_: Any) -> Any:
+    raise mr.RendezvousError("no way to the store")
+
+
 def lose_another(dying: int, number: int, when: str, go: str) -> dict[str, Any]:
     """Rank 2 is replaced; in the first admission the one that was rank ``dying`` at the start is killed ``when``.
 
@@ -125,6 +154,33 @@ def lose_another(dying: int, number: int, when: str, go: str) -> dict[str, Any]:
         except mr.PeerLost as error:
             outcome["lost"].append(mr.init().world.membership.members[error.rank])
             mr.shrink()
+    mr.shutdown()
+    return outcome
+
+
+def lose_as_clocks_are_compared(dying: int, number: int, go: str) -> dict[str, Any]:
+    """Rank 2 is replaced; ``dying``, of replacement ``number``, is killed as all have met and compare clocks."""
+    offset, calls = clocks.job_offset, 0 if NUMBER else -2  # those of the start and of the shrunk world
+
+    def offset_or_die(*arguments: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 1 and (int(os.environ["MULTIRING_RANK"]), NUMBER) == (dying, number):
+            die()
+        return offset(*arguments)
+
+    clocks.job_offset = offset_or_die
+    mr.init()
+    told = []
+    if not NUMBER:
+        lose([2])
+        wait_for(go)
+        while 2 not in mr.init().world.membership.members:
+            agreement = mr.grow(20)
+            if agreement is not None:
+                told.append(list(agreement.members))
+            time.sleep(0.02)
+    outcome = {**members(), "agreed": told}
     mr.shutdown()
     return outcome
 

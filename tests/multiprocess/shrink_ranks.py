@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import multiring as mr
 from multiring.job import rendezvous
 from multiring.net import local
 from multiring.net.acceptor import Message, RankConnection
+from multiring.runtime import clocks
 
 STEPS, LOST_AT = 12, 5
 
@@ -186,6 +188,43 @@ def lose_the_leader_after_some_have_met() -> dict[str, Any]:
             generations.append(agreement.generation)
     mr.shutdown()
     return {"begun": begun, "generations": generations}
+
+
+def lose_in_a_loop(first: int, second: int, seconds: float) -> dict[str, Any]:
+    """Rank ``second`` is killed so many seconds after it begins to shrink without ``first``, or in the steps after."""
+    mr.init()
+    rank, size = mr.rank(), mr.world_size()
+    members, generation, step = list(range(size)), 0, 0
+    while step < STEPS:
+        try:
+            if step == LOST_AT and rank == first:
+                die()
+            reduced(20_000, step)
+            step += len(members) == size or len(members) == size - 2
+        except mr.PeerLost:
+            if rank == second and len(members) == size:
+                threading.Timer(seconds, die).start()
+            agreement = mr.shrink()
+            members, generation = [members[before] for before in agreement.members], agreement.generation
+            step = 0  # some may have done one more than others
+    assert members[mr.rank()] == rank
+    mr.shutdown()
+    return {"members": members, "generation": generation}
+
+
+def lose_as_clocks_are_compared(second: int) -> dict[str, Any]:
+    """Rank ``second`` is killed when the survivors of the loss of the last one have met, and compare their clocks."""
+    offset, calls = clocks.job_offset, 0
+
+    def offset_or_die(*arguments: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 2 and mr.rank() == second:
+            die()
+        return offset(*arguments)
+
+    clocks.job_offset = offset_or_die
+    return lose([int(os.environ["MULTIRING_WORLD_SIZE"]) - 1])
 
 
 def _die_at(when: str) -> None:

@@ -82,6 +82,31 @@ def test_a_rank_killed_during_init_is_named_long_before_the_time_limit() -> None
         assert "rank 1" in message
 
 
+@pytest.mark.parametrize(
+    ("before", "hosts", "victim", "replaced"),
+    [
+        (90.0, "abbab", 2, "1"),
+        (0.3, "aaba", 3, "1"),
+        (0.3, "abbab", 2, "0"),
+        (0.3, "abbab", 2, "1"),
+        (-1.0, "abbab", 2, "0"),
+        (-1.0, "abbab", 2, "1"),
+    ],
+)
+def test_all_name_the_rank_that_is_lost_at_any_moment_of_init(
+    before: float, hosts: str, victim: int, replaced: str
+) -> None:
+    """Be it that a launcher, which here says nothing, may start it again."""
+    limits = {"MULTIRING_INIT_TIMEOUT": "8", "MULTIRING_MAX_REPLACEMENTS": replaced}
+    job = jobs.start(behaviour.lost_while_attaching, len(hosts), victim, before, hosts=hosts, environment=limits)
+    others = [rank for rank in range(len(hosts)) if rank != victim]
+    assert [job.line(rank) for rank in others] == ["ended"] * len(others)
+    job.signal(victim)
+    outcomes = job.wait()
+    told = {rank: outcomes[rank].value for rank in others}
+    assert all(value[:2] == ["RendezvousError", victim] for value in told.values()), told
+
+
 def test_a_slip_at_the_prompt_is_not_why_a_session_ends() -> None:
     left, _ = (outcome.value for outcome in jobs.start(behaviour.leave_an_interactive_session, 2).wait(30))
     assert left[:2] == ["PeerLost", 1]

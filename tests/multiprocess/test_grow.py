@@ -65,6 +65,25 @@ def test_a_newcomer_is_killed_while_it_is_admitted(when: str, hosts: str, tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("rank", "told"), [(0, "rank 0 cannot look who is to be admitted: no way to the store"), (1, None)]
+)
+def test_who_cannot_reach_the_store_harms_nobody(rank: int, told: str | None, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    job = jobs.start(grow_ranks.cannot_reach_the_store, 3, rank, str(go), hosts="aab", environment=QUICK)
+    assert job.processes[2].wait(30) == -signal.SIGKILL
+    newcomer = job.replace(2)
+    wait_until(lambda: job.applied == 1, "it waits")
+    go.touch()
+    outcomes = job.wait()
+    values = [outcomes[index].value for index in (0, 1, newcomer)]
+    assert [value["at_start"] for value in values] == [[0, 1, 2]] * 3
+    assert [value["first"] for value in values] == [[told], [told], []]
+    if told is None:
+        said = "nobody was admitted, and the job goes on with 2 ranks: no way to the store"
+        assert said in outcomes[rank].error
+
+
+@pytest.mark.parametrize(
     ("dying", "when"),
     [(0, "before members"), (0, "after members"), (1, "before engine"), (0, "before verdict"), (1, "after verdict")],
 )
@@ -80,6 +99,28 @@ def test_a_member_is_killed_while_it_admits_others(dying: int, when: str, tmp_pa
     values = [outcomes[rank].value for rank in (1 - dying, newcomer, 3)]
     assert [value["at_start"] for value in values] == [left] * 3
     assert values[0]["lost"] == values[2]["lost"] == [2, dying] or values[0]["lost"] == values[2]["lost"] == [dying]
+
+
+@pytest.mark.parametrize(("dying", "number", "agreed"), [(2, 1, [[0, 1, 2], [0, 1, -1, 2]]), (1, 0, [[0, -1, 2]])])
+def test_a_loss_as_clocks_are_compared_is_part_of_what_is_agreed_on(
+    dying: int, number: int, agreed: list[list[int]], tmp_path: Path
+) -> None:
+    go, environment = tmp_path / "go", {**QUICK, "MULTIRING_TRACE": str(tmp_path / "t.json")}
+    job = jobs.start(
+        grow_ranks.lose_as_clocks_are_compared, 4, dying, number, str(go), hosts="aaba", environment=environment
+    )
+    assert job.processes[2].wait(30) == -signal.SIGKILL
+    newcomer = job.replace(2)
+    wait_until(lambda: job.applied == 1, "it waits")
+    go.touch()
+    assert job.processes[newcomer if number else dying].wait(30) == -signal.SIGKILL
+    if number:
+        newcomer = job.replace(2)
+    outcomes = job.wait()
+    left = [rank for rank in range(4) if number or rank != dying]
+    values = [outcomes[newcomer if rank == 2 else rank].value for rank in left]
+    assert [value["at_start"] for value in values] == [left] * len(left)
+    assert [value["agreed"] for value in values] == [[] if rank == 2 else agreed for rank in left]
 
 
 def test_a_rank_whose_place_is_taken_raises(tmp_path: Path) -> None:

@@ -207,6 +207,91 @@ def test_programs_that_end_by_themselves_are_not_started_again(launch: Launch) -
     assert "the ranks had not all met yet" not in alone.stderr
 
 
+RETRIES = """
+    import os, signal, time
+    import numpy as np
+    import multiring as mr
+
+    newcomer = os.environ["MULTIRING_REPLACEMENT"] != "0"
+    if not newcomer:
+        try:
+            mr.init(streams=1 + (os.environ["RANK"] == "1"))
+            raise SystemExit("it has not failed")
+        except mr.RendezvousError as error:
+            assert "it must be the same everywhere" in str(error)
+"""
+"""The first init fails on all ranks."""
+
+
+def test_ranks_that_begin_again_after_all_have_failed_get_replacements(launch: Launch) -> None:
+    program = launch.script(
+        textwrap.dedent(RETRIES)
+        + textwrap.dedent("""
+        mr.init()
+        done, was_there = 0, False
+        while done < 3:
+            try:
+                x = np.arange(5) * (mr.rank() + 1)
+                mr.all_reduce(x)
+                size = mr.world_size()
+                assert (x == np.arange(5) * size * (size + 1) // 2).all()
+                if not newcomer and mr.rank() == 2 and not done:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                done += size == 3 and (newcomer or was_there)
+                if not done:
+                    mr.grow()
+                    time.sleep(0.05)
+            except mr.PeerLost:
+                mr.shrink()
+                was_there = True
+        print("sum", *x, "of", mr.rank())
+        """)
+    )
+    result = launch.run("-n", "3", "--min-ranks", "2", "--max-replacements", "1", program)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert sorted(re.findall("sum 0 6 12 18 24 of ([0-2])\n", result.stdout)) == ["0", "1", "2"]
+    assert "rank 2 is started again, replacement 1 of 1" in result.stderr
+
+
+def test_who_is_lost_as_all_begin_again_is_not_replaced_and_that_is_told(launch: Launch) -> None:
+    program = launch.script(
+        textwrap.dedent(RETRIES)
+        + textwrap.dedent("""
+        from multiring.job import rendezvous
+        if os.environ["RANK"] == "2":
+            rendezvous._prove = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            mr.init()
+        except mr.RendezvousError as error:
+            print("blames", error.rank)
+        """)
+    )
+    result = launch.run("-n", "3", "--min-ranks", "2", "--max-replacements", "1", program)
+    assert result.stdout.count("blames 2\n") == 2, result.stdout + result.stderr
+    assert result.stderr.count("rank 2 is not started again: the first init() had failed on all ranks") == 1
+    assert "is started again, replacement" not in result.stderr
+
+
+def test_a_child_that_keeps_the_input_of_rank_0_does_not_stop_that_of_the_next(hosts: Launch) -> None:
+    words = ("-H", "a:2", "--python", sys.executable, "-n", "2", "--min-ranks", "2", "--max-replacements", "1")
+    program = hosts.script("""
+        import os, pathlib, signal, subprocess, sys, time
+        struck = pathlib.Path("struck")
+        if os.environ["RANK"] == "0":
+            if not struck.exists():
+                struck.touch()
+                subprocess.Popen(["sleep", "100"])
+                time.sleep(2)  # the pipe is full then
+                os.kill(os.getpid(), signal.SIGKILL)
+            print("the rest ends with", sys.stdin.read()[-5:])
+            pathlib.Path("read").touch()
+        while not pathlib.Path("read").exists():
+            time.sleep(0.05)
+    """)
+    result = hosts.run(*words, program, stdin="line\n" * 100_000 + "end.\n", seconds=60)
+    assert (result.returncode, result.stdout.strip()) == (0, "the rest ends with end."), result.stderr
+
+
 @pytest.mark.parametrize("place", [(), ("-H", "a:2", "--python", sys.executable)], ids=["here", "another host"])
 def test_rank_0_that_is_started_again_reads_on_to_the_end_of_the_input(hosts: Launch, place: tuple[str, ...]) -> None:
     words = (*place, "-n", "2", "--min-ranks", "2", "--max-replacements", "1")

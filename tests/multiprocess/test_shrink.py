@@ -74,6 +74,27 @@ def test_a_loss_while_they_agree(second: int, when: str) -> None:
     assert outcomes[left[0]].value["generation"] == (1 if when == "join" else 2)
 
 
+@pytest.mark.parametrize("hosts", ["aaaaaa", "aabbab"])
+@pytest.mark.parametrize("seconds", [0.02, 0.2, 0.5])
+def test_who_shrinks_in_a_loop_comes_out_with_the_survivors_of_both_losses(seconds: float, hosts: str) -> None:
+    outcomes = jobs.start(shrink_ranks.lose_in_a_loop, 6, 1, 2, seconds, hosts=hosts, environment=QUICK).wait()
+    assert [outcomes[rank].code for rank in (1, 2)] == [-signal.SIGKILL] * 2
+    values = [outcomes[rank].value for rank in (0, 3, 4, 5)]
+    assert [value["members"] for value in values] == [[0, 3, 4, 5]] * 4
+    assert len({value["generation"] for value in values}) == 1
+
+
+@pytest.mark.parametrize("second", [0, 2])
+def test_a_loss_as_clocks_are_compared_is_part_of_what_is_agreed_on(second: int, tmp_path: Path) -> None:
+    environment = {**QUICK, "MULTIRING_TRACE": str(tmp_path / "t.json")}
+    outcomes = jobs.start(shrink_ranks.lose_as_clocks_are_compared, 5, second, environment=environment).wait()
+    left = [rank for rank in range(4) if rank != second]
+    values = [outcomes[rank].value for rank in left]
+    assert [(value["members"], value["generation"]) for value in values] == [(left, 2)] * 3
+    assert {value["completed"] for value in values} <= {shrink_ranks.LOST_AT - 2, shrink_ranks.LOST_AT - 1}
+    assert len({value["completed"] for value in values}) == 1
+
+
 def test_a_loss_while_they_attach_each_other() -> None:
     outcomes = jobs.start(shrink_ranks.lose_while_attaching, 5, environment=QUICK).wait()
     assert outcomes[2].code == -signal.SIGKILL

@@ -33,6 +33,9 @@ LOOK_SECONDS = 1.0
 GRACE_SECONDS = 5.0
 """How much longer than rank 0 the others wait, so that its report of who is missing reaches them."""
 
+REPORT_SECONDS = 2.0
+"""How long after the time limit rank 0 waits for those who came, and lost another at the limit, to say whom."""
+
 ROLL_SECONDS, ROLL_SHARE = 1.0, 0.1
 """How long a roll call of all ranks may take: so long, or this share of the time limit, but less than the grace."""
 
@@ -93,7 +96,8 @@ class Exchange:
         self._world_size = world_size
         self._timeout = timeout
         self.deadline = time.monotonic() + timeout
-        """When every round must be over, in monotonic seconds."""
+        """When every round must be over, in monotonic seconds: rank 0's once all have arrived, lest they give up at
+        different times, some of them because others have."""
         self._failed: tuple[str, Record] | None = None
         self._newest: tuple[JobStore, str, int] | None = None
         self._claimed: tuple[JobStore, Record] | None = None
@@ -222,6 +226,8 @@ class Exchange:
         self._publish(name, self._rank, record)
         result = self._settle(name, self._conclude(name, judge)) if self._rank == 0 else self._conclusion(name)
         raise_failure(result)
+        if self._rank:
+            self.deadline = time.monotonic() + result["left"]
         if claimed is not None:
             self._look_for_successor()
             counted = result["records"][self._rank]
@@ -297,7 +303,7 @@ class Exchange:
             records = self._gather(name)
             failed = [record for record in records if "error" in record]
             if not failed:
-                return {"records": records, "verdict": judge(records)}
+                return {"records": records, "verdict": judge(records), "left": self._remaining()}
             cause = _cause(failed)
             if self._settles and cause["rank"] != cause["by"]:  # it may have been lost, and be started again
                 return self._ended(name, LOSS_SECONDS) or cause
@@ -313,7 +319,7 @@ class Exchange:
         # A server notices that a client has gone between its calls only: at a lasting store that must not take long.
         apart = self._claimed is not None and not isinstance(self._claimed[0], Client)
         looks = name == "arrive" and (apart or self._lasting)
-        until = time.monotonic() + self._remaining() + GRACE_SECONDS
+        until = self._until(name) + GRACE_SECONDS + (LOSS_SECONDS if self._settles else 0.0)
         next_roll, roll = time.monotonic(), None
         while True:
             left = max(until - time.monotonic(), 0.0)
@@ -353,14 +359,15 @@ class Exchange:
     def _gather(self, name: str) -> list[Record]:
         """The records of all ranks; once one of them tells of an error, those that are there a moment later."""
         records: list[Record] = []
-        began, patience = time.monotonic(), NOTICE_SECONDS
+        began, patience, until = time.monotonic(), NOTICE_SECONDS, self._until(name)
         while len(records) < self._world_size or (gone := self._gone(name, dict(enumerate(records)))):
             if len(records) == self._world_size:
                 del records[gone[0] :]
                 time.sleep(LOOK_SECONDS / 4)
             else:
                 with contextlib.suppress(TimeoutError):
-                    records.append(self._read(name, len(records), min(LOOK_SECONDS, self._remaining())))
+                    left = max(until - time.monotonic(), 0.0)
+                    records.append(self._read(name, len(records), min(LOOK_SECONDS, left)))
                     continue
             if self._settles and (ended := self._ended(name)):
                 raise _RoundEnded(ended)
@@ -372,7 +379,7 @@ class Exchange:
             if any("error" in record for record in roll.arrived.values()):
                 time.sleep(LOOK_SECONDS)
                 return list(self._roll(name).arrived.values())
-            if roll.missing and self._remaining() <= 0:
+            if roll.missing and time.monotonic() >= until:
                 late = f"{roll.told()}, within {self._timeout:g} s"
                 raise RendezvousError(late, rank=self._culprit(roll.missing))
             if roll.missing and time.monotonic() - began >= patience:
@@ -403,6 +410,10 @@ class Exchange:
         if not self._lasting or name != "arrive":
             return []
         return [rank for rank, record in arrived.items() if "claim" in record and self._has_left(record["claim"])]
+
+    def _until(self, name: str) -> float:
+        """Up to when rank 0 waits for records, in monotonic seconds: those that all came may tell of a loss."""
+        return max(self.deadline, time.monotonic()) + (0.0 if name == "arrive" else REPORT_SECONDS)
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())

@@ -8,6 +8,8 @@ process that was lost. A loss after the last round was concluded is one of the j
 
 from __future__ import annotations
 
+import itertools
+
 from multiring.job.exchange import Record, packed, raise_failure, unpacked
 from multiring.job.store import JobStore, Server
 
@@ -55,9 +57,20 @@ class Gatherings:
         """End the gathering, if it goes on, for all: a rank was lost, and is not started again."""
         self._server.at_once(lambda: self._end({"error": why, "rank": rank, "by": rank}))
 
+    def has_begun_again(self, rank: int) -> bool:
+        """Whether this rank has called init once more, after the first call had failed: those starts do not gather."""
+        return self._server.at_once(lambda: self._server.peek(f"{self._prefix}/2/{ROUNDS[0]}/{rank}") is not None)
+
     def _have_met(self) -> bool:
-        end = self._read(ROUNDS[-1], "all")
-        return end is not None and "verdict" in end
+        if "verdict" in (self._read(ROUNDS[-1], "all") or {}):
+            return True
+        for start in itertools.count(2):
+            if self._server.peek(f"{self._prefix}/{start}/{ROUNDS[0]}/0") is None:
+                return False
+            end = self._server.peek(f"{self._prefix}/{start}/{ROUNDS[-1]}/all")
+            if end is not None and "verdict" in unpacked(end):
+                return True
+        raise AssertionError("not reached")
 
     def _lose(self, rank: int) -> bool:
         if self._have_met() or any(self._has_failed(name, rank) for name in ROUNDS):

@@ -68,15 +68,19 @@ def grow(communicator: Communicator, timeout: float | None, *, launched: bool = 
             return None
         if "error" in member_list:
             raise RendezvousError(member_list["error"])
-        if admission is None:
-            queue = stack.enter_context(_join_queue(identity, world.settings))
-            admission = queue.join(member_list["admission"], f"rank {label}")
         try:
+            if admission is None:
+                queue = stack.enter_context(_join_queue(identity, world.settings))
+                admission = queue.join(member_list["admission"], f"rank {label}")
             joined = _meet(admission, member_list, label, identity, world.settings_again, world.engine.failure)
-        except NotAdmitted as refused:
+        except Excluded:
+            raise
+        except RendezvousError as refused:  # NotAdmitted, or this rank did not get as far as to meet
+            own = not isinstance(refused, NotAdmitted)
+            stack.close()  # lest the others wait for this one
             # Raises if it was one of those who are there.
             group_of(communicator).internal.barrier(timeout=communicator.timeout + seconds)
-            if communicator.rank == 0:
+            if communicator.rank == 0 or own:
                 _log.warning("nobody was admitted, and the job goes on with %d ranks: %s", communicator.size, refused)
             return None
     before = {label: rank for rank, label in enumerate(world.membership.members)}

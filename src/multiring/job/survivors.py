@@ -63,6 +63,11 @@ class Agreement:
     members: tuple[int, ...]
     completed: int
 
+    def then(self, later: Agreement) -> Agreement:
+        """Both in one, where another loss followed before the caller heard of this one."""
+        members = tuple(self.members[rank] for rank in later.members)
+        return Agreement(later.generation, members, self.completed)
+
 
 class _Again(Exception):
     """Another rank was lost, or this one learnt of a later generation."""

@@ -244,6 +244,10 @@ class Agent:
             environment["MULTIRING_REPLACEMENT"] = str(message["number"])
             recipe, terminal = replace(recipe, environment=environment), None
         elif number == 0 and self._stdin is not None:
+            if self._feeding is not None and not self._feeding.done():
+                self._feeding.cancel()  # a child of the former one may keep the pipe open, and read nothing
+                self._feeding = None
+                self._send("taken")
             self._stdin.close()
         self._former.append(self._ranks.pop(number))
         try:

@@ -383,8 +383,15 @@ class Attempt:
     def _replace(self, rank: int) -> None:
         self._excluded.pop(rank, None)
         self._ended_here.discard(rank)
-        if self._replacements.left and (self._gatherings is None or self._gatherings.have_met()):
+        if not self._replacements.left:
+            return
+        if self._gatherings is None or self._gatherings.have_met():
             self._replaced[rank] = self._start(rank)
+        elif self._gatherings.has_begun_again(rank):
+            self._output.note(
+                f"rank {rank} is not started again: the first init() had failed on all ranks, and one that they call "
+                "after that waits for no replacement; once it has succeeded, grow() admits some"
+            )
 
     def _start(self, rank: int, as_number: int | None = None) -> int:
         """Start a rank again: as the replacement that it is, or ``as_number``; the number of the replacement."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-from multiring import api
-from multiring.errors import RendezvousError
+from multiring import api, env
+from multiring.errors import CollectiveTimeout, PeerLost, RendezvousError
 from multiring.job.survivors import Agreement
 from multiring.net import interfaces
-from multiring.runtime.comm import Communicator
+from multiring.runtime.comm import Communicator, group_of
 from multiring.torch.options import Options
 
 CONNECT_SECONDS = 5.0
 """How long one address of rank 0 is tried."""
+
+_log = logging.getLogger("multiring")
 
 
 def init(**settings: Any) -> None:
@@ -29,7 +33,11 @@ def init(**settings: Any) -> None:
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         dist.init_process_group("multiring", pg_options=Options(**settings))
         return
-    _over(api.init(**settings))
+    communicator = api.init(**settings)
+    if env.read(env.Launch).replacement:  # those who have admitted it go on without whoever is lost now
+        _made_anew(None)
+    else:
+        _over(communicator)
 
 
 def shrink(timeout: float | None = None) -> Agreement:
@@ -37,22 +45,35 @@ def shrink(timeout: float | None = None) -> Agreement:
 
     Groups of some ranks, DistributedDataParallel, FSDP and samplers refer to the old one, and are to be made again.
     """
-    agreement = api.shrink(timeout)
-    _leave_group()
-    _over(api.init())
+    agreement = _made_anew(api.shrink(timeout), timeout)
+    assert agreement is not None
     return agreement
 
 
 def grow(timeout: float | None = None) -> Agreement | None:
     """`multiring.grow`, and torch's default process group made anew if somebody was admitted.
 
-    A newcomer calls `init`. What is to be made again is as for `shrink`; then `sync_state`, by all.
+    A newcomer calls `init`. What is to be made again is as for `shrink`; then `sync_state`, by all. Those that are lost
+    when they have been admitted, and before this returns, are not among the ``members``.
     """
     agreement = api.grow(timeout)
-    if agreement is not None:
+    return None if agreement is None else _made_anew(agreement)
+
+
+def _made_anew(agreement: Agreement | None, timeout: float | None = None) -> Agreement | None:
+    """torch's default process group over the default communicator, and ``agreement``, what was agreed on before.
+
+    Without those who are lost meanwhile: what the others agree on then is part of what is returned.
+    """
+    while True:
         _leave_group()
-        _over(api.init())
-    return agreement
+        try:
+            _over(api.init())
+            return agreement
+        except (PeerLost, CollectiveTimeout) as error:
+            _log.warning("the process group is made without another one that is lost: %s", error)
+            later = api.shrink(timeout)
+            agreement = agreement and agreement.then(later)
 
 
 def _leave_group() -> None:
@@ -61,28 +82,42 @@ def _leave_group() -> None:
 
 
 def _over(communicator: Communicator) -> None:
-    """torch's default process group over the default communicator."""
-    store = _store(communicator)
-    dist.init_process_group("multiring", store=store, rank=communicator.rank, world_size=communicator.size)
+    """torch's default process group over the default communicator: on all ranks, or RendezvousError on all."""
+    failed: RuntimeError | None = None
+    try:
+        store = _store(communicator)
+        dist.init_process_group("multiring", store=store, rank=communicator.rank, world_size=communicator.size)
+    except RuntimeError as error:  # torch's own, of a store that is gone with rank 0, too
+        failed = error
+    if communicator.size > 1:
+        # A rank that was lost raises PeerLost here, whatever has failed because of it.
+        told = group_of(communicator).internal.all_gather_object("" if failed is None else str(failed))
+        for rank, why in enumerate(told):
+            if why and failed is None:
+                _leave_group()
+                raise RendezvousError(why, rank=rank)
+    if failed is not None:
+        raise failed
 
 
 def _store(communicator: Communicator) -> Store:
     """The store that torch wants, served by rank 0."""
     if communicator.size == 1:
         return HashStore()
-    interface = communicator.world.settings.interface
+    interface, group = communicator.world.settings.interface, group_of(communicator).internal
     if communicator.rank == 0:
         # It listens everywhere; the address is the one at which this process connects to it.
         store = TCPStore(interfaces.loopbacks()[0], 0, is_master=True, wait_for_workers=False)
-        communicator.broadcast_object((interfaces.addresses(interface), store.port))
+        group.broadcast_object((interfaces.addresses(interface), store.port))
         return store
-    addresses, port = communicator.broadcast_object()
+    addresses, port = group.broadcast_object(None)
     if communicator.hosts[communicator.rank] == communicator.hosts[0]:
         addresses = interfaces.loopbacks()
     for address in addresses:
         try:
+            socket.create_connection((address, port), CONNECT_SECONDS).close()  # torch tries, and logs, for seconds
             return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
-        except RuntimeError:
+        except (OSError, RuntimeError):
             continue
     raise RendezvousError(
         f"rank {communicator.rank} cannot reach torch's store on rank 0, port {port} of {' or '.join(addresses)}: "
