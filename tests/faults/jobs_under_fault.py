@@ -1,4 +1,7 @@
-"""A job of victims: started on this machine or on a lab, hurt by a fault, and judged by what became of every rank."""
+"""A job of victims: started on this machine or on a lab, hurt by a fault, and judged by what became of every rank.
+
+Ranks are forked (`fork_server`) and then enter their host, but for those that lack something.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,41 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TextIO
 
 from fair_time import FAIR
 
 from multiring.lab import Cluster
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "helpers"))  # scripts of this directory are run without the paths of pytest
+import fork_server  # noqa: E402
+
 SOURCE = HERE.parents[1] / "src"
 START_SECONDS, END_SECONDS = 60.0, 30.0
 """Fair ones, as are all limits here."""
 
+ENTER = """
+import ctypes, json, os, sys
+cores, namespaces, sys.argv = json.loads(sys.argv[1])
+directory = os.getcwd()
+if cores:
+    os.sched_setaffinity(0, cores)
+entered = [os.open(path, os.O_RDONLY) for path in namespaces]
+for namespace in entered:
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, 0) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(namespace)
+os.chdir(directory)
+"""
+"""What `Cluster.command` puts before a command, for a process that is forked."""
+
+FILE = """
+sys.path[0] = os.path.dirname(sys.argv[0])
+exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"))
+"""
+
 STORE = """
-import sys
 from multiring.job.store import Server
 server = Server(open(sys.argv[1], "rb").read(), job="faults", bind=[sys.argv[2]])
 print(",".join(server.addresses), flush=True)
@@ -47,6 +72,11 @@ class World:
     def command(self, host: str, *words: str) -> list[str]:
         return self.cluster.command(host, *words) if self.cluster else list(words)
 
+    def entry(self, host: str, *words: str) -> str:
+        """The word with which `ENTER` finds its host and its own words."""
+        there = self.cluster.host(host) if self.cluster else None
+        return json.dumps([there.cores if there else (), list(there.namespaces.values()) if there else [], words])
+
     @property
     def address(self) -> str:
         return self.cluster.host(self.hosts[0]).addresses[0] if self.cluster else "127.0.0.1"
@@ -58,8 +88,8 @@ class Job:
 
     world: World
     folder: Path
-    store: subprocess.Popen[str]
-    ranks: list[subprocess.Popen[str]] = field(default_factory=list)
+    store: fork_server.Forked
+    ranks: list[subprocess.Popen[str] | fork_server.Process] = field(default_factory=list)
 
     def signal(self, rank: int, number: int) -> None:
         self.ranks[rank].send_signal(number)
@@ -117,11 +147,7 @@ class Job:
                 process.kill()
                 process.send_signal(signal.SIGCONT)
             process.wait()
-        assert self.store.stdin is not None
-        self.store.stdin.close()
-        self.store.wait()
-        if self.store.stdout is not None:
-            self.store.stdout.close()
+        self.store.communicate()
 
 
 @contextlib.contextmanager
@@ -141,12 +167,12 @@ def launched(
     secret.write_text(os.urandom(32).hex())
     secret.chmod(0o600)
     common = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    words = world.command(world.hosts[0], sys.executable, "-c", STORE, str(secret), world.address)
-    store = subprocess.Popen(words, env=common, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    entry = world.entry(world.hosts[0], "store", str(secret), world.address)
+    store = fork_server.start(ENTER + STORE, entry, environment=common, stdin=subprocess.PIPE)
     job = Job(world, folder, store)
     try:
-        assert store.stdout is not None
         addresses = store.stdout.readline().strip()
+        assert addresses, "".join(store.communicate())
         for rank, host in enumerate(world.hosts):
             settings = {
                 "MULTIRING_RANK": str(rank),
@@ -160,17 +186,30 @@ def launched(
                 "MULTIRING_HEARTBEAT_TIMEOUT": "5",
                 **(environment or {}),
             }
-            limit = ["prlimit", limits[rank]] if rank in limits else []
-            words = [*limit, sys.executable, str(HERE / program), str(folder), calls, str(pause)]
+            words = [str(HERE / program), str(folder), calls, str(pause)]
             with (folder / f"{rank}.log").open("w") as log:
-                job.ranks.append(
-                    subprocess.Popen(
-                        world.command(host, *words), env={**common, **settings}, stdout=log, stderr=log, text=True
-                    )
-                )
+                job.ranks.append(_start(world, rank, words, log, {**common, **settings}, limits.get(rank)))
         yield job
     finally:
         job.close()
+
+
+def _start(
+    world: World, rank: int, words: list[str], log: TextIO, environment: dict[str, str], limit: str | None
+) -> subprocess.Popen[str] | fork_server.Process:
+    if limit:  # what imports need may run out
+        command = world.command(world.hosts[rank], "prlimit", limit, sys.executable, *words)
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True)
+    with open(os.devnull) as nothing:
+        return fork_server.start_on(
+            [nothing.fileno(), log.fileno(), log.fileno()],
+            ENTER + FILE,
+            world.entry(world.hosts[rank], *words),
+            environment=environment,
+            imports=(),
+            directory=".",
+            seat=rank,
+        )
 
 
 @contextlib.contextmanager

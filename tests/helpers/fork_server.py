@@ -139,6 +139,12 @@ class _Stream:
             os.close(self._descriptor)
             self.closed = True
 
+    def read(self) -> str:
+        """All that is left, when it ends."""
+        while not self.closed:
+            self.read_some()
+        return self.rest()
+
     def readline(self) -> str:
         """The next line with its end; what is left where there is none, and "" after that."""
         while not self.closed and b"\n" not in self._read:
@@ -209,10 +215,11 @@ def start_on(
     environment: Mapping[str, str],
     imports: Sequence[str],
     directory: str | Path,
+    seat: int = 0,
 ) -> Process:
     """As `start` does, with these descriptors for the standard streams."""
     given = dict(enumerate(streams))
-    return Process(*_fork(("-c", program, *words), given, environment, 0, imports, directory))
+    return Process(*_fork(("-c", program, *words), given, environment, seat, imports, directory))
 
 
 def _fork(
@@ -229,7 +236,9 @@ def _fork(
     with _starting:
         server = _servers.get(key)
         if server is None or server.has_ended():
-            server = _servers[key] = _Server(environment, imports)
+            # Variables of one request would stay in /proc/PID/environ of all that is forked.
+            ours = {name: value for name, value in os.environ.items() if not name.startswith(AT_START)}
+            server = _servers[key] = _Server({**ours, **fixed}, imports)
             _all_servers.append(server)
     pid = server.ask(
         *descriptors.values(),

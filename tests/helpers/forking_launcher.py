@@ -27,18 +27,19 @@ import fork_server
 from multiring.launch import processes
 from multiring.launch.processes import Recipe, Streams
 
+
+def _installed(*modules: str) -> list[str]:
+    return [name for name in modules if find_spec(name.partition(".")[0])]
+
+
 OF_THE_LAUNCHER = (
     "forking_launcher",
     "multiring.cli.run",
     "multiring.cli.errors",
     "multiring.launch.start",
     "typer",
+    *_installed("pydantic.fields", "pydantic.type_adapter", "pydantic.types"),  # by which typer may read the words
 )
-
-
-def _installed(*modules: str) -> list[str]:
-    return [name for name in modules if find_spec(name.partition(".")[0])]
-
 
 TORCH = (
     *OF_THE_LAUNCHER,

@@ -1,7 +1,11 @@
-"""A program for ranks that another launcher starts; given "torch", it starts torch.distributed too."""
+"""A program for ranks that another launcher starts.
+
+Given "torch", it starts torch.distributed too; given "without MASTER_ADDR", as if nobody had set that variable.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
@@ -10,7 +14,9 @@ import multiring as mr
 
 
 def main() -> None:
-    if sys.argv[1:] == ["torch"]:
+    if "without MASTER_ADDR" in sys.argv:
+        del os.environ["MASTER_ADDR"]
+    if "torch" in sys.argv:
         torch_distributed()
     mr.init(init_timeout=40)
     x = np.array([10.0 ** mr.rank()])

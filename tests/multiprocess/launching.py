@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import fork_server
+import forking_launcher
+
 REGROW = """
     import os, signal
     import numpy as np
@@ -49,20 +52,34 @@ COMMAND = (sys.executable, "-m", "multiring", "run")
 
 
 class Launch:
-    """Writes scripts into a directory of its own and launches them there."""
+    """Writes scripts into a directory of its own and launches them there.
+
+    Launchers and the ranks that run Python are forked (`forking_launcher`). With ``fresh=True`` they have interpreters
+    of their own: where their variables are looked at, or those that an interpreter reads when it starts.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        # Every process of a job inherits this variable, so that what is left of it can be found.
-        self.environment = {**os.environ, "LAUNCH_TEST": str(directory)}
+        self.directory = directory.resolve()
+        # Interpreters and what they start inherit this variable, so that what is left of a job can be found.
+        self.environment = {**os.environ, "LAUNCH_TEST": str(self.directory)}
 
     def script(self, text: str, name: str = "script.py") -> str:
         (self.directory / name).write_text(textwrap.dedent(text))
         return name
 
     def run(
-        self, *words: str, prefix: tuple[str, ...] = (), stdin: str = "", seconds: float = 60
+        self,
+        *words: str,
+        prefix: tuple[str, ...] = (),
+        stdin: str = "",
+        seconds: float = 60,
+        fresh: bool = False,
     ) -> subprocess.CompletedProcess[str]:
+        """How a job ended; one with a command before it or with input has a fresh launcher."""
+        if not (fresh or prefix or stdin):
+            return forking_launcher.run(
+                "run", *words, imports=(), environment=self.environment, directory=self.directory, timeout=seconds
+            )
         return subprocess.run(
             [*prefix, *COMMAND, *words],
             cwd=self.directory,
@@ -74,21 +91,19 @@ class Launch:
         )
 
     @contextmanager
-    def start(self, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-        process = subprocess.Popen(
-            [*COMMAND, *words],
-            cwd=self.directory,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+    def start(self, *words: str, **environment: str) -> Iterator[fork_server.Forked]:
+        """A job that runs, and whose launcher is killed in the end."""
+        process = forking_launcher.start(
+            "run",
+            *words,
+            imports=(),
+            environment={**self.environment, **environment},
+            directory=self.directory,
         )
-        with process:
-            try:
-                yield process
-            finally:
-                process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
     def processes(self) -> list[int]:
         """The processes of all jobs launched from here that are still there."""
@@ -97,10 +112,11 @@ class Launch:
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 try:
-                    environment = (entry / "environ").read_bytes()
+                    environment, directory = (entry / "environ").read_bytes(), os.readlink(entry / "cwd")
                 except OSError:
                     continue
-                if mark in environment.split(b"\0"):
+                # What is forked has the variables of what it was forked from, and works where it was told to.
+                if mark in environment.split(b"\0") or directory == str(self.directory):
                     found.append(int(entry.name))
         return found
 

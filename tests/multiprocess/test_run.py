@@ -31,7 +31,7 @@ def environments(directory: Path, count: int) -> list[dict[str, object]]:
 
 
 def test_each_rank_is_told_its_place(launch: Launch) -> None:
-    result = launch.run("-n", "3", launch.script(PRINT_ENVIRONMENT), "-n", "7", "--lr=0.1")
+    result = launch.run("-n", "3", launch.script(PRINT_ENVIRONMENT), "-n", "7", "--lr=0.1", fresh=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     found = environments(launch.directory, 3)
     for rank, environment in enumerate(found):
@@ -636,10 +636,10 @@ def test_cores_are_divided(launch: Launch) -> None:
     one = ("taskset", "-c", str(allowed[-1]))
     launch.run("-n", "2", script, prefix=one)
     assert [e["cpus"] for e in environments(launch.directory, 2)] == [[allowed[-1]]] * 2
-    launch.run("-n", "1", "--bind", "none", script)
+    launch.run("-n", "1", "--bind", "none", script, fresh=True)
     assert environments(launch.directory, 1)[0]["cpus"] == allowed
     launch.environment["OMP_NUM_THREADS"] = "5"
-    launch.run("-n", "2", script)
+    launch.run("-n", "2", script, fresh=True)
     assert [e["OMP_NUM_THREADS"] for e in environments(launch.directory, 2)] == ["5", "5"]
 
 

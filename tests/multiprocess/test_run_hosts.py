@@ -126,7 +126,7 @@ def test_no_secret_is_on_a_command_line_or_in_the_environment(hosts: Launch) -> 
                     assert secret not in visible
         assert processes >= 4, processes
     """)
-    assert hosts.run("-H", "a:1,b:1", script).returncode == 0
+    assert hosts.run("-H", "a:1,b:1", script, fresh=True).returncode == 0
 
 
 def test_a_rank_0_elsewhere_reads_standard_input(hosts: Launch) -> None:

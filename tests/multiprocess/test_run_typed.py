@@ -9,9 +9,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import Popen
 
 import pytest
+from fork_server import Forked
 from launching import Launch, wait_until
 
 
@@ -28,7 +28,7 @@ def words(port: int, index: int, *rest: str, ranks: int = 3, hosts: int = 2) -> 
 
 
 @contextmanager
-def two_hosts(launch: Launch, port: int, *program: str, **environment: str) -> Iterator[tuple[Popen[str], Popen[str]]]:
+def two_hosts(launch: Launch, port: int, *program: str, **environment: str) -> Iterator[tuple[Forked, Forked]]:
     with (
         launch.start(*words(port, 1, *program), **environment) as second,
         launch.start(*words(port, 0, *program), **environment) as first,

@@ -117,7 +117,8 @@ class Prediction:
 class _Phase:
     """What a phase adds to a segment's time: ``latency`` seconds, and the seconds a byte on each of its ``hops``, one
     after the other. ``loads`` are the bytes on its links. By the class of the ranks' links, ``work`` is the seconds a
-    byte in which ranks reduce or store, and ``message_seconds`` the seconds that a segment's messages take them."""
+    byte in which ranks reduce or store, ``most_work`` the most of them, and ``message_seconds`` the seconds that a
+    segment's messages take them."""
 
     kind: str
     stage: Stage
@@ -128,17 +129,19 @@ class _Phase:
     hops: tuple[float, ...]
     loads: Loads
     work: dict[Key, float]
+    most_work: float
+    is_local: bool
 
     def seconds(self, nbytes: float, burst_seconds: float) -> float:
         """Seconds to send ``nbytes`` over links whose token buckets hold ``burst_seconds`` of credit, and to work on
         them."""
-        burst_seconds = 0.0 if self.is_local else burst_seconds
-        travelling = sum(max(per_byte * nbytes - burst_seconds, 0.0) for per_byte in self.hops)
-        return self.latency + travelling + max(self.work.values(), default=0.0) * nbytes
-
-    @property
-    def is_local(self) -> bool:
-        return self.stage.dimension.levels == ("rank",)
+        if self.is_local:
+            burst_seconds = 0.0
+        travelling = 0.0
+        for per_byte in self.hops:  # most of the planner's time: a generator takes longer, and so does max
+            if (taken := per_byte * nbytes - burst_seconds) > 0.0:
+                travelling += taken
+        return self.latency + travelling + self.most_work * nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,10 @@ class _Pipeline:
     window_bytes: int
 
     def first(self, size: float, burst_seconds: float) -> float:
-        return sum(phase.seconds(size, burst_seconds) for phase in self.phases)
+        total = 0.0
+        for phase in self.phases:
+            total += phase.seconds(size, burst_seconds)
+        return total
 
     def busy(self, size: float) -> float:
         return max(self.link_per_byte * size, self.core + self.core_per_byte * size)
@@ -208,7 +214,7 @@ class CostModel:
         cores_copy = self._speeds.copy_seconds_per_byte > 0
         if cores_copy and nbytes >= OUT_OF_CACHE_BYTES:
             exchanges = (phase for phase in phases if phase.is_local and phase.kind == "all_reduce")
-            working += sum(max(phase.work.values(), default=0.0) for phase in exchanges)
+            working += sum(phase.most_work for phase in exchanges)
         pipeline = _Pipeline(
             phases,
             self._burst_seconds(loads, nbytes),
@@ -219,10 +225,11 @@ class CostModel:
         )
         slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in self._speeds.segments]
         counts = [max(1, -(-nbytes // (self._blocks * size))) for size in slices]
-        limit = SEGMENT_TIE * min(pipeline.seconds(nbytes, count) for count in counts)
-        best = max(i for i, count in enumerate(counts) if pipeline.seconds(nbytes, count) <= limit)
+        taken = {count: pipeline.seconds(nbytes, count) for count in set(counts)}
+        limit = SEGMENT_TIE * min(taken.values())
+        best = max(i for i, count in enumerate(counts) if taken[count] <= limit)
         return Prediction(
-            pipeline.seconds(nbytes, counts[best]),
+            taken[counts[best]],
             slices[best],
             counts[best],
             pipeline.window(slices[best] * self._blocks),
@@ -270,7 +277,10 @@ class CostModel:
                 row = [part * slowdown / min(min(link.up, link.down) for link in links) for links in crossed]
                 hops = max(hops, row, key=sum)
         members = max(len(shape.children) for shape in self._map.shapes(depth))
-        return _Phase(kind, stage, members, steps, latency, message_seconds, tuple(hops), loads, work)
+        most_work = max(work.values(), default=0.0)
+        return _Phase(
+            kind, stage, members, steps, latency, message_seconds, tuple(hops), loads, work, most_work, is_local
+        )
 
     def _crossed(self, shape: Shape, kind: str, method: str) -> list[frozenset[Link]]:
         """The links that messages may cross in each step of a shape's rings: all of them where all members send."""
