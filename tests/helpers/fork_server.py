@@ -250,8 +250,11 @@ def end(imports: Sequence[str]) -> None:
 
 
 def seconds() -> float:
-    """Of processors, that all servers and those of their processes took that have been waited for."""
-    return sum(server.seconds for server in _all_servers)
+    """Of processors, that all servers and those of their processes took that have been waited for.
+
+    A server that has ended is not among them: what it took is in the times of this process's children.
+    """
+    return sum(server.seconds for server in _all_servers if not server.has_ended())
 
 
 class _Server:

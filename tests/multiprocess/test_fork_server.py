@@ -125,6 +125,23 @@ def test_signals_lines_and_time_limits() -> None:
     assert fork_server.seconds() > before
 
 
+def test_what_processes_took_is_counted_once() -> None:
+    """While their server runs, by itself; after its end with the children of this process."""
+
+    def spent() -> float:
+        times = os.times()
+        return times.children_user + times.children_system + fork_server.seconds()
+
+    program = "import time; sum(range(3 * 10**7)); print(time.process_time())"
+    before = spent()
+    output, error = fork_server.start(program, environment=environment(), imports=["json.tool"]).communicate(60)
+    taken = float(output)
+    assert error == ""
+    running = spent()
+    fork_server.end(["json.tool"])
+    assert before + taken < running <= spent() < running + taken / 2
+
+
 def test_ranks_beside_each_other_have_other_seeds_of_hashes_and_random_numbers() -> None:
     program = "import random, numpy; print(hash('a'), random.random(), numpy.random.random(), sep='\\n')"
     found = []
