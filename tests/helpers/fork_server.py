@@ -224,13 +224,7 @@ def _fork(
     directory: str | Path,
 ) -> tuple[_Server, int]:
     """A new process that has ``descriptors`` under these numbers, and its server."""
-    fixed = {name: value for name, value in environment.items() if name.startswith(AT_START)}
-    key = (*sorted(fixed.items()), ("seat", str(seat % 2)), ("imports", " ".join(imports)))
-    with _starting:
-        server = _servers.get(key)
-        if server is None or server.has_ended():
-            server = _servers[key] = _Server(environment, imports)
-            _all_servers.append(server)
+    server = _server(environment, seat, imports)
     pid = server.ask(
         *descriptors.values(),
         words=words,
@@ -239,6 +233,27 @@ def _fork(
         numbers=list(descriptors),
     )
     return server, pid
+
+
+def prepare(*, environment: Mapping[str, str], seats: Sequence[int], imports: Sequence[str]) -> None:
+    """Have the servers of these seats do their imports beside each other, and wait for them.
+
+    Ranks of one job that are started next begin together then: none gives up while another waits for an import.
+    """
+    for server in [_server(environment, seat, imports) for seat in seats]:
+        server.ask(ready=True)
+
+
+def _server(environment: Mapping[str, str], seat: int, imports: Sequence[str]) -> _Server:
+    """The one for this seat, which is started where there is none."""
+    fixed = {name: value for name, value in environment.items() if name.startswith(AT_START)}
+    key = (*sorted(fixed.items()), ("seat", str(seat % 2)), ("imports", " ".join(imports)))
+    with _starting:
+        server = _servers.get(key)
+        if server is None or server.has_ended():
+            server = _servers[key] = _Server(environment, imports)
+            _all_servers.append(server)
+    return server
 
 
 def end(imports: Sequence[str]) -> None:
@@ -321,7 +336,9 @@ def serve() -> CodeType:
             sys.exit()
         request = json.loads(packed)
         answer: int | None
-        if "reap" in request:
+        if "ready" in request:
+            answer = None
+        elif "reap" in request:
             pid, status = os.waitpid(request["reap"], os.WNOHANG)
             running.discard(pid)
             answer = os.waitstatus_to_exitcode(status) if pid else None
