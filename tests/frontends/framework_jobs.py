@@ -96,6 +96,7 @@ def forked_job(
             "MULTIRING_JOB": "test",
         }
         try:
+            fork_server.prepare(environment=job, seats=range(ranks), imports=imports)
             for rank in range(ranks):
                 place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
                 own = {prefix + name: str(value) for name, value in place.items() for prefix in ("", "MULTIRING_")}

@@ -231,6 +231,28 @@ def _fork(
     directory: str | Path,
 ) -> tuple[_Server, int]:
     """A new process that has ``descriptors`` under these numbers, and its server."""
+    server = _server(environment, seat, imports)
+    pid = server.ask(
+        *descriptors.values(),
+        words=words,
+        environment=dict(environment),
+        directory=os.path.abspath(directory),
+        numbers=list(descriptors),
+    )
+    return server, pid
+
+
+def prepare(*, environment: Mapping[str, str], seats: Sequence[int], imports: Sequence[str]) -> None:
+    """Have the servers of these seats do their imports beside each other, and wait for them.
+
+    Ranks of one job that are started next begin together then: none gives up while another waits for an import.
+    """
+    for server in [_server(environment, seat, imports) for seat in seats]:
+        server.ask(ready=True)
+
+
+def _server(environment: Mapping[str, str], seat: int, imports: Sequence[str]) -> _Server:
+    """The one for this seat, which is started where there is none."""
     fixed = {name: value for name, value in environment.items() if name.startswith(AT_START)}
     key = (*sorted(fixed.items()), ("seat", str(seat % 2)), ("imports", " ".join(imports)))
     with _starting:
@@ -240,14 +262,7 @@ def _fork(
             ours = {name: value for name, value in os.environ.items() if not name.startswith(AT_START)}
             server = _servers[key] = _Server({**ours, **fixed}, imports)
             _all_servers.append(server)
-    pid = server.ask(
-        *descriptors.values(),
-        words=words,
-        environment=dict(environment),
-        directory=os.path.abspath(directory),
-        numbers=list(descriptors),
-    )
-    return server, pid
+    return server
 
 
 def end(imports: Sequence[str]) -> None:
@@ -259,8 +274,11 @@ def end(imports: Sequence[str]) -> None:
 
 
 def seconds() -> float:
-    """Of processors, that all servers and those of their processes took that have been waited for."""
-    return sum(server.seconds for server in _all_servers)
+    """Of processors, that all servers and those of their processes took that have been waited for.
+
+    A server that has ended is not among them: what it took is in the times of this process's children.
+    """
+    return sum(server.seconds for server in _all_servers if not server.has_ended())
 
 
 class _Server:
@@ -327,7 +345,9 @@ def serve() -> CodeType:
             sys.exit()
         request = json.loads(packed)
         answer: int | None
-        if "reap" in request:
+        if "ready" in request:
+            answer = None
+        elif "reap" in request:
             pid, status = os.waitpid(request["reap"], os.WNOHANG)
             running.discard(pid)
             answer = os.waitstatus_to_exitcode(status) if pid else None

@@ -125,6 +125,48 @@ def test_signals_lines_and_time_limits() -> None:
     assert fork_server.seconds() > before
 
 
+def test_servers_that_are_prepared_import_beside_each_other(tmp_path: Path) -> None:
+    (tmp_path / "met.py").write_text(f"""
+import os, pathlib, time
+here = pathlib.Path({str(tmp_path)!r})
+(here / f"{{os.getpid()}}.begun").touch()
+deadline = time.monotonic() + 60
+while len(list(here.glob("*.begun"))) < 2:
+    assert time.monotonic() < deadline, "the other server has not begun"
+    time.sleep(0.01)
+(here / f"{{os.getpid()}}.done").touch()
+""")
+    given = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(jobs.SOURCE)]))
+    fork_server.prepare(environment=given, seats=range(3), imports=["met"])
+    done = {path.stem for path in tmp_path.glob("*.done")}
+    parents = []
+    for seat in range(3):
+        process = fork_server.start("import os; print(os.getppid())", environment=given, seat=seat, imports=["met"])
+        output, error = process.communicate(timeout=60)
+        assert error == ""
+        parents.append(output.strip())
+    fork_server.end(["met"])
+    assert parents[0] == parents[2] != parents[1]
+    assert done == set(parents)
+
+
+def test_what_processes_took_is_counted_once() -> None:
+    """While their server runs, by itself; after its end with the children of this process."""
+
+    def spent() -> float:
+        times = os.times()
+        return times.children_user + times.children_system + fork_server.seconds()
+
+    program = "import time; sum(range(3 * 10**7)); print(time.process_time())"
+    before = spent()
+    output, error = fork_server.start(program, environment=environment(), imports=["json.tool"]).communicate(60)
+    taken = float(output)
+    assert error == ""
+    running = spent()
+    fork_server.end(["json.tool"])
+    assert before + taken < running <= spent() < running + taken / 2
+
+
 def test_ranks_beside_each_other_have_other_seeds_of_hashes_and_random_numbers() -> None:
     program = "import random, numpy; print(hash('a'), random.random(), numpy.random.random(), sep='\\n')"
     found = []
