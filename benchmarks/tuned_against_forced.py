@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("files", type=Path, nargs="*", metavar="TOPOLOGY.toml")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
-    parser.add_argument("--cores", type=int, help="bind each host to so many cores of this machine")
+    parser.add_argument("--cores", type=int, help="cores of this machine for each host")
     parser.add_argument("--json", type=Path, help="also write everything here")
     parser.add_argument("--on-a-rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -120,7 +120,8 @@ def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> Non
 
 
 def _show_metrics() -> None:
-    """Show the metrics of the default communicator, where that is asked for; who cannot leaves the job."""
+    """Show the metrics of the default communicator, where that is asked for. Leaves the job if they cannot be
+    served."""
     global _exporter
     communicator = _communicator(None)
     if not communicator.world.settings.metrics:
@@ -277,7 +278,7 @@ def release(communicator: Communicator) -> None:
 
 
 def _blamed(world: World) -> int | None:
-    """The other rank because of which this one fails: the launcher tells them apart by that."""
+    """The rank that caused this one's failure, if another did, for the launcher."""
     failure = world.engine.failure()
     blamed = failure.rank if isinstance(failure, (PeerLost, CollectiveTimeout)) else -1
     return None if blamed in (-1, world.rank) else world.membership.members[blamed]

@@ -19,7 +19,7 @@ from multiring.net.loop import LoopThread
 
 BACKLOG = 4096
 UNPROVEN = 256
-"""At most so many connections are in their handshake at once; the others wait in the backlog."""
+"""Most connections in their handshake at once; the others wait in the backlog."""
 
 ACCEPTED_AT_ONCE = 64
 """Before the loop does something else."""

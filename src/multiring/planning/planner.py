@@ -121,7 +121,7 @@ def _as_if_wider(topology: Topology, plan: Plan, wire: Mapping[str, str]) -> Top
 
 
 def _scaled(link: Link, factor: float) -> Link:
-    """A link that passes so many times as much in the same time."""
+    """The link with its rates and burst multiplied by ``factor``."""
     return Link(factor * link.up, factor * link.down, link.latency, factor * link.burst)
 
 

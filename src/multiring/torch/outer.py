@@ -91,10 +91,10 @@ class Outer:
         outermost level that has several places. ``optimizer`` makes the outer one of the shared parameters; None: SGD
         at 0.7 with Nesterov momentum 0.9.
 
-        ``fragments``: parts of about equal bytes that take turns, each every ``every`` steps. ``delay``: so many steps
-        after its changes were sent is a fragment's average applied; training goes on meanwhile, and of the values that
-        a rank has by then a part, ``keep``, is kept: own = keep x own + (1 - keep) x shared. With delay 0 ranks wait,
-        and nothing is kept. ``wire="bfloat16"``: changes travel in that format.
+        ``fragments``: parts of about equal bytes that take turns, each every ``every`` steps. ``delay``: steps between
+        sending a fragment's changes and applying their average, during which training goes on. The rank's own values
+        then count with weight ``keep``: own = keep x own + (1 - keep) x shared. With delay 0 ranks wait, and nothing is
+        kept. ``wire="bfloat16"``: changes travel in that format.
 
         ValueError for numbers that do not go together, groups that are none, and parameters that cannot be served: on
         the rank that gives them, for which the others wait until it ends. On all ranks alike where they differ in
