@@ -126,7 +126,7 @@ def measure_size(communicator: Communicator, nbytes: int) -> dict[str, Any]:
 
 
 def measure(file: Path, sizes: Sequence[int]) -> None:
-    """On every rank of the lab; rank 0 writes the rows."""
+    """Measure all sizes, on every rank of the lab; rank 0 writes the rows."""
     communicator = mr.init(tune=True)
     rows = [measure_size(communicator, nbytes) for nbytes in sizes]
     if mr.rank() == 0:

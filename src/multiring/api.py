@@ -34,12 +34,12 @@ _M = TypeVar("_M", float, Mapping[str, float])
 
 _default: Communicator | None = None
 _given: GivenIdentity | None = None  # what `init` was given for it
-_exporter: metrics.Exporter | None = None  # of its metrics, if they are shown
-_teller: StatusTeller | None = None  # of its status, where a launcher started it
+_exporter: metrics.Exporter | None = None  # shows its metrics, if that is asked for
+_teller: StatusTeller | None = None  # tells its status, where a launcher started it
 _inherited: Communicator | None = (
-    None  # of the parent of a forked process: kept, so that nothing of it is released here
+    None  # the parent's, in a forked process: kept, so that nothing of it is released here
 )
-_marks: list[str | None] = []  # of the parent's launcher
+_marks: list[str | None] = []  # the values of env.RANKS in the parent
 _lock = threading.Lock()
 _dispatched: list[Callable[[], object]] = []
 

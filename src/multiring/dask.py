@@ -206,7 +206,7 @@ class _Job:
                 self._client.submit(
                     eval,
                     TASK,
-                    {"packed": io.BytesIO(packed)},  # whose repr, which is logged, does not show the secret
+                    {"packed": io.BytesIO(packed)},  # its repr, which is logged, does not show the secret
                     key=f"multiring-{job}-{rank}",
                     workers=[address],
                     allow_other_workers=False,

@@ -250,7 +250,7 @@ def end(imports: Sequence[str]) -> None:
 
 
 def seconds() -> float:
-    """Of processors, that all servers and those of their processes took that have been waited for."""
+    """Processor seconds that all servers took, with those of their processes that have been waited for."""
     return sum(server.seconds for server in _all_servers)
 
 

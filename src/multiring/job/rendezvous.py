@@ -345,7 +345,7 @@ def _timeline(identity: RankIdentity, settings: env.Settings) -> trace.Timeline 
     if not settings.trace:
         return None
     host = settings.host or socket.gethostname()
-    if identity.membership is not None:  # of a job that goes on
+    if identity.membership is not None:  # a member of a job that goes on
         return trace.resume(settings.trace, identity.rank, host, identity.restart, identity.membership.generation)
     return trace.prepare(settings.trace, identity.rank, host, identity.restart)
 

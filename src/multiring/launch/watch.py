@@ -82,7 +82,7 @@ class WatchSocket:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
         if not task.cancelled():
-            task.result()  # for the loop to show an error of this program
+            task.result()  # raises an error of this program, which the loop then shows
 
     def _note_once(self, text: str) -> None:
         if text not in self._noted:

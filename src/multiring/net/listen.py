@@ -113,7 +113,7 @@ class Listener:
         self._unproven: dict[socket.socket, _Handshake] = {}  # the oldest first
         self._connections: set[asyncio.Task[None]] = set()
         self._makes_room = False
-        self._is_short = False  # of descriptors: said once
+        self._is_short = False  # whether descriptors are short: said once
         self._closed = False
         _open_listeners.add(self)
         loop.run(self._begin())
