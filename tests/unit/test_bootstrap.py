@@ -61,12 +61,7 @@ PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
         ({"WORLD_SIZE": "1"}, "no launcher", 0, 1),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, "no launcher", 0, 1),  # a shell that salloc opened
         ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"}, "no launcher", 0, 1),
-        (
-            {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"} | by_hand(1, 4),
-            "RANK and WORLD_SIZE",
-            1,
-            4,
-        ),  # as torchrun sets them
+        ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"} | by_hand(1, 4), "RANK and WORLD_SIZE", 1, 4),  # torchrun's
         (SLURM | {"WORLD_SIZE": "4"}, "srun", 1, 4),  # a batch script may export it for torch
         ({"PMI_RANK": "0", "PMI_SIZE": "1", "RANK": "0"}, "mpirun", 0, 1),
     ],

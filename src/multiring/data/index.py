@@ -219,9 +219,7 @@ def load(folder: Path) -> DataIndex:
     path = folder / NAME
     remedy = f"make it anew: multiring data index {folder}"
     try:
-        content = np.asarray(
-            np.memmap(path, np.uint8, "r")
-        )  # slices of an array are made faster than those of a memmap
+        content = np.asarray(np.memmap(path, np.uint8, "r"))  # slices of a memmap take longer to make
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {remedy}", file=str(path)) from None
     except ValueError:  # it is empty
