@@ -23,7 +23,8 @@ METHODS_OF = {
 
 KINDS = tuple(METHODS_OF)
 REDUCING = ("reduce_scatter", "all_reduce", "reduce")
-METHODS = ("ring", "direct", "halving", "tree")
+"""The kinds of phase, and the collectives, that sum."""
+
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
 ROOTED = ("broadcast", "reduce")
 BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
