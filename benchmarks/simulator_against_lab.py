@@ -39,14 +39,14 @@ from multiring.simulate import SimulatedCall, simulate
 from multiring.units import duration, size
 
 GOODPUT = 0.96
-"""Of a nominal rate, what TCP/IP and Ethernet headers leave (docs/lab.md)."""
+"""Part of a nominal rate that TCP/IP and Ethernet headers leave (docs/lab.md)."""
 
 SLOWEST = 4.0
 """A rejected candidate is tried if it is predicted to take less than so many times what the chosen one takes."""
 
 SMALL = 2 << 20
-"""Of smaller buffers so many bytes are summed in a row, in at most ``MOST_IN_A_ROW`` calls, and ``NEXT_BEST`` rejected
-candidates are tried besides."""
+"""Buffers below this many bytes are summed several times in a row, up to so many bytes and ``MOST_IN_A_ROW`` calls, and
+``NEXT_BEST`` rejected candidates are tried besides."""
 
 MOST_IN_A_ROW = 100
 NEXT_BEST = 4
@@ -113,7 +113,7 @@ def force(communicator: Communicator, plan: Plan, nbytes: int) -> None:
 
 
 def measure(file: Path, sizes: list[int], rounds: int) -> None:
-    """On every rank of the lab: the seconds of each case in each round, by size; rank 0 writes them."""
+    """Measure, on every rank of the lab, the seconds of each case in each round, by size; rank 0 writes them."""
     communicator = mr.init()
     topology = topology_file.load(Path(os.environ["MULTIRING_TOPOLOGY"]))
     spent: dict[int, dict[str, list[float]]] = {nbytes: {} for nbytes in sizes}
@@ -132,7 +132,7 @@ def measure(file: Path, sizes: list[int], rounds: int) -> None:
 
 
 def _seconds(buffers: list[np.ndarray]) -> float:
-    """Of calls of all buffers at once; small ones are called several times in a row."""
+    """Seconds that calls of all buffers at once take; small ones are called several times in a row."""
     in_a_row = min(max(SMALL // buffers[0].nbytes, 1), MOST_IN_A_ROW)
     mr.barrier()
     start = time.perf_counter()

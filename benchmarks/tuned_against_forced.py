@@ -126,7 +126,7 @@ def measure_size(communicator: Communicator, nbytes: int) -> dict[str, Any]:
 
 
 def measure(file: Path, sizes: Sequence[int]) -> None:
-    """On every rank of the lab; rank 0 writes the rows."""
+    """Measure all sizes, on every rank of the lab; rank 0 writes the rows."""
     communicator = mr.init(tune=True)
     rows = [measure_size(communicator, nbytes) for nbytes in sizes]
     if mr.rank() == 0:
@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("files", type=Path, nargs="*", metavar="TOPOLOGY.toml")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
-    parser.add_argument("--cores", type=int, help="bind each host to so many cores of this machine")
+    parser.add_argument("--cores", type=int, help="cores of this machine for each host")
     parser.add_argument("--json", type=Path, help="also write everything here")
     parser.add_argument("--on-a-rank", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -30,7 +30,8 @@ struct Blame {
     std::vector<int> ranks;  // ascending; in a cycle, in its order
 };
 
-// Whom `rank` waits for in the end, in its call `waiting`; `statuses` by rank, silent if that long without a beat.
+// The ranks for which `rank` waits in the end, in its call `waiting`. `statuses` are indexed by rank; a rank is silent
+// after `silent_seconds` without a beat.
 Blame find_blame(std::span<const Status> statuses, int rank, const Waiting& waiting, double silent_seconds);
 
 }  // namespace multiring

@@ -16,7 +16,7 @@ struct CFunctions {
     // Returns the code and, if it is not 0, writes the text.
     int (*collective)(int collective, void* data, std::size_t count, int dtype, int op, int root,
                       multiring_callback done, void* context, char* error) = nullptr;
-    int code = MULTIRING_FAILED;  // of joining and leaving
+    int code = MULTIRING_FAILED;  // result of joining or leaving
     char error[error_bytes] = "";
 };
 

@@ -111,7 +111,7 @@ void Communicator::serve(std::uint64_t tag) {
     queued_.erase(found);
 }
 
-// Whose message arrived first, of those that are next from their senders; any_member if there is none.
+// The sender whose message arrived first, among those that are next from their senders; any_member if there is none.
 std::uint32_t Communicator::first_sender(std::uint64_t tag) const {
     std::uint32_t sender = any_member;
     std::uint64_t arrived = ~std::uint64_t{0};

@@ -60,11 +60,11 @@ struct Record {
 struct Installed {
     Communicator* communicator = nullptr;
     std::shared_ptr<const Schedule> schedule;
-    std::vector<Link*> links;                  // by Schedule::peers; empty until all are attached
-    std::vector<Link*> message_links;          // by Schedule::messages
-    std::vector<std::uint32_t> message_peers;  // by Schedule::messages: index into `links`
-    std::vector<bool> send_is_shared;          // by send: some peer reads it from the arena
-    std::vector<bool> send_is_direct;          // by send: some peer is sent it from where it lies
+    std::vector<Link*> links;                  // indexed as Schedule::peers; empty until all are attached
+    std::vector<Link*> message_links;          // indexed as Schedule::messages
+    std::vector<std::uint32_t> message_peers;  // indexed as Schedule::messages: index into `links`
+    std::vector<bool> send_is_shared;          // indexed by send: some peer reads it from the arena
+    std::vector<bool> send_is_direct;          // indexed by send: some peer is sent it from where it lies
     std::vector<Link*> shared_links;           // those that share memory
     std::vector<Link*> granted_sources;        // those that send to us when they have our grant
     bool any_shared = false, any_direct = false;
@@ -85,13 +85,13 @@ struct Call {
     std::uint64_t tag = 0;
     Collective part_of = Collective::send;  // send, recv: the collective that the message belongs to, if it is another
     std::uint64_t number = 0;
-    std::uint64_t queue_number = 0;  // recv: of one that waits for its turn
+    std::uint64_t queue_number = 0;  // recv: position among those that wait for their turn
     std::uint64_t place = 0;         // among the recorded calls; 0: none
     Clock::time_point deadline{};
-    std::shared_ptr<DeviceTransfer> transfer{};  // of a buffer that lies on a card; `pointer` is none then
+    std::shared_ptr<DeviceTransfer> transfer{};  // if the buffer lies on a card; `pointer` is none then
 
     bool is_point() const { return collective == Collective::send || collective == Collective::recv; }
-    std::string_view called() const {  // by the user
+    std::string_view called() const {  // what the user called
         return name(is_point() && part_of != Collective::send ? part_of : collective);
     }
 };
@@ -99,7 +99,7 @@ std::string describe(const Call& call);  // "all_reduce number 7 of communicator
 double age_of(const Call& call);         // seconds
 
 inline constexpr std::uint32_t any_member = ~std::uint32_t{0};  // the `other` of a receive from whoever sends first
-inline constexpr std::uint64_t no_number = ~std::uint64_t{0};   // of a receive that waits for its turn
+inline constexpr std::uint64_t no_number = ~std::uint64_t{0};   // a receive that waits for its turn has none
 
 class Communicator {
   public:
@@ -119,16 +119,16 @@ class Communicator {
     std::uint64_t completed() const;
     void deliver(const Delivery& delivery);
     std::vector<Delivery> take_parked();                                   // what nobody will call for any more
-    std::optional<std::uint64_t> fingerprint(std::uint64_t number) const;  // of the call of that number, if known
+    std::optional<std::uint64_t> fingerprint(std::uint64_t number) const;  // what the call of that number was, if known
     bool is_busy() const;                                                  // something was called and has not ended
     bool is_read_from() const;                                             // peers still read its staging
 
     const std::uint32_t id;
-    const std::uint16_t incarnation;  // of those that have had this id
+    const std::uint16_t incarnation;  // counts those that have had this id
     const std::vector<int> members;   // world ranks
     const int self;                   // our index among them
     std::mutex mutex;
-    Installed unmatched;  // of receives that wait for their turn
+    Installed unmatched;  // what receives have while they wait for their turn
     // The schedule of a send to, or receive from, each member; made by the executor when first needed.
     std::map<std::pair<Collective, std::uint32_t>, std::unique_ptr<Installed>> point_schedules;
 
@@ -157,7 +157,7 @@ class Communicator {
 
     std::array<std::unique_ptr<Lane>, lane_count> lanes_;
     std::array<std::uint64_t, lane_count> next_in_lane_;
-    std::uint64_t next_number_ = 0;  // of the next collective called here
+    std::uint64_t next_number_ = 0;  // the next collective that is called here gets it
     std::uint64_t ended_ = 0;        // collectives
     std::uint64_t first_failed_ = no_number;
     std::vector<Delivery> parked_;
@@ -170,7 +170,7 @@ class Communicator {
     // A receive from any member, and those called after it, which may not take its message; by tag.
     std::map<std::uint64_t, std::deque<Call>> queued_;
     std::uint64_t next_queue_number_ = 0;
-    std::map<std::uint64_t, Lane*> served_;  // by queue number, until `try_begin`
+    std::map<std::uint64_t, Lane*> served_;  // indexed by queue number, until `try_begin`
 };
 
 }  // namespace multiring

@@ -16,7 +16,7 @@
 namespace multiring {
 namespace {
 
-constexpr int patience_ms = 1000;  // for a peer's full socket buffer: a notice must not be lost to a moment's pause
+constexpr int patience_ms = 1000;  // wait for a peer's full socket buffer: a moment's pause must not lose a notice
 
 std::vector<std::byte> encode(Frame frame, std::span<const std::byte> payload) {
     frame.bytes = static_cast<std::uint32_t>(payload.size());

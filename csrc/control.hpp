@@ -53,7 +53,7 @@ class Control {
         Descriptor socket;
         bool is_edge;
         std::vector<std::byte> received;
-        std::vector<std::byte> unsent;  // of a beat
+        std::vector<std::byte> unsent;  // rest of a beat
         bool farewell = false;          // the peer has said that it leaves
     };
     void send_to(Connection& connection, const std::vector<std::byte>& bytes);

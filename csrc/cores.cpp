@@ -12,7 +12,7 @@ constexpr double default_spin = 5e-6, longest_spin = 0.1;  // a spinning caller 
 // 64 KB took two ranks with 1 MB of the nearest caches each 10 us with 0.5 MB, 6.6 with 2, 5.2 with 4, 256 KB 21, 19
 // and 16, and with 16 MB each 30 and more.
 constexpr double spare_staging = 4 << 20;
-constexpr std::size_t most_of_arena = 8;  // for that, an eighth
+constexpr std::size_t most_of_arena = 8;  // spare staging takes an eighth of the arena
 
 }  // namespace
 

@@ -8,7 +8,7 @@
 
 namespace multiring::cuda {
 
-using Address = std::uint64_t;  // of a card's memory
+using Address = std::uint64_t;  // in a card's memory
 using Context = void*;
 using Stream = void*;
 using Event = void*;

@@ -106,8 +106,8 @@ class DeviceTransfer {
     friend class DeviceQueue;
     const Cut cut_;
     std::uint32_t segments_per_chunk_ = 1, chunks_ = 1;
-    std::size_t chunk_slice_bytes_ = 0;  // of one block in a slot
-    std::uint64_t first_chunk_ = 0;      // of the queue's
+    std::size_t chunk_slice_bytes_ = 0;  // slice of one block in a slot
+    std::uint64_t first_chunk_ = 0;      // position among the queue's
     std::uint32_t completed_ = 0;        // chunks of ours
     cuda::Event done_ = nullptr;
 };
@@ -134,14 +134,14 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     bool close() noexcept;
 
     const std::shared_ptr<Device> device;
-    const std::size_t slot_bytes;  // of a chunk at most
+    const std::size_t slot_bytes;  // most bytes of a chunk
 
   private:
     friend class DeviceTransfer;
     struct alignas(cache_line) Counters {
         std::uint32_t filled;                     // written by the card
-        alignas(cache_line) std::uint32_t ready;  // by the host
-        alignas(cache_line) std::uint32_t freed;  // by the card
+        alignas(cache_line) std::uint32_t ready;  // written by the host
+        alignas(cache_line) std::uint32_t freed;  // written by the card
     };
     Counters& counters() const { return *reinterpret_cast<Counters*>(begin_); }
     std::byte* slot(std::uint64_t chunk) const { return begin_ + page + chunk % slots * slot_bytes; }
@@ -154,7 +154,7 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     cuda::MemoryOperation operation(unsigned kind, const std::uint32_t& counter, std::uint64_t value) const;
 
     std::unique_ptr<PinnedRange> memory_;
-    std::byte* const begin_;  // of it; the progress thread may look there while another closes
+    std::byte* const begin_;  // start of `memory_`; the progress thread may look there while another closes
     cuda::Stream out_ = nullptr, in_ = nullptr;
     cuda::Event called_ = nullptr;  // what the caller's stream had queued
 

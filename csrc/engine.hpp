@@ -96,13 +96,13 @@ class Engine final : public Surroundings {
     // Lines for the log: who is silent, who is late.
     std::vector<std::string> take_reports() { return detector_.take_reports(); }
     bool has_reports() const { return detector_.has_reports(); }
-    std::vector<void*> take_owners() { return operations_.take_owners(); }  // of works that are done
+    std::vector<void*> take_owners() { return operations_.take_owners(); }  // owners of works that are done
     bool has_owners() const { return operations_.has_owners(); }
 
     struct Statistics {
         std::uint64_t operations, segments, arena_allocated, arena_committed;
-        double seconds_in_calls;  // that callers spent in run and wait
-        double seconds_waiting;   // of these, with nothing to do
+        double seconds_in_calls;  // time that callers spent in run and wait
+        double seconds_waiting;   // part of these with nothing to do
         std::vector<std::pair<int, Traffic>> peers;
         struct Done {
             Collective collective;

@@ -13,7 +13,7 @@ struct EngineOptions {
     int rank = 0;
     int world_size = 1;
     std::uint16_t generation = 0;
-    std::vector<std::string> hosts;  // by rank; empty if unknown
+    std::vector<std::string> hosts;  // indexed by rank; empty if unknown
     std::size_t arena_bytes = 0;
     std::optional<double> spin_seconds;
     bool in_process = false;

@@ -10,7 +10,7 @@
 namespace multiring {
 namespace {
 
-constexpr auto patience_for_labels = std::chrono::seconds(1);  // of a mismatch that other ranks have to explain
+constexpr auto patience_for_labels = std::chrono::seconds(1);  // wait for other ranks to explain a mismatch
 
 // What follows it explains labels.
 void add_to_first_line(std::string& message, const std::string& text) {

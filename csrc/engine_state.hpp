@@ -56,7 +56,7 @@ class EngineState {
     mutable std::mutex mutex_;
     std::optional<Failure> failure_;
     Clock::time_point failed_since_{};
-    std::optional<Notice> untold_;  // of the failure, to those who wait for us
+    std::optional<Notice> untold_;  // what ranks that wait for us are still to be told of the failure
     std::atomic<bool> disowned_{false};
     std::atomic<bool> failed_{false};
     mutable std::atomic<bool> raised_{false};  // the failure, to a caller

@@ -35,7 +35,7 @@ struct Failure {
     double seconds = 0;  // that the culprit was waited for
     int witness = -1;    // the rank that has not heard of the culprit, or whose call is another, if it is that
     Disagreement disagreement{};
-    int apart = -1;  // of a loss: the rank with which the culprit, which lives, cannot exchange messages
+    int apart = -1;  // after a loss: the rank with which the culprit, which lives, cannot exchange messages
 };
 
 class EngineError : public std::runtime_error {

@@ -10,7 +10,7 @@ namespace multiring {
 namespace {
 
 constexpr std::uint32_t most_lanes = 1 << 16;                        // a token is a lane and an index, 16 bits each
-constexpr std::size_t point_segment_bytes = std::size_t{256} << 10;  // of a send
+constexpr std::size_t point_segment_bytes = std::size_t{256} << 10;  // bytes of a send's segment
 // Its segments in flight: 1 MB stays in the cache, 4 MB keep a network of 5 Gbit/s busy.
 constexpr std::uint32_t point_window_in_memory = 4, point_window_on_network = 16;
 

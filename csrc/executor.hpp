@@ -90,7 +90,7 @@ class Executor final : public Receiver {
         std::uint32_t communicator;
         std::uint64_t number;
     };
-    LastCall last_call() const {  // for people: its parts may be of two calls at once
+    LastCall last_call() const {  // to be shown: its parts may be of two calls at once
         const std::uint64_t what = last_what_.load(std::memory_order_relaxed);
         return {static_cast<Collective>(what >> 32), static_cast<std::uint32_t>(what),
                 last_number_.load(std::memory_order_relaxed)};
@@ -128,10 +128,10 @@ class Executor final : public Receiver {
     const std::unique_ptr<Trace> trace;        // nullptr: nobody asked for it
     const std::unique_ptr<Recorder> recorder;  // the same
     SpareStaging spare_staging;
-    std::atomic<Team*> team{nullptr};                       // for calls whose buffers lie on cards
-    std::atomic<std::uint64_t> calls{0};                    // of any communicator
-    std::atomic<std::uint64_t> operations{0}, segments{0};  // of the user's
-    std::array<Record, collective_names.size()> done;       // the same, by collective, that have completed
+    std::atomic<Team*> team{nullptr};                       // helps calls whose buffers lie on cards
+    std::atomic<std::uint64_t> calls{0};                    // calls of any communicator
+    std::atomic<std::uint64_t> operations{0}, segments{0};  // the user's only
+    std::array<Record, collective_names.size()> done;       // those completed, indexed by collective
 
   private:
     void resolve(Installed& installed) const;
@@ -146,14 +146,14 @@ class Executor final : public Receiver {
     std::atomic<std::uint64_t> last_what_{0}, last_number_{0}, begun_{0};
     std::atomic<std::uint32_t> begun_in_{0};
     std::mutex lanes_mutex_;
-    std::unique_ptr<std::atomic<Lane*>[]> lanes_;  // by id
+    std::unique_ptr<std::atomic<Lane*>[]> lanes_;  // indexed by id
     std::vector<std::uint32_t> free_lane_ids_;
     mutable std::mutex mutex_;                           // the tables below
-    std::unique_ptr<std::atomic<Link*>[]> links_;        // by world rank
+    std::unique_ptr<std::atomic<Link*>[]> links_;        // indexed by world rank
     std::unique_ptr<std::unique_ptr<Link>[]> attached_;  // in the order of attaching
     std::atomic<std::size_t> attached_count_{0};
     std::unordered_map<std::uint32_t, std::shared_ptr<Communicator>> communicators_;
-    std::unordered_map<std::uint32_t, std::uint16_t> latest_;  // by id ever made here: its last incarnation
+    std::unordered_map<std::uint32_t, std::uint16_t> latest_;  // last incarnation of each id ever made here
     // What has arrived for communicators that are not made here yet; nothing is kept for those that are over.
     std::vector<Delivery> orphans_;
     std::vector<std::shared_ptr<Communicator>> forgotten_;  // peers still read their staging

@@ -8,7 +8,7 @@ namespace {
 
 constexpr auto publishing_interval = std::chrono::milliseconds(10);
 constexpr double looking_delay = 0.5;  // seconds that a call waits before its links are looked at
-constexpr auto verdict_grace = std::chrono::milliseconds(500);  // for what others miss at the same time
+constexpr auto verdict_grace = std::chrono::milliseconds(500);  // to hear what others miss at the same time
 constexpr int latest_turn = 2;
 constexpr std::size_t most_beat_bytes = std::size_t{1} << 15;
 constexpr std::uint64_t looks_between_counts = 2;
@@ -169,7 +169,7 @@ Failure FailureDetector::mismatch_told_by(const Notice& notice) const {
     return failure;
 }
 
-// Who hears of no other host any more is cut off itself, rather than that all of them are lost at once.
+// A rank that hears of no other host is itself cut off; it is less likely that all others were lost at once.
 Failure FailureDetector::silence_of(int rank, double silent) const {
     const auto edges = peers_.edges();
     const auto statuses = liveness_.statuses();
@@ -222,10 +222,10 @@ bool FailureDetector::check_silence(const Works& works) {
 // ---- hosts that cannot reach each other ---------------------------------------------------------------------------
 //
 // Two hosts may both live, and be heard of by all others, while no packet gets from one to the other. Only the
-// connections between them show it, so whoever waits looks at those. What it finds, and the silence of a rank of
-// another host, is a complaint, which is passed on to all by every way there is. Where a connection is yet to be made,
-// it is one once both sides dial in vain. Who is said to be silent answers. A
-// moment later, when the other side's complaint or answer has come, if there is one, a verdict is given by the same
+// connections between them show it, so a rank that waits checks its own connections. Data that a peer does not
+// acknowledge is a complaint, and so is the silence of a rank of another host, or a connection yet to be made that both
+// sides dial in vain. A complaint is passed on to all by every way there is, and a rank that is called silent answers.
+// A moment later, when the other side's complaint or answer has come, if there is one, a verdict is given by the same
 // rule everywhere. Two ranks that have heard of different complaints could disagree all the same, so they take turns:
 // the verdict of the first reaches the next one before it gives its own.
 
@@ -234,7 +234,7 @@ void FailureDetector::look_at_links(const Works& works) {
     const std::vector<TcpLink*> links = peers_.tcp_links_of_those_here();
     if (works.empty()) {
         for (TcpLink* link : links) link->forget_looks();
-        // Who waits for us, and sends to see whether it arrives, shall not find the connection full.
+        // A rank that waits for us, and sends to see whether it arrives, shall not find the connection full.
         peers_.drain_sockets();
         return;
     }
@@ -251,7 +251,7 @@ void FailureDetector::look_at_links(const Works& works) {
     }
 }
 
-// Once; who has fallen silent altogether is named for that.
+// Logs once. A rank that is silent altogether is logged elsewhere.
 void FailureDetector::name_apart(int rank, double seconds, const Works& works) {
     const bool is_long = seconds >= liveness_.quiet_seconds();
     const auto index = static_cast<std::size_t>(rank);

@@ -47,8 +47,8 @@ class FailureDetector {
     Clock::duration interval() const { return liveness_.interval(); }
     bool begin_beat();                                                         // false if it is not time yet
     void count(const Counts& counts) { counts_ = counts; }                     // what statuses tell from now on
-    std::span<const Status> statuses() const { return liveness_.statuses(); }  // by rank
-    void report(std::string line);                                             // for the log
+    std::span<const Status> statuses() const { return liveness_.statuses(); }  // indexed by rank
+    void report(std::string line);                                             // writes it to the log
     void publish_status(const Works& works);
     void send_beats(const Works& works);
     bool check_silence(const Works& works);  // true if a rank was found lost
@@ -98,8 +98,8 @@ class FailureDetector {
     std::uint64_t beats_ = 0, looks_ = 0, own_calls_ = 0;
     Counts counts_;
     std::uint64_t passed_on_calls_ = 0;  // that this rank had made when it last passed statuses on
-    std::vector<bool> named_;            // by rank: reported as silent
-    std::vector<bool> named_apart_;      // by rank: reported as out of reach
+    std::vector<bool> named_;            // which ranks are reported as silent
+    std::vector<bool> named_apart_;      // which ranks are reported as out of reach
     std::vector<Notice> complaints_;     // one of each kind between two hosts
     // Ranks that miss a link to another one. Nobody is accused until the other one misses it, too: it may be late, and
     // be the one that can connect.

@@ -55,7 +55,7 @@ struct Signature {
     Collective part_of() const { return is_message() ? static_cast<Collective>(root) : collective; }
     // In the user's words; `receives` says which end of a message. Beside another signature, only what differs.
     std::string describe(bool receives, const Signature* other) const;
-    std::uint64_t fingerprint() const;  // of equal signatures equal, on all ranks
+    std::uint64_t fingerprint() const;  // equal for equal signatures, on all ranks
 };
 
 struct Frame {

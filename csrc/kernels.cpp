@@ -316,7 +316,7 @@ struct Int8Blocks {
   private:
     static constexpr float largest_scale = 0x1.0204p121f;  // 127 times it is finite, and of the next one is not
 
-    // Of the bits of the largest magnitude.
+    // Scale from the bits of the largest magnitude.
     static float scale_of(std::uint32_t largest) {
         float magnitude, scale;
         std::uint32_t bits;

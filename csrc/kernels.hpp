@@ -14,7 +14,7 @@ struct Kernels {
     void (*copy)(void* destination, const void* source, std::size_t bytes);
     void (*copy_streaming)(void* destination, const void* source, std::size_t bytes);
     void (*transpose[5])(void* to, std::ptrdiff_t to_stride, const void* from, std::ptrdiff_t from_stride,
-                         std::size_t rows, std::size_t columns);  // by the binary logarithm of an element's bytes
+                         std::size_t rows, std::size_t columns);  // indexed by log2 of an element's bytes
 };
 
 extern const Kernels kernels_portable;

@@ -270,7 +270,7 @@ bool Lane::is_leaving(const Row& row, const Instruction& in) const {
     Link* const* links = call_.installed->message_links.data() + in.first_message;
     const auto its = messages(in);
     for (std::size_t i = 0; i < its.size(); ++i) {
-        // Who shares memory reads the copy. Waiting for that too, two who exchange would wait for each other.
+        // Peers in shared memory read the staged copy; waiting for them would deadlock two ranks that exchange.
         if (staged && links[i]->shares_memory()) continue;
         if (unread(row.segment, its[i]).load(std::memory_order_acquire) != 0) return true;
     }
@@ -443,7 +443,7 @@ Clock::duration Lane::combine(const Row& row, const Instruction& in, const Exten
 }
 
 // A peer whose call has failed may overwrite what it sent while it is read, and a rank that is stopped may read it much
-// later. So who has read looks, before anybody is handed what was made of it.
+// later. So after reading, the sender's mark is checked before the result is passed on.
 bool Lane::has_read_what_was_sent(const Row& row, const Instruction& in) {
     for (std::uint32_t i = 0; i < in.message_count; ++i) {
         const Link& from = *arrival_of(row, in, i).from;

@@ -59,12 +59,12 @@ class Lane {
     Link* held_up_by() const { return held_up_by(base_); }
     // Let them know in which call, so that one that has made another says so.
     void tell_waiting() const;
-    std::size_t bytes_left() const {  // of the buffer, in segments that are not done
+    std::size_t bytes_left() const {  // bytes of the buffer in segments that are not done
         const std::size_t done = std::min(call_.count, base_ * slice_);
         return static_cast<std::size_t>(schedule_->blocks) * (call_.count - done) * itemsize_;
     }
 
-    const Signature& signature() const { return signature_; }  // of the current or last operation
+    const Signature& signature() const { return signature_; }  // that of the current or last operation
     bool released(int peer, std::uint32_t index);  // false if nothing of that index is outstanding at that peer
     bool outstanding() const { return outstanding_.load(std::memory_order_acquire) != 0; }
     std::atomic<bool> driven_by_progress{false};
@@ -77,7 +77,7 @@ class Lane {
         bool shared;  // the team is at it
     };
     using Sources = std::vector<const void*>;
-    struct Shared {  // of a row with the team
+    struct Shared {  // what a row shares with the team
         Task task;
         Sources sources;
         Clock::duration took{};
@@ -198,8 +198,8 @@ class Lane {
     std::atomic<bool> has_early_{false};
     std::vector<Delivery> early_;
     Sources sources_;
-    Team* team_ = nullptr;              // for the current operation, if any
-    std::unique_ptr<Shared[]> shared_;  // by row
+    Team* team_ = nullptr;              // helps the current operation, if any
+    std::unique_ptr<Shared[]> shared_;  // indexed by row
     std::size_t shared_capacity_ = 0;
     std::uint32_t shared_count_ = 0;  // rows that the team is at
 
@@ -209,23 +209,23 @@ class Lane {
     std::atomic<bool> heard_{false};                         // an empty receive: the sender's frame is here
     bool eager_ = false;                                     // and it used the eager credit
     std::uint32_t announced_ = 0;                            // segments that we have granted to those that send to us
-    std::unique_ptr<std::atomic<std::uint32_t>[]> granted_;  // by link: segments that it takes
+    std::unique_ptr<std::atomic<std::uint32_t>[]> granted_;  // indexed by link: segments that it takes
     std::size_t granted_capacity_ = 0;
-    std::vector<bool> asked_;  // by link
+    std::vector<bool> asked_;  // indexed by link
     std::vector<Held> held_;
 
     // kept from operation to operation
     std::vector<Row> rows_;
     std::unique_ptr<Arrival[]> arrivals_;
     std::size_t arrival_capacity_ = 0;
-    std::unique_ptr<Reader[]> unread_;  // by (row, departure): who has not read it yet
+    std::unique_ptr<Reader[]> unread_;  // indexed by (row, departure): who has not read it yet
     std::size_t unread_capacity_ = 0;
     std::atomic<std::uint32_t> outstanding_{0};  // how many are unread
     std::byte* staging_ = nullptr;
     std::size_t staging_bytes_ = 0, spare_bytes_ = 0;  // the second of the executor's
     bool spare_refused_ = false;
     std::size_t next_slot_at_ = 0;
-    std::size_t slot_bytes_ = 0, slots_ = 1, first_slot_ = 0;  // of the current operation
+    std::size_t slot_bytes_ = 0, slots_ = 1, first_slot_ = 0;  // layout of the current operation
 };
 
 }  // namespace multiring

@@ -38,7 +38,7 @@ class Liveness {
               bool all);
 
     float elapsed() const { return elapsed_; }  // seconds that count, from the look before the last to the last
-    std::span<const Status> statuses() const { return statuses_; }  // by rank
+    std::span<const Status> statuses() const { return statuses_; }  // indexed by rank
     bool is_quiet(int rank) const { return at(rank).silent >= quiet_seconds(); }
     bool is_direct(int rank) const { return direct_[static_cast<std::size_t>(rank)]; }
     // Whether a rank is known to live: it was heard of lately, by us or by who told us, and we have not been away.

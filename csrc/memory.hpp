@@ -105,7 +105,7 @@ class Arena {
     std::byte* base_ = nullptr;
     std::size_t size_ = 0, size_for_arrays_ = 0;
     mutable std::mutex mutex_;
-    FreeList free_;                             // by place; neighbours of the same state are merged
+    FreeList free_;                             // indexed by offset; neighbours of the same state are merged
     std::map<std::size_t, std::size_t> taken_;  // place -> bytes
     std::size_t committed_ = 0;
     std::string remedy_ = "raise MULTIRING_ARENA_BYTES";  // where it is too small

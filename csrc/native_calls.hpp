@@ -29,7 +29,7 @@ using Chosen = std::variant<std::uint32_t, std::shared_ptr<Trials>>;
 using ChoosePlan = std::function<Chosen(Collective, std::size_t, std::uint32_t, double)>;
 
 bool is_defined(Op op, Dtype dtype);
-std::size_t bytes_of(const Call& call, int size);  // of all blocks together, over `size` ranks
+std::size_t bytes_of(const Call& call, int size);  // bytes of all blocks together, over `size` ranks
 void check_op(const Call& call);                   // std::invalid_argument if it is not defined for the type
 
 // Each call names its collective, buffer, op, root, label and timeout. What is wrong with op or root is
@@ -61,7 +61,7 @@ class NativeCalls {
 
     const ChoosePlan choose_plan_;
     std::mutex mutex_;
-    std::map<std::tuple<Collective, int, std::uint32_t>, Chosen> chosen_;  // by collective, bits of size, root
+    std::map<std::tuple<Collective, int, std::uint32_t>, Chosen> chosen_;  // indexed by collective, bits of size, root
 };
 
 void publish(std::uint32_t communicator, std::shared_ptr<NativeCalls> calls);

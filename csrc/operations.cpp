@@ -14,8 +14,8 @@ namespace multiring {
 namespace {
 
 constexpr auto signal_interval = std::chrono::milliseconds(100);
-constexpr auto longest_drive = std::chrono::seconds(1);         // by a caller, without a pause
-constexpr auto telling_delay = std::chrono::milliseconds(100);  // of a wait that is long enough to ask why
+constexpr auto longest_drive = std::chrono::seconds(1);         // time that a caller drives the engine without a pause
+constexpr auto telling_delay = std::chrono::milliseconds(100);  // after this a wait is long enough to ask why
 
 }  // namespace
 
@@ -370,7 +370,8 @@ bool Operations::advance() {
     return active;
 }
 
-// Whom callers wait for now that nothing comes: the rank that holds up a work that one waits for, or else the oldest.
+// Names the link for which callers wait now that nothing comes: that of the rank that holds up a work for which one
+// waits, or else the oldest work.
 void Operations::begin_idling() {
     if (idle_since_ || works_.empty()) return;
     idle_since_ = Clock::now();

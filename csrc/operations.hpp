@@ -41,7 +41,7 @@ class Operations {
     std::shared_ptr<Work> start_point(std::uint32_t communicator, int other, Call call, void* owner);
     void wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals);
     void close_cards_of(std::uint32_t communicator);
-    std::vector<void*> take_owners();  // of works that are done
+    std::vector<void*> take_owners();  // owners of works that are done
     bool has_owners() const { return has_owners_.load(std::memory_order_relaxed); }
     double seconds_in_calls() const { return 1e-9 * static_cast<double>(in_calls_.load()); }
     Counts counts();  // the progress thread's, at a beat
@@ -120,17 +120,19 @@ class Operations {
 
     std::mutex cards_mutex_;  // the next four, and the order of calls on cards
     std::map<int, std::shared_ptr<Device>> devices_;
-    std::map<std::pair<std::uint32_t, int>, std::shared_ptr<DeviceQueue>> queues_;  // by communicator and device
-    std::vector<std::shared_ptr<DeviceQueue>> retired_;                             // with calls that go on
-    std::unique_ptr<Team> team_;                                                    // made with the first device
+    std::map<std::pair<std::uint32_t, int>, std::shared_ptr<DeviceQueue>>
+        queues_;                                         // indexed by communicator and device
+    std::vector<std::shared_ptr<DeviceQueue>> retired_;  // with calls that go on
+    std::unique_ptr<Team> team_;                         // made with the first device
 
     // the progress thread's own
     Works works_;
-    std::vector<std::pair<std::shared_ptr<DeviceTransfer>, void*>> leaving_;  // of failed calls, with their owners
+    std::vector<std::pair<std::shared_ptr<DeviceTransfer>, void*>>
+        leaving_;  // transfers of failed calls, with their owners
     std::optional<Clock::time_point> idle_since_;
     Link* held_up_by_ = nullptr;  // while it idles
     Clock::time_point looked_at_deadlines_{Clock::now()};
-    pid_t queued_caller_ = 0;                       // whose time without a core was looked at last
+    pid_t queued_caller_ = 0;                       // the caller whose time without a core was looked at last
     std::int64_t queued_so_far_ = 0;                // what it was then, in nanoseconds
     double queued_ = 0;                             // seconds, of all that were looked at
     Clock::time_point away_since_{}, came_back_{};  // the last time that the process was stopped, or starved

@@ -382,7 +382,7 @@ bool Peers::is_unread() const {
 // What peers sent for a call that has completed here is of another call of theirs. Both sides hear of it if they leave
 // within a moment of each other, else the one that leaves last.
 void Peers::linger(Clock::time_point until) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // of two that leave at once, one sees what the other posted
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // when two leave at once, one sees what the other posted
     while (!state_.has_failed()) {
         const bool last = !is_unread() || Clock::now() >= until;
         for (const auto& link : executor_.attached()) link->drain();

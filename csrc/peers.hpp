@@ -63,7 +63,7 @@ class Peers {
     bool has_departures() const { return someone_departed_.load(std::memory_order_acquire); }
     // Those of the ranks that have left, in their order.
     std::vector<int> departed_of(std::vector<int> ranks) const;
-    std::vector<bool> departures() const;  // by rank
+    std::vector<bool> departures() const;  // indexed by rank
     std::vector<const LocalLink*> local_links() const;
     std::vector<TcpLink*> tcp_links() const;
     std::vector<TcpLink*> tcp_links_of_those_here() const;
@@ -115,8 +115,8 @@ class Peers {
     std::vector<const LocalLink*> local_links_;
     std::vector<TcpLink*> tcp_links_;
     std::vector<std::shared_ptr<InprocMailbox>> in_process_peers_;
-    std::vector<bool> departed_;  // by rank: has said farewell
-    std::vector<bool> linked_;    // by rank: has data connections
+    std::vector<bool> departed_;  // which ranks have said farewell
+    std::vector<bool> linked_;    // which ranks have data connections
     std::vector<Notice> notices_;
     std::vector<std::pair<Clock::time_point, Notice>> suspicions_;  // true unless there is another failure by then
     std::atomic<bool> someone_departed_{false};

@@ -21,11 +21,11 @@ struct Call;
 struct RecordedCall {
     std::uint64_t place;         // counts what was recorded, from 1
     std::int64_t called, ended;  // nanoseconds of the system's clock; 0: it has not ended
-    std::uint64_t number, tag;   // `no_number`: of a receive that waits for its turn
+    std::uint64_t number, tag;   // `number` is `no_number` while a receive waits for its turn
     std::uint64_t count;         // elements, of a block where there are several
     double timeout;              // seconds
     std::uint32_t communicator, root, label;
-    std::uint32_t other;  // of a message: the member at its other end, or `any_member`
+    std::uint32_t other;  // a message's other end, a member, or `any_member`
     std::uint16_t incarnation;
     Collective collective;
     Collective part_of;

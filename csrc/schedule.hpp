@@ -62,8 +62,8 @@ struct Layout {
     std::size_t slice;
     std::size_t itemsize;
     std::size_t staging_bytes;
-    std::vector<Extent> extents;             // by instruction
-    std::vector<std::size_t> arrival_bytes;  // by arrival
+    std::vector<Extent> extents;             // indexed by instruction
+    std::vector<std::size_t> arrival_bytes;  // indexed by arrival
 };
 
 class Schedule {
@@ -75,7 +75,7 @@ class Schedule {
              int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan, std::size_t grain);
 
     const int blocks;
-    const std::size_t segment_bytes;  // of one block's slice
+    const std::size_t segment_bytes;  // slice of one block
     const std::uint32_t window;       // segments in flight at most
     const std::uint64_t plan;
     const std::size_t grain;  // bytes
@@ -86,7 +86,7 @@ class Schedule {
     std::uint32_t send_count = 0, arrival_count = 0, departure_count = 0;
     bool exchanges = false;            // some send is exchanged
     bool narrows = false;              // some message or result is narrower than float32
-    std::vector<Wire> arrival_wires;   // by arrival
+    std::vector<Wire> arrival_wires;   // indexed by arrival
     std::vector<std::uint32_t> peers;  // members that we exchange messages with, ascending
 
     // Elements of a block in every segment but the last.
@@ -104,8 +104,8 @@ class Schedule {
     void number_arrivals(int members);
     std::shared_ptr<const Layout> make_layout(std::size_t slice, std::size_t itemsize) const;
 
-    std::vector<std::uint32_t> first_arrival_of_;  // by member, and the end
-    std::vector<std::uint32_t> arrivals_;          // by (member, ordinal)
+    std::vector<std::uint32_t> first_arrival_of_;  // indexed by member, and the end
+    std::vector<std::uint32_t> arrivals_;          // indexed by (member, ordinal)
     mutable std::mutex layout_mutex_;
     mutable std::vector<std::shared_ptr<const Layout>> layouts_;  // the most recent first
 };

@@ -8,9 +8,9 @@ namespace {
 
 constexpr auto window = std::chrono::milliseconds(1500);
 constexpr std::uint64_t least_calls = 6;            // in a window
-constexpr double least_share = 0.1;                 // of the time, that the others wait
-constexpr double same_rhythm = 0.2, few_calls = 2;  // by which the numbers of calls in the same time may differ
-constexpr std::size_t most_kept = 16;               // of those that were named
+constexpr double least_share = 0.1;                 // part of the time that the others wait
+constexpr double same_rhythm = 0.2, few_calls = 2;  // part, and number, of calls by which ranks may differ
+constexpr std::size_t most_kept = 16;               // ranks that were named
 constexpr int windows_to_name = 3, windows_to_clear = 2, windows_to_forget = 8;
 
 // What a rank did in a window, each as a part of the time.

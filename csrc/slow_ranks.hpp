@@ -30,8 +30,8 @@ struct SlowRank {
 
     std::vector<int> ranks;  // one, or some of one host; none if nobody is slow
     std::string host;
-    double share = 0;    // of the time for which the others wait for it, in the last window
-    double seconds = 0;  // for which it has been late
+    double share = 0;    // part of the last window for which the others waited for it
+    double seconds = 0;  // how long it has been late
     Clock::time_point began{};
     Reason reason = Reason::unknown;
 };
@@ -55,7 +55,7 @@ class SlowRanks {
     void unlock_after_fork() { mutex_.unlock(); }
 
   private:
-    // Of the window that ends: who was late, nobody, or nothing where it cannot be told.
+    // The rank that was late in the window that ends, an empty one if none was, nullopt if that is unknown.
     std::optional<SlowRank> judge() const;
     std::string names(const std::vector<int>& ranks) const;
     std::string describe(const SlowRank& slow) const;
@@ -63,13 +63,13 @@ class SlowRanks {
     void clear();
 
     const EngineOptions& options_;
-    std::vector<Counts> latest_, before_;  // by rank; at the beginning of the window
+    std::vector<Counts> latest_, before_;  // indexed by rank; `before_` at the beginning of the window
     Clock::time_point began_;
-    std::vector<int> suspects_;  // of the last window
-    double late_seconds_ = 0;    // for which they have been late
-    int windows_ = 0;            // one after the other, in which they were
-    int clear_ = 0;              // and in which those that were named were not
-    int untold_ = 0;             // and of which nothing can be told
+    std::vector<int> suspects_;  // ranks that were late in the last window
+    double late_seconds_ = 0;    // how long they have been late
+    int windows_ = 0;            // consecutive windows in which they were late
+    int clear_ = 0;              // consecutive windows in which those that were named were not late
+    int untold_ = 0;             // consecutive windows of which nothing can be told
 
     std::atomic<bool> named_here_{false};
     mutable std::mutex mutex_;

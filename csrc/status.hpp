@@ -20,15 +20,15 @@ struct Waiting {
     static constexpr std::size_t most_ranks = 16;  // enough to find a culprit; a late rank is waited for by itself
 
     std::uint64_t number = 0, tag = 0;
-    std::uint64_t bytes = 0;  // of the buffer, not yet done
+    std::uint64_t bytes = 0;  // part of the buffer that is not yet done
     std::uint32_t communicator = 0;
-    std::int32_t other = -1;  // of a message: the rank at its other end
+    std::int32_t other = -1;  // a message's other end, a rank
     float seconds = 0;        // since it was called
     Collective collective{};
     std::uint8_t is_blocked = 0;  // a caller does nothing else until it is done
     std::uint8_t rank_count = 0;
     std::uint8_t unused = 0;
-    std::int32_t ranks[most_ranks] = {};  // that it waits for
+    std::int32_t ranks[most_ranks] = {};  // those that it waits for
 
     bool is_point() const { return collective == Collective::send || collective == Collective::recv; }
 };
@@ -37,9 +37,9 @@ struct Waiting {
 struct Counts {
     std::uint64_t calls = 0;  // collectives and messages
     double seconds = 0;       // on its own clock
-    double in_calls = 0;      // that its callers were in the engine
+    double in_calls = 0;      // while its callers were in the engine
     double ran = 0;           // on a core, between calls that are further apart than a millisecond
-    double queued = 0;        // that callers were ready to run and had no core; negative if the system does not tell
+    double queued = 0;        // while callers were ready to run and had no core; negative if the system does not tell
 };
 
 struct Status {

@@ -19,12 +19,10 @@
 
 namespace multiring {
 
-// The fewest bytes of a write that it decides on; once in how many writes the time is taken, which costs 60 ns; and how
-// many times the other rate makes it worth it to write past the caches.
 struct TuningRule {
-    std::size_t fewest_bytes;
-    std::uint32_t one_in;
-    double worth_it;
+    std::size_t fewest_bytes;  // smallest write that is tuned
+    std::uint32_t one_in;      // writes for each that is timed, which costs 60 ns
+    double worth_it;           // ratio of the rates from which writes go past the caches
 };
 
 class StreamingStoreTuner {
@@ -44,7 +42,7 @@ class StreamingStoreTuner {
 
     std::size_t fewest_bytes() const { return rule_.fewest_bytes; }
 
-    // Whether the time of the next is to be noted, as that of each in a trial is, which is over sooner so.
+    // Whether to time the next write; in a trial every write is timed, so that it is over sooner.
     bool is_due() {
         if (rule_.one_in == 1 || trying_.load(std::memory_order_relaxed)) return true;
         const std::uint32_t written = written_.load(std::memory_order_relaxed);  // roughly, if several lanes count

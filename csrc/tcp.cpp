@@ -24,7 +24,7 @@ constexpr std::size_t credit_worth_returning = static_cast<std::size_t>(eager_cr
 constexpr std::size_t buffer_bytes = std::size_t{32} << 10;
 constexpr std::size_t longest_read = std::size_t{4} << 20;  // before other links get their turn
 constexpr std::size_t largest_payload = std::size_t{1} << 30;
-constexpr std::uint32_t eager_token = 1;  // of a payload that used the credit
+constexpr std::uint32_t eager_token = 1;  // marks a payload that used the credit
 
 // Seconds in which the kernel had bytes that the peer had not acknowledged. It counts in ticks of its own.
 double seconds_unacknowledged(int socket) {
@@ -36,8 +36,8 @@ double seconds_unacknowledged(int socket) {
 }
 
 struct Acknowledgements {
-    std::uint64_t bytes;  // so far
-    bool some_missing;    // of what was sent. What the peer has no room for is not sent.
+    std::uint64_t bytes;  // acknowledged so far
+    bool some_missing;    // something that was sent is not acknowledged; what the peer has no room for is not sent
 };
 
 std::optional<Acknowledgements> acknowledgements(int socket) {

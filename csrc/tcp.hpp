@@ -54,7 +54,7 @@ class TcpLink final : public Link {
     Traffic traffic() const override;
 
     void send_farewell();
-    // Without a text, behind what is queued.
+    // Queues a notice without its text, last.
     void send_complaint(const Notice& notice);
     // A look of the progress thread, `elapsed` seconds after the one before: for how long the peer's machine has
     // acknowledged nothing of what ours has sent. If the peer is waited for, something is sent.
@@ -73,7 +73,7 @@ class TcpLink final : public Link {
         const std::byte* payload;
         std::uint32_t token;
         std::size_t sent;                           // bytes of header and payload together
-        std::shared_ptr<const std::string> text{};  // of a notice: the payload points into it
+        std::shared_ptr<const std::string> text{};  // a notice's text, into which the payload points
     };
     struct Stream {
         explicit Stream(Descriptor socket);
@@ -90,7 +90,7 @@ class TcpLink final : public Link {
         std::mutex receive_mutex;
         std::unique_ptr<std::byte[]> buffer;  // bytes [begin, end) are not interpreted yet
         std::size_t begin = 0, end = 0;
-        Frame frame;                   // of the payload that is coming in
+        Frame frame;                   // header of the payload that is coming in
         std::byte* payload = nullptr;  // where it goes, nullptr between messages
         std::size_t received = 0;
         bool farewell = false, closed = false;

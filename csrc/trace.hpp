@@ -23,12 +23,12 @@ struct Call;
 // One interval. Python reads them as they lie in memory (trace.py has the same fields).
 struct TraceEvent {
     enum class Kind : std::uint8_t {
-        call,     // of a lane: a collective or message, from its start here to its end
-        segment,  // of a row, and within it:
+        call,     // lane: a collective or message, from its start here to its end
+        segment,  // row: a segment, and within it:
         phase,    //   from its first instruction to that of the next
-        held_up,  //   by `peer`
-        caller,   // of a thread: inside a call that blocks
-        idle      // of a thread: nothing to do until `peer` does its part
+        held_up,  //   waits for `peer`
+        caller,   // thread: inside a call that blocks
+        idle      // thread: nothing to do until `peer` does its part
     };
     std::int64_t begin, end;  // nanoseconds
     std::uint64_t number, bytes, plan;
@@ -38,7 +38,7 @@ struct TraceEvent {
     Kind kind;
     Collective collective;
     Dtype dtype;
-    bool finished;  // by itself, not because of a failure
+    bool finished;  // ended by itself, not because of a failure
 };
 static_assert(sizeof(TraceEvent) == 64 && std::is_trivially_default_constructible_v<TraceEvent>);
 

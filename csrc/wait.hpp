@@ -38,10 +38,10 @@ inline void pause() {
 #endif
 }
 
-// How the threads of a process spend the first moments of a wait, before they sleep: for as long as `spin` on the core,
-// then giving it away time and again. To another rank that is a moment. To a computation it is a slice of the
-// scheduler, and who sleeps gets the core back from it at once: after such a slice nobody yields for a while, and for
-// twice as long if the next comes soon.
+// How the threads of a process spend the first moments of a wait, before they sleep: they keep the core for as long as
+// `spin`, then yield it time and again. A thread that yields to another rank is back in a moment. One that yields to a
+// computation loses a slice of the scheduler, where one that sleeps gets the core back at once. So after such a slice
+// no thread yields for a while, and for twice as long if the next slice comes soon.
 class Patience {
   public:
     void set_spin(Clock::duration spin) { spin_.store(spin, std::memory_order_relaxed); }
@@ -59,7 +59,7 @@ class Spinner {
   public:
     explicit Spinner(Patience& patience) : patience_(patience) {}
     bool is_waiting() const { return rounds_ != 0; }
-    Clock::time_point start() const { return start_; }  // of the wait
+    Clock::time_point start() const { return start_; }  // when the wait began
     Clock::duration waited() const { return waited_; }  // in all
     // There is something to do; returns when, if it waits.
     Clock::time_point restart() {
@@ -83,7 +83,7 @@ class Spinner {
     }
 
   private:
-    // Those who yield on and on keep a thread that wakes from the core for as long.
+    // Threads that yield on and on keep one that wakes from the core for as long.
     static constexpr auto yielding_budget = std::chrono::microseconds(300);
 
     Patience& patience_;

@@ -21,7 +21,7 @@ struct Work {
     Clock::time_point ended{};                                   // valid once done
     std::optional<Failure> failure;                              // valid once done
     std::optional<Failure> refused;                              // at the call, by a card: to be raised there
-    int other = any_source;                                      // of a message that is done: the rank at its other end
+    int other = any_source;                                      // the rank at the other end of a message that is done
     bool told = false;                                           // those that it waits for what it is
     std::atomic<int> waiters{0};                                 // callers that do nothing else until it is done
     std::atomic<Clock::rep> waited_since{0};                     // when the first of these came
@@ -38,8 +38,8 @@ struct WaitQuery {
     Event answered;
 };
 
-// Where the blocks of a call's buffer lie on a card: what is read there, what is written, if anything; and the stream
-// of the caller's on which they are ready.
+// Where the blocks of a call's buffer lie on a card: what is read there, what is written, if anything; and the caller's
+// stream on which they are ready.
 struct CardBuffer {
     int device = 0;
     cuda::Stream stream = nullptr;

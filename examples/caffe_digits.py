@@ -62,7 +62,7 @@ def main():
             give(solver.net, x[mine], y[mine])
             distribution.weight = len(mine)
             solver.step(1)
-    loss = float(solver.net.blobs["loss"].data)  # of the last batch, averaged over the ranks
+    loss = float(solver.net.blobs["loss"].data)  # loss of the last batch, averaged over the ranks
     give(solver.net, x_test, y_test)
     solver.net.forward()
     accuracy = (solver.net.blobs["score"].data.argmax(1) == y_test).mean()

@@ -49,7 +49,7 @@ optimizer = optax.chain(mrj.all_reduce_gradients(), optax.adam(3e-3))
 @jax.jit
 def step(parameters, state, x, y):
     value, gradients = jax.value_and_grad(loss)(parameters, x, y)
-    updates, state = optimizer.update(gradients, state, parameters, weight=len(x))  # of this rank, of len(x) images
+    updates, state = optimizer.update(gradients, state, parameters, weight=len(x))  # this rank has len(x) images
     return optax.apply_updates(parameters, updates), state, mrj.average(value, weight=len(x))
 
 

@@ -19,7 +19,7 @@ from multiring.data import DataError, Dataset
 PARTS = ("train", "validation")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the colours of ImageNet, from 0 to 1."""
+"""Means and deviations of the colours of ImageNet, from 0 to 1."""
 
 
 class Folder:

@@ -50,7 +50,7 @@ class Preset:
     lars: float = 0.0
     """Trust of layer-wise adaptive rates; 0: none."""
     statistics: str = "rank"
-    """Whose samples batch norms look at: those of one pass on a "rank", or of one on all ranks of the "world"."""
+    """The samples that batch norms look at: those of one pass on a "rank", or of one on all ranks of the "world"."""
     micro: int = 32
     """Most samples of a forward and backward pass of a rank; more are several passes in one step."""
     zero_gamma: bool = True

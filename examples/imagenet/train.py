@@ -72,7 +72,7 @@ class Training:
         self.whole = False  # whether this rank has all that a training goes on from
         self.may_begin = not replaces()
         self.waited_in_vain = False
-        self.sums = torch.zeros(2, dtype=torch.float64)  # of losses and samples since the last line
+        self.sums = torch.zeros(2, dtype=torch.float64)  # losses and samples since the last line
         self.began = self.told = time.perf_counter()
         self.trained = 0
 

@@ -37,12 +37,12 @@ _log = logging.getLogger("multiring")
 
 _default: Communicator | None = None
 _given: GivenIdentity | None = None  # what `init` was given for it
-_exporter: metrics.Exporter | None = None  # of its metrics, if they are shown
-_teller: StatusTeller | None = None  # of its status, where a launcher started it
+_exporter: metrics.Exporter | None = None  # shows its metrics, if that is asked for
+_teller: StatusTeller | None = None  # tells its status, where a launcher started it
 _inherited: Communicator | None = (
-    None  # of the parent of a forked process: kept, so that nothing of it is released here
+    None  # the parent's, in a forked process: kept, so that nothing of it is released here
 )
-_marks: list[str | None] = []  # of the parent's launcher
+_marks: list[str | None] = []  # the values of env.RANKS in the parent
 _lock = threading.Lock()
 _dispatched: list[Callable[[], object]] = []
 
@@ -128,7 +128,8 @@ def adopt(communicator: Communicator, given: GivenIdentity | None = None) -> Non
 
 
 def _show_metrics() -> None:
-    """Show the metrics of the default communicator, where that is asked for; who cannot leaves the job."""
+    """Show the metrics of the default communicator, where that is asked for. Leaves the job if they cannot be
+    served."""
     global _exporter
     communicator = _communicator(None)
     if not communicator.world.settings.metrics:
@@ -309,7 +310,7 @@ def release(communicator: Communicator) -> None:
 
 
 def _blamed(world: World) -> int | None:
-    """The other rank because of which this one fails: the launcher tells them apart by that."""
+    """The rank that caused this one's failure, if another did, for the launcher."""
     failure = world.engine.failure()
     blamed = failure.rank if isinstance(failure, (PeerLost, CollectiveTimeout)) else -1
     return None if blamed in (-1, world.rank) else world.membership.members[blamed]

@@ -125,7 +125,7 @@ def _check_steps(solver: Any, communicator: Communicator) -> None:
         raise ValueError(f"the solvers have taken different numbers of steps, {shown}: {remedy}")
     found = hashlib.blake2b(digest_size=16)
     for layer in solver.net.layers:
-        if layer.type != "BatchNorm":  # whose running means are each rank's own
+        if layer.type != "BatchNorm":  # its running means are each rank's own
             for blob in layer.blobs:
                 found.update(blob.data.tobytes())
     digests = communicator.all_gather(np.frombuffer(found.digest(), np.uint8))

@@ -25,7 +25,17 @@ from multiring import api, env
 from multiring.errors import MultiringError, PeerLost, RendezvousError
 from multiring.job import store
 from multiring.version import __version__
-from multiring.worker import RankFailure, Reporter, Reports, Seat, host_label, reason_of, run_rank, seen, unpickled
+from multiring.worker import (
+    RankAssignment,
+    RankFailure,
+    Reporter,
+    Reports,
+    host_label,
+    reason_of,
+    run_rank,
+    seen,
+    unpickled,
+)
 
 POLL_SECONDS = 0.05
 
@@ -55,7 +65,7 @@ __all__ = ["run"]
 _log = logging.getLogger("multiring")
 
 _occupied = threading.Lock()
-_occupant: tuple[Seat, str] | None = None  # the rank that this process is, and its worker
+_occupant: tuple[RankAssignment, str] | None = None  # the rank that this process is, and its worker
 
 
 def run(
@@ -200,13 +210,13 @@ class _Job:
         """Hand the ranks to Dask, and have a thread wait for what they return: this one sees to Ctrl-C."""
         size, job = len(self._workers), secrets.token_hex(8)
         for rank, (address, host) in enumerate(zip(self._workers, self._hosts, strict=True)):
-            seat = Seat(rank, size, self._meeting.addresses, self._secret, host, self._settings)
-            packed = pickle.dumps((seat, self._server.addresses, address, call))
+            given = RankAssignment(rank, size, self._meeting.addresses, self._secret, host, self._settings)
+            packed = pickle.dumps((given, self._server.addresses, address, call))
             self._futures.append(
                 self._client.submit(
                     eval,
                     TASK,
-                    {"packed": io.BytesIO(packed)},  # whose repr, which is logged, does not show the secret
+                    {"packed": io.BytesIO(packed)},  # its repr, which is logged, does not show the secret
                     key=f"multiring-{job}-{rank}",
                     workers=[address],
                     allow_other_workers=False,
@@ -358,47 +368,48 @@ class _Job:
 
 def be_rank(packed: IO[bytes]) -> bytes | None:
     """Be a rank in a task of Dask, as the driver has packed it, and tell the driver how it ended."""
-    seat, driver, address, call = pickle.load(packed)
-    seat.check()
+    given, driver, address, call = pickle.load(packed)
+    given.check()
     addresses = [env.split_address(each) for each in driver]
     with (
-        _process_of_its_own(seat, address),
-        contextlib.closing(store.Client(addresses, seat.secret, timeout=REACH_SECONDS)) as told,
+        _process_of_its_own(given, address),
+        contextlib.closing(store.Client(addresses, given.secret, timeout=REACH_SECONDS)) as told,
     ):
         mine = secrets.token_bytes(8)
-        if told.settle(f"dask/task/{seat.rank}", mine) != mine:
+        if told.settle(f"dask/task/{given.rank}", mine) != mine:
             raise MultiringError(
-                f"rank {seat.rank} was begun before, by a worker that was lost: a rank is not run again", rank=seat.rank
+                f"rank {given.rank} was begun before, by a worker that was lost: a rank is not run again",
+                rank=given.rank,
             )
-        reporter = Reporter(told, seat.rank)
+        reporter = Reporter(told, given.rank)
         reporter.came({"process": str(os.getpid())})
         if not _said_at(told, "dask/go"):
             return None
-        with _Leash(seat, addresses, told) as leash:
-            outcome = run_rank(replace(seat, host=host_label(seat.host)), leash.around(call), cloudpickle.dumps)
+        with _Leash(given, addresses, told) as leash:
+            outcome = run_rank(replace(given, host=host_label(given.host)), leash.around(call), cloudpickle.dumps)
         reporter.ended(outcome)
         return None if isinstance(outcome, RankFailure) else outcome
 
 
 @contextlib.contextmanager
-def _process_of_its_own(seat: Seat, address: str) -> Iterator[None]:
+def _process_of_its_own(given: RankAssignment, address: str) -> Iterator[None]:
     """MultiringError where the process of this worker is another rank."""
     global _occupant
     with _occupied:
         if _occupant is not None:
             other, where = _occupant
-            if other.secret == seat.secret:
+            if other.secret == given.secret:
                 raise MultiringError(
-                    f"worker {address} (rank {seat.rank}) is in one process with worker {where} (rank {other.rank}), "
+                    f"worker {address} (rank {given.rank}) is in one process with worker {where} (rank {other.rank}), "
                     "and each rank needs a process of its own: start LocalCluster(processes=True), or name one of them",
-                    rank=seat.rank,
+                    rank=given.rank,
                 )
             raise MultiringError(
                 f"worker {address} is rank {other.rank} of another job at present: wait for that run() to return, "
                 f"name other workers, or end it by client.restart_workers([{where!r}])",
-                rank=seat.rank,
+                rank=given.rank,
             )
-        _occupant = seat, address
+        _occupant = given, address
     try:
         yield
     finally:
@@ -425,10 +436,10 @@ class _Ended(BaseException):
 class _Leash:
     """Ends a rank's function when the driver gives the job up, or is gone: a task of Dask is a thread, and runs on."""
 
-    def __init__(self, seat: Seat, driver: Sequence[tuple[str, int]], told: store.Client) -> None:
-        self._rank = seat.rank
+    def __init__(self, given: RankAssignment, driver: Sequence[tuple[str, int]], told: store.Client) -> None:
+        self._rank = given.rank
         self._told = told
-        self._client = store.Client(driver, seat.secret, timeout=REACH_SECONDS)
+        self._client = store.Client(driver, given.secret, timeout=REACH_SECONDS)
         self._inside = threading.Lock()
         self._running: int | None = None  # the thread that is in the function
         self._over = threading.Event()

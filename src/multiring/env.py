@@ -11,6 +11,7 @@ import math
 import operator
 import os
 import re
+import socket
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -340,6 +341,11 @@ class Settings:
         "how long who waits keeps its core, before it gives it away for 300e-6 and sleeps; 5e-6, or 0 where ranks "
         "outnumber the cores",
     )
+
+    @property
+    def host_name(self) -> str:
+        """The name of this host: the one that was given, or else the system's."""
+        return self.host or socket.gethostname()
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ class MultiringError(RuntimeError):
 class PeerLost(MultiringError):
     """A rank died, closed its connections, or went silent.
 
-    Where it lives, but its host and another one cannot reach each other, all raise this with the same ``rank``, and
-    ``apart`` is a rank of the other host, else -1.
+    If the rank lives, but its host and another one cannot reach each other, every rank raises this with the same
+    ``rank``, and ``apart`` is a rank of the other host; else ``apart`` is -1.
     """
 
     apart: int = -1
@@ -46,8 +46,8 @@ class CollectiveTimeout(MultiringError):
 class Mismatch(MultiringError):
     """Ranks called different collectives, or with different arguments; the message shows what two of them called.
 
-    ``rank`` is, to each of these two, the other one; to all others the one of the two whose call was not their own, or
-    the higher where they had made neither call. ``collective`` and ``number`` are of this rank's own call.
+    ``rank``: for each of these two, the other one. For a third rank, the one whose call differs from its own; if it has
+    made neither call, the higher of the two. ``collective`` and ``number`` are those of this rank's own call.
     """
 
 

@@ -141,7 +141,7 @@ def _averaging() -> Callable[..., Sequence[Any]]:
 
 
 def _weighing(weight: float | Callable[[int], float] | None) -> Callable[[Any], Any]:
-    """From an optimizer to the weight of its next batch, as `average` takes it; also in steps that are compiled."""
+    """A function that gives an optimizer's weight of its next batch, as `average` takes it, in compiled steps too."""
     if not callable(weight):
         return lambda optimizer: weight
     function, backend = weight, keras.backend.backend()

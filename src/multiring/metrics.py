@@ -264,7 +264,7 @@ def _serve_on_unix(registry: CollectorRegistry, path: Path, sockets: list[socket
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: standard error is the program's."""
 
-    class Server(ThreadingMixIn, WSGIServer):
+    class UnixServer(ThreadingMixIn, WSGIServer):
         address_family = socket.AF_UNIX
         daemon_threads = True
 
@@ -277,8 +277,8 @@ def _serve_on_unix(registry: CollectorRegistry, path: Path, sockets: list[socket
             return self.socket.accept()[0], ("unix", 0)  # the handler asks for an address, and there is none
 
     if path.is_socket() and not _is_served(path):
-        path.unlink()  # of a process that was killed
-    server = Server(("unix", 0), Handler)
+        path.unlink()  # a process that was killed left it
+    server = UnixServer(("unix", 0), Handler)
     server.set_app(make_wsgi_app(registry))
     thread = threading.Thread(target=server.serve_forever, name="multiring metrics", daemon=True)
     thread.start()

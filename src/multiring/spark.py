@@ -23,10 +23,10 @@ from multiring.errors import MultiringError, PeerLost, RendezvousError
 from multiring.job.store import Client, Server
 from multiring.version import __version__
 from multiring.worker import (
+    RankAssignment,
     RankFailure,
     Reporter,
     Reports,
-    Seat,
     host_label,
     in_a_line,
     reason_of,
@@ -361,8 +361,8 @@ def run_task(
             function, args, kwargs = pickle.loads(call)
             return function(*args, **kwargs)
 
-        seat = Seat(rank, size, store, secret, host, settings, python=python)
-        outcome = run_rank(seat, perform, cloudpickle.dumps)
+        given = RankAssignment(rank, size, store, secret, host, settings, python=python)
+        outcome = run_rank(given, perform, cloudpickle.dumps)
         reporter.ended(outcome)
         if not isinstance(outcome, RankFailure):
             yield rank, outcome

@@ -27,7 +27,7 @@ CONSEQUENCES = (PeerLost, CollectiveTimeout, Mismatch)
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankAssignment:
     """What a worker has to know to be a rank: the arguments of `init`, and who the driver is."""
 
     rank: int
@@ -84,7 +84,7 @@ class RankFailure:
         )  # SystemExit would end a driver
 
 
-def run_rank(seat: Seat, call: Callable[[], Any], dumps: Callable[[Any], bytes]) -> bytes | RankFailure:
+def run_rank(given: RankAssignment, call: Callable[[], Any], dumps: Callable[[Any], bytes]) -> bytes | RankFailure:
     """Join the job, make the call, leave; the pickled result, or why there is none.
 
     Whatever ``call`` raises is a failure, SystemExit and KeyboardInterrupt too; the other ranks are told at once.
@@ -92,29 +92,29 @@ def run_rank(seat: Seat, call: Callable[[], Any], dumps: Callable[[Any], bytes])
     from multiring import api
 
     try:
-        seat.check()
+        given.check()
         if api.is_initialized():
             raise MultiringError(
-                f"the worker of rank {seat.rank} (host {seat.host}) is in a job of multiring already, which code that "
-                "it ran before has joined and not left: that code has to call multiring.shutdown()",
-                rank=seat.rank,
-                host=seat.host,
+                f"the worker of rank {given.rank} (host {given.host}) is in a job of multiring already, which code "
+                "that it ran before has joined and not left: that code has to call multiring.shutdown()",
+                rank=given.rank,
+                host=given.host,
             )
     except MultiringError as error:
-        return _failure(seat.rank, error, dumps)
+        return _failure(given.rank, error, dumps)
     try:
         api.init(
-            rank=seat.rank,
-            world_size=seat.size,
-            store=list(seat.store),
-            secret=seat.secret,
-            job=seat.job,
-            **{"host": seat.host, **seat.settings},
+            rank=given.rank,
+            world_size=given.size,
+            store=list(given.store),
+            secret=given.secret,
+            job=given.job,
+            **{"host": given.host, **given.settings},
         )
-        result = _pickled(seat.rank, call(), dumps)
+        result = _pickled(given.rank, call(), dumps)
         api.shutdown()
     except BaseException as error:  # handed to the driver
-        failure = _failure(seat.rank, error, dumps)
+        failure = _failure(given.rank, error, dumps)
         try:
             api.abandon(error)
         except MultiringError as late:

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::Reso
 
 HERE = Path(__file__).parent
 LAUNCHERS = ("MULTIRING_", "SLURM_", "OMPI_", "PMI", "PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
-PATIENT = {  # of a loaded machine
+PATIENT = {  # a loaded machine needs more time
     "distributed.comm.timeouts.connect": "300s",
     "distributed.comm.timeouts.tcp": "300s",
     "distributed.deploy.lost-worker-timeout": "600s",  # after which a worker that was killed is not replaced

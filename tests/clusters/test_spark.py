@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # fi
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 LAUNCHERS = ("MULTIRING_", "SLURM_", "OMPI_", "PMI", "PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
-PATIENT = {  # of a loaded machine
+PATIENT = {  # a loaded machine needs more time
     "spark.network.timeout": "600s",
     "spark.executor.heartbeatInterval": "60s",
     "spark.rpc.askTimeout": "600s",

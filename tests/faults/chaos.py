@@ -141,7 +141,7 @@ def main() -> None:
     seed = secrets.randbits(32) if options.seed is None else options.seed
     obstacle = "as asked" if options.no_lab else lab.obstacle()
     print(f"seed {seed}, {options.faults} faults" + (f", no lab: {obstacle}" if obstacle else ""), flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # leaves nothing behind
     dice, done, begun = random.Random(seed), Counter[str](), time.monotonic()
     with ExitStack() as undo:
         cluster = None

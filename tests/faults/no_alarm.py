@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--timeout", type=float, default=5.0, help="of heartbeats and of calls")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # leaves nothing behind
     world = World(tuple("xxxxyyyy"))
     limit = str(options.timeout)
     environment = {"MULTIRING_HEARTBEAT_TIMEOUT": limit, "MULTIRING_TIMEOUT": limit, "MULTIRING_LATE_WARNING": limit}

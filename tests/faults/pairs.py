@@ -97,7 +97,7 @@ def main() -> None:
     obstacle = lab.obstacle()
     if obstacle:
         sys.exit(f"no lab: {obstacle}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # leaves nothing behind
     folder, begun = Path(tempfile.mkdtemp(prefix="pairs-")), time.monotonic()
     todo = list(cases(options.hosts, options.calls))
     done, wrong = Counter[str](), []

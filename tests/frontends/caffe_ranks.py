@@ -178,7 +178,7 @@ def layers_of_one_name() -> None:
 
 @worker
 def freed() -> None:
-    """With its solver, though Caffe keeps the callback; and a solver belongs to the last distribution."""
+    """A distribution ends with its solver, though Caffe keeps the callback; a solver has only its last one."""
     made = solver(np.arange(10), RANK)
     first = weakref.ref(distribute(made, weight=1 + RANK))
     gc.collect()

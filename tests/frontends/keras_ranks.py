@@ -236,7 +236,7 @@ def uneven_batches() -> None:
     Compiled or not. The rank with the fewest has none in the end: what it is fed counts for nothing and may be NaN.
     """
     sizes = [[24 - 7 * rank, 16, 0 if rank == SIZE - 1 else 5] for rank in range(SIZE)]
-    steps = np.array(sizes).sum(0)  # of one process
+    steps = np.array(sizes).sum(0)  # samples in each step of one process
     starts = np.concatenate([[0], np.cumsum(steps)])
     before = np.cumsum([[0] * 3, *sizes], axis=0)
 
@@ -267,7 +267,7 @@ def uneven_batches() -> None:
 @worker
 def corrected_momentum() -> None:
     """SGD at a rate that changes ends where momentum without the rate in it ends, in compiled steps too."""
-    rates = [1 / 64, 1 / 64, 3 / 64, 3 / 32, 3 / 256, 3 / 256]  # whose ratios are exact in float32
+    rates = [1 / 64, 1 / 64, 3 / 64, 3 / 32, 3 / 256, 3 / 256]  # their ratios are exact in float32
     part = slice(RANK, 30 * SIZE, SIZE)
     for compile in {}, {"run_eagerly": True}:
         model, plain = network(0), network(0)
@@ -344,7 +344,7 @@ def other_variables() -> None:
         "dense_1/bias (64)",
         "dense_2/bias (64)",
     )
-    # Of three alike the last two have the names of the first two: only the variables of the whole model tell.
+    # The last two of three alike have the names of the first two: only the variables of the whole model tell.
     disagreeing.all_see(
         lambda: fit(
             freezing(2 * (RANK % 2)),

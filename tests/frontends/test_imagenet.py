@@ -299,7 +299,7 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
     assert losses(again) == []
     lost, last = again.stdout.splitlines()
     assert lost.endswith("; 2 ranks begin")
-    assert last.startswith("[1] glyphs: 2 epochs, batch 8, world 2: top-1")  # by its first number
+    assert last.startswith("[1] glyphs: 2 epochs, batch 8, world 2: top-1")  # its first number is [1]
     assert second.read_bytes() == before
     other = trains(packed, 1, *shape, "rate=0.3", options=options)
     assert other.returncode == 1

@@ -248,7 +248,7 @@ def tensors_without_memory() -> None:
 @worker
 def tensors_that_are_more_than_their_elements() -> None:
     with group() as (_, size), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of formats that torch calls deprecated, or prototypes
+        warnings.simplefilter("ignore")  # torch calls some formats deprecated, or prototypes
         quantised = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
         whole = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (size,)), [Replicate()])

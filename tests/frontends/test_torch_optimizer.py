@@ -276,7 +276,7 @@ def compiled() -> None:
 
 @worker
 def compiled_with_its_backward_pass() -> None:
-    """By SGD: compiled, Adam corrects its bias in float32."""
+    """It trains by SGD: a compiled Adam corrects its bias in float32."""
     with group() as (rank, size):
         net, reference = Net(), Net()
         optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.1))
@@ -346,7 +346,7 @@ def scheduler_clipping_and_closures() -> None:
                     one.zero_grad()
                     loss = F.cross_entropy(model(x), y)
                     loss.backward()
-                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)  # of the averaged gradients
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)  # clips the averaged gradients
                     return loss
 
                 one.step(closure)
@@ -655,7 +655,7 @@ def a_pass_that_failed() -> list[str]:
         for when in (0, 3) if size == 1 else (3,):
             steps(net, optimizer, rank, size, when)
             weight = net.layers[2].weight
-            hook = weight.register_hook(lambda gradient: gradient.new_empty(1))  # of a wrong shape
+            hook = weight.register_hook(lambda gradient: gradient.new_empty(1))  # has a wrong shape
             x, y = batch(0, rank, size)
             caught(RuntimeError, lambda: F.cross_entropy(net(x), y).backward())  # noqa: B023
             hook.remove()

@@ -274,7 +274,7 @@ def end(imports: Sequence[str]) -> None:
 
 
 def seconds() -> float:
-    """Of processors, that all servers and those of their processes took that have been waited for.
+    """Processor seconds that all servers took, with those of their processes that have been waited for.
 
     A server that has ended is not among them: what it took is in the times of this process's children.
     """

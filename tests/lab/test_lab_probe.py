@@ -42,7 +42,7 @@ def run(cluster: Cluster, *words: str, **environment: str) -> subprocess.Complet
 
 
 def difference(built: Topology, found: Topology) -> float:
-    """By how much the cut bounds of any set of hosts differ at most."""
+    """The largest difference of the cut bounds of any set of hosts."""
     hosts = list(dict.fromkeys(built.hosts))
     worst = 0.0
     for count in range(2, len(hosts) + 1):

@@ -411,7 +411,7 @@ def _private_kilobytes() -> int:
 
 
 def groups_of_one_number() -> None:
-    """Of two ranks, one after the other. What rank 0 sends last reaches rank 1 when that has closed the group."""
+    """Two ranks make groups in turn. The last message of rank 0 reaches rank 1 when that has closed the group."""
     world = mr.init().world
     object.__setattr__(world, "draws", itertools.count(7, GROUPS - 1))  # as if it had made thousands in between
     rank = mr.rank()
@@ -513,7 +513,9 @@ def narrow_buckets(size_of_values: float) -> None:
             [size_of_values * (1 + (np.arange(g.elements) * 7 + r * 5) % 11 / 11) for r in range(size)]
             for g in gradients
         ]
-        bound = 2 * size_of_values * 0.0080  # of the mean over the ranks, whose largest are below two sizes
+        bound = (
+            2 * size_of_values * 0.0080
+        )  # error of the mean over the ranks, whose largest values are below two sizes
         for bucket_bytes in (100, 3_000, 1 << 20):
             fused = Buckets(communicator, gradients, [4, 3, 2, 1, 0], bucket_bytes=bucket_bytes)
             for lacking in range(size):  # gradient 3 is on every other rank; nobody has gradient 4
@@ -588,7 +590,7 @@ def forced(plan: str) -> list[Any]:
 
 
 def forced_strategies(names: list[str], counts: list[int]) -> list[Any]:
-    """For each strategy: a hash of the bits of all sums, and the plans that they used."""
+    """A hash of the bits of all sums under each strategy, and the plans that they used."""
     found = []
     for name in names:
         mr.init(plan=name)

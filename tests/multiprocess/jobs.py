@@ -42,7 +42,7 @@ class Outcome:
     output: str
     error: str
     job: list[Outcome] = field(repr=False, compare=False)
-    """Of all processes: why one failed may stand in what another wrote."""
+    """The outcomes of all processes: why one failed may stand in what another wrote."""
 
     @property
     def value(self) -> Any:

@@ -132,7 +132,7 @@ def test_leaving_before_there_was_any_contact_is_told_at_once(hosts: str) -> Non
         kind, culprit, message, seconds = outcomes[rank].value
         assert (kind, culprit) == ("PeerLost", 1), message
         assert "rank 1 (host b)" in message  # has shut down, or has closed a connection that was just being made
-        assert seconds < 30  # of a time limit of 10 minutes
+        assert seconds < 30  # the time limit is 10 minutes
 
 
 def test_a_message_of_who_has_left_is_not_waited_for_wherever_it_was() -> None:
@@ -153,7 +153,7 @@ def test_leaving_is_told_to_a_host_whose_lowest_rank_has_left_before() -> None:
         kind, culprit, message, seconds = outcomes[rank].value
         assert (kind, culprit) == ("PeerLost", 3), message
         assert "rank 3 (host b) has shut down" in message
-        assert seconds < 30  # of a time limit of 10 minutes
+        assert seconds < 30  # the time limit is 10 minutes
 
 
 @pytest.mark.parametrize("hosts", PLACES)

@@ -169,7 +169,7 @@ def test_who_dies_when_it_has_met_all_is_met_or_lost_to_the_job(launch: Launch) 
 
 @pytest.mark.parametrize("moment", ["met", "init"])
 def test_when_no_replacement_is_left_the_others_name_it_at_once(launch: Launch, moment: str) -> None:
-    words = ("-n", "3", "--min-ranks", "1", "--max-replacements", "1")  # so that all say why they fail
+    words = ("-n", "3", "--min-ranks", "1", "--max-replacements", "1")  # all say why they fail
     result = launch.run(*words, script(launch, moment, 1, SUMS, TEST_TIMES="9"))
     assert result.returncode == 128 + 9, result.stdout + result.stderr
     why = (

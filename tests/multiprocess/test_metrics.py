@@ -39,7 +39,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 def read(text: str) -> Samples:
-    """By metric, values by labels other than those of the rank, which are under "of"."""
+    """Values of each metric by labels other than those of the rank, which are under "of"."""
     found: Samples = {}
     for name, labels, value in re.findall(r"^(\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
         by_name = dict(re.findall(r'(\w+)="([^"]*)"', labels))
@@ -103,7 +103,7 @@ def test_a_unix_socket_and_a_directory(tmp_path: Path) -> None:
     go, place, files = tmp_path / "go", tmp_path / "job", tmp_path / "files"
     files.mkdir()
     left = socket.socket(socket.AF_UNIX)
-    left.bind(f"{place}.1")  # of a rank that was killed
+    left.bind(f"{place}.1")  # a rank that was killed left it
     left.close()
     job = jobs.start(metrics_ranks.calls_until, 2, str(go), environment={"MULTIRING_METRICS": f"unix:{place}"})
     other = jobs.start(metrics_ranks.calls_until, 2, str(go), environment={"MULTIRING_METRICS": f"{files}/"})

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import multiring as mr
-from multiring.worker import Seat, in_a_line, run_rank
+from multiring.worker import RankAssignment, in_a_line, run_rank
 
 
 class Sealed(Exception):
@@ -40,16 +40,16 @@ def generator() -> Iterator[int]:
     return (number for number in range(mr.rank()))
 
 
-def work(seat: Seat, function: Any, *args: Any) -> Any:
-    outcome = run_rank(seat, lambda: function(*args), pickle.dumps)
+def work(given: RankAssignment, function: Any, *args: Any) -> Any:
+    outcome = run_rank(given, lambda: function(*args), pickle.dumps)
     assert not mr.is_initialized()
     return outcome
 
 
-def stay(seat: Seat) -> Any:
+def stay(given: RankAssignment) -> Any:
     mr.init()
     try:
-        return run_rank(seat, total, pickle.dumps)
+        return run_rank(given, total, pickle.dumps)
     finally:
         mr.shutdown()
 
@@ -61,30 +61,34 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.fixture
-def seats() -> Iterator[list[Seat]]:
+def assignments() -> Iterator[list[RankAssignment]]:
     with mr.StoreServer() as store:
-        yield [Seat(rank, 2, store.addresses, store.secret, "a host", {"init_timeout": 60}) for rank in range(2)]
+        yield [
+            RankAssignment(rank, 2, store.addresses, store.secret, "a host", {"init_timeout": 60}) for rank in range(2)
+        ]
 
 
-def outcomes(pool: ProcessPoolExecutor, seats: list[Seat], *call: Any) -> list[Any]:
-    futures = [pool.submit(work, seat, *call) for seat in seats]
+def outcomes(pool: ProcessPoolExecutor, assignments: list[RankAssignment], *call: Any) -> list[Any]:
+    futures = [pool.submit(work, given, *call) for given in assignments]
     done, _ = concurrent.futures.wait(futures, 120)
     assert len(done) == 2
     return [future.result() for future in futures]
 
 
-def test_workers_are_used_for_one_job_after_another(pool: ProcessPoolExecutor, seats: list[Seat]) -> None:
+def test_workers_are_used_for_one_job_after_another(
+    pool: ProcessPoolExecutor, assignments: list[RankAssignment]
+) -> None:
     for _ in range(3):
-        found = [pickle.loads(each) for each in outcomes(pool, seats, total)]
+        found = [pickle.loads(each) for each in outcomes(pool, assignments, total)]
         assert found == [[0, 0, 3, 6, 9], [1, 0, 3, 6, 9]]
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, Sealed])
 def test_the_others_are_told_what_a_rank_raised(
-    error: type[BaseException], pool: ProcessPoolExecutor, seats: list[Seat]
+    error: type[BaseException], pool: ProcessPoolExecutor, assignments: list[RankAssignment]
 ) -> None:
     began = time.monotonic()
-    survivor, failed = outcomes(pool, seats, fail, error)
+    survivor, failed = outcomes(pool, assignments, fail, error)
     assert time.monotonic() - began < 60  # and not the time-out of a call
     words = f"{error.__name__}: row 17"
     assert failed.words == words
@@ -101,8 +105,8 @@ def test_the_others_are_told_what_a_rank_raised(
         assert str(raised) == f"rank 1 ended with {words}"
 
 
-def test_a_result_that_cannot_be_pickled(pool: ProcessPoolExecutor, seats: list[Seat]) -> None:
-    found = outcomes(pool, seats, generator)
+def test_a_result_that_cannot_be_pickled(pool: ProcessPoolExecutor, assignments: list[RankAssignment]) -> None:
+    found = outcomes(pool, assignments, generator)
     assert any(isinstance(failed.exception(), TypeError) for failed in found)
     for rank, failed in enumerate(found):
         if isinstance(failed.exception(), TypeError):
@@ -113,21 +117,21 @@ def test_a_result_that_cannot_be_pickled(pool: ProcessPoolExecutor, seats: list[
             )
 
 
-def test_a_worker_that_is_in_a_job_already(pool: ProcessPoolExecutor, seats: list[Seat]) -> None:
-    failed = pool.submit(stay, seats[1]).result(60)
+def test_a_worker_that_is_in_a_job_already(pool: ProcessPoolExecutor, assignments: list[RankAssignment]) -> None:
+    failed = pool.submit(stay, assignments[1]).result(60)
     assert "the worker of rank 1 (host a host) is in a job of multiring already" in failed.words
 
 
 @pytest.mark.parametrize("other", [{"version": "99.1"}, {"python": "2.7.18"}])
 def test_another_version_than_the_drivers(other: dict[str, str], pool: ProcessPoolExecutor) -> None:
-    seat = Seat(1, 2, ("127.0.0.1:1",), b"0123456789abcdef", "a host", {}, **other)
-    failed = pool.submit(work, seat, total).result(60)
+    given = RankAssignment(1, 2, ("127.0.0.1:1",), b"0123456789abcdef", "a host", {}, **other)
+    failed = pool.submit(work, given, total).result(60)
     assert f"{next(iter(other.values()))}" in failed.words
     assert "the worker of rank 1 (host a host) has Python" in failed.words
 
 
 def test_a_secret_is_not_shown() -> None:
-    assert "0123456789abcdef" not in repr(Seat(0, 1, (), b"0123456789abcdef", "a", {}))
+    assert "0123456789abcdef" not in repr(RankAssignment(0, 1, (), b"0123456789abcdef", "a", {}))
 
 
 def test_long_text_in_a_line() -> None:

@@ -1,4 +1,4 @@
-"""Whom the environment of each launcher makes of a process, and where its job meets."""
+"""Which rank a process is by the environment of each launcher, and where its job meets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
         ({"WORLD_SIZE": "1"}, "no launcher", 0, 1),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, "no launcher", 0, 1),  # a shell that salloc opened
         ({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"}, "no launcher", 0, 1),
-        ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"} | by_hand(1, 4), "RANK and WORLD_SIZE", 1, 4),  # of torchrun
+        ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"} | by_hand(1, 4), "RANK and WORLD_SIZE", 1, 4),  # torchrun's
         (SLURM | {"WORLD_SIZE": "4"}, "srun", 1, 4),  # a batch script may export it for torch
         ({"PMI_RANK": "0", "PMI_SIZE": "1", "RANK": "0"}, "mpirun", 0, 1),
     ],
@@ -79,7 +79,7 @@ def test_place(environ: dict[str, str], launcher: str, rank: int, size: int) -> 
         by_hand(1, 2, TORCHELASTIC_USE_AGENT_STORE="True"),
         {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
         {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MULTIRING_STORE": "a:1"},
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},  # by mpi4py
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},  # mpi4py shares the address
         SLURM,
         SLURM | {"MASTER_ADDR": "a", "MASTER_PORT": "1"},
         SLURM | {"MULTIRING_STORE": "a:1"},

@@ -12,7 +12,7 @@ from multiring.job.cores import Core, Share, allowed_cores, cgroup_quota, divide
 
 
 def cores(*domains: int, threads: int = 1) -> list[Core]:
-    """So many cores in each domain; CPU n and n + total are threads of one core."""
+    """Cores by their number in each domain; CPU n and n + total are threads of one core."""
     total = sum(domains)
     numbers = iter(range(total))
     return [
@@ -35,7 +35,7 @@ def cores(*domains: int, threads: int = 1) -> list[Core]:
         (cores(1, 1, threads=2), 8, [((0,), 1)] * 2 + [((2,), 1)] * 2 + [((1,), 1)] * 2 + [((3,), 1)] * 2),
         (cores(2, 2), 1, [((0, 1, 2, 3), 4)]),
         (cores(3, 3), 4, [((0,), 1), ((1, 2), 1), ((3,), 1), ((4, 5), 1)]),  # in equal domains
-        (cores(4, 2), 3, [((0, 1), 2), ((2, 3), 2), ((4, 5), 2)]),  # by the sizes of the domains
+        (cores(4, 2), 3, [((0, 1), 2), ((2, 3), 2), ((4, 5), 2)]),  # shares follow the sizes of the domains
         (cores(3, 3), 3, [((0, 1), 2), ((2, 3), 2), ((4, 5), 2)]),  # equal shares matter more
     ],
 )

@@ -38,7 +38,7 @@ UNEVEN = {
 def sent_by_link(
     topology: Topology, candidate: Candidate, collective: str, root: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """By level, the bytes (up, down) of each link, counted message by message, for each byte of the buffer."""
+    """The bytes (up, down) of each link of each level, counted message by message, for each byte of the buffer."""
     prediction = candidate.prediction
     plan = compose(topology, collective, candidate.stages, prediction.segment_bytes, root, prediction.window)
     paths: dict[int, list[Place]] = {}
@@ -115,7 +115,7 @@ def test_a_long_way_takes_a_window_that_covers_it():
 @pytest.mark.parametrize("nbytes", [16 << 10, 64 << 10, 1 << 20, 8 << 20])
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_whether_a_core_adds_or_keeps_what_it_takes_from_another_rank_it_takes_as_long(collective, nbytes):
-    """So two ranks that exchange everything at once wait once, where scattering and gathering waits twice."""
+    """Two ranks that exchange everything at once wait once; if they scattered and gathered, they would wait twice."""
     best = choose(Topology.flat([2], CORE), collective, nbytes).chosen
     assert [phase.kind for phase in best.prediction.phases] == [collective]
     received = 1.0 if collective == "all_reduce" else 0.5

@@ -99,7 +99,7 @@ def test_a_loop_that_was_left_goes_on() -> None:
     for batch in rank:
         seen = batch
         break
-    dataset.broken = {expected[9][0]}  # of the third batch
+    dataset.broken = {expected[9][0]}  # a sample of the third batch
     loop = iter(rank)
     seen += next(loop)
     with pytest.raises(OSError, match=f"sample {expected[9][0]}"):

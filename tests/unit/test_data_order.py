@@ -105,7 +105,7 @@ def test_cuts_are_in_proportion_and_exact() -> None:
     assert cuts(10, [1, 1, 1]) == [0, 3, 6, 10]
     assert cuts(7, [0, 1, 0.5]) == [0, 0, 4, 7]
     assert cuts(0, [1, 1]) == [0, 0, 0]
-    thirds = [0.1] * 30  # whose sum is not 3 in float64
+    thirds = [0.1] * 30  # their sum is not 3 in float64
     assert cuts(30, thirds) == list(range(31))
     for count in range(40):
         for weights in ([3, 1, 2], [1.5, 0.25, 9]):

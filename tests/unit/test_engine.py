@@ -279,7 +279,7 @@ def test_many_collectives_leave_nothing_behind():
 
 
 def test_staging_takes_what_calls_need_where_the_arena_is_full():
-    """In 16 calls every lane stages twice; with the slots that it has otherwise, it would not fit."""
+    """Every lane stages twice in 16 calls; with the slots that it has otherwise, it would not fit."""
     n, count, arena_bytes = 2, 4 << 10, 32 << 20
     with world(n, arena_bytes=arena_bytes) as ranks:
         plan = all_reduce_plan(n, "at once", 1 << 18)

@@ -537,7 +537,7 @@ def test_who_is_late_is_logged_at_doubling_intervals(caplog):
 
 
 def test_a_time_limit_ends_a_call_in_which_bytes_never_cease_to_arrive():
-    """So many segments that they would take many times as long."""
+    """The call has so many segments that they would take many times as long as the limit."""
     with world(2) as ranks:
         plan = all_reduce_plan(2, "direct", segment_bytes=64)
         errors = errors_of(ranks, lambda rank: rank.run(plan, np.zeros(50_000_000, np.float32), timeout=0.5))

@@ -228,7 +228,7 @@ def test_messages_that_wait_are_taken_in_the_order_of_their_arrival(count, apart
 @transports
 @pytest.mark.parametrize("count", [5, 100_000])
 def test_receives_of_a_tag_are_served_in_the_order_of_their_calls(count, apart):
-    """From any, from rank 1, from any, from rank 2; another tag does not wait for them."""
+    """They take from any rank, rank 1, any rank, and rank 2; a receive of another tag does not wait for them."""
     with world(3, hosts(3, apart)) as ranks:
         asked = [native.ANY_SOURCE, 1, native.ANY_SOURCE, 2]
         into = [np.empty(count, np.int32) for _ in asked]

@@ -273,7 +273,7 @@ def test_a_rank_that_leaves_is_lost_to_those_that_wait_for_it(count):
 
 
 FRAME_TYPES = {"data": 1, "grant": 3, "ask": 4, "waits": 5}
-"""Of csrc/frame.hpp."""
+"""Frame types by csrc/frame.hpp."""
 
 
 def message_frame(kind: str, communicator: int, incarnation: int, tag: int, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Of several ranks that fail, all learn which one the others failed of."""
+"""All ranks learn which one caused the failure of the others."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_who_serves_the_store_is_not_the_one_that_never_came(server: Server) -> 
     """torch's rank 0 waits in the store that it serves until all others have connected, before it tells us anything."""
     store = Client([("127.0.0.1", server.port)], SECRET, job="test")
     exchange = Exchange(store, "test", 1, 3, 0.5, served_by=0)
-    exchange.deadline = time.monotonic() - 4  # of the five more seconds that rank 0 has to answer
+    exchange.deadline = time.monotonic() - 4  # a second is left of the five more that rank 0 has to answer
     with pytest.raises(RendezvousError, match=r"^ranks 0, 2 did not arrive \(arrived: 1\), within 0\.5 s$") as raised:
         exchange.round("arrive", {})
     assert raised.value.rank == 2

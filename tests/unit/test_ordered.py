@@ -11,7 +11,7 @@ from engines import Rank, in_threads, world
 
 from multiring.planning import planner
 from multiring.planning.interpret import prove
-from multiring.planning.plan import Plan
+from multiring.planning.plan import REDUCING, Plan
 from multiring.planning.schedule import schedule
 from multiring.planning.topology import Link, Place, Topology, ranks_in_host
 
@@ -40,7 +40,7 @@ def ordered_plans(topology: Topology, collective: str, root: int = 0) -> list[Pl
     return list({plan.id: plan for plan in plans}.values())
 
 
-@pytest.mark.parametrize("collective", planner.SUMMING)
+@pytest.mark.parametrize("collective", REDUCING)
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_every_sum_is_made_at_once_in_the_order_of_the_ranks(name: str, collective: str) -> None:
     topology = TOPOLOGIES[name]

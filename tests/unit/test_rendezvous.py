@@ -494,7 +494,7 @@ def test_what_is_left_of_an_earlier_start_is_refused(job: Job, role: int, caplog
     acceptor = job.worlds[0].acceptor
     assert acceptor is not None
     assert acceptor.hello.restart == job.joins == 1
-    stale = replace(acceptor.hello, role=role, rank=1, restart=0)  # of the same generation, say after shrink
+    stale = replace(acceptor.hello, role=role, rank=1, restart=0)  # it has the same generation, say after shrink
     with (
         caplog.at_level(logging.WARNING, "multiring"),
         socket.create_connection(acceptor.own[0]) as sock,

@@ -246,7 +246,7 @@ def test_the_simulator_and_the_cost_model_say_the_same_of_a_plan(topology):
 
 
 def busiest(prediction):
-    """By level, seconds of its busiest link."""
+    """Seconds of the busiest link of each level."""
     return {
         level: max(load.seconds for load in prediction.links if load.level == level)
         for level in {load.level for load in prediction.links}
@@ -290,7 +290,7 @@ def test_a_forced_strategy_stands_beside_what_it_displaces():
     assert choice.chosen.prediction.seconds == pytest.approx(1.5 * S / racks[0].link.up, rel=0.05)
     shown = str(choice)
     assert f"plan {choice.plan.id}: all_reduce of 8 MB over 8 ranks" in shown
-    assert re.search(rf"{usual.plan.id} .* -3\d\.\d%\n", shown)  # of the time that the forced plan takes
+    assert re.search(rf"{usual.plan.id} .* -3\d\.\d%\n", shown)  # part of the time that the forced plan takes
 
 
 def test_a_forced_strategy_and_what_it_displaces_are_predicted_for_the_same_ranks():

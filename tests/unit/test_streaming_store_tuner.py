@@ -59,7 +59,7 @@ def test_small_copies_to_lines_in_no_cache_do_not_count_as_slow(streamed) -> Non
 
 @pytest.mark.parametrize(("segment", "calls"), [(1 << 17, 3), (1 << 13, 6)])
 def test_copies_of_a_trial_are_right(segment: int, calls: int) -> None:
-    """Of 64 segments in each call; the first trial is after 36 copies, and after 576 small ones."""
+    """Each call copies 64 segments; the first trial is after 36 copies, and after 576 small ones."""
     count = 64 * segment // 4
     index = np.arange(count, dtype=np.float32)
     with world(3) as ranks:

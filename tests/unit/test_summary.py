@@ -16,7 +16,7 @@ def account(waited_for: dict[str, float], calls: int = 10, **others: Any) -> dic
 
 
 def test_a_late_rank_makes_its_neighbours_late() -> None:
-    """In a ring every rank waits for the one before it: only the late one does not wait itself."""
+    """Every rank of a ring waits for the one before it: only the late one does not wait itself."""
     ring = {0: account({"3": 5.0}), 1: account({"0": 5.0}), 2: account({"1": 5.0}), 3: account({"2": 0.25})}
     lines = summary(ring, HOSTS)
     assert lines == [

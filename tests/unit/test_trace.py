@@ -222,7 +222,7 @@ def test_a_job_that_goes_on_has_the_path_it_began_with(tmp_path: Path, monkeypat
     later.write([(later.process, False, 0, record(trace.CALL, 0, 1))])
     assert len(intervals(json.loads((tmp_path / "t.json").read_text()))) == 1
     assert not (elsewhere / "t.json").exists()
-    assert trace.prepare("t.json", 0, "a", 0).path == elsewhere / "t.json"  # of another job
+    assert trace.prepare("t.json", 0, "a", 0).path == elsewhere / "t.json"  # another job's file stays
 
 
 @pytest.mark.parametrize("method", ["direct", "ring", "halving"])

@@ -70,8 +70,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Planned:
-    """What multiring's plan says of a collective: seconds, the least that the links allow, and the part of the sum of
-    the absolute values by which a narrow wire may put it off, of the largest of so many that are rounded together."""
+    """A plan's prediction of a collective: its seconds, and the fewest that the links allow.
+
+    ``error``: what a narrow wire may put a sum off, as a part of the sum of the absolute values. Where blocks of
+    ``rounded_together`` elements are rounded together, each rank's part of that sum is the largest of its block.
+    """
 
     seconds: float
     bound: float

@@ -69,7 +69,7 @@ def _is_unread(output: TextIO) -> bool:
     """Whether nobody reads what is printed any more, as after ``| head``."""
     poll = select.poll()
     poll.register(output, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))  # of a pipe, of a socket
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))  # a pipe's, a socket's
 
 
 @contextmanager

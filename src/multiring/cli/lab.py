@@ -63,9 +63,7 @@ def up(
     ] = "",
     cores: Annotated[
         int | None,
-        typer.Option(
-            parser=whole(1), metavar="N", help="Bind each host to so many cores of this machine.", show_default="all"
-        ),
+        typer.Option(parser=whole(1), metavar="N", help="Cores of this machine for each host.", show_default="all"),
     ] = None,
     congestion: Annotated[str, typer.Option(help="TCP's congestion control on the lab.")] = "cubic",
 ) -> None:

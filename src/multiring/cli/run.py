@@ -82,14 +82,12 @@ def run(
     python: Python = sys.executable,
     count_or_list: Annotated[
         str | None,
-        typer.Option("--hosts", metavar="N", help="Without ssh: type the command on each of so many hosts ..."),
+        typer.Option("--hosts", metavar="N", help="Number of hosts on which this command is typed, without ssh."),
     ] = None,
     host_index: Annotated[
-        int | None, typer.Option(parser=whole(0), metavar="N", help="... of which this is one; host 0 has rank 0 ...")
+        int | None, typer.Option(parser=whole(0), metavar="N", help="Index of this host; host 0 runs rank 0.")
     ] = None,
-    rendezvous: Annotated[
-        str | None, typer.Option(metavar="A:PORT", help="... and listens here for the others.")
-    ] = None,
+    rendezvous: Annotated[str | None, typer.Option(metavar="A:PORT", help="Address at which host 0 listens.")] = None,
     topology: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The links between the hosts, which are then not measured.")
     ] = None,
@@ -100,21 +98,19 @@ def run(
         Binding, typer.Option(help="Bind ranks to their share of the cores, or of NUMA domains.")
     ] = Binding.core,
     max_restarts: Annotated[
-        int, typer.Option(parser=whole(0), metavar="N", help="Start all ranks again after a failure, so often.")
+        int, typer.Option(parser=whole(0), metavar="N", help="Times that all ranks may be restarted after a failure.")
     ] = 0,
     min_ranks: Annotated[
         int | None,
         typer.Option(
             parser=whole(1),
             metavar="M",
-            help="Let ranks that fail be missing while so many are left: for programs that shrink.",
+            help="Keep the job running while at least M ranks are left; the program calls shrink.",
         ),
     ] = None,
     max_replacements: Annotated[
         int,
-        typer.Option(
-            parser=whole(0), metavar="N", help="Start such ranks again, so many in all: for programs that grow."
-        ),
+        typer.Option(parser=whole(0), metavar="N", help="Lost ranks to start again, in total; the program calls grow."),
     ] = 0,
     log_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write each rank's output to rank-N.log there.")

@@ -219,7 +219,7 @@ def load(folder: Path) -> DataIndex:
     path = folder / NAME
     remedy = f"make it anew: multiring data index {folder}"
     try:
-        content = np.asarray(np.memmap(path, np.uint8, "r"))  # whose slices are made faster
+        content = np.asarray(np.memmap(path, np.uint8, "r"))  # slices of a memmap take longer to make
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {remedy}", file=str(path)) from None
     except ValueError:  # it is empty

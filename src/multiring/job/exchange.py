@@ -22,7 +22,7 @@ from multiring.net import local
 Record = dict[str, Any]
 
 ROLL_EACH = 16
-"""Ranks that look each second who has not come; of more, each looks less often."""
+"""Number of ranks that check every second who is missing; with more ranks each checks less often."""
 
 NOTICE_SECONDS = 10.0
 """After this long the missing ranks are named, then at doubling intervals."""
@@ -31,19 +31,19 @@ LOOK_SECONDS = 1.0
 """How often rank 0 looks whether somebody has failed, and how long it waits then for others to say why they have."""
 
 GRACE_SECONDS = 5.0
-"""How much longer than rank 0 the others wait, so that its report of who is missing reaches them."""
+"""Seconds that the others wait longer than rank 0, so that its report of who is missing reaches them."""
 
 REPORT_SECONDS = 2.0
 """How long after the time limit rank 0 waits for those who came, and lost another at the limit, to say whom."""
 
 ROLL_SECONDS, ROLL_SHARE = 1.0, 0.1
-"""How long a roll call of all ranks may take: so long, or this share of the time limit, but less than the grace."""
+"""Seconds that a roll call of all ranks may take; or this share of the time limit if that is more, within the grace."""
 
 ROLL_RANKS = 64
-"""Number of ranks that are asked however long it takes."""
+"""Number of ranks that a roll call asks however many seconds it takes."""
 
 LOSS_SECONDS = 10.0
-"""How long the launcher may take to say that the rank was lost which others blame."""
+"""Seconds that the launcher may take to say that the rank was lost which others blame."""
 
 _log = logging.getLogger("multiring")
 
@@ -106,7 +106,7 @@ class Exchange:
         self._next_look = 0.0
 
     def settle_in(self, store: JobStore, last: str) -> None:
-        """Let what a round comes to be settled once in ``store``, be it by the launcher (gatherings.py).
+        """Decide the result of each round once, in ``store``, where the launcher may decide it, too (gatherings.py).
 
         ``last`` is the last round.
         """
@@ -250,8 +250,8 @@ class Exchange:
 
     @contextlib.contextmanager
     def settling(self) -> Iterator[None]:
-        """Around all rounds, and what this rank shares with others in them: what it fails of because another one has
-        failed becomes what all ranks raise."""
+        """Wraps all rounds, and what this rank shares with others in them. A failure that another rank caused is raised
+        as the error on which all ranks agreed."""
         try:
             yield
         except RankLost:
@@ -344,15 +344,15 @@ class Exchange:
         raise error
 
     def _end_arrivals(self, name: str, error: RendezvousError) -> None:
-        """At a lasting store, whoever comes when this rank has given up is to meet others elsewhere."""
+        """Close the round of arrivals of a lasting store, so that ranks that come later start another."""
         if self._lasting and name == "arrive" and self._claimed is not None:
             told = {"error": str(error), "rank": error.rank, "by": self._rank}
             with contextlib.suppress(MultiringError):
                 self._claimed[0].swap(f"{self._prefix}/arrive/all", b"", packed(told))
 
     def _culprit(self, missing: Sequence[int]) -> int:
-        """Who serves the store lives, since that answers, and waits for another one that is missing, if there is one:
-        torch's rank 0 does so before it tells us anything."""
+        """The rank that serves the store is alive, since the store answers. If another rank is missing, that one is the
+        culprit: torch's rank 0 waits for it before it tells us anything."""
         others = [rank for rank in missing if rank != self._served_by]
         return (others or list(missing) or [0])[0]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -110,7 +109,7 @@ def enter(identity: RankIdentity, settings: env.Settings) -> World:
     check_settings(settings)
     until = time.monotonic() + settings.init_timeout
     with _join_queue(identity, settings) as queue:
-        host = settings.host or socket.gethostname()
+        host = settings.host_name
         join_id = queue.apply({"rank": identity.rank, "host": host, "agreed": env.agreed(settings)})
         for number in itertools.count(1):
             try:

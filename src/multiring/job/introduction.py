@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -132,7 +131,7 @@ def introduce(world_size: int, settings: env.Settings, unix_name: str, own: Sequ
     return Introduction(
         version=version.__version__,
         agreed={"the number of ranks": str(world_size), **env.agreed(settings)},
-        host=settings.host or socket.gethostname(),
+        host=settings.host_name,
         machine=local.machine(),
         kernel=local.kernel(),
         unix=unix_name,

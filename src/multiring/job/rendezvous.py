@@ -134,7 +134,7 @@ def join(
                 exchange.settle_in(meeting.store, gatherings.ROUNDS[-1])
             with exchange.settling(), contextlib.ExitStack() as undo:  # others notice by what is undone that we failed
                 exchange.outdate(meeting.store, f"{job}/newest", identity.restart)
-                exchange.claim(meeting.store, settings.host or socket.gethostname(), lasting=meeting.lasting)
+                exchange.claim(meeting.store, settings.host_name, lasting=meeting.lasting)
                 text = partial(topology_text, settings)
                 world = _join(_Joiner(identity, settings, exchange, meeting.secret, text, failure=exchange.end), undo)
                 check_strategy(strategy, world.topology)
@@ -218,7 +218,7 @@ def rejoin(
 
 
 def _alone(identity: RankIdentity, settings: env.Settings, text: str, acceptor: Acceptor | None = None) -> World:
-    names = [settings.host or socket.gethostname()]
+    names = [settings.host_name]
     topology, timeline = topology_of(text, names), _timeline(identity, settings)
     recorder = _recorder(identity, settings)
     engine = _engine(identity, names, settings, Sampler("rank 0"))
@@ -344,8 +344,8 @@ def _connect(joiner: _Joiner, arrival: _Arrival, attachment: _Attachment, undo: 
 def _timeline(identity: RankIdentity, settings: env.Settings) -> trace.Timeline | None:
     if not settings.trace:
         return None
-    host = settings.host or socket.gethostname()
-    if identity.membership is not None:  # of a job that goes on
+    host = settings.host_name
+    if identity.membership is not None:  # a member of a job that goes on
         return trace.resume(settings.trace, identity.rank, host, identity.restart, identity.membership.generation)
     return trace.prepare(settings.trace, identity.rank, host, identity.restart)
 
@@ -357,7 +357,7 @@ def _recorder(identity: RankIdentity, settings: env.Settings) -> flight_recorder
         settings.flight_recorder,
         settings.flight_recorder_signal,
         identity.rank,
-        settings.host or socket.gethostname(),
+        settings.host_name,
         identity.restart,
         identity.present.generation,
         goes_on=identity.membership is not None,

@@ -278,7 +278,7 @@ class Client:
             if size > MAX_VALUE:
                 raise ConnectionError(f"a reply of {size} bytes")
             result = auth.receive(self._sock, size)
-        except (BrokenPipeError, ConnectionResetError) as error:  # by the moment at which it ended
+        except (BrokenPipeError, ConnectionResetError) as error:  # which one depends on the moment at which it ended
             raise _lost("the job's store", "closed by the other side", self.served_by) from error
         except OSError as error:
             raise _lost("the job's store", error.strerror or str(error), self.served_by) from error

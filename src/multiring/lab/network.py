@@ -44,8 +44,7 @@ long."""
 
 BURST = (2e-3, 70e3)
 QUEUE = (50e-3, 400e3)
-"""What a token bucket, if the topology does not say, and its queue hold: so many seconds of its rate, but at least so
-many bytes.
+"""What a token bucket, if the topology does not say, and its queue hold: seconds of the rate, and fewest bytes.
 
 With these a TCP stream gets 96 % of the rate, all that the headers leave. The smallest burst must hold the largest
 packet that the kernel passes in one piece, 64 kB.

@@ -430,7 +430,7 @@ class Attempt:
 
     def _end(self, ranks: Collection[int]) -> None:
         self._running.difference_update(ranks)
-        if all(self._waits(rank) for rank in self._running):  # for whom, with nobody else there?
+        if all(self._waits(rank) for rank in self._running):  # nobody else is there to be waited for
             self._over.set()
         if not self._running:
             self._ended.set()

@@ -82,7 +82,7 @@ class WatchSocket:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
         if not task.cancelled():
-            task.result()  # for the loop to show an error of this program
+            task.result()  # raises an error of this program, which the loop then shows
 
     def _note_once(self, text: str) -> None:
         if text not in self._noted:
@@ -149,7 +149,7 @@ class RunningJob:
 
 
 def program_name(program: Sequence[str]) -> str:
-    """What was started, without its arguments: a module, or a file without its directory, be it by a Python or not."""
+    """What was started, without its arguments: a module, or a file without its directory, also if a Python runs it."""
     first, *others = program
     name = first.rpartition("/")[2]
     if name.startswith("python") or first == "-m":
@@ -220,7 +220,7 @@ def _running_jobs() -> tuple[list[RunningJob], list[int], list[int]]:
 
 @dataclass(frozen=True)
 class _NoAnswer:
-    """Whose socket it is that does not answer: another user's, or that of a process of this one."""
+    """A socket whose owner does not answer; ``number`` is another user (``is_user``) or a process of this one."""
 
     number: int
     is_user: bool

@@ -163,7 +163,7 @@ class Acceptor:
     async def _end(self) -> None:
         for connection in self._waiting:
             connection.close()
-        await asyncio.sleep(0)  # for their transports
+        await asyncio.sleep(0)  # lets their transports close
 
     async def _handle(self, sock: socket.socket, hello: auth.Hello) -> None:
         if hello.role == auth.SURVIVOR:

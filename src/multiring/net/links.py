@@ -320,7 +320,7 @@ class Links:
         else:
             try:
                 self._attach(link.role, link.peer, [sock.detach() for sock in streams])
-            except MultiringError as error:  # for whoever wants the link; a failed engine tells its callers itself
+            except MultiringError as error:  # told to who wants the link; a failed engine tells its callers itself
                 link.failure = error.with_traceback(None)
                 if isinstance(error, ResourceError):
                     mine, other = self._describe(self._mine.rank), self._describe(link.peer)

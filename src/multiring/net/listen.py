@@ -19,7 +19,7 @@ from multiring.net.loop import LoopThread
 
 BACKLOG = 4096
 UNPROVEN = 256
-"""At most so many connections are in their handshake at once; the others wait in the backlog."""
+"""Most connections in their handshake at once; the others wait in the backlog."""
 
 ACCEPTED_AT_ONCE = 64
 """Before the loop does something else."""
@@ -113,7 +113,7 @@ class Listener:
         self._unproven: dict[socket.socket, _Handshake] = {}  # the oldest first
         self._connections: set[asyncio.Task[None]] = set()
         self._makes_room = False
-        self._is_short = False  # of descriptors: said once
+        self._is_short = False  # whether descriptors are short: said once
         self._closed = False
         _open_listeners.add(self)
         loop.run(self._begin())

@@ -149,7 +149,7 @@ def _limit(sock: socket.socket, seconds: float) -> None:
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    """A signal that interrupts connect() makes Python take it for done."""
+    """Whether connect() has connected: after a signal Python returns from it as if it had."""
     try:
         sock.getpeername()
     except OSError as error:

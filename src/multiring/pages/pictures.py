@@ -33,7 +33,7 @@ def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[
     Their order is that of ``wanted``. If all do not fit, those at the upper end go beyond ``high``.
     """
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    blocks: list[list[float]] = []  # of labels that touch: what each of them would shift the first one to
+    blocks: list[list[float]] = []  # runs of labels that touch: the shifts of the first one that each of them wants
     for number, index in enumerate(order):
         blocks.append([wanted[index] - number * gap])
         while len(blocks) > 1 and _mean(blocks[-2]) >= _mean(blocks[-1]):

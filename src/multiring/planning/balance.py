@@ -22,7 +22,7 @@ from .plan import SHARE_UNITS
 
 
 def shortest_time(bandwidths: Sequence[float], beyond: float = 0.0) -> float:
-    """Seconds a byte that an all-reduce takes at least, where each byte goes ``beyond`` its owner so many times."""
+    """Fewest seconds per byte of an all-reduce in which each byte is forwarded ``beyond`` times past its owner."""
     if len(bandwidths) < 2:
         return 0.0
     return max(1 / min(bandwidths), (2 * (len(bandwidths) - 1) + beyond) / sum(bandwidths))

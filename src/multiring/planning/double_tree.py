@@ -53,7 +53,7 @@ def equal_hosts(topology: Topology) -> list[tuple[int, ...]]:
 
 
 def _edges(count: int, height: int) -> list[_Edge]:
-    """The edges up from the positions of a height: those with so many trailing zero bits."""
+    """The edges up from the positions that have ``height`` trailing zero bits."""
     bit = 1 << height
     edges = []
     for child in range(bit, count, 2 * bit):

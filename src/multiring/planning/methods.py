@@ -43,7 +43,7 @@ class Store:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Whom it waits for."""
+        """Members for whose message it waits."""
         return (self.peer,)
 
 

@@ -23,7 +23,8 @@ METHODS_OF = {
 
 KINDS = tuple(METHODS_OF)
 REDUCING = ("reduce_scatter", "all_reduce", "reduce")
-METHODS = ("ring", "direct", "halving", "tree")
+"""The kinds of phase, and the collectives, that sum."""
+
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
 ROOTED = ("broadcast", "reduce")
 BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
@@ -33,8 +34,8 @@ SCALED_ELEMENTS = 256
 """Elements that share a scale where int8 is sent; csrc/reduce.hpp has the same number, and why it is this one."""
 
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 253}
-"""How far a wire may put an element off, as a part of its absolute value, or in int8 of the largest of its block: that
-is half a step of a 127th, and what the scale is rounded."""
+"""Largest relative error of an element on a wire; with int8, relative to the largest element of its block: half a step
+of a 127th, and what the scale is rounded."""
 
 WIRES = tuple(ROUNDING)
 """Formats, narrower, in which phases may send float32 that is summed."""

@@ -16,7 +16,7 @@ from .choice import TIE, Candidate, Choice
 from .compose import LEAD, Stage, compose
 from .cost import CostModel, Prediction
 from .layout import Layout, canonical, rooted, shape_in
-from .plan import COLLECTIVES, ROOTED, SENT_PART, WIRES, Plan
+from .plan import COLLECTIVES, REDUCING, ROOTED, SENT_PART, WIRES, Plan
 from .space import Options, grids, options
 from .speeds import NATIVE, Speeds
 from .topology import Link, Place, Topology
@@ -31,9 +31,6 @@ given up for no less."""
 Wire = Mapping[str, str] | str
 """The format in which float32 travels between the places of a level, by level; or ``AUTO``; or empty, and it travels
 as it is."""
-
-SUMMING = ("all_reduce", "reduce_scatter", "reduce")
-"""The collectives whose result depends on the order of their sums."""
 
 
 def size_class(nbytes: int) -> int:
@@ -121,7 +118,7 @@ def _as_if_wider(topology: Topology, plan: Plan, wire: Mapping[str, str]) -> Top
 
 
 def _scaled(link: Link, factor: float) -> Link:
-    """A link that passes so many times as much in the same time."""
+    """The link with its rates and burst multiplied by ``factor``."""
     return Link(factor * link.up, factor * link.down, link.latency, factor * link.burst)
 
 
@@ -144,7 +141,7 @@ def candidates(
         raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
     seen = rooted(topology, root) if collective in ROOTED else topology
     narrow = tuple(sorted((wire or {}).items())) if collective == "all_reduce" else ()
-    choices = _choices(seen, collective, narrow, ordered and collective in SUMMING, speeds)
+    choices = _choices(seen, collective, narrow, ordered and collective in REDUCING, speeds)
     composed = partial(_composed, topology, collective, root)
     found = [best for model, choice in choices for best in _best(model, choice, nbytes, composed)]
     limit = TIE * min(candidate.prediction.seconds for candidate in found)

@@ -147,8 +147,11 @@ def _modes(collective: str, grid: Grid, shapes: Sequence[Sequence[Shape]]) -> It
 
 
 def _mode_sequences(collective: str, levels: Sequence[tuple[str, ...]]) -> list[list[str]]:
-    """The modes of dimensions of these levels. An all_reduce is led by nobody, in the inner levels however many, or
-    throughout; and is all in no dimension, the outermost, its whole level, or all that are not led."""
+    """All sequences of modes for dimensions of these levels.
+
+    In an all_reduce, ``lead`` covers no level, some of the inner levels, or all of them; ``all`` covers nothing, the
+    outermost dimension, the outermost level, or all that ``lead`` leaves.
+    """
     count = len(levels)
     if collective not in ("all_reduce", "barrier"):
         return [[{"broadcast": LEAD, "reduce": LEAD, "all_to_all": ALL}.get(collective, SPLIT)] * count]

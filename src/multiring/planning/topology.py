@@ -93,7 +93,7 @@ class Topology:
 
     @staticmethod
     def flat(hosts: Sequence[int], rank_link: Link = RANK_LINK, host_link: Link = HOST_LINK) -> Topology:
-        """Hosts of so many ranks each, numbered on, under one switch."""
+        """Hosts under one switch: host h has ``hosts[h]`` ranks, which are numbered on from host to host."""
         names = [f"host{number}" for number, ranks in enumerate(hosts) for _ in range(ranks)]
         return Topology.of_hosts(names, rank_link, host_link)
 

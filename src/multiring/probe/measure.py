@@ -350,8 +350,10 @@ class Leader:
 
 
 def _culprits(reports: Mapping[int, Message], hosts: int) -> set[int]:
-    """The hosts that did not report; else those of whom others complain, and who do not complain themselves, for who
-    waits in vain keeps others waiting."""
+    """The hosts that sent no report; if all did, those accused that accuse nobody, and if there are none, all accused.
+
+    A host that accuses another waited in vain, and kept others waiting by that.
+    """
     absent = set(range(hosts)) - reports.keys()
     complaining = {host for host, report in reports.items() if "silent" in report}
     blamed = {each for host in complaining for each in reports[host]["silent"]}

@@ -50,16 +50,16 @@ MUCH_LOWER = 0.9
 """A second measurement at or below this part of the first was held up, and the first stands."""
 
 IN_FLIGHT, FASTEST = 1 << 19, 1.25e8
-"""What is in flight for each link that a round is to fill: so many bytes, or, if that is more, what a round trip holds
-at so many bytes a second. Less would not fill a link; more only fills queues, which must drain before the next
+"""Bytes in flight for each link that a round is to fill: the larger of ``IN_FLIGHT`` and what a round trip holds at
+``FASTEST`` bytes a second. Less would not fill a link; more only fills queues, which must drain before the next
 round."""
 
 LEAST_IN_FLIGHT = 1 << 14
 """Fewest bytes in flight from one host to another."""
 
 BURST_SECONDS, LEAST_BURST, MOST_BURST = 1e-3, 1 << 10, 1 << 20
-"""A link's burst is tried with the bytes that it passes in so many seconds, at most ``MOST_BURST``; below
-``LEAST_BURST`` it is not tried."""
+"""Seconds of a link's rate that a trial of its burst sends, and the bytes: at most ``MOST_BURST``; a burst below
+``LEAST_BURST`` is not tried."""
 
 BURST_TRIALS = 3
 """Times that a burst is tried on a link before the link is taken to hold it back: something else may delay one."""
@@ -119,7 +119,7 @@ class _Direction:
 
 
 def survey(hosts: int, seconds: Seconds) -> Survey[Findings]:
-    """The rounds that find the links of so many hosts, 2 or more, whose round trips are known."""
+    """The rounds that find the links of ``hosts`` hosts, 2 or more, whose round trips are known."""
     everyone = [(a, b) for a in range(hosts) for b in range(hosts) if a != b]
     mean: Counter[Flow] = Counter()
     for _ in range(ALL_ROUNDS):
@@ -197,14 +197,14 @@ def _measured(
 
 
 def _settled(values: dict[_Direction, float], hosts: int, seconds: Seconds) -> Survey[dict[_Direction, float]]:
-    """The values, and of those in doubt what passes that way alone and for longer, unless it was held up."""
+    """The values; each doubtful one is measured again, alone and for longer, and replaced unless that was held up."""
     again = yield from _measured([[direction] for direction in _doubtful(values)], hosts, seconds, LONG_WINDOW_SECONDS)
     return values | {each: longer for each, longer in again.items() if longer > MUCH_LOWER * values[each]}
 
 
 def _doubtful(values: Mapping[_Direction, float]) -> list[_Direction]:
-    """The directions whose values no others confirm, and those that carry less than the same hosts' other one, where
-    that is so with no others: what is measured together may lack what it takes from each other."""
+    """Directions whose rate too few others confirm, and those slower than the same hosts' opposite direction where too
+    few others show that difference: directions measured together may take from one another."""
     rates = dict(zip(values, classes.rates(list(values.values())), strict=True))
     single = Counter(rates.values())
     pairs = Counter((rates[each], rates[each.other]) for each in values)
@@ -221,7 +221,7 @@ def _sum(rates: Rates, flows: Iterable[Flow]) -> float:
 
 
 def _round(flows: Sequence[Flow], links: int, seconds: Seconds, window: float = WINDOW_SECONDS) -> ProbeRound:
-    """A round that is to fill so many links."""
+    """A round that is to fill ``links`` links."""
     longest = max(seconds[flow] for flow in flows)
     total = links * max(IN_FLIGHT, FASTEST * longest)
     in_flight = max(round(total / len(flows)), LEAST_IN_FLIGHT)

@@ -25,11 +25,12 @@ Seconds = Mapping[tuple[int, int], float]
 """The round trip between two hosts, for both orders."""
 
 RATE_CONTRAST = 1.3
-"""A group is suspected if its hosts get so many times more from one another than from the next, on average. Less is the
-noise of TCP, and of no use: with m of n hosts behind a link of 1/r of their cards' rates it is (r-1)(n-m)/(m-1)."""
+"""A group is suspected if its hosts get more from one another than from the next host by this factor, on average. Less
+is the noise of TCP, and of no use: with m of n hosts behind a link of 1/r of their cards' rates it is
+(r-1)(n-m)/(m-1)."""
 
 TRIP_CONTRAST, TRIP_SECONDS = 3.0, 200e-6
-"""Or if the round trip to the next is so many times as long, and so much longer."""
+"""Factor and difference by which the round trip to the next host must be longer, for a group to count as far apart."""
 
 NARROWER = 1.15
 """A link is there if less passes than the others would let through by this factor. A class of rates is 1.12."""
@@ -61,8 +62,8 @@ class Node:
 
 
 def suspects(rates: Mapping[tuple[int, int], float], seconds: Seconds, hosts: Sequence[Capacity]) -> list[Group]:
-    """The groups that may share a link, no two of them crossing, and of two that complement each other only one. All
-    but a single host are none: what they would share is the link of that host.
+    """Groups of at least two hosts that may share a link. No two overlap in part, and of a group and its complement
+    one is kept. All hosts but one are no group: what they would share is the link of that one.
 
     ``rates`` are those of all flows at once, and are compared with what the links of the hosts alone would give them.
     """
@@ -119,8 +120,10 @@ def _clusters(near: Mapping[tuple[int, int], float], hosts: int, apart: Callable
 
 
 def needed(hosts: Sequence[Capacity], groups: Mapping[Group, Capacity], seconds: Seconds) -> list[Group]:
-    """The groups that are far, and those without whose links more would pass than was measured: the most missed first,
-    and none in vain."""
+    """The groups that are far apart, and those whose missing link would let more through than was measured.
+
+    The largest excess comes first, and none is redundant.
+    """
     far = far_apart(seconds, len(hosts))
     found = [group for group in groups if group in far]
 

@@ -82,7 +82,7 @@ def barrier_offset(mine: np.ndarray, reference: np.ndarray) -> float:
 
 
 def best_offset(round_trips: Sequence[tuple[int, int, int]]) -> int:
-    """From (sent, answered, received), the answer by the other clock: what to add to this clock to have the other.
+    """Nanoseconds to add to this clock to have the other, by (sent, answered, received); ``answered`` is the other's.
 
     The answer is taken to lie in the middle of the shortest round trip, half of which it may err (Cristian 1989).
     """

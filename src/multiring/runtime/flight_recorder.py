@@ -49,7 +49,7 @@ LOOKS_EVERY = 0.2
 """Seconds between looks for a failure or a signal."""
 
 _LIBRARY = "gloo"  # the analyser takes the names of libraries that it knows, and no other
-_NAMES = {"all_to_all": "all_to_all_single"}  # of "all_to_all" it compares no sizes
+_NAMES = {"all_to_all": "all_to_all_single"}  # it compares no sizes of "all_to_all"
 _DTYPES = {
     "float32": "Float",
     "float64": "Double",
@@ -64,7 +64,7 @@ _DTYPES = {
     "complex64": "ComplexFloat",
     "complex128": "ComplexDouble",
 }
-_NO_NUMBER = (1 << 64) - 1  # of a receive that waits for its turn
+_NO_NUMBER = (1 << 64) - 1  # what a receive has that waits for its turn
 _log = logging.getLogger("multiring")
 _directories: dict[str, Path] = {}  # as the job began: the program may change its directory
 
@@ -95,7 +95,7 @@ class FlightRecorder:
     def know(self, number: int, incarnation: int, members: Sequence[int]) -> None:
         """Tell it of a group: calls have its number alone."""
         self._groups[number, incarnation] = tuple(members)
-        if len(self._groups) > 2 * MOST_CALLS:  # of groups without end those that were made longest ago have no calls
+        if len(self._groups) > 2 * MOST_CALLS:  # groups that were made so long ago have no calls here
             for key in list(self._groups)[1:MOST_CALLS]:
                 del self._groups[key]
 

@@ -44,12 +44,12 @@ PIDS = 100_000
 
 _OPEN, _CLOSE = b"[\n", b"\n]\n"
 _EMPTY = b"[\n]\n"
-_NO_NUMBER = (1 << 64) - 1  # of a receive that waited for its turn
+_NO_NUMBER = (1 << 64) - 1  # what a receive had that waited for its turn
 _log = logging.getLogger("multiring")
 _paths: dict[str, Path] = {}  # as the job began: the program may change its directory
 _PROCESS = re.compile(r"rank (\d+) \(host (.*?)\)(?:, |$)")
-_lacking: set[Path] = set()  # in which something could not be written: that is said once
-_prepared: set[Path] = set()  # by this process: init after shutdown adds to what it wrote before
+_lacking: set[Path] = set()  # files where something could not be written: that is said once
+_prepared: set[Path] = set()  # files of this process: init after shutdown adds to what it wrote before
 
 Thread = tuple[int, bool, int, bytes]
 """What the engine gives: id, whether it is the progress thread, how many events were overwritten, and the others."""

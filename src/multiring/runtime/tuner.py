@@ -126,7 +126,7 @@ class Tuner:
         what = str(error).removesuffix("; the work goes on")  # it does not: the job has failed
         error.args = (f"{collective} waited for the end of the trials of its plans: {what}",)
         error.collective, error.number = collective, -1
-        if isinstance(error, CollectiveTimeout):  # of a work, the engine has not heard of it
+        if isinstance(error, CollectiveTimeout):  # the engine has not heard of one that a work raised
             rank = error.rank if error.rank >= 0 else self._world.rank
             self._world.engine.fail("CollectiveTimeout", rank, str(error))
 

@@ -61,7 +61,7 @@ MIN_IMPROVEMENT = 1.02
 
 @dataclass(frozen=True)
 class Rung:
-    """Plans, by id, that take turns of ``run`` calls in so many rounds.
+    """Plans, by id, that alternate in turns of ``run`` calls, for ``rounds`` rounds.
 
     The planner's choice stands first. ``earlier`` are the times that the rungs before have found; in the very first the
     first round warms up and does not count.

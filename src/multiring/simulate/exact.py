@@ -44,8 +44,10 @@ class _Send:
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """A wait until so many messages of each peer have arrived in a segment, (peer, number); then ``seconds`` of
-    work."""
+    """Waits until each (peer, number) of ``messages`` has arrived in a segment, then works for ``seconds``.
+
+    ``number`` is the position of the message among that peer's.
+    """
 
     messages: tuple[tuple[int, int], ...]
     seconds: float

@@ -43,7 +43,7 @@ class SimulatedLinks:
         return self._places[number]
 
     def name(self, link: int) -> str:
-        """Whose link it is, and which way: ``host b up``."""
+        """The name of a link, with its place and direction: ``host b up``."""
         level, place = self.place(link // 2)
         return f"{level} {place.name or link // 2} {'down' if link % 2 else 'up'}"
 
@@ -102,7 +102,7 @@ def _places_of_ranks(by_level: Sequence[Sequence[Place]]) -> list[NDArray[np.int
     """The number of each rank's place in each level, from the places of the levels as they stand in the tree."""
     ranks = np.array([place.rank for place in by_level[0]])
     found = [np.arange(len(ranks))]
-    above = np.arange(len(ranks))  # of each rank as they stand in the tree, which place of the level
+    above = np.arange(len(ranks))  # the place of this level for each rank, in the order of the tree
     first = len(ranks)
     for places in by_level[1:]:
         above = np.repeat(np.arange(len(places)), [len(place.places) for place in places])[above]

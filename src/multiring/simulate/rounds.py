@@ -79,7 +79,7 @@ def _rounds_of(phase: Phase) -> int:
 
 
 def _ends(kind: str, method: str, size: int) -> list[int]:
-    """After how many steps a ring of so many members is done with each of its different ones."""
+    """The different steps of a ring of ``size`` members: after how many steps each of them ends."""
     if _is_circular(kind, method):
         return [size - 1]
     if method == "direct":
@@ -258,8 +258,8 @@ class _Sum:
         self._pairs.append((members.tobytes(), _proportions(everyone.sent), _proportions(everyone.taken)))
 
     def _add_overheads(self, members: Ranks, sends: NDArray[np.bool_], takes: NDArray[np.bool_]) -> bool:
-        """Add the seconds that the ranks spend on messages from all that send to all that take; whether all are
-        local."""
+        """Add the ranks' overhead of messages from all that send to all that take. Returns whether each ring is on one
+        host."""
         groups, index = _groups(self._links.place_of[1][members])
         for does, others, sums in ((sends, takes, self._before), (takes, sends, self._after)):
             local = np.bincount(index.ravel(), weights=others.ravel())[index] - others
@@ -275,7 +275,7 @@ class _Sum:
         self._bytes += np.bincount(links, weights=nbytes, minlength=len(self._bytes))
 
     def _seconds(self, ring: Ranks, flows: Floats) -> Floats:
-        """Seconds for each byte of the largest message that each hop of a ring takes alone."""
+        """Seconds per byte of the largest message on each hop of a ring, alone."""
         after = np.roll(ring, -1, axis=1)
         busy = flows / np.array(self._links.capacity)
         seconds = np.zeros(ring.shape)
@@ -287,7 +287,7 @@ class _Sum:
 
 
 def _excess(*values: Floats) -> float:
-    """How much the sum of the largest of each in a ring exceeds the sum of the means; the least of all rings."""
+    """Sum of the values' maxima in a ring, less the sum of their means; the minimum over all rings."""
     return float(min(sum(each.max(axis=1) - each.mean(axis=1) for each in values)))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from statistics import NormalDist
 
 
-def slowness(place: int, ranks: int, spread: float) -> float:
-    """How much longer than the mean the device takes that is number ``place`` of so many, fastest first.
+def slowness(order: int, ranks: int, spread: float) -> float:
+    """Time of device ``order`` of ``ranks``, the fastest first, relative to the mean.
 
     Devices are drawn from one normal distribution with standard deviation ``spread``; this is about the value expected
-    at that place (Blom 1958).
+    at that position (Blom 1958).
     """
-    return 1 + spread * NormalDist().inv_cdf((place + 1 - 0.375) / (ranks + 0.25)) if ranks > 1 else 1.0
+    return 1 + spread * NormalDist().inv_cdf((order + 1 - 0.375) / (ranks + 0.25)) if ranks > 1 else 1.0
 
 
 def slowest(ranks: int, spread: float) -> float:

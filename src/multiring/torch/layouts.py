@@ -227,7 +227,7 @@ def refuse_overlap(plain: Tensor) -> None:
     """ValueError if elements of a tensor that is written share memory."""
     if plain.is_contiguous():
         return
-    reach = 1  # of the dimensions so far, in elements
+    reach = 1  # elements that the dimensions so far span
     for stride, size in sorted(zip(plain.stride(), plain.shape, strict=True)):
         if size > 1 and stride < reach:
             break

@@ -39,7 +39,7 @@ class _Entry:
 
 
 @dataclass
-class _Turn:
+class _FragmentExchange:
     """A fragment's changes on their way: sums over all ranks once the works are done."""
 
     number: int
@@ -91,10 +91,10 @@ class Outer:
         outermost level that has several places. ``optimizer`` makes the outer one of the shared parameters; None: SGD
         at 0.7 with Nesterov momentum 0.9.
 
-        ``fragments``: parts of about equal bytes that take turns, each every ``every`` steps. ``delay``: so many steps
-        after its changes were sent is a fragment's average applied; training goes on meanwhile, and of the values that
-        a rank has by then a part, ``keep``, is kept: own = keep x own + (1 - keep) x shared. With delay 0 ranks wait,
-        and nothing is kept. ``wire="bfloat16"``: changes travel in that format.
+        ``fragments``: parts of about equal bytes that take turns, each every ``every`` steps. ``delay``: steps between
+        sending a fragment's changes and applying their average, during which training goes on. The rank's own values
+        then count with weight ``keep``: own = keep x own + (1 - keep) x shared. With delay 0 ranks wait, and nothing is
+        kept. ``wire="bfloat16"``: changes travel in that format.
 
         ValueError for numbers that do not go together, groups that are none, and parameters that cannot be served: on
         the rank that gives them, for which the others wait until it ends. On all ranks alike where they differ in
@@ -153,7 +153,7 @@ class Outer:
         """How many turns have ended."""
         self._samples = [0.0] * self._parts
         self._by_samples: bool | None = None
-        self._in_flight: list[_Turn] = []
+        self._in_flight: list[_FragmentExchange] = []
         self._group, self._process_group = _make_group(self._communicator, self._ranks_of_group(self._communicator))
 
     @property
@@ -328,7 +328,7 @@ class Outer:
         self._samples = list(state["samples"])
         self._by_samples = state["by_samples"]
         self._in_flight = [
-            _Turn(number, due, late, samples, np.array(counts), [sum_.clone() for sum_ in sums])
+            _FragmentExchange(number, due, late, samples, np.array(counts), [sum_.clone() for sum_ in sums])
             for number, due, late, samples, counts, sums in state["in_flight"]
         ]
 
@@ -385,7 +385,9 @@ class Outer:
             self._communicator.all_reduce(buffer, async_op=True)
             for buffer in (counts, *(reducible(sum_) for sum_ in sums if sum_.numel()))
         ]
-        self._in_flight.append(_Turn(self._turn, self._steps + self._delay, late, samples, counts, sums, works))
+        self._in_flight.append(
+            _FragmentExchange(self._turn, self._steps + self._delay, late, samples, counts, sums, works)
+        )
         self._turn += 1
         self._samples[number] = 0.0
 

@@ -250,7 +250,7 @@ class OrderedWatcher(Watcher):
             with self._turn:
                 work = self._queue.get()
                 if work is None:
-                    self._queue.put(None)  # for the others
+                    self._queue.put(None)  # the other threads end by it, too
                     return
                 work.learn()
             with self._lock:

@@ -95,7 +95,7 @@ class Stream {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return operations_.empty(); });
     }
-    // Of an operation that is to be seen from outside: it no longer counts when what it writes is seen.
+    // Operations that tests observe: one no longer counts when what it writes is seen.
     void leave() {
         const std::lock_guard lock(mutex_);
         operations_.front().counts = false;
@@ -123,7 +123,7 @@ class Stream {
 };
 
 struct State {
-    std::mutex lock;  // of the driver: one call that waits keeps all others out
+    std::mutex lock;  // the driver's own: one call that waits keeps all others out
     pid_t process = 0;
     int retained = 0;
     int copies = 0;

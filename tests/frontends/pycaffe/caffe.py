@@ -160,7 +160,7 @@ class TanH(_Layer):
 
 
 class BatchNorm(_Layer):
-    """Of each column; its parameters are sums of means and variances, and how many were added, all fading."""
+    """Normalises each column; its parameters are sums of means and variances, and how many were added, all fading."""
 
     FADING, EPSILON = np.float32(0.999), np.float32(1e-5)
 

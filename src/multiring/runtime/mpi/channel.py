@@ -8,7 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 LANES = 8
-"""Collectives of a communicator that may be in flight; a later one begins when the one so many before it has ended."""
+"""Most collectives of a communicator in flight; collective n begins when collective n - ``LANES`` has ended."""
 
 SLOTS = 256
 """Segments of a collective that may be in flight."""

@@ -68,7 +68,7 @@ class Notices:
             self._mpi.Recv([said, MPI.BYTE], rank, tag)
             if tag == _FAILURE:
                 failure = FailureNotice(*pickle.loads(said))
-                if (failure.kind, failure.rank) == ("Mismatch", self._own):  # of two that disagree each names the other
+                if (failure.kind, failure.rank) == ("Mismatch", self._own):  # each of two that disagree names the other
                     return failure._replace(rank=rank, host=self._hosts[rank])
                 return failure
             self.left[rank] = time.monotonic()

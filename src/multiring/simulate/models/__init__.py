@@ -26,7 +26,7 @@ class Model:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """From input to output."""
+        """The layers, from input to output."""
         return tuple(self.architecture())
 
     @property
