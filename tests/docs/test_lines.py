@@ -31,6 +31,14 @@ def test_a_version_has_one_line_for_each_change() -> None:
     assert [line for line in lines if line.startswith(" ")] == []
 
 
+def test_what_is_unreleased_stands_under_added_changed_or_fixed() -> None:
+    unreleased = (ROOT / "CHANGELOG.md").read_text().partition("\n## Unreleased\n")[2].partition("\n## ")[0]
+    above, *groups = re.split(r"^### ", unreleased, flags=re.MULTILINE)
+    assert above.strip() == ""
+    headings = [group.partition("\n")[0] for group in groups]
+    assert headings == [heading for heading in ("Added", "Changed", "Fixed") if heading in headings]
+
+
 def test_only_the_newest_result_of_each_kind_is_kept() -> None:
     names = [file.name for file in (ROOT / "benchmarks" / "results").iterdir()]
     pages = "".join(document.read_text() for document in DOCUMENTS)
