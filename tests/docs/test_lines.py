@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(RESULTS.glob("*.md"))]
 LONGEST = 130
 
 
@@ -40,7 +41,16 @@ def test_what_is_unreleased_stands_under_added_changed_or_fixed() -> None:
 
 
 def test_only_the_newest_result_of_each_kind_is_kept() -> None:
-    names = [file.name for file in (ROOT / "benchmarks" / "results").iterdir()]
+    names = [file.name for file in RESULTS.iterdir()]
     pages = "".join(document.read_text() for document in DOCUMENTS)
     kinds = [re.sub(r"^\d{4}-\d\d-\d\d-", "", name) for name in names if name not in pages]
     assert sorted(kinds) == sorted(set(kinds))
+
+
+def test_a_page_leads_to_each_account_of_what_was_run() -> None:
+    """A page has what a reader decides by; the rest stands in a dated file beside the results."""
+    accounts = [file.name for file in RESULTS.glob("*.md")]
+    assert accounts != []
+    assert [name for name in accounts if not re.match(r"\d{4}-\d\d-\d\d-[\w-]+\.md$", name)] == []
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    assert set(accounts) - set(re.findall(r"\]\(\S+/benchmarks/results/([^)#]+)", pages)) == set()
