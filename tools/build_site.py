@@ -27,7 +27,7 @@ DOCS = ROOT / "docs"
 OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files of the repository that have a page of their own."""
 
-LANGUAGES = {".py": "python", ".c": "c", ".hpp": "cpp", ".json": "json"}
+LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".hpp": "cpp", ".json": "json"}
 
 _LINK = re.compile(r"\]\(([^)#: ]*)(#[^)]*)?\)")
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
