@@ -39,7 +39,7 @@ from multiring.simulate import SimulatedCall, simulate
 from multiring.units import duration, size
 
 GOODPUT = 0.96
-"""Part of a nominal rate that TCP/IP and Ethernet headers leave (docs/lab.md)."""
+"""Part of a nominal rate that TCP/IP and Ethernet headers leave (docs/emulation.md)."""
 
 SLOWEST = 4.0
 """A rejected candidate is tried if it is predicted to take less than so many times what the chosen one takes."""

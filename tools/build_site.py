@@ -27,7 +27,7 @@ DOCS = ROOT / "docs"
 OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files of the repository that have a page of their own."""
 
-LANGUAGES = {".py": "python", ".c": "c", ".hpp": "cpp", ".json": "json"}
+LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".hpp": "cpp", ".json": "json"}
 
 _LINK = re.compile(r"\]\(([^)#: ]*)(#[^)]*)?\)")
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -73,12 +73,15 @@ class Pages:
     def _show(self, file: Path) -> str:
         """The page that shows a file of the repository."""
         name = file.relative_to(ROOT)
-        page = f"files/{name}.md"
-        if name not in self._shown:
-            self._shown.add(name)
-            self.write(
-                page, f"# {name.name}\n\n`{name}`\n\n```{LANGUAGES.get(name.suffix, '')}\n{file.read_text()}```\n"
-            )
+        page = f"files/{name.with_suffix('') if name.suffix == '.md' else name}.md"
+        if name in self._shown:
+            return page
+        self._shown.add(name)
+        if name.suffix == ".md":
+            self.add(file, page)
+        else:
+            text = f"```{LANGUAGES.get(name.suffix, '')}\n{file.read_text()}```"
+            self.write(page, f"# {name.name}\n\n`{name}`\n\n{text}\n")
         return page
 
 

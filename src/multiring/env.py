@@ -290,7 +290,7 @@ class Settings:
         str,
         "directory",
         "where each rank writes its last calls when the job fails, for torch's analyser"
-        " ([flight records](reliability.md#flight-records))",
+        " ([flight records](flight-records.md))",
         agree=True,
     )
     flight_recorder_signal: str = _knob(

@@ -30,6 +30,7 @@ from multiring import lab
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ACCOUNTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 TUTORIAL = ROOT / "docs" / "tutorial"
 
 TORCHRUN = 'type torchrun > /dev/null 2>&1 || torchrun() { python -m torch.distributed.run "$@"; }'
@@ -179,7 +180,7 @@ def _plain(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()).strip()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *ACCOUNTS], ids=lambda document: document.name)
 def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []

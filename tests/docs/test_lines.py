@@ -8,23 +8,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(RESULTS.glob("*.md"))]
 LONGEST = 130
-
-
-def text_of(document: Path) -> str:
-    """A document without the rows of the map of the source, which have one line for each room."""
-    return re.sub(r"^\| room \|.*?\n\n", "\n", document.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_lines_are_short(document: Path) -> None:
-    assert [line for line in text_of(document).splitlines() if len(line) > LONGEST] == []
+    assert [line for line in document.read_text().splitlines() if len(line) > LONGEST] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_links_say_what_they_lead_to(document: Path) -> None:
-    assert re.findall(r"\[[\w./-]+\.md\]\(", text_of(document)) == []
+    assert re.findall(r"\[[\w./-]+\.md\]\(", document.read_text()) == []
 
 
 def test_a_version_has_one_line_for_each_change() -> None:
@@ -36,8 +32,25 @@ def test_a_version_has_one_line_for_each_change() -> None:
     assert [line for line in lines if line.startswith(" ")] == []
 
 
+def test_what_is_unreleased_stands_under_added_changed_or_fixed() -> None:
+    unreleased = (ROOT / "CHANGELOG.md").read_text().partition("\n## Unreleased\n")[2].partition("\n## ")[0]
+    above, *groups = re.split(r"^### ", unreleased, flags=re.MULTILINE)
+    assert above.strip() == ""
+    headings = [group.partition("\n")[0] for group in groups]
+    assert headings == [heading for heading in ("Added", "Changed", "Fixed") if heading in headings]
+
+
 def test_only_the_newest_result_of_each_kind_is_kept() -> None:
-    names = [file.name for file in (ROOT / "benchmarks" / "results").iterdir()]
+    names = [file.name for file in RESULTS.iterdir()]
     pages = "".join(document.read_text() for document in DOCUMENTS)
     kinds = [re.sub(r"^\d{4}-\d\d-\d\d-", "", name) for name in names if name not in pages]
     assert sorted(kinds) == sorted(set(kinds))
+
+
+def test_a_page_leads_to_each_account_of_what_was_run() -> None:
+    """A page has what a reader decides by; the rest stands in a dated file beside the results."""
+    accounts = [file.name for file in RESULTS.glob("*.md")]
+    assert accounts != []
+    assert [name for name in accounts if not re.match(r"\d{4}-\d\d-\d\d-[\w-]+\.md$", name)] == []
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    assert set(accounts) - set(re.findall(r"\]\(\S+/benchmarks/results/([^)#]+)", pages)) == set()

@@ -1,54 +1,83 @@
-"""The map in docs/design.md names every room of the source, and no room that is not there."""
+"""The map in docs/design.md names every room of the source and no other, each in its layer of the contract."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src/multiring"
 
 
-def rooms_on_the_map() -> set[str]:
-    text = (ROOT / "docs/design.md").read_text()
-    table = text.partition("## The map")[2].partition("\n## ")[0]
-    cells = []
-    for row in re.findall(r"^\| (`.*) \|$", table, re.MULTILINE):
-        room, holds = row.split(" | ")
-        cells += [room, holds] if room == "`csrc/`" else [room]
-    return {name.strip("/") for cell in cells for name in re.findall(r"`([\w./]+)`", cell)}
+def rows_below(words: str) -> list[list[str]]:
+    """The rows of the first table of docs/design.md after some words, each as its cells."""
+    _, found, rest = (ROOT / "docs/design.md").read_text().partition(words)
+    assert found, words
+    table = re.search(r"^\|.*?\|\n(?!\|)", rest, re.MULTILINE | re.DOTALL)
+    assert table, words
+    _, _, *rows = table[0].splitlines()
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 
 
-def test_every_module_is_on_the_map() -> None:
-    modules = {path.name for path in (ROOT / "src/multiring").glob("*.py") if not path.name.startswith("_")}
-    modules |= {path.stem for path in (ROOT / "src/multiring/planning").glob("*.py") if path.stem != "__init__"}
-    rooms = {path.parent.name for path in (ROOT / "src/multiring").glob("*/__init__.py")}
-    assert (modules | rooms) - rooms_on_the_map() == set()
+def names_below(words: str) -> set[str]:
+    """The names in the first cells of that table."""
+    return {name for first, _ in rows_below(words) for name in re.findall(r"`([\w.]+)`", first)}
 
 
-def test_every_source_of_the_engine_is_on_the_map() -> None:
+def rooms_on_the_map() -> dict[str, int]:
+    """The layer of each room."""
+    rows = rows_below("## The map")
+    rooms = {re.sub(r"\.py$|/$", "", room.strip("`")): int(layer) for layer, room, _ in rows}
+    assert len(rooms) == len(rows)
+    return rooms
+
+
+def test_the_map_has_the_layers_of_the_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    contract = {room: layer for layer, rooms in enumerate(reversed(layers), 1) for room in rooms.split(" | ")}
+    assert rooms_on_the_map() == {**contract, "csrc": 0}
+
+
+def test_the_map_goes_from_the_top_down() -> None:
+    layers = list(rooms_on_the_map().values())
+    assert layers == sorted(layers, reverse=True)
+
+
+def test_every_room_is_on_the_map_as_the_file_or_folder_that_it_is() -> None:
+    modules = {path.name for path in SOURCE.glob("*.py") if path.name != "__init__.py"}
+    packages = {f"{path.parent.name}/" for path in SOURCE.glob("*/__init__.py")}
+    assert len(packages) > 10
+    assert {room.strip("`") for _, room, _ in rows_below("## The map")} == modules | packages | {"csrc/"}
+
+
+def test_every_module_of_planning_is_on_its_map() -> None:
+    present = {path.stem for path in (SOURCE / "planning").iterdir() if not path.name.startswith("_")}
+    assert names_below("Inside `planning/`") == present
+
+
+def test_every_source_of_the_engine_is_on_its_map() -> None:
     sources = {path.stem for path in (ROOT / "csrc").glob("*.[ch]pp")}
-    named = {Path(name).stem for name in rooms_on_the_map()}
-    assert sources - named == set()
+    others = {path.name for path in (ROOT / "csrc").iterdir() if path.stem not in sources}
+    assert names_below("Inside `csrc/`") == sources | others
 
 
 def test_modules_take_nothing_from_the_package_itself_but_modules() -> None:
     """What it offers comes from the rooms at the top: to take it would be to import upwards, which no layer forbids."""
-    source = ROOT / "src/multiring"
-    names = {path.stem for path in source.iterdir()} | {"_native"}
+    names = {path.stem for path in SOURCE.iterdir()} | {"_native"}
     taken = {
         (path.name, alias.name)
-        for path in source.rglob("*.py")
+        for path in SOURCE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module == "multiring" and not node.level
         for alias in node.names
     }
     assert len(taken) > 50
     assert {(module, name) for module, name in taken if name not in names} == set()
-
-
-def test_nothing_on_the_map_is_missing() -> None:
-    present = {path.name for path in (ROOT / "src/multiring").iterdir()} | {"csrc"}
-    present |= {path.stem for path in (ROOT / "src/multiring/planning").iterdir()}
-    present |= {path.stem for path in (ROOT / "csrc").iterdir()} | {path.name for path in (ROOT / "csrc").iterdir()}
-    assert rooms_on_the_map() - present == set()

@@ -1,0 +1,44 @@
+"""The front page leads to every page, and the site's navigation has each of them once."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ELSEWHERE = {"contributing.md": "../CONTRIBUTING.md", "changelog.md": "../CHANGELOG.md"}
+"""Pages that the site has of files outside docs/."""
+GENERATED = "reference/cli.md"
+
+
+def navigation() -> list[str]:
+    """The pages in the order of the site's navigation."""
+    sections = tomllib.loads((DOCS / "zensical.toml").read_text())["project"]["nav"]
+    pages = []
+    for section in sections:
+        for page in section.values():
+            pages += [page] if isinstance(page, str) else [name for entry in page for name in entry.values()]
+    return pages
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert sorted(navigation()) == sorted(pages | ELSEWHERE.keys() | {GENERATED})
+
+
+def test_the_front_page_leads_to_every_page() -> None:
+    led_to = set(re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text()))
+    pages = {ELSEWHERE.get(page, page) for page in navigation()} - {"index.md", GENERATED}
+    assert pages - led_to == set()
+
+
+def test_the_roadmap_is_numbered_in_order() -> None:
+    numbers = re.findall(r"^(\d+)\. ", (DOCS / "roadmap.md").read_text(), re.MULTILINE)
+    assert len(numbers) > 3
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
