@@ -418,7 +418,7 @@ def test_an_arena_is_not_larger_than_the_machine():
 )
 def test_malformed_schedules_are_refused(row, message):
     with world(2) as ranks, pytest.raises(ValueError, match=re.escape(message)):
-        ranks[0].engine.install(0, np.array([row], np.int64), np.array([1, 0], np.int32), 1, 64, 1 << 20, 1)
+        ranks[0].engine.install(0, np.array([row], np.int64), np.array([1], np.int32), 1, 64, 1 << 20, 1)
 
 
 @pytest.mark.parametrize("grain", [0, 100])
