@@ -103,7 +103,7 @@ Enum code(int value, const std::array<std::string_view, n>&, const char* what) {
 
 // What Python calls for; NativeCalls and start_message complete it.
 void make_call(Call* self, int collective, std::uintptr_t pointer, std::size_t count, int dtype, double timeout, int op,
-               std::uint32_t root, std::uint32_t label, std::int64_t tag, int part_of) {
+               std::uint32_t root, std::uint32_t label, std::int64_t tag, int part_of, std::uintptr_t residual) {
     const Call call{.collective = code<Collective>(collective, collective_names, "collective"),
                     .pointer = reinterpret_cast<std::byte*>(pointer),
                     .count = count,
@@ -112,9 +112,16 @@ void make_call(Call* self, int collective, std::uintptr_t pointer, std::size_t c
                     .root = root,
                     .label = label,
                     .timeout = timeout,
+                    .residual = reinterpret_cast<float*>(residual),
                     .tag = static_cast<std::uint64_t>(tag),
                     .part_of = code<Collective>(part_of, collective_names, "collective")};
     check_op(call);
+    const bool may_be_narrow = call.collective == Collective::all_reduce && call.dtype == Dtype::float32 &&
+                               (call.op == Op::sum || call.op == Op::avg);
+    if (call.residual != nullptr && !may_be_narrow)
+        throw std::invalid_argument("residual: an all_reduce of float32 by sum or avg has one, and this is " +
+                                    std::string(name(call.collective)) + " of " + std::string(name(call.dtype)) +
+                                    " by " + std::string(name(call.op)) + ": leave it out, nothing of it is rounded");
     new (self) Call(call);
 }
 
@@ -383,9 +390,12 @@ void bind_call(nb::module_& m) {
         m, "Call",
         "What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).\n\n"
         "Collective, type and reduction are codes; ``count`` is elements per block, ``timeout`` in seconds, ``label``\n"
-        "see `LabelName`. ValueError for unknown codes, and for a reduction that is not defined for the type.")
+        "see `LabelName`. ``residual`` is the address of what this rank has lost by rounding, as many float32 as the\n"
+        "buffer has, 0 for none. ValueError for unknown codes, for a reduction that is not defined for the type, and\n"
+        "for a residual where nothing is rounded.")
         .def("__init__", &make_call, "collective"_a, "pointer"_a, "count"_a, "dtype"_a, "timeout"_a, "op"_a = 0,
-             "root"_a = 0, "label"_a = 0, "tag"_a = 0, "part_of"_a = static_cast<int>(Collective::send))
+             "root"_a = 0, "label"_a = 0, "tag"_a = 0, "part_of"_a = static_cast<int>(Collective::send),
+             "residual"_a = 0)
         .def_prop_ro("collective", [](const Call& call) { return static_cast<int>(call.collective); })
         .def_prop_ro("pointer", [](const Call& call) { return reinterpret_cast<std::uintptr_t>(call.pointer); })
         .def_ro("count", &Call::count)
@@ -396,6 +406,7 @@ void bind_call(nb::module_& m) {
         .def_ro("label", &Call::label)
         .def_prop_ro("tag", [](const Call& call) { return static_cast<std::int64_t>(call.tag); })
         .def_prop_ro("part_of", [](const Call& call) { return static_cast<int>(call.part_of); })
+        .def_prop_ro("residual", [](const Call& call) { return reinterpret_cast<std::uintptr_t>(call.residual); })
         .def("nbytes", &bytes_of, "size"_a, "Bytes of all blocks together, in a communicator of ``size`` ranks.");
 }
 
@@ -461,7 +472,7 @@ void bind_arithmetic(nb::module_& m) {
     m.def(
         "reduce",
         [](std::uintptr_t destination, const std::vector<std::uintptr_t>& addresses, std::size_t count, int dtype,
-           int op, double divisor, int wire, int rounded) {
+           int op, double divisor, int wire, int rounded, std::uintptr_t residual) {
             const Dtype type = code<Dtype>(dtype, dtype_names, "dtype");
             const Reduction reduction = find_reduction(type, code<Op>(op, op_names, "op"));
             const bool narrows = wire != 0 || rounded != 0;
@@ -474,14 +485,31 @@ void bind_arithmetic(nb::module_& m) {
             const nb::gil_scoped_release nogil;
             if (narrows)
                 reduce_narrow(reduction, to, sources, count, divisor, code<Wire>(wire, wire_names, "wire"),
-                              code<Wire>(rounded, wire_names, "wire"));
+                              code<Wire>(rounded, wire_names, "wire"), reinterpret_cast<float*>(residual));
             else
                 reduction(to, sources.data(), static_cast<int>(sources.size()), count, divisor);
         },
         "destination"_a, "sources"_a, "count"_a, "dtype"_a, "op"_a, "divisor"_a = 1.0, "wire"_a = 0, "rounded"_a = 0,
+        "residual"_a = 0,
         "Combine ``count`` elements at the addresses ``sources``, from left to right.\n\n"
         "The ``destination`` may be one of them. float32 may arrive in the format ``wire`` and be ``rounded`` to one,\n"
-        "as in `Engine.install`.");
+        "as in `Engine.install`; what rounding loses is added to the ``residual``, times ``divisor``.");
+    m.def(
+        "repay",
+        [](std::uintptr_t values, std::uintptr_t residual, std::size_t count) {
+            const nb::gil_scoped_release nogil;
+            repay(reinterpret_cast<float*>(values), reinterpret_cast<float*>(residual), count);
+        },
+        "values"_a, "residual"_a, "count"_a, "Add ``residual`` to ``values``, and leave it 0; both float32.");
+    m.def(
+        "round",
+        [](int wire, std::uintptr_t values, std::uintptr_t residual, std::size_t count) {
+            const nb::gil_scoped_release nogil;
+            round(narrow_wire(wire), reinterpret_cast<float*>(values), reinterpret_cast<float*>(residual), count);
+        },
+        "wire"_a, "values"_a, "residual"_a, "count"_a,
+        "Round float32 in place to what the format ``wire`` holds, and add to ``residual`` what that loses.\n\n"
+        "The residual becomes 0 where what is lost is no finite number.");
     m.def(
         "copy_strided",
         [](std::uintptr_t to, const std::vector<std::ptrdiff_t>& to_strides, std::uintptr_t from,
@@ -647,10 +675,9 @@ void bind_engine(nb::module_& m) {
              "window"_a, "plan_id"_a, "grain"_a = finest_grain,
              "Install a schedule and return its handle.\n\n"
              "``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,\n"
-             "final, wire, rounded) per instruction, kind being 0 send, 1 reduce, 2 store, wire and rounded 0 as it "
-             "is,\n"
-             "1 bfloat16, 2 float16, 3 int8; ``peers[first_peer:first_peer + peer_count]`` are its peers. Slices are\n"
-             "cut at multiples of ``grain`` bytes. ValueError for a malformed table.")
+             "final, wire, rounded, keeps) per instruction, kind being 0 send, 1 reduce, 2 store, 3 repay, 4 round, wire\n"
+             "and rounded 0 as it is, 1 bfloat16, 2 float16, 3 int8; ``peers[first_peer:first_peer + peer_count]`` are\n"
+             "its peers. Slices are cut at multiples of ``grain`` bytes. ValueError for a malformed table.")
         .def("start_message", &start_message, "communicator"_a, "peer"_a, "call"_a, "owner"_a.none(),
              "Start sending a message to a rank, or receiving one from it, as the call's collective says: send or\n"
              "recv.\n\n"

@@ -79,9 +79,10 @@ struct Call {
     Dtype dtype{};
     Op op{};
     std::uint32_t root = 0;
-    std::uint32_t label = 0;  // 0: none
-    double timeout = 0;       // seconds
-    std::uint32_t other = 0;  // send, recv: the member at the other end
+    std::uint32_t label = 0;    // 0: none
+    double timeout = 0;         // seconds
+    float* residual = nullptr;  // what this rank owes from calls before, in an element for each of the buffer's
+    std::uint32_t other = 0;    // send, recv: the member at the other end
     std::uint64_t tag = 0;
     Collective part_of = Collective::send;  // send, recv: the collective that the message belongs to, if it is another
     std::uint64_t number = 0;

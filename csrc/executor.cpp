@@ -299,7 +299,7 @@ Lane* Executor::begin_point(std::uint32_t id, int other, Call& call) {
 std::unique_ptr<Installed> Executor::make_point_schedule(Communicator& communicator, Collective collective,
                                                          std::uint32_t other) const {
     const std::int64_t kind = collective == Collective::send ? 0 : 2;
-    const std::int64_t row[Schedule::columns] = {kind, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0};
+    const std::int64_t row[Schedule::columns] = {kind, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0};
     const std::int32_t peers[] = {static_cast<std::int32_t>(other)};
     const Link* to = link(communicator.members[other]);
     const std::uint32_t window =

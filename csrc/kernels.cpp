@@ -528,6 +528,32 @@ void widen_all(float* destination, const void* source, std::size_t count) {
     Format::load(destination, static_cast<const typename Format::Stored*>(source), count);
 }
 
+template <class Format>
+void round_all(float* __restrict values, float* __restrict residual, std::size_t count, float weight) {
+    const DefaultArithmetic arithmetic;
+    alignas(64) float rounded[tile_elements];
+    alignas(64) std::uint16_t narrow[tile_elements];  // in any format
+    for (std::size_t at = 0; at < count; at += tile_elements, values += tile_elements, residual += tile_elements) {
+        const std::size_t n = count - at < tile_elements ? count - at : tile_elements;
+        auto* stored = reinterpret_cast<typename Format::Stored*>(narrow);
+        Format::store(stored, values, n);
+        Format::load(rounded, stored, n);
+        for (std::size_t i = 0; i < n; ++i) {
+            const float owed = residual[i] + (values[i] - rounded[i]) * weight;
+            residual[i] = owed - owed == 0 ? owed : 0;  // where it is finite
+            values[i] = rounded[i];
+        }
+    }
+}
+
+void repay_all(float* __restrict values, float* __restrict residual, std::size_t count) {
+    const DefaultArithmetic arithmetic;
+    for (std::size_t i = 0; i < count; ++i) {
+        values[i] += residual[i];
+        residual[i] = 0;
+    }
+}
+
 // Bytes other than 0 and 1 count as true and leave as 1.
 template <class Operation>
 void reduce_bool(void* destination, const void* const* sources, int source_count, std::size_t count, double) {
@@ -657,6 +683,8 @@ const Kernels MULTIRING_KERNELS{
     },
     {narrow_all<Bfloat16>, narrow_all<Float16>, narrow_all<Int8Blocks>},
     {widen_all<Bfloat16>, widen_all<Float16>, widen_all<Int8Blocks>},
+    {round_all<Bfloat16>, round_all<Float16>, round_all<Int8Blocks>},
+    repay_all,
     copy_bytes<Stores::kept>,
     copy_bytes<Stores::streaming>,
     {transpose_all<std::uint8_t>, transpose_all<std::uint16_t>, transpose_all<std::uint32_t>,

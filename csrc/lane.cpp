@@ -239,9 +239,14 @@ bool Lane::step(std::uint32_t segment) {
         const Instruction& in = instructions[row.next];
         const Extent& extent = layout(segment).extents[row.next];
         if (extent.count == 0) continue;  // neither side has this message
+        const bool sends = in.kind == Instruction::Kind::send;
+        if (!sends && !in.waits() && residual(row, in, extent) == nullptr) continue;
         if (tracer_) tracer_->enter(segment % rows_in_use_, in.phase);
-        if (in.kind == Instruction::Kind::send) {
+        if (sends) {
             send(row, in, extent);
+        } else if (!in.waits()) {
+            if (!ready(row, in)) break;
+            settle(row, in, extent);
         } else if (row.shared) {
             const Shared& shared = shared_[segment % rows_in_use_];
             if (!shared.task.is_done()) break;
@@ -406,6 +411,20 @@ Lane::Arrival& Lane::arrival_of(const Row& row, const Instruction& in, std::uint
     return arrival(row.segment, schedule_->messages[in.first_message + i].index);
 }
 
+// Of the elements of a span; nullptr where the call has none, or nothing of it is rounded.
+float* Lane::residual(const Row& row, const Instruction& in, const Extent& extent) const {
+    return narrows_ && call_.residual != nullptr ? call_.residual + place(row, in, extent) : nullptr;
+}
+
+// What travels of a contribution is rounded here, once and in place, so that nothing is lost on the way after it.
+void Lane::settle(const Row& row, const Instruction& in, const Extent& extent) {
+    auto* values = reinterpret_cast<float*>(address(row, in, extent));
+    if (in.kind == Instruction::Kind::repay)
+        repay(values, residual(row, in, extent), extent.count);
+    else
+        round(in.wire, values, residual(row, in, extent), extent.count);
+}
+
 // Sum or keep what has arrived. A thread of the team may do it, for several rows at once.
 Clock::duration Lane::combine(const Row& row, const Instruction& in, const Extent& extent, Sources& sources) {
     std::byte* destination = address(row, in, extent);
@@ -437,7 +456,7 @@ Clock::duration Lane::combine(const Row& row, const Instruction& in, const Exten
             first.shares_memory())
             reduce_paced(in, destination, extent.count, sources, first.summing);
         else
-            reduce(in, destination, extent.count, sources);
+            reduce(in, destination, extent.count, sources, in.keeps ? residual(row, in, extent) : nullptr);
     }
     return start ? Clock::now() - *start : Clock::duration{};
 }
@@ -493,9 +512,11 @@ double Lane::divisor(const Instruction& in) const {
     return in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->communicator->members.size()) : 1.0;
 }
 
-void Lane::reduce(const Instruction& in, void* destination, std::size_t count, const Sources& sources) {
+void Lane::reduce(const Instruction& in, void* destination, std::size_t count, const Sources& sources,
+                  float* residual) {
     if (narrows_ && (is_narrow(in) || in.rounded != Wire::same))
-        reduce_narrow(reduction_, static_cast<float*>(destination), sources, count, divisor(in), in.wire, in.rounded);
+        reduce_narrow(reduction_, static_cast<float*>(destination), sources, count, divisor(in), in.wire, in.rounded,
+                      residual);
     else
         reduction_(destination, sources.data(), static_cast<int>(sources.size()), count, divisor(in));
 }
@@ -623,7 +644,7 @@ void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
     const auto& all = schedule_->instructions;
     const auto& members = call_.installed->communicator->members;
     std::size_t at = has_begun ? rows_[segment % rows_in_use_].next : 0;
-    while (at < all.size() && all[at].kind == Instruction::Kind::send) ++at;
+    while (at < all.size() && !all[at].waits()) ++at;
     bool found = false;
     if (at < all.size())
         for (const Message& message : messages(all[at]))

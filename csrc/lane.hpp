@@ -122,6 +122,8 @@ class Lane {
     }
     void send(const Row& row, const Instruction& in, const Extent& extent);
     Arrival& arrival_of(const Row& row, const Instruction& in, std::uint32_t i) const;
+    float* residual(const Row& row, const Instruction& in, const Extent& extent) const;
+    void settle(const Row& row, const Instruction& in, const Extent& extent);
     Clock::duration combine(const Row& row, const Instruction& in, const Extent& extent, Sources& sources);
     bool has_read_what_was_sent(const Row& row, const Instruction& in);
     void give_back(const Row& row, const Instruction& in, const Extent& extent, Clock::duration took);
@@ -139,9 +141,12 @@ class Lane {
     const Layout& layout(std::uint32_t segment) const {
         return segment + 1 == segment_count_ ? *last_layout_ : *full_layout_;
     }
+    std::size_t place(const Row& row, const Instruction& in, const Extent& extent) const {  // in the buffer
+        return in.block * call_.count + row.segment * slice_ + extent.first;
+    }
     std::byte* address(const Row& row, const Instruction& in, const Extent& extent) const {
         if (call_.transfer) return call_.transfer->at(row.segment, in.block) + extent.first * itemsize_;
-        return call_.pointer + (in.block * call_.count + row.segment * slice_ + extent.first) * itemsize_;
+        return call_.pointer + place(row, in, extent) * itemsize_;
     }
     Arrival& arrival(std::uint32_t segment, std::uint32_t index) const {
         return arrivals_[(segment % (2 * rows_in_use_)) * schedule_->arrival_count + index];
@@ -169,7 +174,8 @@ class Lane {
     }
     static void copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes,
                            StreamingStoreTuner& tuner);
-    void reduce(const Instruction& in, void* destination, std::size_t count, const Sources& sources);
+    void reduce(const Instruction& in, void* destination, std::size_t count, const Sources& sources,
+                float* residual = nullptr);
     void reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Sources& sources,
                       StreamingStoreTuner& tuner);
     double divisor(const Instruction& in) const;

@@ -76,7 +76,7 @@ void widen(Wire wire, float* destination, const void* source, std::size_t count)
 }
 
 void reduce_narrow(Reduction reduction, float* destination, std::span<const void* const> sources, std::size_t count,
-                   double divisor, Wire arriving, Wire rounded) {
+                   double divisor, Wire arriving, Wire rounded, float* residual) {
     constexpr std::size_t piece = 1024;
     static_assert(piece % scaled_elements == 0);
     std::vector<float> widened(sources.size() * piece);
@@ -101,9 +101,21 @@ void reduce_narrow(Reduction reduction, float* destination, std::span<const void
         }
         reduction(here, pieces.data(), static_cast<int>(pieces.size()), n, divisor);
         if (rounded == Wire::same) continue;
-        narrow(rounded, narrowed, here, n);
-        widen(rounded, here, narrowed, n);
+        if (residual != nullptr) {
+            round(rounded, here, residual + first, n, static_cast<float>(divisor));
+        } else {
+            narrow(rounded, narrowed, here, n);
+            widen(rounded, here, narrowed, n);
+        }
     }
+}
+
+void repay(float* values, float* residual, std::size_t count) {
+    choice.kernels->repay(values, residual, count);
+}
+
+void round(Wire wire, float* values, float* residual, std::size_t count, float weight) {
+    choice.kernels->round[static_cast<std::size_t>(wire) - 1](values, residual, count, weight);
 }
 
 void copy(void* destination, const void* source, std::size_t bytes) {

@@ -38,9 +38,16 @@ void widen(Wire wire, float* destination, const void* source, std::size_t count)
 
 // The reduction of float32 whose sources, but for the destination, are in the format `arriving`. Every contribution is
 // rounded once, this rank's too, so that whoever sums them gets the same; the sum is float32, and is `rounded` where
-// later messages that carry it are narrow. Rounding what is rounded changes nothing: in int8, of the same blocks.
+// later messages that carry it are narrow. Rounding what is rounded changes nothing: in int8, of the same blocks. What
+// rounding the sum loses is added to `residual`, if that is given, as this rank's contribution lacks it: times divisor.
 void reduce_narrow(Reduction reduction, float* destination, std::span<const void* const> sources, std::size_t count,
-                   double divisor, Wire arriving, Wire rounded);
+                   double divisor, Wire arriving, Wire rounded, float* residual = nullptr);
+
+// Memory of what rounding loses: `repay` adds the residual to the values, and nothing is left of it; `round` rounds the
+// values in place and adds to the residual what they lose, times `weight`. Where that is no finite number, as where a
+// value or another of its block is none, the residual becomes 0.
+void repay(float* values, float* residual, std::size_t count);
+void round(Wire wire, float* values, float* residual, std::size_t count, float weight = 1);
 
 void copy(void* destination, const void* source, std::size_t bytes);
 // Copy past the caches: for destinations that nobody reads soon.

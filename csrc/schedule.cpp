@@ -73,11 +73,14 @@ Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int
     for (std::size_t row = 0; row < rows; ++row) {
         const auto field = table.subspan(row * columns, columns);
         Instruction in{};
-        if (field[0] < 0 || field[0] > 2) refuse(row, "unknown kind " + std::to_string(field[0]));
+        if (field[0] < 0 || field[0] > 4) refuse(row, "unknown kind " + std::to_string(field[0]));
         in.kind = static_cast<Instruction::Kind>(field[0]);
         in.phase = static_cast<int>(field[1]);
         const std::int64_t first = field[2], peer_count = field[3];
-        if (first < 0 || peer_count < 1 || first + peer_count > static_cast<std::int64_t>(peer_table.size()))
+        const bool has_peers = in.kind == Instruction::Kind::send || in.waits();
+        if (!has_peers && peer_count != 0)
+            refuse(row, "it has no peers, and " + std::to_string(peer_count) + " are given");
+        if (first < 0 || peer_count < has_peers || first + peer_count > static_cast<std::int64_t>(peer_table.size()))
             refuse(row, "its " + std::to_string(peer_count) + " peers from " + std::to_string(first) +
                             " are not in the table of " + std::to_string(peer_table.size()));
         if (field[4] < 0 || field[4] >= blocks)
@@ -89,11 +92,13 @@ Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int
         in.final = field[9] != 0;
         in.wire = wire_of(field[10], row);
         in.rounded = wire_of(field[11], row);
+        in.keeps = field[12] != 0;
         narrows |= in.wire != Wire::same || in.rounded != Wire::same;
         constexpr std::size_t scaled_bytes = scaled_elements * sizeof(float);
         if ((in.wire == Wire::int8 || in.rounded == Wire::int8) && grain % scaled_bytes != 0)
             refuse(row, "int8 needs a grain that is a multiple of " + std::to_string(scaled_bytes) + ", not " +
                             std::to_string(grain));
+        if (in.kind == Instruction::Kind::round && in.wire == Wire::same) refuse(row, "it rounds to no narrow format");
         in.first_message = static_cast<std::uint32_t>(messages.size());
         if (in.kind == Instruction::Kind::send) in.send_index = send_count++;
         if (in.kind == Instruction::Kind::store && peer_count != 1)

@@ -29,9 +29,12 @@ inline constexpr std::size_t finest_grain = 64;  // a cache line
 std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize, std::size_t grain = finest_grain);
 
 struct Instruction {
-    enum class Kind : std::uint8_t { send, reduce, store };
+    // Calls without a residual skip the last two: add the residual to this rank's contribution, and round that, keeping
+    // in the residual what is lost.
+    enum class Kind : std::uint8_t { send, reduce, store, repay, round };
     Kind kind;
     bool final;    // reduce: completes the span, avg divides here
+    bool keeps;    // reduce: and this rank's residual takes up what rounding the result loses
     Wire wire;     // float32 that is summed: the format of its messages
     Wire rounded;  // and, of a reduce, what its result is rounded to
     bool sent_on;  // reduce, store: a later send takes some of it, so it should stay in the cache
@@ -43,8 +46,9 @@ struct Instruction {
     bool has_own;                                // reduce: whether we contribute
     std::uint32_t send_index;                    // send: its number among the sends
     bool exchanged;                              // send: the same phase overwrites some of the span
-    std::uint32_t first_blocker,
-        blocker_count;  // reduce, store: sends that must have left before the span is overwritten
+    std::uint32_t first_blocker, blocker_count;  // all but send: sends that must leave before the span is overwritten
+
+    bool waits() const { return kind == Kind::reduce || kind == Kind::store; }  // for messages
 };
 
 struct Message {
@@ -69,8 +73,9 @@ struct Layout {
 class Schedule {
   public:
     // A row of `table` is (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den, final, wire,
-    // rounded). `grain` is that of the plan, on which all ranks cut slices: whole blocks where any of them sends int8.
-    static constexpr std::size_t columns = 12;
+    // rounded, keeps). `grain` is that of the plan, on which all ranks cut slices: whole blocks where any of them sends
+    // int8.
+    static constexpr std::size_t columns = 13;
     Schedule(std::span<const std::int64_t> table, std::span<const std::int32_t> peers, int member, int members,
              int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan, std::size_t grain);
 

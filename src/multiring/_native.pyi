@@ -87,12 +87,23 @@ def reduce(
     divisor: float = 1.0,
     wire: int = 0,
     rounded: int = 0,
+    residual: int = 0,
 ) -> None:
     """
     Combine ``count`` elements at the addresses ``sources``, from left to right.
 
     The ``destination`` may be one of them. float32 may arrive in the format ``wire`` and be ``rounded`` to one,
-    as in `Engine.install`.
+    as in `Engine.install`; what rounding loses is added to the ``residual``, times ``divisor``.
+    """
+
+def repay(values: int, residual: int, count: int) -> None:
+    """Add ``residual`` to ``values``, and leave it 0; both float32."""
+
+def round(wire: int, values: int, residual: int, count: int) -> None:
+    """
+    Round float32 in place to what the format ``wire`` holds, and add to ``residual`` what that loses.
+
+    The residual becomes 0 where what is lost is no finite number.
     """
 
 def copy_strided(
@@ -178,7 +189,9 @@ class Call:
     What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).
 
     Collective, type and reduction are codes; ``count`` is elements per block, ``timeout`` in seconds, ``label``
-    see `LabelName`. ValueError for unknown codes, and for a reduction that is not defined for the type.
+    see `LabelName`. ``residual`` is the address of what this rank has lost by rounding, as many float32 as the
+    buffer has, 0 for none. ValueError for unknown codes, for a reduction that is not defined for the type, and
+    for a residual where nothing is rounded.
     """
 
     def __init__(
@@ -193,6 +206,7 @@ class Call:
         label: int = 0,
         tag: int = 0,
         part_of: int = 7,
+        residual: int = 0,
     ) -> None: ...
     @property
     def collective(self) -> int: ...
@@ -214,6 +228,8 @@ class Call:
     def tag(self) -> int: ...
     @property
     def part_of(self) -> int: ...
+    @property
+    def residual(self) -> int: ...
     def nbytes(self, size: int) -> int:
         """Bytes of all blocks together, in a communicator of ``size`` ranks."""
 
@@ -378,9 +394,9 @@ class Engine:
         Install a schedule and return its handle.
 
         ``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,
-        final, wire, rounded) per instruction, kind being 0 send, 1 reduce, 2 store, wire and rounded 0 as it is,
-        1 bfloat16, 2 float16, 3 int8; ``peers[first_peer:first_peer + peer_count]`` are its peers. Slices are
-        cut at multiples of ``grain`` bytes. ValueError for a malformed table.
+        final, wire, rounded, keeps) per instruction, kind being 0 send, 1 reduce, 2 store, 3 repay, 4 round, wire
+        and rounded 0 as it is, 1 bfloat16, 2 float16, 3 int8; ``peers[first_peer:first_peer + peer_count]`` are
+        its peers. Slices are cut at multiples of ``grain`` bytes. ValueError for a malformed table.
         """
 
     def start_message(self, communicator: int, peer: int, call: Call, owner: object | None) -> Work:

@@ -447,11 +447,12 @@ def all_reduce(
     x: Any,
     op: str = "sum",
     *,
+    residual: Any = None,
     group: Communicator | None = None,
     async_op: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    return _communicator(group).all_reduce(x, op, async_op=async_op, timeout=timeout)
+    return _communicator(group).all_reduce(x, op, residual=residual, async_op=async_op, timeout=timeout)
 
 
 @_method

@@ -624,3 +624,51 @@ def pair_under(strategy: str) -> list[Any]:
         return [mr.plan(1000).plan.id, group.plan(1000).plan.id, x[0]]
     finally:
         mr.shutdown()
+
+
+def keeping(steps: int) -> list[Any]:
+    """The bits of sums and residuals over some steps with the same gradients, checked to near the exact sum.
+
+    Also what is said of residuals that cannot be; the same call goes on afterwards.
+    """
+    mr.init()
+    try:
+        rank, size, count = mr.rank(), mr.world_size(), 20_011
+        rows = np.random.default_rng(3).standard_normal((size, count)).astype(np.float32)
+        exact = rows.astype(np.float64).sum(axis=0)
+        plain = rows[rank].copy()
+        mr.all_reduce(plain)
+        lost = np.abs(plain - exact).mean()
+        digest, total = hashlib.sha256(), np.zeros(count)
+        residual, small = np.zeros(count, np.float32), np.zeros(100, np.float32)
+        for step in range(1, steps + 1):
+            x = mr.empty(count) if step % 2 else np.empty(count, np.float32)
+            x[:] = rows[rank]
+            some = rows[rank, :100].copy()
+            work = mr.all_reduce(x, residual=residual, async_op=True)
+            mr.all_reduce(some, "avg", residual=small)
+            work.wait()
+            digest.update(x.tobytes() + some.tobytes())
+            total += x
+            assert np.abs(total / step - exact).mean() < 2 * lost / step, step
+        everyones = mr.all_gather(residual)
+        assert np.abs(total + everyones.sum(axis=0, dtype=np.float64) - steps * exact).max() < 1e-2
+        assert np.abs(everyones).max() > 0
+        said = []
+        x = rows[rank].copy()
+        for wrong, op, residue in (
+            (x, "sum", residual[1:]),
+            (x, "sum", residual.astype(np.float64)),
+            (x, "max", residual),
+            (x.astype(np.float64), "sum", residual),
+            (x.astype(np.int32), "sum", residual),
+            (x[:-1], "sum", x[1:]),
+            (x, "sum", np.broadcast_to(np.float32(0), count)),
+        ):
+            try:
+                mr.all_reduce(wrong, op, residual=residue)
+            except ValueError as error:
+                said.append(str(error))
+        return [digest.hexdigest(), hashlib.sha256(everyones.tobytes()).hexdigest(), said]
+    finally:
+        mr.shutdown()

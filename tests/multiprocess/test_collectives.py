@@ -106,6 +106,25 @@ def test_gradients_and_marks_in_int8_leave_each_other_alone(hosts: str, size_of_
     run(collectives.narrow_buckets, len(hosts), hosts, size_of_values, environment={"MULTIRING_WIRE": "host=int8"})
 
 
+@pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("hosts", ["aabb", "abb"])
+def test_what_rounding_loses_arrives_later_where_it_is_kept(hosts: str, wire: str) -> None:
+    found = run(collectives.keeping, len(hosts), hosts, 20, environment={"MULTIRING_WIRE": f"host={wire}"})
+    assert all(each == found[0] for each in found)
+    said = found[0][2]
+    assert said[:2] == [
+        "residual is 20010 x float32, and x 20011 x float32: give as many float32, zeros at first",
+        "residual is 20011 x float64, and x 20011 x float32: give as many float32, zeros at first",
+    ]
+    for words, what in zip(said[2:5], ("float32, op 'max'", "float64, op 'sum'", "int32, op 'sum'"), strict=True):
+        assert words == (
+            f"residual: only float32 is rounded, where it is summed or averaged, and x is {what}: leave residual out"
+        )
+    assert said[5] == "residual shares memory with x: give an array of its own, which keeps what x has lost"
+    assert "is read-only" in said[6] or "is not contiguous" in said[6]
+    assert len(said) == 7
+
+
 def test_a_plan_is_forced_by_its_id() -> None:
     topology = Topology.of_hosts(list("aab"))
     usual = planner.choose(topology, "all_reduce", 1 << 20, speeds=speeds_of("aab"))

@@ -27,6 +27,8 @@ def test_every_collective_with_the_bits_of_the_native_engine(implementation: str
         ("aba", ("grid", 5_003), ""),
         ("aab", ("narrow",), "host=bfloat16"),
         ("aab", ("narrow_blocks",), "host=int8"),
+        ("aabb", ("keeping", 6), "host=int8"),
+        ("aab", ("keeping", 6), "host=bfloat16"),
     ],
 )
 def test_plans_of_several_levels(hosts: str, program: tuple[str | int, ...], wire: str) -> None:

@@ -405,13 +405,15 @@ def test_an_arena_is_not_larger_than_the_machine():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ([3, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0], "unknown kind 3"),
-        ([0, 0, 0, 2, 0, 0, 1, 1, 1, 0, 0, 0], "its 2 peers from 0 are not in the table of 1"),
-        ([0, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0, 0], "block 1 of 1"),
-        ([0, 0, 0, 1, 0, 2, 1, 1, 1, 0, 0, 0], "2/1 does not lie between 0 and 1"),
-        ([0, 0, 0, 1, 0, 1, 2, 1, 3, 0, 0, 0], "ends before it starts"),
-        ([0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 9, 0], "unknown wire 9"),
-        ([0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 3, 0], "int8 needs a grain that is a multiple of 1024, not 64"),
+        ([5, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0], "unknown kind 5"),
+        ([0, 0, 0, 2, 0, 0, 1, 1, 1, 0, 0, 0, 0], "its 2 peers from 0 are not in the table of 1"),
+        ([0, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0, 0, 0], "block 1 of 1"),
+        ([0, 0, 0, 1, 0, 2, 1, 1, 1, 0, 0, 0, 0], "2/1 does not lie between 0 and 1"),
+        ([0, 0, 0, 1, 0, 1, 2, 1, 3, 0, 0, 0, 0], "ends before it starts"),
+        ([0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 9, 0, 0], "unknown wire 9"),
+        ([0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 3, 0, 0], "int8 needs a grain that is a multiple of 1024, not 64"),
+        ([3, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0], "it has no peers, and 1 are given"),
+        ([4, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0], "it rounds to no narrow format"),
     ],
 )
 def test_malformed_schedules_are_refused(row, message):
@@ -421,7 +423,7 @@ def test_malformed_schedules_are_refused(row, message):
 
 @pytest.mark.parametrize("grain", [0, 100])
 def test_a_grain_that_is_no_whole_cache_lines_is_refused(grain):
-    row = [0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0]
+    row = [0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0]
     with world(2) as ranks, pytest.raises(ValueError, match=f"grain is {grain}, must be a multiple of 64"):
         ranks[0].engine.install(0, np.array([row], np.int64), np.array([1], np.int32), 1, 64, 1 << 20, 1, grain)
 

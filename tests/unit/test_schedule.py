@@ -74,15 +74,23 @@ def test_table_is_what_the_engine_takes():
     table, peers = schedule(two_hosts_of_two(), 3).table()
     assert table.dtype == np.int64
     assert peers.dtype == np.int32
-    assert table[3].tolist() == [1, 1, 4, 2, 0, 1, 2, 1, 1, 1, 0, 0]
+    assert table[3].tolist() == [1, 1, 4, 2, 0, 1, 2, 1, 1, 1, 0, 0, 0]
     assert peers[4:6].tolist() == [1, 3]
     plan = two_hosts_of_two()
-    narrow = replace(plan, phases=(plan.phases[0], replace(plan.phases[1], wire="float16"), plan.phases[2]))
-    table, _ = schedule(narrow, 3).table()
-    assert table[:, 10:].tolist() == [[0, 0], [0, 0], [2, 0], [2, 2], [0, 0], [0, 0]]
-    narrower = replace(plan, phases=(plan.phases[0], replace(plan.phases[1], wire="int8"), plan.phases[2]))
-    table, _ = schedule(narrower, 3).table()
-    assert table[:, 10:].tolist() == [[0, 0], [0, 0], [3, 0], [3, 3], [0, 0], [0, 0]]
+    for wire, code in (("float16", 2), ("int8", 3)):
+        narrow = replace(plan, phases=(plan.phases[0], replace(plan.phases[1], wire=wire), plan.phases[2]))
+        for rank, keeps in ((1, 1), (3, 0)):  # both have the sum of their ring, and its first keeps what is lost
+            table, _ = schedule(narrow, rank).table()
+            assert table[:, [0, 3, 10, 11, 12]].tolist() == [
+                [0, 1, 0, 0, 0],
+                [1, 2, 0, 0, 0],
+                [3, 0, 0, 0, 0],
+                [4, 0, code, 0, 0],
+                [0, 1, code, 0, 0],
+                [1, 2, code, code, keeps],
+                [0, 1, 0, 0, 0],
+                [2, 1, 0, 0, 0],
+            ]
 
 
 def test_blocks_have_their_own_fractions():

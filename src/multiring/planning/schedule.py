@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SEND, REDUCE, STORE = "send", "reduce", "store"
-_CODES = {SEND: 0, REDUCE: 1, STORE: 2}
+REPAY, ROUND = "repay", "round"
+"""What calls with a residual alone do: add it to what this rank contributes; round that, and keep what is lost."""
+
+_CODES = {kind: code for code, kind in enumerate((SEND, REDUCE, STORE, REPAY, ROUND))}
 _WIRE_CODES = {wire: code for code, wire in enumerate(("", *WIRES))}
 
 
@@ -35,7 +38,8 @@ class Instruction:
     """Send a span to ``peers``, reduce it over ``peers``, or store it from the one peer.
 
     ``lo`` and ``hi`` are fractions of ``block``. ``final`` marks the reduction that completes the span. The messages
-    are in the format ``wire``, and the sum is ``rounded`` to one; empty is the buffer's own.
+    are in the format ``wire``, and the sum is ``rounded`` to one; empty is the buffer's own. A residual ``keeps`` what
+    the sum loses. ``repay`` and ``round`` have no peers, and ``wire`` is what is rounded to.
     """
 
     kind: str
@@ -47,6 +51,7 @@ class Instruction:
     final: bool = False
     wire: str = ""
     rounded: str = ""
+    keeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Schedule:
     instructions: tuple[Instruction, ...]
 
     def table(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The arrays that ``Engine.install`` takes: instructions [n, 12] and their peers.
+        """The arrays that ``Engine.install`` takes: instructions [n, 13] and their peers.
 
         ValueError when a fraction does not fit 64 bits.
         """
@@ -80,19 +85,26 @@ class Schedule:
             lo, hi = step.lo.as_integer_ratio(), step.hi.as_integer_ratio()
             wires = _WIRE_CODES[step.wire], _WIRE_CODES[step.rounded]
             row = _CODES[step.kind], step.phase, len(peers), len(step.peers), step.block, *lo, *hi, step.final, *wires
-            rows.append(row)
+            rows.append((*row, step.keeps))
             peers += step.peers
-        return np.array(rows, dtype=np.int64).reshape(-1, 12), np.array(peers, dtype=np.int32)
+        return np.array(rows, dtype=np.int64).reshape(-1, 13), np.array(peers, dtype=np.int32)
 
 
 def schedule(plan: Plan, rank: int) -> Schedule:
-    """Expand a plan for one rank: in each step of a phase the sends of all its rings, then the waits."""
+    """Expand a plan for one rank: in each step of a phase the sends of all its rings, then the waits.
+
+    A phase that reduces begins with what it does to the residual, where the plan is narrow.
+    """
     if not 0 <= rank < plan.world_size:
         raise ValueError(f"rank {rank} is outside the world of {plan.world_size}")
     last_reducing = max((p for p, phase in enumerate(plan.phases) if phase.kind in REDUCING), default=-1)
     instructions: list[Instruction] = []
+    debts = _Debts(plan.wire, rank)
     for number, phase in enumerate(plan.phases):
-        instructions += _expand(phase, number, rank, plan.blocks, number == last_reducing, plan.wire)
+        is_last = number == last_reducing
+        instructions += debts.before(phase, number, is_last)
+        debts.note(phase)
+        instructions += _expand(phase, number, rank, plan.blocks, is_last, plan.wire, debts)
     return Schedule(
         plan.id,
         plan.collective,
@@ -105,7 +117,53 @@ def schedule(plan: Plan, rank: int) -> Schedule:
     )
 
 
-def _expand(phase: Phase, number: int, rank: int, blocks: int, final: bool, wire: str) -> Iterator[Instruction]:
+class _Debts:
+    """What a rank does with its residual: where it adds it, and where it keeps what rounding loses.
+
+    It adds it where no other rank holds the same partial sum, or copies of one sum would differ; after an all_reduce
+    they all round alike, and one of them keeps the loss, or it would be added more than once.
+    """
+
+    def __init__(self, wire: str, rank: int) -> None:
+        self._wire = wire
+        self._rank = rank
+        self._copied: list[Span] = []  # other ranks have the same sum
+        self._silent: list[Span] = []  # and one of them keeps what is lost of it
+
+    def before(self, phase: Phase, number: int, is_last: bool) -> Iterator[Instruction]:
+        """The instructions with which this rank enters a phase."""
+        if not self._wire or phase.kind not in REDUCING:
+            return
+        for ring in phase.rings_of(self._rank):
+            is_alone = not _meet(ring.spans, self._copied)
+            repays = is_alone and (phase.wire or phase.kind == "all_reduce" or is_last)
+            rounds = phase.wire and self.keeps(ring)
+            for span in ring.spans:
+                if repays:
+                    yield Instruction(REPAY, number, (), 0, span.lo, span.hi)
+                if rounds:
+                    yield Instruction(ROUND, number, (), 0, span.lo, span.hi, wire=phase.wire)
+
+    def note(self, phase: Phase) -> None:
+        """A phase begins: whose sums it leaves with several ranks."""
+        if phase.kind == "all_reduce":
+            for ring in phase.rings_of(self._rank):
+                self._copied += ring.spans
+                if ring.members[0] != self._rank:
+                    self._silent += ring.spans
+
+    def keeps(self, ring: Ring) -> bool:
+        """Whether this rank keeps what rounding the ring's sum loses."""
+        return not _meet(ring.spans, self._silent)
+
+
+def _meet(spans: Sequence[Span], others: Sequence[Span]) -> bool:
+    return any(span.lo < other.hi and other.lo < span.hi for span in spans for other in others)
+
+
+def _expand(
+    phase: Phase, number: int, rank: int, blocks: int, final: bool, wire: str, debts: _Debts
+) -> Iterator[Instruction]:
     rings = phase.rings_of(rank)
     pieces = [_Pieces(ring) for ring in rings]
     programs = [steps(phase.kind, phase.method, len(ring.members), ring.members.index(rank)) for ring in rings]
@@ -125,9 +183,10 @@ def _expand(phase: Phase, number: int, rank: int, blocks: int, final: bool, wire
                 kind = REDUCE if isinstance(wait, Reduce) else STORE
                 completes = isinstance(wait, Reduce) and wait.completes and final
                 rounded = wire if completes else ""
+                keeps = bool(rounded) and debts.keeps(ring)
                 peers = tuple(ring.members[i] for i in wait.peers)
                 for block, lo, hi in in_blocks(piece.of(wait.shares), blocks):
-                    yield Instruction(kind, number, peers, block, lo, hi, completes, phase.wire, rounded)
+                    yield Instruction(kind, number, peers, block, lo, hi, completes, phase.wire, rounded, keeps)
 
 
 class _Pieces:

@@ -158,6 +158,23 @@ def apart(origin: Piece, written: Piece) -> Piece:
     return Piece(scratch, scratch.ctypes.data, origin.count, origin.dtype)
 
 
+def check_residual(piece: Piece, op: str, residual: Piece) -> None:
+    """ValueError unless ``residual`` can keep what rounding ``piece`` loses on its way to a sum."""
+    if piece.dtype != "float32" or op not in ("sum", "avg"):
+        raise ValueError(
+            f"residual: only float32 is rounded, where it is summed or averaged, and x is {piece.dtype}, op {op!r}: "
+            "leave residual out"
+        )
+    if residual.dtype != "float32" or residual.count != piece.count:
+        raise ValueError(
+            f"residual is {residual.count} x {residual.dtype}, and x {piece.count} x float32: give as many float32, "
+            "zeros at first"
+        )
+    nbytes = piece.count * piece.itemsize
+    if residual.pointer < piece.pointer + nbytes and piece.pointer < residual.pointer + nbytes:
+        raise ValueError("residual shares memory with x: give an array of its own, which keeps what x has lost")
+
+
 def check_fit(name: str, out: Found, count: int, dtype: str) -> None:
     """ValueError unless ``out`` holds ``count`` elements of ``dtype``."""
     if out.count != count or out.dtype != dtype:

@@ -19,6 +19,7 @@ from multiring.runtime.buffers import (
     all_of,
     apart,
     check_fit,
+    check_residual,
     copy,
     keeper,
     like,
@@ -90,15 +91,35 @@ class Communicator:
         """The lowest of the ranks that have been in the job for longest: the others came by `grow`, after them."""
         return self._group.oldest
 
-    def all_reduce(self, x: Any, op: str = "sum", *, async_op: bool = False, timeout: float | None = None) -> Any:
+    def all_reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        residual: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
         """Combine ``x`` of all ranks, element by element, in place. All ranks end with the same bits.
 
         ``op`` is sum, avg, min, max or prod, on integers also band, bor or bxor. Ranks agree on type and number of
-        elements; shapes are not compared.
+        elements; shapes are not compared. ``residual`` is for sums and averages of float32 that `MULTIRING_WIRE`
+        narrows: as many float32 of this rank's own, zeros at first. What is lost by rounding is kept there, and added
+        in the next call that is handed it; ValueError if it is of another size or type, or lies in ``x``.
         """
+        if residual is not None:
+            return self._all_reduce_keeping(x, op, residual, async_op, timeout)
         if not async_op and type(x) is not Piece and self._group.calls.all_reduce_plain(x, op, timeout):
             return None
         return self._call("all_reduce", writable(x), op, 0, async_op, timeout)
+
+    def _all_reduce_keeping(self, x: Any, op: str, residual: Any, async_op: bool, timeout: float | None) -> Any:
+        piece, kept = writable(x), writable(residual)
+        check_residual(piece, op, kept)
+        if async_op:
+            return Work([self._group.start("all_reduce", piece, op, timeout=timeout, residual=kept)])
+        self._group.run("all_reduce", piece, op, timeout=timeout, residual=kept)
+        return None
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Copy ``x`` of rank ``root`` to ``x`` of all the others."""

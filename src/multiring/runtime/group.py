@@ -53,8 +53,9 @@ class Group:
 
     A piece holds the elements of a call, where a collective is over blocks the first of them, and the others follow it.
     ``timeout`` is in seconds, None the group's own; ``label`` is what `multiring.training.labels.label` returns, the
-    same on all ranks. Errors are those of `multiring.Communicator`. What is no piece yet, and plain, is reduced in one
-    native call by ``calls.all_reduce_plain``.
+    same on all ranks; ``residual`` is what `multiring.runtime.buffers.check_residual` has let pass. Errors are those of
+    `multiring.Communicator`. What is no piece yet, and plain, is reduced in one native call by
+    ``calls.all_reduce_plain``.
     """
 
     def __init__(
@@ -130,9 +131,10 @@ class Group:
         *,
         timeout: float | None = None,
         label: int = 0,
+        residual: Piece | None = None,
     ) -> None:
         """Make a collective, and return when it is done here."""
-        self.calls.run(self._call(collective, piece, op, root, timeout, label))
+        self.calls.run(self._call(collective, piece, op, root, timeout, label, residual))
 
     def start(
         self,
@@ -143,9 +145,11 @@ class Group:
         *,
         timeout: float | None = None,
         label: int = 0,
+        residual: Piece | None = None,
     ) -> Part:
-        """Begin a collective; the piece may not be touched until it has ended."""
-        return self.calls.start(self._call(collective, piece, op, root, timeout, label), piece.owner)
+        """Begin a collective; the pieces may not be touched until it has ended."""
+        owner = piece.owner if residual is None else (piece.owner, residual.owner)
+        return self.calls.start(self._call(collective, piece, op, root, timeout, label, residual), owner)
 
     def start_on_card(
         self, collective: str, buffer: CardBuffer, op: str = "sum", root: int = 0, *, timeout: float | None = None
@@ -188,7 +192,16 @@ class Group:
         self.run("all_gather", Piece(rows, rows.ctypes.data, mine.size, mine.dtype.name), timeout=timeout)
         return rows
 
-    def _call(self, collective: str, piece: Piece, op: str, root: int, timeout: float | None, label: int) -> Call:
+    def _call(
+        self,
+        collective: str,
+        piece: Piece,
+        op: str,
+        root: int,
+        timeout: float | None,
+        label: int,
+        residual: Piece | None = None,
+    ) -> Call:
         if not isinstance(op, str) or op not in OPS:
             raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")
         return Call(
@@ -200,6 +213,7 @@ class Group:
             OPS[op],
             self.valid_rank("root", root),
             label,
+            residual=0 if residual is None else residual.pointer,
         )
 
     # --- messages ---

@@ -215,6 +215,8 @@ class _Rank:
         awaited: Counter[int] = Counter()
         sent_to: Counter[int] = Counter()
         for instruction in self._cluster.schedule_of(plan, self._rank).instructions:
+            if not instruction.peers:
+                continue  # for a residual, which the calls have not
             block = nbytes // plan.blocks
             size = cut(instruction.hi, block, 1, plan.grain) - cut(instruction.lo, block, 1, plan.grain)
             peers = tuple(peer for peer in instruction.peers if peer != self._rank)

@@ -5,6 +5,7 @@
 
 from multiring.api import broadcast_object
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters, sync_state
+from multiring.torch.feedback import Feedback
 from multiring.torch.hooks import Weighted, comm_hook
 from multiring.torch.lars import use_lars
 from multiring.torch.loader import Loader
@@ -15,6 +16,7 @@ from multiring.torch.start import grow, init, shrink
 
 __all__ = [
     "DistributedOptimizer",
+    "Feedback",
     "Loader",
     "Options",
     "Outer",

@@ -9,6 +9,7 @@ from multiring import api
 from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import reducible
 from multiring.torch.cuda import all_reduce_on_card
+from multiring.torch.feedback import Feedback
 from multiring.torch.work import OrderedWatcher, TorchWork
 from multiring.training.weights import share
 
@@ -18,12 +19,15 @@ _watcher = OrderedWatcher()
 class Weighted:
     """State of `comm_hook` for ranks with different numbers of samples: set ``weight`` before each backward pass.
 
-    ``group`` is the communicator, None for the default one.
+    ``group`` is the communicator, None for the default one. ``feedback`` as for `comm_hook`.
     """
 
-    def __init__(self, weight: float = 1.0, group: Communicator | None = None) -> None:
+    def __init__(
+        self, weight: float = 1.0, group: Communicator | None = None, *, feedback: Feedback | None = None
+    ) -> None:
         self.weight = weight
         self.group = group
+        self.feedback = feedback
         self._share = 1.0
 
     def scale(self, bucket: GradBucket) -> None:
@@ -36,20 +40,40 @@ class Weighted:
             bucket.buffer().zero_()
 
 
-def comm_hook(state: Communicator | Weighted | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def comm_hook(
+    state: Communicator | Weighted | Feedback | None, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients: ``net.register_comm_hook(None, multiring.torch.comm_hook)``.
 
-    ``state`` is the communicator, None for the default one, which `multiring.init` has made, or `Weighted`.
+    ``state`` is the communicator, None for the default one, which `multiring.init` has made, or `Weighted`; or a
+    `Feedback`, made with the model's named parameters, for what narrow wires lose. ValueError where that is given, and
+    the gradients lie on a card.
     """
     buffer = bucket.buffer()
     if isinstance(state, Weighted):
         state.scale(bucket)
-        op, group = "sum", state.group
+        op, group, feedback = "sum", state.group, state.feedback
+    elif isinstance(state, Feedback):
+        op, group, feedback = "avg", None, state
     else:
-        op, group = "avg", state
+        op, group, feedback = "avg", state, None
+    residual = None if feedback is None else _residual(feedback, api.joined(group), bucket)
     if buffer.is_cuda:
         future = all_reduce_on_card(api.joined(group), buffer, op, _watcher).get_future()
     else:
-        part = api.all_reduce(reducible(buffer), op, group=group, async_op=True)
+        part = api.all_reduce(reducible(buffer), op, residual=residual, group=group, async_op=True)
         future = TorchWork([part], [buffer], watcher=_watcher).get_future()
     return future.then(lambda done: done.value()[0])
+
+
+def _residual(feedback: Feedback, communicator: Communicator, bucket: GradBucket) -> torch.Tensor | None:
+    """What is owed of a bucket; None if no wire narrows it."""
+    buffer = bucket.buffer()
+    if buffer.is_cuda:
+        raise ValueError(
+            f"Feedback keeps what gradients in memory of the CPU lose, and these lie on {buffer.device}: leave it out"
+        )
+    if buffer.dtype != torch.float32:
+        return None
+    feedback.bind(communicator)
+    return feedback.of_bucket(feedback.slots(bucket.parameters(), bucket.gradients(), buffer), buffer.numel())

@@ -15,6 +15,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from multiring import api
 from multiring.runtime.comm import Communicator
 from multiring.torch.broadcast import named_pairs
+from multiring.torch.feedback import Feedback
 from multiring.torch.reducer import Reducer
 from multiring.training.buckets import BUCKET_BYTES, check_bucket_bytes
 from multiring.training.weights import average
@@ -41,10 +42,13 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         weight: float | None = None,
         group: Communicator | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        wire_feedback: bool | Feedback = False,
     ) -> None:
         """``named_parameters``: names for messages, as from ``model.named_parameters()``. ``weight``: see `weight`.
 
         ``group`` is a communicator, None for the default one, which is made as `multiring.init` does if there is none.
+        ``wire_feedback``: what gradients lose on narrow wires is sent in a later step; True makes a `Feedback`, which
+        is then found as `wire_feedback`. Each rank saves that beside the optimizer's state, which has no part of it.
         """
         if isinstance(optimizer, DistributedOptimizer) or not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"{type(optimizer).__name__} is no optimizer of torch, or one that averages already")
@@ -59,7 +63,14 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         """Number of passes that were reduced since the last step."""
         self._stepped = False
         """Whether this rank has stepped since the last pass."""
-        self._reducer = Reducer(communicator, bucket_bytes, self._notify)
+        if wire_feedback is not False and wire_feedback is not True and not isinstance(wire_feedback, Feedback):
+            raise TypeError(f"wire_feedback={wire_feedback!r}: True, False or a multiring.torch.Feedback is needed")
+        feedback = Feedback() if wire_feedback is True else wire_feedback or None
+        if feedback is not None:
+            feedback.bind(communicator)
+        self.wire_feedback: Feedback | None = feedback
+        """Keeps what gradients lose on narrow wires; None: nothing does."""
+        self._reducer = Reducer(communicator, bucket_bytes, self._notify, feedback)
         # A step that torch compiles leaves it to Python.
         self._mean = torch.compiler.disable(self._mean_over_ranks)  # type: ignore[no-untyped-call]
         for number, settings in enumerate(optimizer.param_groups):

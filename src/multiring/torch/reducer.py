@@ -19,8 +19,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import dense, form
+from multiring.torch.feedback import Feedback, NamedSlot
 from multiring.torch.sparse import all_reduce_sparse
-from multiring.training.buckets import Buckets, GradientSpec, agreed_order
+from multiring.training.buckets import Buckets, GradientSpec, Slot, agreed_order
 from multiring.training.labels import part
 
 _reducers = WeakTensorKeyDictionary()
@@ -35,14 +36,21 @@ class Reducer:
     ready, is known after the first pass only: that one is reduced when it has ended.
     """
 
-    def __init__(self, communicator: Communicator, bucket_bytes: int, before: Callable[[], None]) -> None:
-        """``before`` is called before the first collective of each pass."""
+    def __init__(
+        self,
+        communicator: Communicator,
+        bucket_bytes: int,
+        before: Callable[[], None],
+        feedback: Feedback | None = None,
+    ) -> None:
+        """``before`` is called before the first collective of each pass; ``feedback`` serves the communicator."""
         self.weight: float | None = None
         self.pending = True
         """Whether there may be gradients that were not reduced yet."""
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
         self._before = before
+        self._feedback = feedback
         self._parameters: list[Tensor] = []
         self._names: list[str] = []
         self._hooks: list[RemovableHandle] = []
@@ -226,10 +234,24 @@ class Reducer:
             GradientSpec(p.numel(), str(p.dtype).removeprefix("torch."), part(name, p.shape))
             for name, p in zip(self._names, self._parameters, strict=True)
         ]
-        buckets = Buckets(self._communicator, gradients, fused, bucket_bytes=self._bucket_bytes, view=_tensor)
+        residual_of = None if self._feedback is None else self._residual_of
+        buckets = Buckets(
+            self._communicator,
+            gradients,
+            fused,
+            bucket_bytes=self._bucket_bytes,
+            view=_tensor,
+            residual_of=residual_of,
+        )
         self._slots = {index: _shaped(buckets.slot(index), self._parameters[index]) for index in fused}
         self._buckets = buckets
         return buckets
+
+    def _residual_of(self, slots: Sequence[Slot], count: int) -> np.ndarray[Any, Any]:
+        assert self._feedback is not None
+        named = [NamedSlot(self._names[slot.gradient], slot.start, slot.elements) for slot in slots]
+        residual: np.ndarray[Any, Any] = self._feedback.of_bucket(named, count).numpy()
+        return residual
 
 
 def _tensor(memory: np.ndarray[Any, Any], dtype: str) -> Tensor:

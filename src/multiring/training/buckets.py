@@ -21,7 +21,7 @@ import numpy as np
 from multiring.env import whole_number
 from multiring.errors import ResourceError
 from multiring.planning.plan import SCALED_ELEMENTS
-from multiring.runtime.buffers import ITEMSIZES, writable
+from multiring.runtime.buffers import ITEMSIZES, check_residual, writable
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Part
 from multiring.training.labels import label
@@ -49,6 +49,18 @@ class GradientSpec(NamedTuple):
 
 View: TypeAlias = "Callable[[np.ndarray[Any, Any], str], Any]"
 """Makes an array of a framework of bytes in memory, of the given type."""
+
+
+class Slot(NamedTuple):
+    """Where a gradient lies in a bucket: which it is, its first element there, and how many it has."""
+
+    gradient: int
+    start: int
+    elements: int
+
+
+ResidualOf: TypeAlias = "Callable[[Sequence[Slot], int], np.ndarray[Any, Any]]"
+"""Makes the residual of a bucket with these slots and so many float32, all in all: an array of as many."""
 
 
 def numpy_view(memory: np.ndarray[Any, Any], dtype: str) -> Any:
@@ -105,7 +117,14 @@ def agreed_order(communicator: Communicator, seen: Sequence[int], count: int) ->
 class Bucket:
     """A buffer in the arena: ``slots[i]`` is that of the i-th gradient, one-dimensional and aligned to 64 bytes."""
 
-    def __init__(self, communicator: Communicator, gradients: Sequence[GradientSpec], view: View = numpy_view) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        gradients: Sequence[GradientSpec],
+        view: View = numpy_view,
+        residual_of: ResidualOf | None = None,
+    ) -> None:
+        """``residual_of`` is asked where the gradients are float32; the slots' indices are among ``gradients``."""
         (dtype,) = {gradient.dtype for gradient in gradients}
         itemsize = ITEMSIZES[dtype]
         starts = np.cumsum([0, *map(_slot_bytes, gradients)]) // itemsize
@@ -120,17 +139,49 @@ class Bucket:
             for start, gradient in zip(starts[:-1], gradients, strict=True)
         ]
         self.marks = buffer[marks:]
+        self._marks_at = marks
+        self._places = [
+            Slot(i, int(start), gradient.elements)
+            for i, (start, gradient) in enumerate(zip(starts[:-1], gradients, strict=True))
+        ]
+        self._residual: np.ndarray[Any, Any] | None = None
+        if residual_of is not None and dtype == "float32":
+            self._residual = residual_of(self._places, marks + len(gradients))
+        self._set_aside: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         self._work: Part | None = None
 
     def start(self, op: str) -> None:
         """Begin to reduce it; until `wait` its memory may be neither read nor written."""
-        self._work = self._group.start("all_reduce", self._piece, op, label=self._label)
+        residual = None
+        if self._residual is not None:
+            self._residual[self._marks_at :] = 0  # a mark says what is so in this step
+            residual = writable(self._residual)
+            check_residual(self._piece, op, residual)
+        self._work = self._group.start("all_reduce", self._piece, op, label=self._label, residual=residual)
+
+    def leave_out(self, position: int) -> None:
+        """Send a gradient as zeros, and what is owed of it not now: nobody may have a use for it."""
+        self.slots[position][:] = 0
+        self.marks[position] = 0
+        if self._residual is not None:
+            _, start, elements = self._places[position]
+            owed = self._residual[start : start + elements]
+            self._set_aside.append((owed, owed.copy()))
+            owed[:] = 0
 
     def wait(self) -> None:
         """Block until it is reduced."""
         if self._work is not None:
             work, self._work = self._work, None
             work.wait()
+        for owed, before in self._set_aside:
+            owed += before
+        self._set_aside.clear()
+
+    def forget_residual(self) -> None:
+        """Owe nothing."""
+        if self._residual is not None:
+            self._residual[:] = 0
 
 
 class Buckets:
@@ -144,11 +195,18 @@ class Buckets:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         view: View = numpy_view,
+        residual_of: ResidualOf | None = None,
     ) -> None:
-        """``order`` holds the indices that are fused, and is the same on all ranks, as everything here is."""
+        """``order`` holds the indices that are fused, and is the same on all ranks, as everything here is.
+
+        With ``residual_of`` what buckets of float32 lose on narrow wires is kept, and sent in a later step.
+        """
         self._communicator = communicator
         self._members = arrange(gradients, order, bucket_bytes)
-        self._buckets = [Bucket(communicator, [gradients[i] for i in members], view) for members in self._members]
+        self._buckets = [
+            Bucket(communicator, [gradients[i] for i in members], view, _renumbered(residual_of, members))
+            for members in self._members
+        ]
         self._places = {
             index: (number, position)
             for number, members in enumerate(self._members)
@@ -168,7 +226,11 @@ class Buckets:
         Without ``weight`` it is 1 and the result is the mean over the ranks; with it, on all ranks, the ranks count by
         their weights.
         """
-        self._op = "avg" if weight is None else "sum"
+        op = "avg" if weight is None else "sum"
+        if op != self._op:
+            for bucket in self._buckets:
+                bucket.forget_residual()  # it was in other units
+        self._op = op
         return 1.0 if weight is None else share(self._communicator, weight)
 
     def __contains__(self, index: int) -> bool:
@@ -211,8 +273,7 @@ class Buckets:
         """
         for number in range(self._started, len(self._buckets)):
             for index in set(self._members[number]) - self._ready:
-                self.slot(index)[:] = 0
-                self._buckets[number].marks[self._places[index][1]] = 0
+                self._buckets[number].leave_out(self._places[index][1])
             self._buckets[number].start(self._op)
         self._reset()
         present: set[int] = set()
@@ -220,6 +281,13 @@ class Buckets:
             bucket.wait()
             present.update(index for index, mark in zip(members, bucket.marks.tolist(), strict=True) if mark != 0)
         return present
+
+
+def _renumbered(residual_of: ResidualOf | None, members: Sequence[int]) -> ResidualOf | None:
+    """The same for the slots of one bucket, which know their gradients by position."""
+    if residual_of is None:
+        return None
+    return lambda slots, count: residual_of([slot._replace(gradient=members[slot.gradient]) for slot in slots], count)
 
 
 def bucket_label(gradients: Sequence[GradientSpec], what: str = "gradients") -> int:

@@ -37,7 +37,7 @@ class _Execution:
     def __init__(self, plan: Plan, schedules: Sequence[Schedule]):
         self._plan = plan
         self._condition = CONDITIONS[plan.collective]
-        self._todo = [deque(s.instructions) for s in schedules]
+        self._todo = [deque(i for i in s.instructions if i.peers) for s in schedules]  # what moves
         ratios = {f.as_integer_ratio() for s in schedules for i in s.instructions for f in (i.lo, i.hi)}
         self._cuts = sorted(Fraction(*ratio) for ratio in ratios | {(0, 1), (1, 1)})
         self._number = {cut.as_integer_ratio(): number for number, cut in enumerate(self._cuts)}

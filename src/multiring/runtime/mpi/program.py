@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SEND, REDUCE, STORE = range(3)
+SEND, REDUCE, STORE, REPAY, ROUND = range(5)
 LARGEST_SEGMENT = 1 << 30
 """Bytes of a message that any MPI can count."""
 
@@ -33,6 +33,7 @@ class InstalledStep:
     final: bool
     wire: int
     rounded: int
+    keeps: bool
     blockers: tuple[int, ...]
     """The earlier sends of bytes that this one writes."""
 
@@ -75,10 +76,12 @@ class Program:
         self.steps: list[InstalledStep] = []
         members = peers.tolist()
         for kind, phase, first, count, block, *rest in instructions.tolist():
-            lo, hi, final, wire, rounded = tuple(rest[:2]), tuple(rest[2:4]), bool(rest[4]), rest[5], rest[6]
+            lo, hi = tuple(rest[:2]), tuple(rest[2:4])
+            final, wire, rounded, keeps = rest[4:]
             blockers = () if kind == SEND else tuple(self._sends_from(block, lo, hi))
             who = tuple(members[first : first + count])
-            self.steps.append(InstalledStep(kind, phase, who, block, lo, hi, final, wire, rounded, blockers))
+            step = InstalledStep(kind, phase, who, block, lo, hi, bool(final), wire, rounded, bool(keeps), blockers)
+            self.steps.append(step)
         self.early = self._find_early()
         self.hears = sorted({peer for step in self.steps if step.kind != SEND for peer in step.peers} - {own})
         self.tells = sorted({peer for step in self.steps if step.kind == SEND for peer in step.peers})

@@ -14,7 +14,7 @@ from multiring.errors import Mismatch
 from multiring.runtime.buffers import copy
 from multiring.runtime.mpi.channel import LANES, SLOTS, Channel, complete
 from multiring.runtime.mpi.operation import Operation
-from multiring.runtime.mpi.program import REDUCE, SEND, Extent, InstalledStep, Program, staged_bytes
+from multiring.runtime.mpi.program import REDUCE, REPAY, ROUND, SEND, Extent, InstalledStep, Program, staged_bytes
 from multiring.runtime.mpi.signature import NBYTES, Signature, both_sides, unpacked
 
 _FLOAT32 = _native.DTYPES.index("float32")
@@ -31,6 +31,7 @@ class Collective(Operation):
         self.program = program
         self.itemsize = _native.ITEMSIZES[signature.dtype]
         self.narrows = signature.dtype == _FLOAT32 and signature.op in (_SUM, _AVG)
+        self.residual = call.residual if self.narrows else 0
         self.slice = program.slice_elements(self.itemsize)
         self._count = max(1, -(-signature.elements // self.slice))
         self._rows = min(program.window, SLOTS, self._count)
@@ -180,9 +181,15 @@ class Segment:
         if step.kind == SEND:
             self._send(step, extent)
             return True
+        settles = step.kind in (REPAY, ROUND)
+        if settles and not self._call.residual:
+            return True
         index = self._next
-        if not may_receive or not all([complete(self._sends.get(blocker, [])) for blocker in step.blockers]):
+        if not (may_receive or settles) or not all([complete(self._sends.get(b, [])) for b in step.blockers]):
             return False
+        if settles:
+            self._settle(step, extent)
+            return True
         if index not in self._arrivals:
             self._receive(index)
         if not all([complete(requests) for requests in self._arrivals[index]]):
@@ -220,7 +227,23 @@ class Segment:
         signature = self._call.signature
         divisor = len(self._channel.members) if step.final and signature.op == _AVG else 1
         wires = (step.wire, step.rounded) if self._call.narrows else (0, 0)
-        _native.reduce(destination, sources, extent.elements, signature.dtype, signature.op, float(divisor), *wires)
+        kept_in = self._residual(step, extent) if step.keeps else 0
+        _native.reduce(
+            destination, sources, extent.elements, signature.dtype, signature.op, float(divisor), *wires, kept_in
+        )
+
+    def _settle(self, step: InstalledStep, extent: Extent) -> None:
+        """Add what this rank owes to what it contributes, or round that and owe what it loses."""
+        values, owed = self._address(step, extent), self._residual(step, extent)
+        if step.kind == REPAY:
+            _native.repay(values, owed, extent.elements)
+        else:
+            _native.round(step.wire, values, owed, extent.elements)
+
+    def _residual(self, step: InstalledStep, extent: Extent) -> int:
+        """The address of that of a step's elements; 0 in a call without one."""
+        call = self._call
+        return call.residual and call.residual + (self._address(step, extent) - call.pointer)
 
     def _unstage(self, step: InstalledStep, extent: Extent) -> None:
         destination, staged = self._address(step, extent), self._staging + extent.staging

@@ -1,0 +1,127 @@
+"""What gradients lose on narrow wires, kept by parameter, so that it is sent in a later step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from multiring.runtime.comm import Communicator
+from multiring.torch.broadcast import named_pairs
+
+
+class NamedSlot(NamedTuple):
+    """A parameter's place in a bucket: its name, its first element there, and how many it has."""
+
+    name: str
+    start: int
+    elements: int
+
+
+class Feedback:
+    """Memory of the rounding errors of gradients that travel in bfloat16, float16 or int8 (`MULTIRING_WIRE`).
+
+    Each rank keeps what it has lost of each gradient of float32, and adds it to that gradient in the next step, so that
+    all of it arrives in the end. It takes as much memory as the gradients, and holds zeros where no wire is narrow.
+    Every rank saves and loads its own; where the ranks of the job change, it starts from zeros. Source: error feedback
+    (Seide et al. 2014; Karimireddy et al. 2019, arXiv 1901.09847).
+    """
+
+    def __init__(self, named_parameters: Iterable[tuple[str, Tensor]] | None = None) -> None:
+        """``named_parameters``: as from ``model.named_parameters()``, which `comm_hook` needs, and nobody else."""
+        self._names = {id(parameter): (name, parameter) for name, parameter in named_pairs(named_parameters or ())}
+        self._owed: dict[str, Tensor] = {}
+        self._flat: dict[tuple[NamedSlot, ...], Tensor] = {}
+        self._communicator: Communicator | None = None
+        self._loaded_of: tuple[int, ...] | None = None
+
+    def reset(self) -> None:
+        """Forget what was lost; all ranks do, after a jump of the parameters, say."""
+        for owed in self._owed.values():
+            owed.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank goes on from, bit for bit; each rank saves its own, between two steps."""
+        bound = self._communicator
+        of = self._loaded_of if bound is None else (bound.rank, bound.size)
+        return {"of": of, "owed": {name: owed.clone() for name, owed in self._owed.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned on this rank.
+
+        ValueError if it is of another rank, of a job of another size, or of other parameters, at once or where it is
+        first used.
+        """
+        of = None if state["of"] is None else tuple(state["of"])
+        if self._communicator is not None and state["owed"]:
+            _check_owner(of, self._communicator)
+        for name, owed in state["owed"].items():
+            if name in self._owed:
+                _check_size(name, owed.numel(), self._owed[name].numel())
+        self.reset()
+        for name, owed in state["owed"].items():
+            if name in self._owed:
+                self._owed[name].copy_(owed)
+            else:
+                self._owed[name] = owed.clone()
+        self._loaded_of = of
+
+    # --- for those who reduce ---
+
+    def bind(self, communicator: Communicator) -> None:
+        """Serve the ranks of a communicator; other ones than before have lost other things, so nothing is owed then."""
+        if communicator is self._communicator:
+            return
+        if self._communicator is not None:
+            self.reset()
+        elif self._owed:
+            _check_owner(self._loaded_of, communicator)
+        self._communicator = communicator
+
+    def of_bucket(self, slots: Sequence[NamedSlot], count: int) -> Tensor:
+        """The residual of a bucket of ``count`` elements; what its parameters have lost in other buckets is moved."""
+        key = tuple(slots)
+        if key not in self._flat:
+            names = {slot.name for slot in slots}
+            self._flat = {known: flat for known, flat in self._flat.items() if names.isdisjoint(p.name for p in known)}
+            self._flat[key] = flat = torch.zeros(count, dtype=torch.float32, device="cpu")
+            for name, start, elements in slots:
+                place = flat[start : start + elements]
+                if name in self._owed:
+                    _check_size(name, self._owed[name].numel(), elements)
+                    place.copy_(self._owed[name])
+                self._owed[name] = place
+        return self._flat[key]
+
+    def slots(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], buffer: Tensor) -> list[NamedSlot]:
+        """Where the gradients of these parameters lie in a buffer; ValueError for a parameter without a name."""
+        found = []
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if id(parameter) not in self._names:
+                raise ValueError(
+                    f"Feedback knows no parameter of shape {tuple(parameter.shape)} that is trained: make it with the "
+                    "model's, Feedback(model.named_parameters())"
+                )
+            name, _ = self._names[id(parameter)]
+            start = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size()
+            found.append(NamedSlot(name, start, gradient.numel()))
+        return found
+
+
+def _check_size(name: str, given: int, here: int) -> None:
+    if given != here:
+        raise ValueError(
+            f"this state has {given} elements of {name}, and the parameter has {here}: it is of another model"
+        )
+
+
+def _check_owner(of: tuple[int, ...] | None, communicator: Communicator) -> None:
+    here = (communicator.rank, communicator.size)
+    if of != here:
+        whose = "no job" if of is None else f"rank {of[0]} of {of[1]}"
+        raise ValueError(
+            f"this state of Feedback is of {whose}, and this is rank {here[0]} of {here[1]}: load what this rank has "
+            "saved, or where the job has another size nothing, which costs one rounding"
+        )

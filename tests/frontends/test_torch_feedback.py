@@ -1,0 +1,227 @@
+"""What gradients lose on narrow wires: DistributedOptimizer and the hook of DistributedDataParallel send it later."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch_helpers import caught, group, same
+from torch_ranks import values
+
+import multiring as mr
+from multiring.torch import DistributedOptimizer, Feedback, Weighted, comm_hook
+
+SMALL = 5000  # bytes in a bucket: several of them even here
+
+
+@contextmanager
+def apart(wire: str) -> Iterator[tuple[int, int]]:
+    """A group whose ranks are on hosts of their own, with a narrow wire between them."""
+    os.environ["MULTIRING_HOST"] = f"host{os.environ['RANK']}"
+    os.environ["MULTIRING_WIRE"] = f"host={wire}"
+    with group() as place:
+        yield place
+
+
+class Sums(nn.Module):
+    """Its gradients are constants, which differ by rank and index; ``seldom`` has one on some ranks, ``never`` none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(40, 50))
+        self.bias = nn.Parameter(torch.zeros(50))
+        self.seldom = nn.Parameter(torch.zeros(70))
+        self.never = nn.Parameter(torch.zeros(30))
+
+    def forward(self, rank: int, seldom: bool = False) -> Tensor:
+        parts = [(parameter * gradient(name, parameter, rank)).sum() for name, parameter in self.named_parameters()]
+        return parts[0] + parts[1] + (parts[2] if seldom else 0)
+
+
+def gradient(name: str, parameter: Tensor, rank: int) -> Tensor:
+    """Of sizes that int8 cannot hold side by side."""
+    index = torch.arange(parameter.numel()).reshape(parameter.shape)
+    return torch.sin(index * (rank + 1.0) + len(name)) * (1 + index % 13) * (0.01 if name == "bias" else 1)
+
+
+def mean(net: Sums, name: str, ranks: list[int], size: int) -> Tensor:
+    parameter = getattr(net, name)
+    return sum(gradient(name, parameter, rank).double() for rank in ranks) / size
+
+
+def distributed(net: nn.Module, **options: Any) -> DistributedOptimizer:
+    plain = torch.optim.SGD(net.parameters(), 1.0)
+    return DistributedOptimizer(plain, net.named_parameters(), bucket_bytes=SMALL, **options)
+
+
+def train(net: Sums, optimizer: Any, rank: int, steps: range) -> None:
+    """In every third step rank 0 alone has a gradient of ``seldom``, and in the others nobody has."""
+    for step in steps:
+        optimizer.zero_grad()
+        net(rank, seldom=step % 3 == 0 and rank == 0).backward()
+        optimizer.step()
+        assert net.never.grad is None
+        assert (net.seldom.grad is None) == (step % 3 != 0)
+
+
+def off(net: Sums, steps: int, size: int) -> dict[str, float]:
+    """How far the parameters are from where exact means would have led them."""
+    ranks = list(range(size))
+    own = {name: parameter.detach().double() for name, parameter in net.named_parameters()}
+    turns = len(range(0, steps, 3))
+    return {
+        "weight": float((own["weight"] + steps * mean(net, "weight", ranks, size)).abs().mean()),
+        "bias": float((own["bias"] + steps * mean(net, "bias", ranks, size)).abs().mean()),
+        "seldom": float((own["seldom"] + turns * mean(net, "seldom", [0], size)).abs().mean()),
+    }
+
+
+def bits(parameter: Tensor) -> str:
+    return hashlib.sha256(parameter.detach().numpy().tobytes()).hexdigest()
+
+
+def optimizer_feeds_back(wire: str) -> list[str]:
+    with apart(wire) as (rank, size):
+        found = {}
+        for kept in (False, True):
+            net = Sums()
+            optimizer = distributed(net, wire_feedback=kept)
+            assert isinstance(optimizer.wire_feedback, Feedback) == kept
+            train(net, optimizer, rank, range(1))
+            after_one = off(net, 1, size)
+            train(net, optimizer, rank, range(1, 30))
+            found[kept] = off(net, 30, size)
+            if kept:
+                for name, most in after_one.items():
+                    assert found[True][name] < 3 * most + 1e-4, (name, found, after_one)  # it has not grown
+                    assert found[True][name] < 0.5 * found[False][name], (name, found)
+        return [bits(parameter) for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_errors_of_the_optimizer_do_not_add_up(wire: str) -> None:
+    first, second = values(optimizer_feeds_back, wire)
+    assert first == second
+
+
+def goes_on_bit_for_bit() -> None:
+    """From a step in which the same gradients are there as in the first: the order of those in buckets follows it."""
+    with apart("int8") as (rank, size):
+        whole = Sums()
+        optimizer = distributed(whole, wire_feedback=True)
+        train(whole, optimizer, rank, range(6))
+        feedback = optimizer.wire_feedback
+        assert feedback is not None
+        torch.save([whole.state_dict(), feedback.state_dict()], f"{os.environ['FOLDER']}/rank{rank}")
+        train(whole, optimizer, rank, range(6, 12))
+        model, state = torch.load(f"{os.environ['FOLDER']}/rank{rank}", weights_only=True)
+        assert any(owed.any() for owed in state["owed"].values())
+        ends = []
+        for loads in ("before", "within", "never"):
+            net, kept = Sums(), Feedback()
+            net.load_state_dict(model)
+            if loads == "before":
+                kept.load_state_dict(state)
+            resumed = distributed(net, wire_feedback=kept)
+            if loads == "within":  # buckets have been made, and something else is owed
+                other = Sums()
+                train(other, distributed(other, wire_feedback=kept), rank, range(2))
+                kept.load_state_dict(state)
+            train(net, resumed, rank, range(6, 12))
+            ends.append(torch.cat([parameter.detach().ravel() for parameter in net.parameters()]))
+        expected = torch.cat([parameter.detach().ravel() for parameter in whole.parameters()])
+        same(ends[0], expected)
+        same(ends[1], expected)
+        assert not torch.equal(ends[2], expected)
+
+        theirs = Feedback()
+        theirs.load_state_dict({**state, "of": (1 - rank, size)})
+        for error in (
+            caught(ValueError, lambda: distributed(Sums(), wire_feedback=theirs)),
+            caught(ValueError, lambda: feedback.load_state_dict({**state, "of": (1 - rank, size)})),
+        ):
+            assert f"is of rank {1 - rank} of {size}, and this is rank {rank} of {size}: load what" in str(error)
+        wrong = {**state, "owed": {"weight": torch.zeros(3)}}
+        assert "3 elements of weight, and the parameter has 2000" in str(
+            caught(ValueError, lambda: feedback.load_state_dict(wrong))
+        )
+        assert feedback.state_dict()["owed"]["weight"].any()
+        part = mr.init().new_group([1, 0])
+        distributed(Sums(), wire_feedback=feedback, group=part)  # other ranks, or in other places
+        assert not any(owed.any() for owed in feedback.state_dict()["owed"].values())
+
+
+def test_training_goes_on_bit_for_bit_and_only_where_it_was() -> None:
+    values(goes_on_bit_for_bit)
+
+
+def weights_change_the_units() -> None:
+    with apart("int8") as (rank, _):
+        net, fresh = Sums(), Sums()
+        optimizer = distributed(net, wire_feedback=True)
+        train(net, optimizer, rank, range(3))
+        assert optimizer.wire_feedback is not None
+        assert optimizer.wire_feedback.state_dict()["owed"]["weight"].any()
+        optimizer.weight = 1.0 + 2 * rank
+        train(net, optimizer, rank, range(3, 4))
+        train(fresh, distributed(fresh, wire_feedback=True, weight=1.0 + 2 * rank), rank, range(3, 4))
+        for mine, other in zip(net.parameters(), fresh.parameters(), strict=True):
+            if mine.grad is not None:
+                same(mine.grad, other.grad)
+
+
+def test_a_weight_that_is_set_later_flushes_what_was_owed() -> None:
+    values(weights_change_the_units)
+
+
+def hook_feeds_back(wire: str) -> list[str]:
+    with apart(wire) as (rank, size):
+        found, ends = {}, []
+        for kept in ("none", "feedback", "weighted"):
+            net = Sums()
+            named = [(name, parameter) for name, parameter in net.named_parameters() if name in ("weight", "bias")]
+            net.seldom.requires_grad_(False)
+            net.never.requires_grad_(False)
+            feedback = Feedback(named)
+            state = {"none": None, "feedback": feedback, "weighted": Weighted(feedback=feedback)}[kept]
+            wrapped = DistributedDataParallel(net, bucket_cap_mb=0.004)
+            wrapped.register_comm_hook(state, comm_hook)
+            optimizer = torch.optim.SGD(net.parameters(), 1.0)
+            for step in range(30):
+                optimizer.zero_grad()
+                wrapped(rank).backward()
+                optimizer.step()
+                if step == 0:
+                    after_one = off(net, 1, size)
+            found[kept] = off(net, 30, size)
+            ends.append(bits(net.weight))
+            if kept != "none":
+                for name in ("weight", "bias"):
+                    assert found[kept][name] < 3 * after_one[name] + 1e-4, (name, found, after_one)
+                    assert found[kept][name] < 0.5 * found["none"][name], (name, found)
+                assert set(feedback.state_dict()["owed"]) == {"weight", "bias"}
+        stranger = DistributedDataParallel(nn.Linear(2, 2))
+        stranger.register_comm_hook(Feedback(), comm_hook)
+        error = caught(Exception, lambda: stranger(torch.ones(1, 2)).sum().backward())
+        assert "make it with the model's, Feedback(model.named_parameters())" in str(error)
+        return ends
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_errors_of_the_hook_do_not_add_up(wire: str) -> None:
+    first, second = values(hook_feeds_back, wire)
+    assert first == second
+
+
+def test_what_is_no_feedback_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"wire_feedback='int8': True, False or a multiring\.torch\.Feedback is needed"):
+        distributed(Sums(), wire_feedback="int8")
+    with pytest.raises(TypeError, match=r"is no pair of a name and a tensor: give model\.named_parameters\(\)"):
+        Feedback(Sums().parameters())  # type: ignore[arg-type]
