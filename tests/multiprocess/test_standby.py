@@ -378,7 +378,18 @@ def test_an_import_that_asks_for_the_rank_waits_until_it_is_known(launch: Launch
         ALL = {**os.environ}
     """
     late = "import os\nCHOSEN = os.environ['TEST_CHOSEN']\n"
-    script = f"""import place
+    script = f"""from __future__ import annotations
+import sys
+class Something: pass
+kind: None | Something | Unheard = 5
+if kind == 6 or sys.version_info < (3,):
+    import nothing_of_that_name
+else:
+    try:
+        import nothing_of_that_name
+    except ImportError:
+        import place
+others = [Something]
 import os
 os.environ["TEST_CHOSEN"] = f"by rank {{place.RANK}}"
 import late

@@ -331,7 +331,7 @@ class Agent:
         for rank in self._ranks.values():
             rank.standby = None
         if self._standbys is not None:
-            self._standbys.close()
+            self._standbys.end()
             self._standbys = None
 
     async def _feed(self, message: Message) -> None:

@@ -49,7 +49,7 @@ class RankProcess:
             try:
                 standby.become(recipe, secret_fd, self._report_fd)
             except BaseException:
-                standby.close()
+                standby.end()
                 os.close(self._report_fd)
                 raise
             finally:

@@ -198,7 +198,22 @@ def _import_ahead(module: str, path: str) -> None:
             continue
         if not _only_imports([statement]):
             return
-        exec(compile(ast.Module([statement], []), path, "exec", dont_inherit=True), scratch)
+        code = compile(ast.Module([_without_annotation(statement)], []), path, "exec", dont_inherit=True)
+        try:
+            exec(code, scratch)
+        except NameError as error:
+            if error.name not in code.co_names:
+                raise
+            return  # a function or class above, which is not made here
+
+
+def _without_annotation(statement: ast.stmt) -> ast.stmt:
+    """The same, unless it annotates a name: its value, as nobody may evaluate what it is annotated with."""
+    if not isinstance(statement, ast.AnnAssign):
+        return statement
+    if statement.value is None:
+        return ast.copy_location(ast.Pass(), statement)
+    return ast.copy_location(ast.Assign([statement.target], statement.value), statement)
 
 
 def _only_imports(statements: Sequence[ast.stmt]) -> bool:

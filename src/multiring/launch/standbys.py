@@ -54,7 +54,7 @@ class Standby:
                 (theirs.fileno(),),
             )
         except BaseException:
-            self.close()
+            self._close()
             raise
         finally:
             theirs.close()
@@ -103,8 +103,13 @@ class Standby:
                 text = (text + data)[-TAIL_BYTES:]
         return (text.decode(errors="replace").strip().splitlines() or [""])[-1]
 
-    def close(self) -> None:
-        """Hold nothing of it any more."""
+    def end(self) -> None:
+        """End it, and hold nothing of it any more."""
+        self.process.kill()
+        self.process.poll()
+        self._close()
+
+    def _close(self) -> None:
         self._hang_up()
         os.close(self.output)
         os.close(self.error)
@@ -157,16 +162,15 @@ class Standbys:
                 )
             if each in self._waiting:
                 self._waiting.remove(each)
-                each.close()
+                each.end()
         return len(ended)
 
-    def close(self) -> None:
-        """Hold nothing of those that wait any more; whatever ends the ranks of a host has ended them too."""
+    def end(self) -> None:
+        """End those that wait, and start no more."""
         self._most = 0
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            each.process.poll()
-            each.close()
+            each.end()
 
     def _take_word(self, each: Standby, kind: str, text: str) -> None:
         if kind == "unfit":
