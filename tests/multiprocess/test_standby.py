@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from launching import REGROW, Launch, wait_until
+
+from multiring.launch.standbys import _can_restore_priority
 
 WORDS = ("-n", "2", "--min-ranks", "1", "--max-replacements", "3", "--no-summary")
 
@@ -328,6 +331,29 @@ def test_one_that_dies_after_it_was_taken_makes_way_for_a_fresh_one(launch: Laun
         assert process.wait(60) == 0
         _, errors = process.communicate(timeout=60)
         assert errors.count("is started again") == 1
+    nothing_is_left(launch)
+
+
+@pytest.mark.parametrize("may_raise", [True, False])
+def test_it_waits_at_a_lower_priority_that_it_can_leave(launch: Launch, may_raise: bool) -> None:
+    if may_raise and not _can_restore_priority():
+        pytest.skip("needs CAP_SYS_NICE")
+    if not may_raise and os.getuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv, to do without CAP_SYS_NICE")
+    priority = """
+        import os, pathlib
+        pathlib.Path(f"priority-{os.getpid()}").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
+    """
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    ends = f"strike()\nassert os.getpriority(os.PRIO_PROCESS, 0) == {own}\n"
+    prepare(launch, f"import priority\n{REWRITTEN_STRIKES}\n{ends}", priority=priority)
+    prefix = () if may_raise or os.getuid() else ("setpriv", "--bounding-set", "-sys_nice")
+    result = launch.run(*WORDS, "--standby", "1", "script.py", prefix=prefix)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "failed: exit code" not in result.stderr
+    assert second(launch) in standbys(launch)
+    lower = {int((launch.directory / f"priority-{pid}").read_text()) for pid in standbys(launch)}
+    assert lower == {min(own + 5, 19) if may_raise else own}
     nothing_is_left(launch)
 
 
