@@ -128,7 +128,7 @@ class Journal:
 class Job:
     """The training under `multiring run`; it is ended with the block that it is used in."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path, steps: int) -> None:
+    def __init__(self, args: argparse.Namespace, folder: Path, steps: int, standby: int = 0) -> None:
         self.ranks, self.min_ranks = args.ranks, args.min_ranks
         folder.mkdir()
         self.journal = Journal(folder)
@@ -136,7 +136,7 @@ class Job:
         self._stop = folder / "stop"
         self._log = folder / "log"
         launcher = [sys.executable, "-m", "multiring", "run", "-n", str(args.ranks), "--min-ranks", str(args.min_ranks)]
-        launcher += ["--standby", str(args.standby)]
+        launcher += ["--standby", str(standby)]
         training = [str(TRAINING), "--model", args.model, "--steps", str(steps), "--seed", str(args.seed)]
         given = ["--batch", str(args.batch), "--look", str(args.look), *(["--float64"] if args.float64 else [])]
         told = ["--events", str(folder), "--stop", str(self._stop)]
@@ -430,7 +430,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     args.slices = []
     chance = random.Random(args.seed)
     before, began = processors(), time.monotonic()
-    with Job(args, folder / "under-fire", NO_END) as job:
+    with Job(args, folder / "under-fire", NO_END, args.standby) as job:
         job.begin()
         for _ in range(args.turns):
             for every in args.every:

@@ -58,6 +58,8 @@ def test_its_counts_are_those_of_the_job_and_no_sample_is_lost(tmp_path: Path) -
         "1.5",
         "--min-ranks",
         "1",
+        "--standby",
+        "1",
     ]
     kept = ["--json", str(tmp_path / "result.json"), "--keep", str(tmp_path / "kept")]
     done = run(SCRIPT, "--ranks", "3", "--model", "digits", "--float64", "--seed", "5", *every, *kept)
