@@ -131,7 +131,7 @@ class Journal:
 class Job:
     """The training under `multiring run`; it is ended with the block that it is used in."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path, steps: int) -> None:
+    def __init__(self, args: argparse.Namespace, folder: Path, steps: int, standby: int = 0) -> None:
         self.ranks, self.min_ranks = args.ranks, args.min_ranks
         folder.mkdir()
         self.journal = Journal(folder)
@@ -139,6 +139,7 @@ class Job:
         self._stop = folder / "stop"
         self._log = folder / "log"
         launcher = [sys.executable, "-m", "multiring", "run", "-n", str(args.ranks), "--min-ranks", str(args.min_ranks)]
+        launcher += ["--standby", str(standby)]
         training = [str(TRAINING), "--model", args.model, "--steps", str(steps), "--seed", str(args.seed)]
         given = ["--batch", str(args.batch), "--look", str(args.look), *(["--float64"] if args.float64 else [])]
         told = ["--events", str(folder), "--stop", str(self._stop)]
@@ -362,13 +363,22 @@ def replacements(account: Account, kills: Sequence[Kill]) -> list[dict[str, floa
     for event in account.events:
         by_pid.setdefault(event["pid"], {}).setdefault(event["event"], event["at"])
     ranks = {event["pid"]: event["rank"] for event in account.of("started")}
-    newcomers = [event for event in account.of("started") if event["replacement"]]
+    newcomers = {event["pid"] for event in account.of("started") if event["replacement"]}
     found = []
     for kill in kills:
-        successor = next((e for e in newcomers if e["at"] > kill.at and e["rank"] == ranks[kill.pid]), None)
-        told = by_pid[successor["pid"]] if successor else {}
+        # A standby's process was started before the kill, and is ready after it.
+        successor = next(
+            (
+                event["pid"]
+                for event in account.of("ready")
+                if event["pid"] in newcomers and event["at"] > kill.at and ranks[event["pid"]] == ranks[kill.pid]
+            ),
+            None,
+        )
+        told = {} if successor is None else by_pid[successor]
         if {"ready", "joined", "step"} <= told.keys():
-            moments = [kill.at, *(told[kind] for kind in ("started", "ready", "joined", "step"))]
+            started = max(told["started"], kill.at)
+            moments = [kill.at, started, *(told[kind] for kind in ("ready", "joined", "step"))]
             each = [end - begin for begin, end in itertools.pairwise(moments)]
             found.append(dict(zip(START, each, strict=True)))
     return found
@@ -423,7 +433,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     args.slices = []
     chance = random.Random(args.seed)
     before, began = processors(), time.monotonic()
-    with Job(args, folder / "under-fire", NO_END) as job:
+    with Job(args, folder / "under-fire", NO_END, args.standby) as job:
         job.begin()
         for _ in range(args.turns):
             for every in args.every:
@@ -441,6 +451,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "model": args.model,
         "seed": args.seed,
         "gaps": args.gaps,
+        "standby": args.standby,
         "rows": [summary(every, account, job.kills, args.slices) for every in args.every],
         "killed": [kill.pid for kill in job.kills],
         "lost": sorted(account.lost_pids),
@@ -610,6 +621,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--ranks", type=whole(2), default=8)
     parser.add_argument("--min-ranks", type=whole(1), help="kills leave so many; default: half of the ranks")
+    parser.add_argument("--standby", type=whole(0), default=0, metavar="K", help="interpreters kept for replacements")
     parser.add_argument("--every", type=above_zero, nargs="+", default=[15.0], metavar="SECONDS", help="between kills")
     parser.add_argument("--gaps", choices=("exponential", "fixed"), default="exponential", help="how they vary")
     parser.add_argument("--minutes", type=above_zero, default=30.0, help="under fire, for each of --every")

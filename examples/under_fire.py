@@ -4,8 +4,10 @@
     multiring run -n 4 --min-ranks 2 --max-replacements 100 examples/under_fire.py --model transformer --steps 2000
 
 Kill ranks while it runs. The others go on without those that were lost, at the same global batches, and admit the
-replacements between two steps. Digits are those of scikit-learn; the transformer reads Python's own standard library,
-byte after byte. benchmarks/goodput.py measures what kills cost this training: it reads what --events writes.
+replacements between two steps. With `--standby 1` before the script these are there at once: all that they import is at
+its top, with torch._dynamo, which the constructor of an optimizer would import. Digits are those of scikit-learn; the
+transformer reads Python's own standard library, byte after byte. benchmarks/goodput.py measures what kills cost this
+training: it reads what --events writes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F

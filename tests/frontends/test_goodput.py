@@ -104,6 +104,8 @@ def test_its_counts_are_those_of_the_job_and_no_sample_is_lost(tmp_path: Path) -
         "1.5",
         "--min-ranks",
         "1",
+        "--standby",
+        "1",
     ]
     kept = ["--json", str(tmp_path / "result.json"), "--keep", str(tmp_path / "kept")]
     done = run(SCRIPT, "--ranks", "3", "--model", "digits", "--float64", "--seed", "5", *every, *kept)
@@ -195,6 +197,11 @@ def test_seconds_and_steps_of_a_job_that_is_known(script: ModuleType) -> None:
     assert list(admission["stages"].values()) == pytest.approx([0.5, 0.3, 0.4, 0.3, 0.4])
     (replacement,) = script.replacements(account, [kill])
     assert list(replacement.values()) == pytest.approx([0.05, 1.75, 0.9, 1.4])
+    stood_by = [
+        {**event, "at": 1.5} if (event["event"], event["pid"]) == ("started", 20) else event for event in made_up()
+    ]
+    (replacement,) = script.replacements(script.Account(stood_by), [kill])
+    assert list(replacement.values()) == pytest.approx([0.0, 1.8, 0.9, 1.4])
 
 
 def test_goodput_is_against_the_slices_on_both_sides(script: ModuleType) -> None:

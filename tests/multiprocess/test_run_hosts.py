@@ -356,6 +356,7 @@ def agent_answers(directory: Path, **prepare: object) -> dict[str, object]:
         "first": 0,
         "count": 1,
         "binding": "core",
+        "standby": 0,
         **prepare,
     }
     agent = subprocess.run(

@@ -42,6 +42,14 @@ def test_descriptors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room(root, 40, rf"{5 + SPARE + 122} descriptors \(ulimit -n\), of which a rank takes 3,")
 
 
+def test_a_standby_takes_as_much_as_a_rank(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, resource.RLIMIT_NOFILE, 5 + SPARE + 40 * OF_A_RANK)
+    check_room_for(38, root, standbys=2)
+    told = r"^38 ranks and 3 standbys are more than .* leaves room for: start 40 of both here at most, or raise it$"
+    with pytest.raises(ResourceError, match=told):
+        check_room_for(38, root, standbys=3)
+
+
 def test_no_room_at_all(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, resource.RLIMIT_NOFILE, 6)
     with pytest.raises(ResourceError, match=r"^1 ranks are more than .* leaves room for: raise it$"):

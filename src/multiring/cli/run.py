@@ -112,6 +112,14 @@ def run(
         int,
         typer.Option(parser=whole(0), metavar="N", help="Lost ranks to start again, in total; the program calls grow."),
     ] = 0,
+    standby: Annotated[
+        int,
+        typer.Option(
+            parser=whole(0),
+            metavar="K",
+            help="Keep K interpreters on each host that have imported what the script does, to be such ranks at once.",
+        ),
+    ] = 0,
     log_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write each rank's output to rank-N.log there.")
     ] = None,
@@ -148,6 +156,7 @@ def run(
             "--max-restarts": max_restarts,
             "--min-ranks": min_ranks,
             "--max-replacements": max_replacements,
+            "--standby": standby,
             "--log-dir": log_dir,
             "--python": python != sys.executable,
         }
@@ -159,7 +168,21 @@ def run(
                 f"--max-replacements {max_replacements} needs --min-ranks M: while so many ranks are left, others are "
                 "replaced"
             )
-        job = Job(tuple(program), bind.value, max_restarts, log_dir, verbose, min_ranks, max_replacements, summary)
+        if standby and not max_replacements:
+            raise LaunchError(
+                f"--standby {standby} needs --max-replacements N: standbys take the places of ranks that are replaced"
+            )
+        job = Job(
+            tuple(program),
+            bind.value,
+            max_restarts,
+            log_dir,
+            verbose,
+            min_ranks,
+            max_replacements,
+            standby,
+            summary,
+        )
         if host_count is not None and host_index is not None and rendezvous is not None:
             total, meeting = _meeting(ranks, host_count, host_index, rendezvous)
             _check_min_ranks(min_ranks, total)

@@ -31,6 +31,7 @@ from multiring.launch.processes import Recipe
 from multiring.launch.program import resolve
 from multiring.launch.rank import RankProcess
 from multiring.launch.signals import on_signal
+from multiring.launch.standbys import Standby, Standbys
 from multiring.launch.terminal import Terminal
 from multiring.net import interfaces, listen
 from multiring.net.loop import check_room, within
@@ -93,6 +94,10 @@ class Agent:
         self._former: list[RankProcess] = []
         """Those in whose place others were started."""
         self._recipes: dict[int, Recipe] = {}
+        self._standbys: Standbys | None = None
+        self._left = 0
+        """Replacements that are left to the job: more standbys could become nothing."""
+        self._starting: set[asyncio.Task[None]] = set()
         self._secret = b""
         self._running: set[int] = set()
         self._stdin: asyncio.StreamWriter | None = None
@@ -174,6 +179,7 @@ class Agent:
             return
         self._leaving = True
         self._send("leaving", text=self.reason)
+        self._start_no_more()
         for rank in self._ranks.values():
             processes.send_signal(rank.process, number)
         asyncio.get_running_loop().call_later(processes.GRACE_SECONDS, self._end)
@@ -189,7 +195,8 @@ class Agent:
         if not os.path.isdir(self._directory):
             raise LaunchError(f"there is no directory {self._directory}: the job's directory must exist on every host")
         self._command = resolve(program, self._directory, self._environment)
-        check_room_for(self._assignment.count)
+        self._standby = message["standby"]
+        check_room_for(self._assignment.count, standbys=self._standby)
         self._shares = cores.divide(
             cores.allowed_cores(), cores.cgroup_quota(), self._assignment.count, message["binding"]
         )
@@ -215,6 +222,7 @@ class Agent:
             self._secret = self._typed.secret
         job = {name: message["variables"][name] for name in JOB_VARIABLES}
         self._terminal = Terminal(**message["terminal"])
+        self._left = message["left"]
         for local_rank, rank in enumerate(self._assignment.ranks):
             place = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self._assignment.count}
             share = self._shares[local_rank]
@@ -235,6 +243,10 @@ class Agent:
                 raise LaunchError(
                     f"cannot start rank {rank}, {shlex.join(self._command)}: {system_message(error)}"
                 ) from None
+        if self._standby:
+            recipe = self._recipes[self._assignment.first]
+            self._standbys = Standbys(recipe, self._standby, self._note)
+            self._standbys.fill(self._left)
 
     async def _replace(self, message: Message) -> None:
         number, recipe = message["rank"], self._recipes[message["rank"]]
@@ -249,14 +261,31 @@ class Agent:
                 self._feeding = None
                 self._send("taken")
             self._stdin.close()
+        self._left = message["left"]
+        await self._start_again(number, recipe, terminal)
+
+    async def _start_again(self, number: int, recipe: Recipe, terminal: Terminal | None, afresh: bool = False) -> None:
+        """Start a rank in the place of one that has ended: from a standby, unless ``afresh`` or at a terminal."""
         self._former.append(self._ranks.pop(number))
+        afresh = afresh or (number == 0 and terminal is not None)
+        while self._standbys is not None and not afresh and (standby := self._standbys.take()) is not None:
+            try:
+                await self._launch(number, recipe, terminal, standby)
+            except OSError:  # it has just ended
+                continue
+            self._standbys.fill(self._left)
+            return
         try:
             await self._launch(number, recipe, terminal)
         except (OSError, subprocess.SubprocessError) as error:  # the other ranks of the host go on
             self._pass_on(number, 2, f"cannot start rank {number} again: {system_message(error)}\n".encode())
             self._send("exit", rank=number, code=1, blames=None, account=None)
+        if self._standbys is not None:
+            self._standbys.fill(self._left)
 
-    async def _launch(self, number: int, recipe: Recipe, terminal: Terminal | None) -> None:
+    async def _launch(
+        self, number: int, recipe: Recipe, terminal: Terminal | None, standby: Standby | None = None
+    ) -> None:
         """Start a rank; that with number 0 has the ``terminal``, if there is one for it."""
         feed = None
         if number != 0 or terminal is None:
@@ -268,7 +297,7 @@ class Agent:
         else:
             stdin, feed = os.pipe()
         try:
-            rank = RankProcess(recipe, self._secret, stdin, terminal, partial(self._pass_on, number))
+            rank = RankProcess(recipe, self._secret, stdin, terminal, partial(self._pass_on, number), standby)
         finally:
             os.close(stdin)
         self._ranks[number] = rank
@@ -279,14 +308,35 @@ class Agent:
     def _pass_on(self, rank: int, stream: int, data: bytes) -> None:
         self._send("output", rank=rank, stream=stream, text=to_text(data))
 
+    def _note(self, text: str) -> None:
+        self._send("note", text=text)
+
     def _report_exits(self) -> None:
         for number in sorted(self._running):
-            code = self._ranks[number].process.poll()
-            if code is not None:
-                self._running.remove(number)
-                self._send("exit", rank=number, code=code, **self._ranks[number].report)
+            rank = self._ranks[number]
+            code = rank.process.poll()
+            if code is None:
+                continue
+            self._running.remove(number)
+            if rank.standby is not None and not rank.standby.has_begun:
+                # It was no rank yet, and nobody wanted its end.
+                task = asyncio.create_task(self._start_again(number, rank.recipe, None, afresh=True))
+                self._starting.add(task)
+                task.add_done_callback(self._starting.discard)
+            else:
+                self._send("exit", rank=number, code=code, **rank.report)
+        if self._standbys is not None and self._standbys.report_exits():
+            self._standbys.fill(self._left)
         if self._leaving and not self._running:  # what is left to be read is passed on meanwhile
             asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._end)
+
+    def _start_no_more(self) -> None:
+        """Have no standbys any more: what ends from now on is meant to."""
+        for rank in self._ranks.values():
+            rank.standby = None
+        if self._standbys is not None:
+            self._standbys.end()
+            self._standbys = None
 
     async def _feed(self, message: Message) -> None:
         if self._stdin is None:  # rank 0 could not be started
@@ -311,6 +361,7 @@ class Agent:
             if self._leaving and message["number"] == signal.SIGTERM:
                 continue  # a signal came here already, after which they may be saving
             if number not in message["without"]:
+                rank.standby = None  # should it end now, it was to
                 processes.send_signal(rank.process, message["number"])
 
     async def _look(self, message: Message) -> None:
@@ -330,6 +381,7 @@ class Agent:
         self._send("seen", first=self._assignment.first, ranks=ranks)
 
     async def _kill(self, message: Message) -> None:
+        self._start_no_more()
         _kill_all()
 
     async def _take_code(self, message: Message) -> None:
@@ -340,6 +392,8 @@ class Agent:
         self._refusal = message["text"]
 
     async def _finish(self, message: Message) -> None:
+        self._start_no_more()
+        await asyncio.gather(*self._starting)
         deadline = time.monotonic() + DRAIN_SECONDS
         ranks = [*self._ranks.values(), *self._former]
         while not all(rank.silent for rank in ranks) and time.monotonic() < deadline:

@@ -288,6 +288,8 @@ class Attempt:
                 return
             if message["kind"] == "leaving":
                 self._leave(assignment, message["text"])
+            elif message["kind"] == "note":
+                self._output.note(f"host {assignment.host}: {message['text']}")
             else:
                 self._take(message)
         if self._leaving.issuperset(assignment.ranks):  # it has said why
@@ -397,7 +399,8 @@ class Attempt:
         """Start a rank again: as the replacement that it is, or ``as_number``; the number of the replacement."""
         number = self._replacements.take()
         agent = next(agent for assignment, agent in self._agents if rank in assignment.ranks)
-        agent.send("replace", rank=rank, number=number if as_number is None else as_number)
+        shown = number if as_number is None else as_number
+        agent.send("replace", rank=rank, number=shown, left=self._replacements.left)
         self._running.add(rank)
         self._seen.pop(rank, None)
         self._output.note(f"rank {rank} is started again, replacement {number} of {self._replacements.most}")

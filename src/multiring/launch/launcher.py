@@ -24,7 +24,7 @@ from multiring.launch.forked import ForkedAgent
 from multiring.launch.join import JoinedAgent
 from multiring.launch.messages import Message, to_text
 from multiring.launch.output import Output
-from multiring.launch.program import module_name, portable
+from multiring.launch.program import module_name, portable, why_no_standby
 from multiring.launch.ssh import SshAgent
 from multiring.launch.stdin import Input
 from multiring.launch.summary import summary
@@ -53,6 +53,8 @@ class Job:
     """Fewest ranks that go on when others fail; None: all ranks are needed."""
     max_replacements: int = 0
     """Most ranks that are started again, one by one, when they fail while others go on; counted over all restarts."""
+    standby: int = 0
+    """Interpreters that each host keeps ready to become such ranks."""
     summary: bool = True
     """Whether it ends with three lines about what the ranks did."""
 
@@ -156,6 +158,10 @@ class Launcher:
         }
 
     async def _prepare(self) -> None:
+        standby, why = self._job.standby, why_no_standby(self._job.program)
+        if standby and why:
+            self._output.note(f"--standby {standby} is of no use: {why}; replacements are started without")
+            standby = 0
         for assignment, agent in self._agents:
             agent.send(
                 "prepare",
@@ -166,6 +172,7 @@ class Launcher:
                 first=assignment.first,
                 count=assignment.count,
                 binding=self._job.binding,
+                standby=standby,
             )
         answers = await gather(agent.expect("ready") for _, agent in self._agents)
         if self._job.verbose:
@@ -244,7 +251,7 @@ class Launcher:
         for _, agent in self._agents:
             # A socket can be listened to: whoever joined through it has the given secret already.
             told = "" if self._given_secret and isinstance(agent, JoinedAgent) else secret.hex()
-            agent.send("start", secret=told, variables=variables, terminal=terminal.as_dict())
+            agent.send("start", secret=told, variables=variables, terminal=terminal.as_dict(), left=replacements.left)
         if not isinstance(self._first, ForkedAgent) and self._stdin is None:
             self._stdin = Input(lambda data: self._first.send("input", text=to_text(data)))
         self._attempt = self._shown = attempt = Attempt(

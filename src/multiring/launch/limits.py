@@ -28,12 +28,16 @@ class Room:
     remedy: str
 
 
-def check_room_for(ranks: int, root: Path = Path("/")) -> None:
-    """ResourceError if a limit stands against so many ranks of this process, with the number that would fit."""
+def check_room_for(ranks: int, root: Path = Path("/"), *, standbys: int = 0) -> None:
+    """ResourceError if a limit stands against so many ranks of this process, with the number that would fit.
+
+    A standby takes as much as a rank.
+    """
     least = min((_descriptors(root), *_processes(root)), key=lambda room: room.ranks)
-    if ranks > least.ranks:
-        fewer = f"start {least.ranks} here at most, or " if least.ranks else ""
-        raise ResourceError(f"{ranks} ranks are more than {least.what} leaves room for: {fewer}{least.remedy}")
+    if ranks + standbys > least.ranks:
+        fewer = f"start {least.ranks} {'of both ' * bool(standbys)}here at most, or " if least.ranks else ""
+        wanted = f"{ranks} ranks" + (f" and {standbys} standbys" if standbys else "")
+        raise ResourceError(f"{wanted} are more than {least.what} leaves room for: {fewer}{least.remedy}")
 
 
 def _descriptors(root: Path) -> Room:

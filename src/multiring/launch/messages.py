@@ -4,11 +4,12 @@
 to the agent   fields                                 meaning
 =============  =====================================  =====================================================
 ``prepare``    program directory environment host     check the program and divide the cores; answered by
-               first count binding                    ``ready``
+               first count binding standby            ``ready``
 ``listen``     everywhere                             open a port for rank 0; answered by ``listening``
 ``reach``      addresses port                         try them; answered by ``reached``
-``start``      secret variables terminal              start the ranks; ``exit`` follows for each
-``replace``    rank number                            start a rank again, for the others to admit, or with
+``start``      secret variables terminal left         start the ranks; ``exit`` follows for each; ``left``
+                                                      replacements are left
+``replace``    rank number left                       start a rank again, for the others to admit, or with
                                                       number 0 as at first; ``exit`` follows
 ``input``      text                                   for rank 0's standard input; empty: no more of it
 ``window``     rows columns                           the size of the terminal
@@ -35,6 +36,7 @@ to launcher    fields                                 meaning
 ``seen``       first ranks                            what each rank that was started says that it does,
                                                       how many seconds ago, and whether it is stopped
 ``taken``                                             the last ``input`` has been read
+``note``       text                                   what the launcher is to say of the host
 ``finished``
 =============  =====================================  =====================================================
 """

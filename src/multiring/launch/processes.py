@@ -39,6 +39,8 @@ class Recipe:
     """Those it is bound to; none: all that the agent may use."""
     group: int | None = None
     """The process group to join; None: a session of its own."""
+    nice: int = 0
+    """How much lower than the agent's its priority is."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def end_with(parent: int, number: int) -> None:
 
 
 def take_place(recipe: Recipe, agent: int) -> None:
-    """Give this process, a child of its agent, the process group and the cores of a rank, and the agent's end."""
+    """Give this process, a child of its agent, the process group, cores and priority of a rank, and the agent's end."""
     end_with(agent, signal.SIGKILL)
     if recipe.group is None:
         os.setsid()
@@ -67,6 +69,8 @@ def take_place(recipe: Recipe, agent: int) -> None:
         os.setpgid(0, recipe.group)
     if recipe.cpus:
         os.sched_setaffinity(0, recipe.cpus)
+    if recipe.nice:
+        os.nice(recipe.nice)
 
 
 def start(recipe: Recipe, streams: Streams, inherited: Collection[int]) -> subprocess.Popen[bytes]:

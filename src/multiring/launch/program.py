@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,42 @@ def resolve(words: Sequence[str], directory: str, environment: Mapping[str, str]
             f"an executable file)"
         )
     return [found, *words[1:]]
+
+
+_FLAG = re.compile(r"-([bBdEIOPqRsSuv]+|[WX].+)")
+_FLAG_WITH_WORD = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def words_before_script(command: Sequence[str]) -> int:
+    """How many words stand before the script or the ``-m`` of a command that runs a Python: that one, and its options.
+
+    LaunchError with the reason if it runs neither a script nor a module, or has options that a standby cannot keep.
+    """
+    place = 1
+    while place < len(command):
+        word = command[place]
+        if word == "-m" and place + 1 < len(command):
+            return place
+        if word.endswith(".py") and not word.startswith("-"):
+            return place
+        if not (word in _FLAG_WITH_WORD or _FLAG.fullmatch(word)):
+            raise LaunchError(
+                f"{word} before a script (train.py) or a module (-m) is no option that a standby can keep"
+            )
+        place += 2 if word in _FLAG_WITH_WORD else 1
+    raise LaunchError(f"{command[0]} is given no script (train.py) and no module (-m)")
+
+
+def why_no_standby(words: Sequence[str]) -> str:
+    """Why no interpreter can stand by for ``words`` of the command line, in a line; empty if one can."""
+    is_script = words[0] == "-m" or words[0].endswith(".py")
+    if not is_script and not re.fullmatch(r"python[0-9.]*t?", os.path.basename(words[0])):
+        return f"{words[0]} is no script (train.py) and no module (-m) of Python"
+    try:
+        words_before_script(["python", *words] if is_script else words)
+    except LaunchError as error:
+        return str(error)
+    return ""
 
 
 def module_name(script: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from multiring.job import reports
 from multiring.launch import processes
 from multiring.launch.processes import Recipe, Streams
+from multiring.launch.standbys import Standby
 from multiring.launch.terminal import Terminal, open_pty, set_window_size
 
 CHUNK = 1 << 16
@@ -22,17 +23,45 @@ class RankProcess:
     """A running rank; ``on_output(stream, data)`` gets what it writes."""
 
     def __init__(
-        self, recipe: Recipe, secret: bytes, stdin: int, terminal: Terminal, on_output: Callable[[int, bytes], None]
+        self,
+        recipe: Recipe,
+        secret: bytes,
+        stdin: int,
+        terminal: Terminal,
+        on_output: Callable[[int, bytes], None],
+        standby: Standby | None = None,
     ) -> None:
+        """``standby`` becomes the rank, without ``stdin`` and ``terminal``; OSError if it is gone."""
         self._on_output = on_output
+        self.recipe = recipe
+        self.standby = standby
+        """What it was before, until a signal or its end is the rank's whatever it does."""
         self._open: dict[int, int] = {}
         """Our end of each stream that is still open, and its number (1 or 2)."""
         self._ptys: list[int] = []
         secret_fd = _hold("multiring-secret", secret)
         self._report_fd = _hold(reports.NAME, b"")
+        if standby is None:
+            self.process = self._start(recipe, stdin, terminal, secret_fd)
+        else:
+            self._open = {standby.output: 1, standby.error: 2}
+            self.process = standby.process
+            try:
+                standby.become(recipe, secret_fd, self._report_fd)
+            except BaseException:
+                standby.end()
+                os.close(self._report_fd)
+                raise
+            finally:
+                os.close(secret_fd)
+        loop = asyncio.get_running_loop()
+        for ours in self._open:
+            loop.add_reader(ours, self._read, ours)
+
+    def _start(self, recipe: Recipe, stdin: int, terminal: Terminal, secret_fd: int) -> subprocess.Popen[bytes]:
         output, error = self._open_streams(terminal)
         try:
-            self.process: subprocess.Popen[bytes] = processes.start(
+            return processes.start(
                 replace(
                     recipe,
                     environment={
@@ -51,9 +80,6 @@ class RankProcess:
         finally:
             for theirs in {output, error, secret_fd}:
                 os.close(theirs)
-        loop = asyncio.get_running_loop()
-        for ours in self._open:
-            loop.add_reader(ours, self._read, ours)
 
     def _open_streams(self, terminal: Terminal) -> tuple[int, int]:
         """The rank's ends of its output and error streams: one terminal for both where both are one."""

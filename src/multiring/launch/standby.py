@@ -1,0 +1,274 @@
+"""The program of a standby: it imports what a script imports, waits until it is to be a rank, and runs the script.
+
+It is started by its path, by the Python that is to run the script, so it needs nothing but the standard library:
+``python OPTIONS standby.py DESCRIPTOR train.py ARGUMENTS``, or ``-m module`` in the place of ``train.py``. The
+descriptor is a socket to the agent of its host (`standbys.py`). A standby says there that it is ``ready``, and in
+``failed`` why it could not import all, or in ``unfit`` why it cannot stand in for a fresh interpreter. It is told, in
+one message, what only the rank knows of its environment, with the descriptors of the job's secret and of the rank's
+report; it says ``begun``, closes the socket and runs the script.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import runpy
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
+
+DESCRIPTORS = ("MULTIRING_SECRET_FD", "MULTIRING_REPORT_FD")
+"""What is told of by descriptors beside the message, in this order."""
+
+_ALWAYS_THERE = ("RANK", "LOCAL_RANK", "MULTIRING_RANK", "MULTIRING_LOCAL_RANK", "MULTIRING_REPLACEMENT", *DESCRIPTORS)
+
+UNKNOWN = frozenset((*_ALWAYS_THERE, "MASTER_ADDR", "MASTER_PORT"))
+"""The variables that hang on which rank it is to be."""
+
+MESSAGE_BYTES = 1 << 14
+TEXT_LENGTH = 500
+
+
+class AwaitedRank:
+    """Which rank this process is to be, for which whoever asks waits."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._socket = socket.socket(fileno=descriptor)
+        self._lock = threading.RLock()
+        self._is_known = False
+        _Environment.place = self
+        for environment in (os.environ, os.environb):
+            environment.__class__ = _Environment
+
+    def say(self, kind: str, text: str = "") -> None:
+        """Tell the agent, unless it is gone: then the kernel is about to end this process."""
+        try:
+            self._socket.send(json.dumps({"kind": kind, "text": text[:TEXT_LENGTH]}).encode())
+        except ConnectionError:
+            os._exit(0)
+
+    def wait(self) -> None:
+        """Return once it is known; the environment then is that of the rank."""
+        with self._lock:  # an import may have started a thread that asks
+            if self._is_known:
+                return
+            data, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, len(DESCRIPTORS))
+            if not data:  # nobody will need it
+                os._exit(0)
+            for environment in (os.environ, os.environb):
+                environment.__class__ = os._Environ
+            for name, descriptor in zip(DESCRIPTORS, descriptors, strict=True):
+                os.set_inheritable(descriptor, True)
+                os.environ[name] = str(descriptor)
+            os.environ.update(json.loads(data))
+            self._is_known = True
+
+    def begin(self) -> None:
+        """Wait, then let the agent know that what happens from now on is the script's."""
+        self.wait()
+        self.say("begun")
+        self._socket.close()
+
+
+class _Environment(os._Environ):  # type: ignore[type-arg]
+    """The environment before the rank is known: whoever asks for what hangs on that waits until it is.
+
+    Who asks for all names is told those too. Who asks for all ``items`` at once is not: it looks for names of its own
+    (tqdm does, and hence torch), and is not kept waiting.
+    """
+
+    place: AwaitedRank
+
+    # No super(): while it waits its class is that of any environment again.
+    def __getitem__(self, key: Any) -> Any:
+        self._wait_for(key)
+        return os._Environ.__getitem__(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._wait_for(key)
+        os._Environ.__setitem__(self, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._wait_for(key)
+        os._Environ.__delitem__(self, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        known = list(os._Environ.__iter__(self))
+        is_text = self is os.environ
+        return iter([*known, *(name if is_text else os.fsencode(name) for name in _ALWAYS_THERE)])
+
+    def items(self) -> Any:
+        return {name: os._Environ.__getitem__(self, name) for name in os._Environ.__iter__(self)}.items()
+
+    def _wait_for(self, key: Any) -> None:
+        if (os.fsdecode(key) if isinstance(key, bytes) else key) in UNKNOWN:
+            self.place.wait()
+
+
+def main() -> None:
+    """Stand by, then be the rank."""
+    place, words = AwaitedRank(int(sys.argv[1])), sys.argv[2:]
+    is_module = words[0] == "-m"
+    sys.orig_argv = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)], *words]
+    sys.argv = ["-m", *words[2:]] if is_module else words
+    folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(words[0]))
+    if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):  # else an option keeps such folders out
+        sys.path[0] = folder
+        hidden = _hidden_modules(folder)
+        if hidden:
+            place.say(
+                "unfit", f"{', '.join(hidden)} in {folder} bears the name of a module that a standby needs itself"
+            )
+            os._exit(0)
+    path = "" if is_module else _absolute(words[0])
+    sys.modules["__main__"] = own = _main_module(path)
+    try:
+        _import_ahead(words[1] if is_module else "", path)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the script will raise it again, where it meets it
+        place.say("failed", f"{type(error).__name__}: {error}")
+    place.say("ready")
+    place.begin()
+    try:
+        if is_module:
+            sys.argv[0] = "-m"
+            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
+        else:
+            _run_script(own, path)
+    except BaseException as error:
+        _hide_from_traceback(error)
+        raise
+
+
+def _hidden_modules(folder: str) -> list[str]:
+    """Files of the script's folder that it would import, where this program has imported the standard library's."""
+    found = set(os.listdir(folder)) if os.path.isdir(folder) else set()
+    loaded = {name for name in sys.modules if name in sys.stdlib_module_names}
+    files = {f"{name}.py" for name in loaded} & found
+    packages = {name for name in loaded & found if os.path.isfile(os.path.join(folder, name, "__init__.py"))}
+    return sorted(files | packages)
+
+
+def _absolute(script: str) -> str:
+    """What Python makes of a script's name: no link is followed, and nothing is left out."""
+    return os.path.join(os.getcwd(), script)
+
+
+def _main_module(path: str) -> ModuleType:
+    """What is to be ``__main__``: of the script at ``path``, or without one of a module, which runpy completes."""
+    own = ModuleType("__main__")
+    vars(own).update(__builtins__=builtins)
+    if "__annotations__" in globals():  # a version of Python gives it to all that it runs, or to none
+        vars(own).update(__annotations__={})
+    if path:
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        vars(own).update(__file__=path, __cached__=None, __loader__=loader)
+    return own
+
+
+def _import_ahead(module: str, path: str) -> None:
+    """Carry out the statements of a module, or else of the script at ``path``, up to the first that does not only
+    import."""
+    scratch: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins, "__package__": None}
+    source: str | bytes | None
+    if module:
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{module}.__main__")
+        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            return
+        source, path = spec.loader.get_source(spec.name), spec.origin or ""
+        scratch["__package__"], sys.argv[0] = spec.parent, path
+    else:
+        with io.open_code(path) as file:
+            source = file.read()
+    scratch["__file__"] = path
+    for statement in ast.parse(source or "", path).body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if not _only_imports([statement]):
+            return
+        code = compile(ast.Module([_without_annotation(statement)], []), path, "exec", dont_inherit=True)
+        try:
+            exec(code, scratch)
+        except NameError as error:
+            if error.name not in code.co_names:
+                raise
+            return  # a function or class above, which is not made here
+
+
+def _without_annotation(statement: ast.stmt) -> ast.stmt:
+    """The same, unless it annotates a name: its value, as nobody may evaluate what it is annotated with."""
+    if not isinstance(statement, ast.AnnAssign):
+        return statement
+    if statement.value is None:
+        return ast.copy_location(ast.Pass(), statement)
+    return ast.copy_location(ast.Assign([statement.target], statement.value), statement)
+
+
+def _only_imports(statements: Sequence[ast.stmt]) -> bool:
+    """Whether these import, choose what to import and give names to values, and call nothing that may change more."""
+    return all(map(_only_imports_one, statements))
+
+
+def _only_imports_one(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(ast.Constant()):
+            return True
+        case ast.Assign(targets, value):
+            return all(isinstance(target, ast.Name) for target in targets) and _calls_nothing(value)
+        case ast.AnnAssign(ast.Name(), annotation, value):
+            return _calls_nothing(annotation) and (value is None or _calls_nothing(value))
+        case ast.If(test, body, orelse):
+            return _calls_nothing(test) and _only_imports([*body, *orelse])
+        case ast.Try(body, handlers, orelse, finalbody):
+            caught = [each for handler in handlers for each in handler.body]
+            return _only_imports([*body, *caught, *orelse, *finalbody])
+    return False
+
+
+def _calls_nothing(expression: ast.expr) -> bool:
+    return not any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(expression))
+
+
+def _run_script(own: ModuleType, path: str) -> None:
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        _leave(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
+    exec(compile(source, path, "exec", dont_inherit=True), vars(own))
+
+
+def _leave(text: str) -> NoReturn:
+    """End as Python does that cannot begin."""
+    print(text, file=sys.stderr)
+    sys.exit(2)
+
+
+def _hide_from_traceback(error: BaseException) -> None:
+    """Let what shows an exception see no frame of this file; it still passes through them."""
+    rest = error.__traceback__
+    while rest is not None and rest.tb_frame.f_code.co_filename == __file__:
+        rest = rest.tb_next
+    hook = sys.excepthook
+
+    def show(kind: type[BaseException], value: BaseException, _: TracebackType | None) -> None:
+        sys.excepthook, sys.last_traceback = hook, rest
+        hook(kind, value.with_traceback(rest), rest)
+
+    sys.excepthook = show
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,498 @@
+"""Standbys: what runs in one is what runs in a fresh interpreter, it is there at once, and none is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import REGROW, Launch, wait_until
+
+from multiring.launch.standbys import _can_restore_priority
+
+WORDS = ("-n", "2", "--min-ranks", "1", "--max-replacements", "3", "--no-summary")
+
+MARK = """
+    import os, pathlib, time
+
+    host, words = os.environ.get("FAKE_HOST", ""), pathlib.Path("/proc/self/cmdline").read_bytes()
+    kind = "standby" if b"standby.py" in words else "fresh"
+    pathlib.Path(f"imported-{host}-{kind}-{os.getpid()}").write_text(str(time.monotonic()))
+"""
+"""A module that tells who has imported it, ranks and standbys alike."""
+
+STRIKES = """
+    import os, pathlib, signal, sys, time
+    import mark
+
+    rank, here = os.environ["RANK"], pathlib.Path(os.environ["TEST_FOLDER"])
+    (here / f"rank-{rank}-{os.getpid()}").touch()
+    is_second = rank == "1" and (here / "struck").exists()
+
+    def wait_for(pattern, count=1):
+        deadline = time.monotonic() + 50
+        while len(list(here.glob(pattern))) < count:
+            assert time.monotonic() < deadline, f"waited for {pattern}"
+            time.sleep(0.02)
+
+    def strike():
+        "Rank 1 is killed when a standby is ready; the other one waits until it has come again."
+        if rank == "0":
+            wait_for("done")
+        elif not is_second:
+            wait_for("imported-*", int(os.environ.get("TEST_IMPORTED", "3")))
+            time.sleep(0.2)
+            (here / "struck").write_text(str(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            (here / "done").touch()
+"""
+
+FACTS = """
+    import inspect, json, pickle
+
+    class Thing:
+        pass
+
+    def links():
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                found.append(os.readlink("/proc/self/fd/" + name).rstrip("0123456789[]"))
+            except OSError:
+                pass
+        return sorted(found)
+
+    def facts():
+        main = sys.modules["__main__"]
+        assert vars(main) is globals()
+        assert pickle.loads(pickle.dumps(Thing())).__class__ is Thing
+        environment = {n: v for n, v in os.environ.items() if not n.endswith("_FD")}
+        return {
+            "argv": sys.argv, "orig": sys.orig_argv, "path": sys.path, "name": __name__, "file": __file__,
+            "package": __package__, "spec": getattr(__spec__, "name", None), "loader": type(__loader__).__name__,
+            "cached": globals().get("__cached__"), "globals": sorted(globals()), "doc": __doc__,
+            "code": facts.__code__.co_filename, "source": inspect.getsource(Thing), "environment": environment,
+            "directory": os.getcwd(), "stdin": sys.stdin.read(), "streams": [os.isatty(n) for n in range(3)],
+            "priority": os.getpriority(os.PRIO_PROCESS, 0), "cpus": sorted(os.sched_getaffinity(0)),
+            "signals": [str(signal.getsignal(n)) for n in sorted(signal.valid_signals())],
+            "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "leads": os.getpgrp() == os.getpid(),
+            "session": os.getsid(0) == os.getpid(), "flags": list(sys.flags), "warnings": sys.warnoptions,
+            "options": dict(sys._xoptions), "hook": sys.excepthook is sys.__excepthook__, "descriptors": links(),
+            "environ": type(os.environ).__name__, "bytes": os.environb.get(b"RANK").decode(),
+            "secret": len(os.read(int(os.environ["MULTIRING_SECRET_FD"]), 99)),
+            "inherited": [os.get_inheritable(int(os.environ[f"MULTIRING_{n}_FD"])) for n in ("SECRET", "REPORT")],
+            "written": sys.stdout.write_through, "encoding": sys.stdout.encoding,
+        }
+
+    if rank == "1":
+        (here / f"facts-{is_second:d}").write_text(json.dumps(facts()))
+    strike()
+"""
+
+
+def prepare(launch: Launch, script: str, name: str = "script.py", **modules: str) -> str:
+    """Write the script, whose folder has the modules."""
+    launch.environment["TEST_FOLDER"] = str(launch.directory)
+    path = launch.directory / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    for module, text in {"mark": MARK, **modules}.items():
+        launch.script(text, str(Path(name).parent / f"{module}.py"))
+    return launch.script(script, name)
+
+
+def marked(launch: Launch, pattern: str) -> list[int]:
+    """The processes that have written such files."""
+    return sorted(int(file.name.rpartition("-")[2]) for file in launch.directory.glob(pattern))
+
+
+def standbys(launch: Launch) -> list[int]:
+    """The processes that have done the imports without being ranks."""
+    return marked(launch, "imported-*-standby-*")
+
+
+def nothing_is_left(launch: Launch) -> None:
+    wait_until(lambda: launch.processes() == [], "all processes have ended")
+
+
+def second(launch: Launch) -> int:
+    """The process that became rank 1 in the place of the one that was killed."""
+    ranks = set(marked(launch, "rank-1-*"))
+    (fresh,) = ranks & set(marked(launch, "imported-*-fresh-*"))
+    (found,) = ranks - {fresh}
+    assert found in standbys(launch)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("script.py", ("script.py", "--lr", "1", "-m", "x y")),
+        ("script.py", ("./script.py",)),
+        ("deep/er/script.py", ("link.py", "a")),
+        ("deep/er/script.py", ("deep/../deep/er/script.py", "a")),
+        ("package/inner.py", ("-m", "package.inner", "--lr", "1")),
+        ("package/__main__.py", ("-m", "package")),
+        ("script.py", (sys.executable, "-X", "dev", "-Wignore::DeprecationWarning", "-B", "script.py", "a")),
+        ("script.py", ("python", "-s", "-m", "script", "a")),
+    ],
+)
+def test_a_script_sees_what_it_sees_in_a_fresh_interpreter(launch: Launch, name: str, words: tuple[str, ...]) -> None:
+    launch.environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    prepare(launch, '"""About it."""\n' + REWRITTEN, name)
+    if "-m" in words and name.startswith("package"):
+        launch.script(MARK, "mark.py")
+        launch.script("", "package/__init__.py")
+    (launch.directory / "link.py").symlink_to(name)
+    result = launch.run(*WORDS, "--standby", "1", *words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "standby" not in result.stderr
+    fresh, ready = (json.loads((launch.directory / f"facts-{number}").read_text()) for number in (0, 1))
+    assert ready == fresh
+    struck = float((launch.directory / "struck").read_text())
+    imported = launch.directory / f"imported--standby-{second(launch)}"
+    assert float(imported.read_text()) < struck  # so nothing was to be waited for
+    nothing_is_left(launch)
+
+
+ENDS = {
+    "code": "sys.exit(3)",
+    "text": "sys.exit('no more')",
+    "well": "pass",
+    "raised": "raise ValueError(f'of rank {rank}')",
+    "chained": """
+    try:
+        {}["missing"]
+    except KeyError:
+        raise RuntimeError("second")
+    """,
+    "interrupted": "raise KeyboardInterrupt",
+    "killed": "os.kill(os.getpid(), signal.SIGTERM)",
+    "interrupt": "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)",
+    "hook": "sys.excepthook = lambda kind, value, tb: print('hook', kind, value, tb.tb_lineno); 1 / 0",
+    "thread": "import threading; threading.Thread(target=lambda: (time.sleep(0.3), print('thread'))).start()",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_it_ends_as_in_a_fresh_interpreter(launch: Launch, end: str) -> None:
+    script = f"""{REWRITTEN_STRIKES}
+import atexit
+def at_end():
+    print("at exit", rank, is_second, file=sys.stderr)
+def fail():
+{indented(ENDS[end])}
+strike()
+if rank == "1":
+    atexit.register(at_end)
+    fail()
+"""
+    prepare(launch, script)
+    once = ("-n", "2", "--min-ranks", "1", "--max-replacements", "1", "--no-summary")
+    result = launch.run(*once, "--standby", "1", "--log-dir", "logs", "script.py")
+    log = (launch.directory / "logs/rank-1.log").read_text()
+    fresh = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=launch.directory,
+        env={**launch.environment, "RANK": "1", "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    assert log == fresh.stdout
+    assert result.returncode == 0, result.stderr
+    found = re.findall(r"rank 1 on host \S+ failed: (exit code \d+|killed by signal \d+)", result.stderr)
+    assert found[0] == "killed by signal 9"
+    code = fresh.returncode
+    assert found[1:] == ([] if code == 0 else [f"exit code {code}" if code > 0 else f"killed by signal {-code}"])
+    nothing_is_left(launch)
+
+
+def indented(text: str) -> str:
+    lines = text.strip("\n").splitlines()
+    return "\n".join(line if line.startswith("    ") else f"    {line}" for line in lines)
+
+
+REWRITTEN_STRIKES = "\n".join(line.removeprefix("    ") for line in STRIKES.splitlines())
+REWRITTEN = REWRITTEN_STRIKES + "\n".join(line.removeprefix("    ") for line in FACTS.splitlines())
+
+
+def test_the_others_admit_it(launch: Launch) -> None:
+    launch.environment["TEST_VICTIM"] = "2"
+    words = ("-n", "4", "--min-ranks", "3", "--max-replacements", "2", "--standby", "1", "--no-summary")
+    result = launch.run(*words, launch.script(REGROW))
+    assert result.returncode == 0, result.stdout + result.stderr
+    for rank in range(4):
+        assert f"sum 0 10 20 30 40 of {rank} beside 4" in result.stdout
+    assert "standby" not in result.stderr
+    nothing_is_left(launch)
+
+
+def test_each_host_has_its_own(hosts: Launch) -> None:
+    prepare(hosts, REWRITTEN_STRIKES + "\nstrike()\n")
+    hosts.environment["TEST_IMPORTED"] = "4"
+    words = ("-H", "a:1,b:1", "--python", sys.executable, *WORDS[2:], "--standby", "1")
+    result = hosts.run(*words, "script.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(marked(hosts, "imported-a-*")) == 2
+    assert second(hosts) in marked(hosts, "imported-b-*")
+    nothing_is_left(hosts)
+
+
+WAITS = (
+    REWRITTEN_STRIKES
+    + """
+import ctypes
+if rank == "1" and os.environ.get("TEST_FAILS"):
+    wait_for("go")
+    sys.exit(7)
+wait_for("never" if not os.environ.get("TEST_WELL") else "go")
+"""
+)
+
+
+@pytest.mark.parametrize("end", ["well", "fails", "SIGINT", "SIGTERM", "launcher", "agent", "leaving"])
+def test_none_is_left(launch: Launch, end: str) -> None:
+    prepare(launch, WAITS)
+    most = {"fails": ["--min-ranks", "2"]}.get(end, ["--min-ranks", "1"])
+    environment = {"fails": {"TEST_FAILS": "1"}, "well": {"TEST_WELL": "1"}}.get(end, {})
+    words = ("-n", "2", *most, "--max-replacements", "5", "--standby", "2")
+    with launch.start(*words, "script.py", **environment) as process:
+        wait_until(lambda: len(standbys(launch)) == 2, "the standbys are ready")
+        wait_until(lambda: len(marked(launch, "rank-*")) == 2, "the ranks run")
+        rank = marked(launch, "rank-1-*")[0]
+        for pid in standbys(launch):
+            assert b"standby.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            held = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+            assert len(held) == 4, held  # its standard streams and its socket
+            assert not any("memfd" in each for each in held), held
+            variables = Path(f"/proc/{pid}/environ").read_bytes()
+            assert not re.search(rb"(^|\0)(MULTIRING_)?(LOCAL_)?RANK=|_FD=|SECRET", variables)
+        agent = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+        if end in ("well", "fails"):
+            (launch.directory / "go").touch()
+        elif end == "agent":
+            os.kill(agent, signal.SIGKILL)
+        elif end == "launcher":
+            os.kill(process.pid, signal.SIGKILL)
+        elif end == "leaving":
+            os.kill(agent, signal.SIGTERM)
+        else:
+            os.kill(process.pid, signal.Signals[end])
+        process.communicate(timeout=60)
+        nothing_is_left(launch)
+        assert (process.returncode == 0) == (end == "well")
+
+
+def test_one_that_is_killed_is_replaced_and_none_counts_as_a_rank(launch: Launch) -> None:
+    prepare(launch, WAITS)
+    with launch.start(*WORDS, "--standby", "1", "script.py", TEST_WELL="1") as process:
+        wait_until(lambda: len(standbys(launch)) == 1, "the standby is ready")
+        os.kill(standbys(launch)[0], signal.SIGKILL)
+        wait_until(lambda: len(standbys(launch)) == 2, "another one is ready")
+        watch = [sys.executable, "-m", "multiring", "top", "--once", "--json", str(process.pid)]
+        shown = subprocess.run(watch, env=launch.environment, capture_output=True, text=True, timeout=60)
+        assert [rank["rank"] for rank in json.loads(shown.stdout)["ranks"]] == [0, 1], shown.stderr
+        (launch.directory / "go").touch()
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "standby" not in errors
+        assert "rank" not in errors  # none was lost
+    nothing_is_left(launch)
+
+
+IN_STANDBY = 'b"standby.py" in open("/proc/self/cmdline", "rb").read()'
+
+
+def test_one_that_dies_after_it_was_taken_makes_way_for_a_fresh_one(launch: Launch) -> None:
+    sleeps = f"""
+        import os, pathlib, time
+        if {IN_STANDBY}:
+            pathlib.Path(f"imported-asleep-{{os.getpid()}}").touch()
+            while True:
+                time.sleep(0.05)
+    """
+    prepare(launch, "import sleeps\n" + REWRITTEN_STRIKES + "\nstrike()\n", sleeps=sleeps)
+    with launch.start(*WORDS, "--standby", "1", "script.py", TEST_IMPORTED="3") as process:
+        wait_until((launch.directory / "struck").exists, "rank 1 is killed")
+        first = marked(launch, "imported-asleep-*")[0]
+        wait_until(lambda: len(marked(launch, "imported-asleep-*")) == 2, "another standby imports")
+        assert os.getpriority(os.PRIO_PROCESS, first) == os.getpriority(os.PRIO_PROCESS, 0)
+        os.kill(first, signal.SIGKILL)  # it was taken before it was ready
+        wait_until((launch.directory / "done").exists, "rank 1 is there again")
+        assert process.wait(60) == 0
+        _, errors = process.communicate(timeout=60)
+        assert errors.count("is started again") == 1
+    nothing_is_left(launch)
+
+
+@pytest.mark.parametrize("may_raise", [True, False])
+def test_it_waits_at_a_lower_priority_that_it_can_leave(launch: Launch, may_raise: bool) -> None:
+    if may_raise and not _can_restore_priority():
+        pytest.skip("needs CAP_SYS_NICE")
+    if not may_raise and os.getuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv, to do without CAP_SYS_NICE")
+    priority = """
+        import os, pathlib
+        pathlib.Path(f"priority-{os.getpid()}").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
+    """
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    ends = f"strike()\nassert os.getpriority(os.PRIO_PROCESS, 0) == {own}\n"
+    prepare(launch, f"import priority\n{REWRITTEN_STRIKES}\n{ends}", priority=priority)
+    prefix = () if may_raise or os.getuid() else ("setpriv", "--bounding-set", "-sys_nice")
+    result = launch.run(*WORDS, "--standby", "1", "script.py", prefix=prefix)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "failed: exit code" not in result.stderr
+    assert second(launch) in standbys(launch)
+    lower = {int((launch.directory / f"priority-{pid}").read_text()) for pid in standbys(launch)}
+    assert lower == {min(own + 5, 19) if may_raise else own}
+    nothing_is_left(launch)
+
+
+def test_one_that_is_taken_before_it_is_ready_does_its_imports_first(launch: Launch) -> None:
+    sleeps = f"""
+        import os, pathlib, time
+        print("imported by a", "standby" if {IN_STANDBY} else "rank", flush=True)
+        while {IN_STANDBY} and not pathlib.Path("wake").exists():
+            time.sleep(0.05)
+    """
+    prepare(launch, "import sleeps\n" + REWRITTEN_STRIKES + "\nstrike()\n", sleeps=sleeps)
+    with launch.start(*WORDS, "--standby", "1", "script.py", TEST_IMPORTED="2") as process:
+        wait_until((launch.directory / "struck").exists, "rank 1 is killed")
+        assert not (launch.directory / "done").exists()
+        (launch.directory / "wake").touch()
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert sorted(output.splitlines()) == [
+        "[1] imported by a rank",
+        "[1] imported by a standby",
+        "imported by a rank",
+    ]
+    nothing_is_left(launch)
+
+
+def test_an_import_that_fails_there_is_told_and_left_to_the_rank(launch: Launch) -> None:
+    fails = f"""
+        if {IN_STANDBY} and not __import__("pathlib").Path("struck").exists():
+            raise OSError("not here yet")
+    """
+    script = "import mark\nimport fails\n" + REWRITTEN_STRIKES + "\nstrike()\n"
+    prepare(launch, script, fails=fails)
+    result = launch.run(*WORDS, "--standby", "1", "script.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = re.findall(r"host \S+: a standby has not imported all that a rank does: (.*)", result.stderr)
+    assert told == ["OSError: not here yet"]
+    nothing_is_left(launch)
+
+
+def test_an_import_that_asks_for_the_rank_waits_until_it_is_known(launch: Launch) -> None:
+    place = """
+        import os
+        OWN = [name for name, value in os.environ.items() if name.startswith("LAUNCH_")]
+        NAMES = [name for name in os.environ if name in ("RANK", "LAUNCH_TEST")]
+        import mark  # till here it did not wait
+        RANK, NUMBER = os.environ["RANK"], os.getenv("MULTIRING_REPLACEMENT", "none")
+        HAS = "MULTIRING_REPORT_FD" in os.environ
+        ALL = {**os.environ}
+    """
+    late = "import os\nCHOSEN = os.environ['TEST_CHOSEN']\n"
+    script = f"""from __future__ import annotations
+import sys
+class Something: pass
+kind: None | Something | Unheard = 5
+if kind == 6 or sys.version_info < (3,):
+    import nothing_of_that_name
+else:
+    try:
+        import nothing_of_that_name
+    except ImportError:
+        import place
+others = [Something]
+import os
+os.environ["TEST_CHOSEN"] = f"by rank {{place.RANK}}"
+import late
+{REWRITTEN_STRIKES}
+assert place.RANK == rank and place.NUMBER == "0" and place.HAS
+assert place.OWN == ["LAUNCH_TEST"] and sorted(place.NAMES) == ["LAUNCH_TEST", "RANK"]
+assert place.ALL["LOCAL_RANK"] == rank == place.ALL["MULTIRING_RANK"]
+assert late.CHOSEN == f"by rank {{rank}}"
+strike()
+"""
+    prepare(launch, script, place=place, late=late)
+    result = launch.run(*WORDS, "--standby", "1", "script.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "standby" not in result.stderr
+    struck = float((launch.directory / "struck").read_text())
+    assert float((launch.directory / f"imported--standby-{second(launch)}").read_text()) < struck
+    nothing_is_left(launch)
+
+
+def test_standbys_that_keep_dying_are_given_up(launch: Launch) -> None:
+    dies = f"""
+        import os, sys
+        if {IN_STANDBY}:
+            print("no licence", file=sys.stderr, flush=True)
+            os._exit(7)
+    """
+    prepare(launch, REWRITTEN_STRIKES.replace("import mark", "import mark, dies") + "\nstrike()\n", dies=dies)
+    launch.environment["TEST_IMPORTED"] = "5"
+    result = launch.run(*WORDS, "--standby", "1", "script.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = [line for line in result.stderr.splitlines() if "standby" in line]
+    assert len(told) == 1
+    assert re.fullmatch(
+        r"multiring: host \S+: 3 standbys in a row have ended before they were ready \(exit code 7\); the last line of "
+        r"one: no licence; replacements are started without standbys from now on",
+        told[0],
+    )
+    nothing_is_left(launch)
+
+
+def test_a_file_that_hides_what_a_standby_needs_is_named(launch: Launch) -> None:
+    prepare(launch, REWRITTEN_STRIKES + "\nstrike()\n", "beside/script.py", socket="")
+    launch.environment["TEST_IMPORTED"] = "2"
+    result = launch.run(*WORDS, "--standby", "1", "beside/script.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = [line for line in result.stderr.splitlines() if "standby" in line]
+    assert len(told) == 1
+    assert f"socket.py in {launch.directory}/beside bears the name of a module that a standby needs itself" in told[0]
+    nothing_is_left(launch)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (("sh", "-c", "exit 0"), r"sh is no script \(train.py\) and no module \(-m\) of Python"),
+        ((sys.executable, "-V", "script.py"), r"-V before a script .* is no option that a standby can keep"),
+        ((sys.executable, "-c", "pass"), r"-c before a script .* is no option that a standby can keep"),
+    ],
+)
+def test_it_is_told_once_where_none_can_stand_by(launch: Launch, program: tuple[str, ...], why: str) -> None:
+    launch.script("")
+    result = launch.run(*WORDS, "--standby", "1", *program)
+    assert result.returncode == 0, result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert re.fullmatch(rf"multiring: --standby 1 is of no use: {why}; replacements are started without", lines[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--min-ranks", "1"), "--standby 1 needs --max-replacements N: standbys take the places"),
+        (("--launcher", "mpirun"), "--standby and --launcher do not go together"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(launch: Launch, words: tuple[str, ...], why: str) -> None:
+    result = launch.run("-n", "2", *words, "--standby", "1", "true")
+    assert result.returncode == 2
+    assert f"multiring run: {why}" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
