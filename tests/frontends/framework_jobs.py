@@ -63,9 +63,9 @@ def job(
 
 
 def alone(
-    program: Path, *arguments: str, imports: Sequence[str], timeout: float = 280, **environment: str
+    program: str | Path, *arguments: str, imports: Sequence[str], timeout: float = 280, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program as one process, which is forked where ``imports`` are done."""
+    """Run a program, a file or the text of one, as one process that is forked where ``imports`` are done."""
     process = fork_server.start(program, *arguments, environment=of_forks(**environment), imports=imports)
     try:
         output, error = process.communicate(timeout)
@@ -128,6 +128,18 @@ def _wait(processes: Sequence[fork_server.Forked], timeout: float) -> None:
             deadline = min(deadline, time.monotonic() + PATIENCE)
 
 
+def kept_by_jax(folder: Path) -> dict[str, str]:
+    """Variables with which JAX compiles a program once for all processes: most of a short test's time goes there.
+
+    A program that calls back into Python is compiled by each.
+    """
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
 def of_forks(**environment: str) -> dict[str, str]:
     """The variables of what is forked, of which those that an interpreter reads at its start are always the same."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **_variables(environment)}
@@ -165,6 +177,7 @@ class Worlds:
         self._chosen = chosen
         self._losing = losing
         self._imports = imports
+        self._environment = environment
 
         def run(ranks: int) -> subprocess.CompletedProcess[str]:
             last = ["loss_of_a_rank"] if ranks in losing else []
@@ -181,6 +194,14 @@ class Worlds:
     def __exit__(self, *error: object) -> None:
         if self._imports:
             fork_server.end(self._imports)
+
+    def prints(self, program: str, *arguments: str, ranks: int) -> str:
+        """What another program prints that is to end well, in ranks that are forked where these are."""
+        done = forked_job(
+            HERE / program, *arguments, ranks=ranks, imports=self._imports, timeout=280, **self._environment
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
 
     def succeed(self, *functions: str, ranks: int) -> None:
         """Check that all ranks returned from these functions, and that they ended well unless one was killed."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import logging
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import zipfile
 
@@ -26,6 +26,8 @@ from multiring import recipes
 mr.init()
 RANK, SIZE = mr.rank(), mr.world_size()
 keras.config.set_floatx("float64")
+if keras.backend.backend() == "jax":
+    importlib.import_module("jax").config.update("jax_enable_x64", True)
 X, LABELS = load_digits(return_X_y=True)
 X, Y = X / 16, np.eye(10)[LABELS]
 
@@ -80,12 +82,6 @@ def saving() -> None:
     model, whole = network(0), network(0)
     fit(model, X[part], Y[part], mrk.DistributedOptimizer(keras.optimizers.Adam(0.01)), epochs=5)
     model.save(name)
-    if RANK == SIZE - 1:  # a process of its own costs seconds, and the others would see the same
-        show = "print(type(model.optimizer).__name__, int(model.optimizer.iterations))"
-        load = f"import sys, keras; model = keras.models.load_model({name!r})"
-        plain = f"{load}; {show}; assert 'multiring.keras' not in sys.modules"
-        printed = subprocess.run([sys.executable, "-c", plain], check=True, capture_output=True, text=True).stdout
-        assert printed.split() == ["Adam", "5"]
     loaded = keras.models.load_model(name)
     assert mrk.DistributedOptimizer(loaded.optimizer) is loaded.optimizer
     with pytest.raises(ValueError, match="already"):
