@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -766,3 +767,75 @@ def one_forgets_its_weight() -> None:
 
 def test_weights_on_some_ranks_only_are_a_mismatch() -> None:
     values(one_forgets_its_weight)
+
+
+BECOMES: dict[str, Callable[[nn.Module], object]] = {
+    "new data": lambda net: [setattr(p.grad, "data", p.grad.data.clamp(-1, 1)) for p in net.parameters()],
+    "another type and back": lambda net: net.float().double(),
+    "another storage": lambda net: [p.grad.set_(torch.zeros_like(p)) for p in net.parameters()],
+    "shared memory": lambda net: net.share_memory(),
+    "another layout": lambda net: net.to(memory_format=torch.channels_last),
+    "a copy": lambda net: [setattr(p, "grad", p.grad.clone()) for p in net.parameters()],
+}
+
+
+@worker
+def gradients_become(what: str, to_none: bool) -> None:
+    """Whatever a program does to the tensors that it gets as gradients, the next ones are those of all ranks."""
+    with group() as (rank, size):
+        net = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.Flatten(), nn.Linear(8, 1, bias=False)).double()
+        with torch.no_grad():
+            for p in net.parameters():
+                p.copy_(torch.arange(p.numel()).view(p.shape) % 5 + 1.0)
+        inputs = [torch.arange(36.0, dtype=torch.float64).view(1, 4, 3, 3) * (r + 1) for r in range(size)]
+        optimizer = distributed(net, torch.optim.SGD(net.parameters(), 0.0))
+        for step in range(4):
+            alone = copy.deepcopy(net)
+            alone.zero_grad()
+            (sum(alone(x).sum() for x in inputs) * (step + 1) / size).backward()
+            optimizer.zero_grad(set_to_none=to_none)
+            (net(inputs[rank]).sum() * (step + 1)).backward()
+            optimizer.synchronize()
+            for mine, expected in zip(net.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-12, atol=0, check_stride=False)
+            if step < 3:
+                BECOMES[what](net)
+
+
+@pytest.mark.parametrize("to_none", [True, False], ids=["to none", "to zero"])
+@pytest.mark.parametrize("what", BECOMES)
+def test_gradients_are_averaged_whatever_becomes_of_the_last_ones(what: str, to_none: bool) -> None:
+    values(gradients_become, what, to_none)
+
+
+@worker
+def swapped_gradients() -> str:
+    with group():
+        net = nn.ModuleList([nn.Linear(2, 2, bias=False) for _ in range(2)])
+        optimizer = distributed(net)
+        sum(layer(torch.ones(1, 2)).sum() for layer in net).backward()
+        optimizer.synchronize()
+        net[0].weight.grad, net[1].weight.grad = net[1].weight.grad, net[0].weight.grad
+        return str(caught(ValueError, lambda: sum(layer(torch.ones(1, 2)).sum() for layer in net).backward()))
+
+
+def test_gradients_in_the_places_of_others_are_refused() -> None:
+    for said in values(swapped_gradients):
+        assert re.match(r"the gradient of parameter [01].weight lies where gradients of others are reduced", said), said
+
+
+@worker
+def column() -> None:
+    """A parameter that is no dense piece of memory."""
+    with group() as (rank, size):
+        parameter = nn.Parameter(torch.arange(6.0).view(3, 2)[:, 0])
+        optimizer = DistributedOptimizer(torch.optim.SGD([parameter], 1.0))
+        for _ in range(2):
+            optimizer.zero_grad()
+            (parameter * (rank + 1.0)).sum().backward()
+            optimizer.step()
+        same(parameter.detach(), torch.tensor([0.0, 2.0, 4.0]) - (size + 1))
+
+
+def test_a_parameter_that_is_a_column() -> None:
+    values(column)

@@ -31,9 +31,10 @@ _reducers = WeakTensorKeyDictionary()
 class Reducer:
     """Replaces ``grad`` of each parameter by the mean over all ranks, at the end of each backward pass.
 
-    A parameter's hook copies its gradient into its slot of a bucket, and ``grad`` becomes a view of that slot, so that
-    the optimizer reads what was reduced where it lies. Which gradients are sparse, and in which order they become
-    ready, is known after the first pass only: that one is reduced when it has ended.
+    A parameter's hook copies its gradient into its slot of a bucket, and ``grad`` becomes another tensor on that memory,
+    so that the optimizer reads what was reduced where it lies, and the slot stays what it is whatever becomes of that
+    tensor (new ``data``, another layout, memory that processes share). Which gradients are sparse, and in which order
+    they become ready, is known after the first pass only: that one is reduced when it has ended.
     """
 
     def __init__(
@@ -59,6 +60,10 @@ class Reducer:
         """Indices of the parameters that are not frozen."""
         self._buckets: Buckets | None = None
         self._slots: dict[int, Tensor] = {}
+        self._handed: dict[int, Tensor] = {}
+        """The tensors on slots that users have, as ``grad``."""
+        self._memory: set[tuple[int, int]] = set()
+        """Where each bucket begins and ends."""
         self._factor: float | None = None
         self._seen: dict[int, None] = {}  # in the order of readiness
         self._paused = False
@@ -133,7 +138,7 @@ class Reducer:
             if index not in buckets:
                 self._reduce_sparse(parameter)
             elif index in present and parameter.grad is None:
-                parameter.grad = self._slots[index]
+                parameter.grad = self._handed_slot(index)
         self._factor = None
         self._seen.clear()
         self.pending = False
@@ -190,19 +195,31 @@ class Reducer:
         assert factor is not None
         if gradient.is_sparse:
             gradient = gradient.to_dense()
-        if gradient.data_ptr() != slot.data_ptr():
+        if not _lie_alike(gradient, slot):
+            if any(begin <= gradient.data_ptr() < end for begin, end in self._memory):
+                raise ValueError(
+                    f"the gradient of parameter {self._names[index]} lies where gradients of others are reduced, or lies "
+                    "there in another order: assign a copy (grad.clone()), or call zero_grad() first"
+                )
             if factor == 1:
                 slot.copy_(gradient)
             elif factor == 0:  # also where it is NaN
                 slot.zero_()
             else:
                 torch.mul(gradient, factor, out=slot)
-            parameter.grad = slot
+            parameter.grad = self._handed_slot(index)
         elif factor == 0:
             slot.zero_()
         elif factor != 1:
             slot.mul_(factor)
         buckets.ready(index)
+
+    def _handed_slot(self, index: int) -> Tensor:
+        """The slot for users: a new tensor where something has become of the last one."""
+        slot, handed = self._slots[index], self._handed[index]
+        if not _lie_alike(handed, slot):
+            handed = self._handed[index] = _another(slot)
+        return handed
 
     @torch.no_grad()
     def _reduce_sparse(self, parameter: Tensor) -> None:
@@ -244,6 +261,9 @@ class Reducer:
             residual_of=residual_of,
         )
         self._slots = {index: _shaped(buckets.slot(index), self._parameters[index]) for index in fused}
+        self._handed = {index: _another(slot) for index, slot in self._slots.items()}
+        storages = [slot.untyped_storage() for slot in self._slots.values()]
+        self._memory = {(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages}
         self._buckets = buckets
         return buckets
 
@@ -265,8 +285,23 @@ def _shaped(slot: Tensor, parameter: Tensor) -> Tensor:
     return slot.view(parameter.shape)
 
 
+def _lie_alike(one: Tensor, other: Tensor) -> bool:
+    if one.data_ptr() != other.data_ptr() or one.shape != other.shape:
+        return False
+    # The stride of a dimension of one element says nothing.
+    return all(n == 1 or here == there for n, here, there in zip(one.shape, one.stride(), other.stride(), strict=True))
+
+
+def _another(slot: Tensor) -> Tensor:
+    """A tensor on the same memory, with a storage of its own: `Tensor.share_memory_` moves a storage."""
+    if not slot.numel():
+        return slot
+    memory = slot.as_strided((slot.numel(),), (1,)).view(torch.uint8).numpy()  # NumPy has no bfloat16
+    return torch.from_numpy(memory).view(slot.dtype).as_strided(slot.shape, slot.stride())
+
+
 def _checksum(parameter: Tensor) -> int:
-    elements: Any = parameter.detach().reshape(-1).view(torch.uint8).numpy()
+    elements: Any = parameter.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
     return zlib.crc32(elements)
 
 
