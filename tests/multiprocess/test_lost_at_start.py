@@ -296,12 +296,15 @@ def test_a_child_that_keeps_the_input_of_rank_0_does_not_stop_that_of_the_next(h
 def test_rank_0_that_is_started_again_reads_on_to_the_end_of_the_input(hosts: Launch, place: tuple[str, ...]) -> None:
     words = (*place, "-n", "2", "--min-ranks", "2", "--max-replacements", "1")
     program = hosts.script("""
-        import os, pathlib, signal, sys
-        struck = pathlib.Path("struck")
+        import os, pathlib, signal, sys, time
+        struck, again = pathlib.Path("struck"), pathlib.Path("again")
+        while os.environ["RANK"] == "1" and not again.exists():  # who has ended well shows that the job had begun
+            time.sleep(0.02)
         if os.environ["RANK"] == "0":
             if not struck.exists():
                 struck.write_text(input())
                 os.kill(os.getpid(), signal.SIGKILL)
+            again.touch()
             print("after", struck.read_text(), "nothing is left" if sys.stdin.read() == "" else "more")
     """)
     result = hosts.run(*words, program, stdin="one line\n")
