@@ -49,7 +49,7 @@ class NativeCalls {
     const double timeout;  // the communicator's
 
   private:
-    struct Turn {  // of a plan: a trial has a number
+    struct Turn {  // a plan for one call; a trial has a number
         std::uint32_t handle;
         std::shared_ptr<Trials> trials;
         std::size_t number = 0;

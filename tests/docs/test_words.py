@@ -1,40 +1,106 @@
-"""Each class name means one thing: no two modules of the package, the engine among them, define a class of the same
-name."""
+"""Each class name means one thing in the package; docstrings and comments open as sentences do."""
 
 from __future__ import annotations
 
 import ast
+import io
+import re
+import tokenize
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "src/multiring"
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "src/multiring"
 ALIKE = {"Engine", "Work"}
 """What the native engine has for a Python class of the same purpose."""
 
+FOLDERS = ("src", "csrc", "tests", "benchmarks", "examples", "tools")
+OPENINGS = r"(?:of|by|for|so|whom|whose|in (?:which|what)|to whom)\b"
+"""A docstring or comment that opens with one of these words makes sense only after a second reading."""
+RIDDLE = re.compile(OPENINGS + r"|in\b(?= )", re.IGNORECASE)
+COMMENT = re.compile(OPENINGS, re.IGNORECASE)
 
-def classes() -> dict[str, list[str]]:
-    """The modules that define a class of each name, at their top level."""
+
+def python_classes() -> dict[str, list[str]]:
+    """The modules of the package that define a class of each name, nested ones among them."""
     found = defaultdict(list)
     for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]):
-        for node in ast.parse(path.read_text()).body:
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(str(path.relative_to(PACKAGE)))
     return found
 
 
+def sources(*endings: str) -> Iterator[Path]:
+    """The sources with these endings, in the order of their paths."""
+    for folder in FOLDERS:
+        yield from sorted(path for path in (REPOSITORY / folder).rglob("*") if path.suffix in endings)
+
+
+def python_comments(text: str) -> Iterator[tuple[int, str]]:
+    """Comments with the numbers of their lines; of some on consecutive lines of their own, the first."""
+    last = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            line, column = token.start
+            is_own = not token.line[:column].strip()
+            if not (is_own and last == line - 1):
+                yield line, token.string.lstrip("#").strip()
+            last = line if is_own else 0
+
+
+def cpp_comments(text: str) -> Iterator[tuple[int, str]]:
+    """The same for C++: a quoted // is taken for a comment, which does no harm."""
+    last = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        before, mark, comment = line.partition("//")
+        is_own = bool(mark) and not before.strip()
+        if mark and not (is_own and last == number - 1):
+            yield number, comment.lstrip("/<").strip()
+        last = number if is_own else 0
+
+
+def docstrings(text: str) -> Iterator[tuple[int, str]]:
+    """All strings that stand by themselves, with the numbers of their lines."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
 def test_no_class_name_stands_for_two_things() -> None:
-    known = classes()
+    known = python_classes()
     assert len(known) > 200
     assert {name: modules for name, modules in known.items() if len(modules) > 1 and name not in ALIKE} == {}
 
 
 def test_no_docstring_opens_with_a_riddle() -> None:
-    """A docstring that opens with one of these words makes sense only after a second reading."""
-    openings = {"Of", "By", "For", "So", "In"}
     riddles = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            if is_text and isinstance(text := node.value.value, str) and text.split(" ", 1)[0] in openings:
-                riddles.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text.splitlines()[0]}")
+    for path in sources(".py"):
+        for line, text in docstrings(path.read_text()):
+            if RIDDLE.match(text):
+                riddles.append(f"{path.relative_to(REPOSITORY)}:{line}: {text.splitlines()[0]}")
     assert riddles == []
+
+
+def test_no_comment_opens_with_a_riddle() -> None:
+    riddles = []
+    for path in sources(".py", ".hpp", ".cpp"):
+        text = path.read_text()
+        if path.suffix == ".py" and not re.search(r"#\s*" + OPENINGS, text, re.IGNORECASE):
+            continue  # it need not be parsed
+        for line, comment in (python_comments if path.suffix == ".py" else cpp_comments)(text):
+            if COMMENT.match(comment):
+                riddles.append(f"{path.relative_to(REPOSITORY)}:{line}: {comment}")
+    assert riddles == []
+
+
+def test_comments_are_found_where_they_begin() -> None:
+    """A line that goes on with a sentence may open with any word."""
+    python = "a = 1  # by rank\n# One\n# of many\nb = '# so'\n\n# so far\n"
+    assert list(python_comments(python)) == [(1, "by rank"), (2, "One"), (6, "so far")]
+    cpp = "int a;  // by rank\n// One\n// of many\nint b;\n///< so far\n"
+    assert list(cpp_comments(cpp)) == [(1, "by rank"), (2, "One"), (5, "so far")]
+    assert RIDDLE.match("In a loop")
+    assert COMMENT.match("Whose link")
+    assert not COMMENT.match("often")
