@@ -366,7 +366,7 @@ bool all_reduce_plain(NativeCalls& calls, nb::handle x, nb::handle op, nb::handl
         seconds = PyFloat_AsDouble(timeout.ptr());
         if (!(seconds >= 0)) return false;
     }
-    const std::optional<Plain> buffer = plain(x);
+    const std::optional<PlainBuffer> buffer = plain(x);
     const std::optional<Op> by = op_named(op);
     if (!buffer || !by || !is_defined(*by, buffer->dtype)) return false;
     run(calls, {.collective = Collective::all_reduce,
@@ -474,11 +474,12 @@ void bind_arithmetic(nb::module_& m) {
         [](std::uintptr_t destination, const std::vector<std::uintptr_t>& addresses, std::size_t count, int dtype,
            int op, double divisor, int wire, int rounded, std::uintptr_t residual) {
             const Dtype type = code<Dtype>(dtype, dtype_names, "dtype");
-            const Reduction reduction = find_reduction(type, code<Op>(op, op_names, "op"));
+            const Op by = code<Op>(op, op_names, "op");
+            check_op(by, type);
+            const Reduction reduction = find_reduction(type, by);
             const bool narrows = wire != 0 || rounded != 0;
-            if (reduction == nullptr || (narrows && type != Dtype::float32))
-                throw std::invalid_argument("op " + std::to_string(op) + " is not defined for " +
-                                            std::string(name(type)));
+            if (narrows && type != Dtype::float32)
+                throw std::invalid_argument("narrow wires carry float32, not " + std::string(name(type)));
             std::vector<const void*> sources;
             for (const auto address : addresses) sources.push_back(reinterpret_cast<const void*>(address));
             auto* to = reinterpret_cast<float*>(destination);

@@ -87,7 +87,7 @@ struct Call {
     Collective part_of = Collective::send;  // send, recv: the collective that the message belongs to, if it is another
     std::uint64_t number = 0;
     std::uint64_t queue_number = 0;  // recv: position among those that wait for their turn
-    std::uint64_t place = 0;         // among the recorded calls; 0: none
+    std::uint64_t record_index = 0;  // position among the recorded calls, from 1; 0: none
     Clock::time_point deadline{};
     std::shared_ptr<DeviceTransfer> transfer{};  // if the buffer lies on a card; `pointer` is none then
 

@@ -298,7 +298,7 @@ bool says(nb::handle x, const char* question) {
     return nb::cast<bool>(nb::object(x.attr(question)()));
 }
 
-std::optional<Plain> plain_tensor(nb::handle x, const ExchangeTable& table) {
+std::optional<PlainBuffer> plain_tensor(nb::handle x, const ExchangeTable& table) {
     if (nb::cast<bool>(nb::object(x.attr("requires_grad")))) return {};
     nb::dlpack::dltensor tensor{};
     if (table.tensor_of(x.ptr(), &tensor) != 0) {
@@ -318,18 +318,18 @@ std::optional<Plain> plain_tensor(nb::handle x, const ExchangeTable& table) {
     if (count != 0 &&
         (tensor.data == nullptr || missing_bytes(x, storage, count, dtype_sizes[static_cast<std::size_t>(*dtype)])))
         return {};  // zeros for which torch keeps no memory, or a storage that was freed or cut
-    return Plain{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype, storage};
+    return PlainBuffer{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, count, *dtype, storage};
 }
 
 }  // namespace
 
-std::optional<Plain> plain(nb::handle x) {
+std::optional<PlainBuffer> plain(nb::handle x) {
     const auto type = plain_type(Py_TYPE(x.ptr()));
     if (!type) return {};
     if (type->table != nullptr) return plain_tensor(x, *type->table);
     const auto d = describe_buffer(x);
     if (!d || !d->contiguous || !d->writable) return {};
-    return Plain{reinterpret_cast<void*>(d->pointer), d->count, d->dtype, {}};
+    return PlainBuffer{reinterpret_cast<void*>(d->pointer), d->count, d->dtype, {}};
 }
 
 Description describe(nb::handle x) {

@@ -27,7 +27,7 @@ struct Description {
 Description describe(nanobind::handle x);
 
 // A torch tensor can be given another storage at any time: `storage` keeps the one that was found.
-struct Plain {
+struct PlainBuffer {
     void* pointer;
     std::size_t count;
     Dtype dtype;
@@ -36,6 +36,6 @@ struct Plain {
 
 // A NumPy array or a torch tensor that can be read and written where it lies, and holds what it shows; nothing if that
 // is not so or not known without looking closer, as `describe` does.
-std::optional<Plain> plain(nanobind::handle x);
+std::optional<PlainBuffer> plain(nanobind::handle x);
 
 }  // namespace multiring

@@ -2,12 +2,12 @@
 // shared memory it is a mailbox descriptor that says where the payload lies in the sender's arena.
 //
 //   data      a span: (communicator, incarnation, number, segment, ordinal) says which, the signature of what call.
-//             Shared memory: `place` is where it lies, `token` what the reader returns when it has read it. TCP:
-//             `place` is 1 if it used the eager credit.
+//             Shared memory: `argument` is its offset in the arena, `token` what the reader returns when it has read
+//             it. TCP: `argument` is 1 if it used the eager credit.
 //   release   tokens whose payloads have been read (shared memory)
 //   grant     the receiver of this call takes its segments below `segment`
 //   ask       the sender of this call wants a grant
-//   waits     the sender of this waits for the receiver in this call (`place` 1: to be sent something); nothing but
+//   waits     the sender of this waits for the receiver in this call (`argument` 1: to be sent something); nothing but
 //             its signature matters
 //   credit    `count` bytes of eager credit come back (TCP)
 //   beat      the sender lives, on control connections; with a payload, statuses of ranks. On data connections: the
@@ -59,7 +59,7 @@ struct Signature {
 };
 
 struct Frame {
-    std::uint32_t turn = 0;  // written last: which lap of the mailbox this descriptor belongs to
+    std::uint32_t lap = 0;  // written last: counts the descriptors that were put into this mailbox, from 1
     FrameType type{};
     Op op{};
     std::uint16_t ordinal = 0;
@@ -74,12 +74,12 @@ struct Frame {
     Collective collective{};
     Dtype dtype{};
     std::uint16_t generation = 0;
-    std::uint64_t place = 0;
+    std::uint64_t argument = 0;  // what it says depends on the type
     std::uint32_t bytes = 0;
     std::uint32_t token = 0;
 
     // Whether this frame, of a message between two ranks, goes to the rank that receives the message.
-    bool is_to_receiver() const { return type == FrameType::waits ? place == 0 : type != FrameType::grant; }
+    bool is_to_receiver() const { return type == FrameType::waits ? argument == 0 : type != FrameType::grant; }
     Signature signature() const {
         return {count, plan, root, static_cast<std::uint32_t>(label), collective, dtype, op, generation};
     }

@@ -17,13 +17,13 @@ constexpr std::string_view named = "label=";
 constexpr std::size_t digits = 6;
 constexpr std::size_t longest_line = 1000;  // that is shown as it is
 
-struct Register {
+struct LabelTable {
     std::mutex mutex;
     std::multimap<std::uint32_t, const std::string*> texts;
 };
 
-Register& known() {
-    static Register* const all = new Register;  // never destroyed: a thread may still fail while the process ends
+LabelTable& known() {
+    static LabelTable* const all = new LabelTable;  // never destroyed: a thread may still fail while the process ends
     return *all;
 }
 

@@ -317,7 +317,7 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
         }
         read_at = staged;
     }
-    if (is_shared) frame.place = executor_.arena->place(read_at);
+    if (is_shared) frame.argument = executor_.arena->offset(read_at);
     if (is_narrow(in)) data = read_at;
     outstanding_.fetch_add(in.message_count, std::memory_order_relaxed);
     Link* const* links = call_.installed->message_links.data() + in.first_message;
@@ -363,7 +363,7 @@ bool Lane::post(Held& message) {
         if (!bulk_ || call_.is_point()) ask(message.peer);
         return false;
     }
-    message.frame.place = granted ? 0 : 1;
+    message.frame.argument = granted ? 0 : 1;
     message.to->post(message.frame, message.payload);
     return true;
 }
@@ -691,7 +691,7 @@ std::vector<int> Lane::waited_for() const {
 
 void Lane::tell_waiting() const {
     Frame frame = frame_of(FrameType::waits);
-    frame.place = call_.collective == Collective::recv ? 1 : 0;
+    frame.argument = call_.collective == Collective::recv ? 1 : 0;
     const std::vector<int> ranks = waited_for();
     for (Link* link : call_.installed->links) {
         if (!std::binary_search(ranks.begin(), ranks.end(), link->peer)) continue;

@@ -21,7 +21,7 @@ LocalLink::LocalLink(int peer, int self, Receiver& receiver, std::shared_ptr<Are
       outgoing_(static_cast<Mailbox*>(mine_->allocate(sizeof(Mailbox)))) {
     std::memset(static_cast<void*>(outgoing_), 0, sizeof(Mailbox));
     releases_.type = FrameType::release;
-    const auto entry = static_cast<std::uint32_t>(mine_->place(outgoing_) / cache_line);
+    const auto entry = static_cast<std::uint32_t>(mine_->offset(outgoing_) / cache_line);
     __atomic_store_n(&mine_->mailbox_directory()[peer], entry, __ATOMIC_RELEASE);
 }
 
@@ -51,10 +51,10 @@ bool LocalLink::put_in_slot(const Frame& frame) {
         if (posted_ - read_by_peer_ == mailbox_slots) return false;
     }
     Frame& slot = outgoing_->slots[posted_ % mailbox_slots];
-    constexpr std::size_t turn_bytes = sizeof slot.turn;
-    std::memcpy(reinterpret_cast<std::byte*>(&slot) + turn_bytes,
-                reinterpret_cast<const std::byte*>(&frame) + turn_bytes, sizeof slot - turn_bytes);
-    __atomic_store_n(&slot.turn, ++posted_, __ATOMIC_RELEASE);
+    constexpr std::size_t lap_bytes = sizeof slot.lap;
+    std::memcpy(reinterpret_cast<std::byte*>(&slot) + lap_bytes, reinterpret_cast<const std::byte*>(&frame) + lap_bytes,
+                sizeof slot - lap_bytes);
+    __atomic_store_n(&slot.lap, ++posted_, __ATOMIC_RELEASE);
     return true;
 }
 
@@ -118,7 +118,7 @@ bool LocalLink::drain() {
     const std::uint32_t before = drained_;
     for (;;) {
         const Frame& slot = theirs->slots[drained_ % mailbox_slots];
-        if (__atomic_load_n(&slot.turn, __ATOMIC_ACQUIRE) != drained_ + 1) break;
+        if (__atomic_load_n(&slot.lap, __ATOMIC_ACQUIRE) != drained_ + 1) break;
         const Frame frame = slot;
         ++drained_;
         if (frame.type == FrameType::release) {
@@ -129,7 +129,7 @@ bool LocalLink::drain() {
         } else {
             messages_received_.fetch_add(frame.bytes != 0, std::memory_order_relaxed);
             bytes_received_.fetch_add(frame.bytes, std::memory_order_relaxed);
-            receiver_.deliver(*this, frame, {theirs_->at(frame.place, frame.bytes), frame.token});
+            receiver_.deliver(*this, frame, {theirs_->at(frame.argument, frame.bytes), frame.token});
         }
     }
     if (drained_ == before) return false;

@@ -5,7 +5,8 @@
 //     Mailbox for b: slots    ------>   read by b
 //                    drained  <------   Mailbox for a: drained       (b's count of a's slots that it has read)
 //
-// A descriptor's `turn` is its position plus one, stored last; the reader knows which turn it expects.
+// A descriptor's `lap` counts from 1, through all laps of the ring, and is stored last; the reader knows which it
+// expects.
 #pragma once
 
 #include <atomic>
@@ -49,7 +50,7 @@ class LocalLink final : public Link {
   private:
     static constexpr int tokens_per_frame = 14;
     struct ReleaseFrame {
-        std::uint32_t turn;
+        std::uint32_t lap;
         FrameType type;
         std::uint8_t unused;
         std::uint16_t token_count;

@@ -113,7 +113,7 @@ void Arena::make_heard() {
     auto* slots = static_cast<StatusSlot*>(allocate(count * sizeof(StatusSlot)));
     std::uninitialized_value_construct_n(slots, count);
     heard_ = {slots, count};
-    __atomic_store_n(&header().heard, place(slots), __ATOMIC_RELEASE);
+    __atomic_store_n(&header().heard, offset(slots), __ATOMIC_RELEASE);
 }
 
 // Whoever reads a byte that is written after this, and then looks, sees it.
@@ -122,10 +122,10 @@ void Arena::give_up() noexcept {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-void Arena::commit(std::size_t place, std::size_t bytes) {
+void Arena::commit(std::size_t offset, std::size_t bytes) {
     if (fd_ >= 0) {
         int result;
-        do result = fallocate(fd_, 0, static_cast<off_t>(place), static_cast<off_t>(bytes));
+        do result = fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
         while (result != 0 && errno == EINTR);
         if (result != 0)
             throw_resource_error(system_message("out of shared memory: " + std::to_string(bytes) + " bytes wanted, " +
@@ -136,18 +136,18 @@ void Arena::commit(std::size_t place, std::size_t bytes) {
 }
 
 bool Arena::decommit(FreeList::iterator range) {
-    const auto [place, bytes] = std::pair(range->first, range->second.bytes);
+    const auto [offset, bytes] = std::pair(range->first, range->second.bytes);
     if (fd_ >= 0) {
-        if (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(place),
+        if (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                       static_cast<off_t>(bytes)) != 0)
             return false;  // stays committed, to be used again
     } else {
-        madvise(base_ + place, bytes, MADV_DONTNEED);
+        madvise(base_ + offset, bytes, MADV_DONTNEED);
     }
     committed_ -= bytes;
     idle_ -= bytes;
     free_.erase(range);
-    insert_free(place, {bytes, false});
+    insert_free(offset, {bytes, false});
     return true;
 }
 
@@ -158,20 +158,20 @@ void Arena::decommit_all() {
     }
 }
 
-Arena::FreeList::iterator Arena::insert_free(std::size_t place, Free range) {
-    auto next = free_.lower_bound(place);
-    if (next != free_.end() && next->second.committed == range.committed && place + range.bytes == next->first) {
+Arena::FreeList::iterator Arena::insert_free(std::size_t offset, Free range) {
+    auto next = free_.lower_bound(offset);
+    if (next != free_.end() && next->second.committed == range.committed && offset + range.bytes == next->first) {
         range.bytes += next->second.bytes;
         next = free_.erase(next);
     }
     if (next != free_.begin()) {
         auto previous = std::prev(next);
-        if (previous->second.committed == range.committed && previous->first + previous->second.bytes == place) {
+        if (previous->second.committed == range.committed && previous->first + previous->second.bytes == offset) {
             previous->second.bytes += range.bytes;
             return previous;
         }
     }
-    return free_.emplace_hint(next, place, range);
+    return free_.emplace_hint(next, offset, range);
 }
 
 void* Arena::allocate(std::size_t bytes, Use use) {
@@ -205,21 +205,21 @@ void* Arena::allocate(std::size_t bytes, Use use) {
             (end == size_ ? "" : " and " + std::to_string(size_ - end) + " kept for staging") +
             (left < wanted ? "" : ", and no hole larger than " + std::to_string(largest)) + ": " + remedy_);
     }
-    const auto [place, found] = *range;
+    const auto [offset, found] = *range;
     if (found.committed)
         idle_ -= wanted;
     else
-        commit(place, wanted);
+        commit(offset, wanted);
     free_.erase(range);
-    if (found.bytes > wanted) insert_free(place + wanted, {found.bytes - wanted, found.committed});
-    taken_[place] = wanted;
-    return base_ + place;
+    if (found.bytes > wanted) insert_free(offset + wanted, {found.bytes - wanted, found.committed});
+    taken_[offset] = wanted;
+    return base_ + offset;
 }
 
 void Arena::release(void* pointer) {
     if (retired_) return;
     const std::lock_guard lock(mutex_);
-    const auto taken = taken_.find(place(pointer));
+    const auto taken = taken_.find(offset(pointer));
     const std::size_t bytes = taken->second;
     idle_ += bytes;
     auto range = insert_free(taken->first, {bytes, true});

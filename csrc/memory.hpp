@@ -33,14 +33,14 @@ struct Header {
     std::uint32_t rank;
     std::uint32_t world_size;
     std::uint64_t arena_bytes;
-    std::uint64_t mailboxes;  // place of the directory: per world rank, the place of its mailbox / 64, 0 if none
+    std::uint64_t mailboxes;  // offset of the directory: per world rank, the offset of its mailbox / 64, 0 if none
     // 1: a call has failed here, and what peers read may be overwritten. On the line that nobody writes while all is
     // well, so that looking costs a reader nothing.
     std::uint32_t given_up;
     alignas(cache_line) std::uint32_t sleeping;  // 1: write my doorbell when you post
     alignas(cache_line) cpu_set_t cores;         // that this rank may run on
     alignas(cache_line) StatusSlot status;       // that it lives, and what it waits for
-    std::uint64_t heard;  // place of a status for each world rank, told by other hosts; 0 if this rank hears none
+    std::uint64_t heard;  // offset of a status for each world rank, told by other hosts; 0 if this rank hears none
 };
 
 class Arena {
@@ -68,7 +68,7 @@ class Arena {
         const auto* p = static_cast<const std::byte*>(pointer);
         return p >= base_ && p < base_ + size_ && bytes <= static_cast<std::size_t>(base_ + size_ - p);
     }
-    std::uint64_t place(const void* pointer) const {
+    std::uint64_t offset(const void* pointer) const {
         return static_cast<std::uint64_t>(static_cast<const std::byte*>(pointer) - base_);
     }
 
@@ -95,10 +95,10 @@ class Arena {
     using FreeList = std::map<std::size_t, Free>;
 
     bool make_private() noexcept;
-    void commit(std::size_t place, std::size_t bytes);
+    void commit(std::size_t offset, std::size_t bytes);
     bool decommit(FreeList::iterator range);
     void decommit_all();
-    FreeList::iterator insert_free(std::size_t place, Free range);
+    FreeList::iterator insert_free(std::size_t offset, Free range);
 
     int fd_ = -1;
     bool retired_ = false;  // nothing is given back any more; a forked child's locks may be held by nobody
@@ -106,7 +106,7 @@ class Arena {
     std::size_t size_ = 0, size_for_arrays_ = 0;
     mutable std::mutex mutex_;
     FreeList free_;                             // indexed by offset; neighbours of the same state are merged
-    std::map<std::size_t, std::size_t> taken_;  // place -> bytes
+    std::map<std::size_t, std::size_t> taken_;  // offset -> bytes
     std::size_t committed_ = 0;
     std::string remedy_ = "raise MULTIRING_ARENA_BYTES";  // where it is too small
     std::size_t idle_ = 0;                                // bytes of free_ that are committed
@@ -125,13 +125,13 @@ class PeerArena {
     const Header& header() const { return *reinterpret_cast<const Header*>(base_); }
     // What the peer has heard of each rank, by world rank; nullptr if it publishes nothing.
     const StatusSlot* heard() const {
-        const std::uint64_t place = __atomic_load_n(&header().heard, __ATOMIC_ACQUIRE);
-        return place == 0 ? nullptr
-                          : reinterpret_cast<const StatusSlot*>(at(place, header().world_size * sizeof(StatusSlot)));
+        const std::uint64_t offset = __atomic_load_n(&header().heard, __ATOMIC_ACQUIRE);
+        return offset == 0 ? nullptr
+                           : reinterpret_cast<const StatusSlot*>(at(offset, header().world_size * sizeof(StatusSlot)));
     }
     // Memory that the peer announced; nullptr if it lies outside the arena.
-    const std::byte* at(std::uint64_t place, std::size_t bytes) const {
-        return place <= size_ && bytes <= size_ - place ? base_ + place : nullptr;
+    const std::byte* at(std::uint64_t offset, std::size_t bytes) const {
+        return offset <= size_ && bytes <= size_ - offset ? base_ + offset : nullptr;
     }
     // Whether anything that was read before may not be what the peer sent.
     bool is_given_up() const noexcept {

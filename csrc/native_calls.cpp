@@ -2,75 +2,80 @@
 
 #include <bit>
 #include <stdexcept>
-#include <string_view>
 #include <utility>
 #include <vector>
+
+#include "reduce.hpp"
 
 namespace multiring {
 namespace {
 
-struct Register {
+struct PublishedCalls {
     std::mutex mutex;
     std::map<std::uint32_t, std::shared_ptr<NativeCalls>> communicators;
 };
 
-Register& registered() {
-    static Register* const all = new Register;  // never destroyed: it holds Python objects, and Python ends before
+PublishedCalls& registered() {
+    static PublishedCalls* const all =
+        new PublishedCalls;  // never destroyed: it holds Python objects, and Python ends before
     return *all;
 }
 
 }  // namespace
 
-// avg would not be exact on integers, and complex numbers have no order.
+// There is no kernel where a result would not be exact (avg on integers) or has no meaning (complex numbers have no
+// order).
 bool is_defined(Op op, Dtype dtype) {
-    const std::string_view type = name(dtype);
-    if (type.starts_with("complex")) return op == Op::sum || op == Op::avg;
-    return type.starts_with("float") || type.starts_with("bfloat") ? op <= Op::prod : op != Op::avg;
+    return find_reduction(dtype, op) != nullptr;
 }
 
 std::size_t bytes_of(const Call& call, int size) {
     return call.count * itemsize(call.dtype) * (has_blocks(call.collective) ? static_cast<std::size_t>(size) : 1);
 }
 
-void check_op(const Call& call) {
-    if (!reduces(call.collective) || is_defined(call.op, call.dtype)) return;
+void check_op(Op op, Dtype dtype) {
+    if (is_defined(op, dtype)) return;
     std::string known;
     for (std::size_t code = 0; code < op_names.size(); ++code)
-        if (is_defined(static_cast<Op>(code), call.dtype))
+        if (is_defined(static_cast<Op>(code), dtype))
             known += (known.empty() ? "" : ", ") + std::string(op_names[code]);
-    throw std::invalid_argument(std::string(name(call.op)) + " is not defined for " + std::string(name(call.dtype)) +
+    throw std::invalid_argument(std::string(name(op)) + " is not defined for " + std::string(name(dtype)) +
                                 ": it has " + known);
+}
+
+void check_op(const Call& call) {
+    if (reduces(call.collective)) check_op(call.op, call.dtype);
 }
 
 NativeCalls::NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan)
     : engine(std::move(engine)), rank(rank), size(size), timeout(timeout), choose_plan_(std::move(choose_plan)) {}
 
 void NativeCalls::run(Call call, const Engine::CheckSignals& check_signals) {
-    const Turn turn = prepare(call);
-    if (!turn.trials) return engine->run(call, check_signals);
-    turn.trials->enter(turn.number);
+    const AssignedPlan plan = prepare(call);
+    if (!plan.trials) return engine->run(call, check_signals);
+    plan.trials->enter(plan.number);
     engine->run(call, check_signals);
-    turn.trials->leave(turn.number);
+    plan.trials->leave(plan.number);
 }
 
 std::shared_ptr<Work> NativeCalls::start(Call call, void* owner, const Engine::CheckSignals& check_signals,
                                          std::function<void(const std::optional<Failure>&)> on_done) {
-    const Turn turn = prepare(call);
-    return start(turn, check_signals, [&] { return engine->start(call, owner, std::move(on_done)); });
+    const AssignedPlan plan = prepare(call);
+    return start(plan, check_signals, [&] { return engine->start(call, owner, std::move(on_done)); });
 }
 
 std::shared_ptr<Work> NativeCalls::start_on_card(Call call, const CardBuffer& buffer, void* owner,
                                                  const Engine::CheckSignals& check_signals) {
-    const Turn turn = prepare(call);
-    return start(turn, check_signals, [&] { return engine->start_on_card(call, buffer, owner); });
+    const AssignedPlan plan = prepare(call);
+    return start(plan, check_signals, [&] { return engine->start_on_card(call, buffer, owner); });
 }
 
-std::shared_ptr<Work> NativeCalls::start(const Turn& turn, const Engine::CheckSignals& check_signals,
+std::shared_ptr<Work> NativeCalls::start(const AssignedPlan& plan, const Engine::CheckSignals& check_signals,
                                          std::invocable auto&& start_work) {
-    if (!turn.trials) return start_work();
-    turn.trials->enter(turn.number);
+    if (!plan.trials) return start_work();
+    plan.trials->enter(plan.number);
     const std::shared_ptr<Work> work = start_work();
-    turn.trials->go_on(turn.number, [work, check_signals, engine = engine](double seconds) {
+    plan.trials->go_on(plan.number, [work, check_signals, engine = engine](double seconds) {
         engine->wait(work, seconds, check_signals);
         return Trials::seconds_of(work->ended);
     });
@@ -78,19 +83,19 @@ std::shared_ptr<Work> NativeCalls::start(const Turn& turn, const Engine::CheckSi
 }
 
 // Check a call, and give it the schedule that it runs.
-NativeCalls::Turn NativeCalls::prepare(Call& call) {
-    engine->check_owned();  // in a forked child somebody who is not there may hold the lock of `turn`
+NativeCalls::AssignedPlan NativeCalls::prepare(Call& call) {
+    engine->check_owned();  // in a forked child somebody who is not there may hold the lock of `assigned_plan`
     check_op(call);
     if (!reduces(call.collective)) call.op = Op::sum;
     if (call.root >= static_cast<std::uint32_t>(size))
         throw std::invalid_argument("root=" + std::to_string(call.root) + ": ranks of this communicator are 0 to " +
                                     std::to_string(size - 1));
-    Turn found = turn(call);
+    AssignedPlan found = assigned_plan(call);
     call.installed = &engine->installed(found.handle);
     return found;
 }
 
-NativeCalls::Turn NativeCalls::turn(const Call& call) {
+NativeCalls::AssignedPlan NativeCalls::assigned_plan(const Call& call) {
     const std::size_t bytes = bytes_of(call, size);
     const std::tuple key(call.collective, std::bit_width(bytes), call.root);
     while (true) {

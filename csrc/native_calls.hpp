@@ -30,7 +30,8 @@ using ChoosePlan = std::function<Chosen(Collective, std::size_t, std::uint32_t, 
 
 bool is_defined(Op op, Dtype dtype);
 std::size_t bytes_of(const Call& call, int size);  // bytes of all blocks together, over `size` ranks
-void check_op(const Call& call);                   // std::invalid_argument if it is not defined for the type
+void check_op(Op op, Dtype dtype);                 // std::invalid_argument if it is not defined for the type
+void check_op(const Call& call);                   // the same, if its collective reduces
 
 // Each call names its collective, buffer, op, root, label and timeout. What is wrong with op or root is
 // std::invalid_argument.
@@ -49,14 +50,14 @@ class NativeCalls {
     const double timeout;  // the communicator's
 
   private:
-    struct Turn {  // a plan for one call; a trial has a number
+    struct AssignedPlan {  // the plan of one call; a trial has a number
         std::uint32_t handle;
         std::shared_ptr<Trials> trials;
         std::size_t number = 0;
     };
-    Turn prepare(Call& call);
-    Turn turn(const Call& call);
-    std::shared_ptr<Work> start(const Turn& turn, const Engine::CheckSignals& check_signals,
+    AssignedPlan prepare(Call& call);
+    AssignedPlan assigned_plan(const Call& call);
+    std::shared_ptr<Work> start(const AssignedPlan& plan, const Engine::CheckSignals& check_signals,
                                 std::invocable auto&& start_work);
 
     const ChoosePlan choose_plan_;

@@ -48,7 +48,7 @@ inline Frame frame_of(const Notice& notice, std::uint16_t generation) {
     frame.communicator = notice.disagreement.communicator;
     frame.number = notice.disagreement.number;
     frame.plan = notice.disagreement.culprits;
-    frame.place = notice.disagreement.witness;
+    frame.argument = notice.disagreement.witness;
     frame.label = static_cast<std::uint32_t>(notice.apart + 1) & (most_labels - 1);
     frame.ordinal = static_cast<std::uint16_t>(notice.complaint);
     return frame;
@@ -67,7 +67,7 @@ inline Notice notice_of(const Frame& frame, std::span<const std::byte> text, int
             1e-3 * static_cast<double>(frame.count),
             false,
             static_cast<int>(frame.segment) - 1,
-            {frame.communicator, frame.number, frame.plan, frame.place},
+            {frame.communicator, frame.number, frame.plan, frame.argument},
             static_cast<int>(frame.label) - 1,
             static_cast<Complaint>(frame.ordinal)};
 }

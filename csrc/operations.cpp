@@ -45,12 +45,12 @@ std::int64_t processor_time() {
 }
 
 // When this thread left the engine, and what it had run for at a look shortly before.
-struct LastCall {
+struct CallerActivity {
     const void* of = nullptr;
     Clock::time_point left{}, looked{};
     std::int64_t ran = 0;
 };
-thread_local LastCall last_call;
+thread_local CallerActivity last_call;
 
 }  // namespace
 

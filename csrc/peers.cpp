@@ -109,7 +109,7 @@ void Peers::attach_tcp(int peer, const std::vector<int>& sockets) {
         linked_[static_cast<std::size_t>(peer)] = true;
         departed_[static_cast<std::size_t>(peer)] = false;
     }
-    TcpLink::Events events;
+    TcpLink::StreamEvents events;
     events.farewell = [this](int rank) { leave_notice({-1, ErrorKind::error, rank, "", 0, true}); };
     events.lost = [this](int rank, const std::string& reason) {
         suspect(rank, options_.rank_name(rank) + " " + reason);

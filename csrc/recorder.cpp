@@ -32,22 +32,22 @@ void Recorder::enter(Call& call, const Communicator& communicator) {
     made.dtype = call.dtype;
     made.op = call.op;
     const std::lock_guard lock(mutex_);
-    made.place = call.place = ++count_;
+    made.record_index = call.record_index = ++count_;
     if (ring_.size() < most_calls)
         ring_.push_back(made);
     else
-        ring_[(made.place - 1) % most_calls] = made;
+        ring_[(made.record_index - 1) % most_calls] = made;
 }
 
-RecordedCall* Recorder::find(std::uint64_t place) {
-    if (place == 0) return nullptr;
-    RecordedCall& found = ring_[(place - 1) % most_calls];
-    return found.place == place ? &found : nullptr;  // nullptr: later ones have taken its room
+RecordedCall* Recorder::find(std::uint64_t record_index) {
+    if (record_index == 0) return nullptr;
+    RecordedCall& found = ring_[(record_index - 1) % most_calls];
+    return found.record_index == record_index ? &found : nullptr;  // nullptr: later ones have taken its room
 }
 
 void Recorder::has_number(const Call& call) {
     const std::lock_guard lock(mutex_);
-    if (RecordedCall* found = find(call.place)) {
+    if (RecordedCall* found = find(call.record_index)) {
         found->number = call.number;
         found->other = call.other;
     }
@@ -55,13 +55,14 @@ void Recorder::has_number(const Call& call) {
 
 void Recorder::complete(const Call& call) {
     const std::lock_guard lock(mutex_);
-    if (RecordedCall* found = find(call.place)) found->ended = now();
+    if (RecordedCall* found = find(call.record_index)) found->ended = now();
 }
 
 std::vector<RecordedCall> Recorder::calls() const {
     const std::lock_guard lock(mutex_);
     std::vector<RecordedCall> result = ring_;
-    std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.place < b.place; });
+    std::sort(result.begin(), result.end(),
+              [](const auto& a, const auto& b) { return a.record_index < b.record_index; });
     return result;
 }
 

@@ -19,7 +19,7 @@ struct Call;
 
 // Python reads them as they lie in memory (flight_recorder.py has the same fields).
 struct RecordedCall {
-    std::uint64_t place;         // counts what was recorded, from 1
+    std::uint64_t record_index;  // counts what was recorded, from 1
     std::int64_t called, ended;  // nanoseconds of the system's clock; 0: it has not ended
     std::uint64_t number, tag;   // `number` is `no_number` while a receive waits for its turn
     std::uint64_t count;         // elements, of a block where there are several
@@ -39,13 +39,13 @@ class Recorder {
   public:
     static constexpr std::size_t most_calls = 2000;  // as many as torch's keeps
 
-    void enter(Call& call, const Communicator& communicator);  // the call gets its place here
+    void enter(Call& call, const Communicator& communicator);  // the call gets its record index here
     void has_number(const Call& call);                         // a message, which is numbered when it begins
     void complete(const Call& call);
     std::vector<RecordedCall> calls() const;  // in the order in which they were made
 
   private:
-    RecordedCall* find(std::uint64_t place);
+    RecordedCall* find(std::uint64_t record_index);
 
     mutable std::mutex mutex_;
     std::vector<RecordedCall> ring_;

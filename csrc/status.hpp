@@ -70,27 +70,27 @@ class StatusSlot {
     void publish(const Status& status) {
         std::array<std::uint64_t, word_count> words;
         std::memcpy(words.data(), &status, sizeof status);
-        const std::uint32_t turn = __atomic_load_n(&turn_, __ATOMIC_RELAXED);
-        __atomic_store_n(&turn_, turn + 1, __ATOMIC_RELAXED);
+        const std::uint32_t sequence = __atomic_load_n(&sequence_, __ATOMIC_RELAXED);
+        __atomic_store_n(&sequence_, sequence + 1, __ATOMIC_RELAXED);
         __atomic_thread_fence(__ATOMIC_RELEASE);
         for (std::size_t i = 0; i < word_count; ++i) __atomic_store_n(&words_[i], words[i], __ATOMIC_RELAXED);
-        __atomic_store_n(&turn_, turn + 2, __ATOMIC_RELEASE);
+        __atomic_store_n(&sequence_, sequence + 2, __ATOMIC_RELEASE);
     }
     // False if it is being written (by a rank that was stopped meanwhile, perhaps), or was never.
     bool read(Status& status) const {
         std::array<std::uint64_t, word_count> words;
-        const std::uint32_t turn = __atomic_load_n(&turn_, __ATOMIC_ACQUIRE);
-        if (turn == 0 || turn % 2 == 1) return false;
+        const std::uint32_t sequence = __atomic_load_n(&sequence_, __ATOMIC_ACQUIRE);
+        if (sequence == 0 || sequence % 2 == 1) return false;
         for (std::size_t i = 0; i < word_count; ++i) words[i] = __atomic_load_n(&words_[i], __ATOMIC_RELAXED);
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        if (__atomic_load_n(&turn_, __ATOMIC_RELAXED) != turn) return false;
+        if (__atomic_load_n(&sequence_, __ATOMIC_RELAXED) != sequence) return false;
         std::memcpy(static_cast<void*>(&status), words.data(), sizeof status);
         return true;
     }
 
   private:
     static constexpr std::size_t word_count = sizeof(Status) / sizeof(std::uint64_t);
-    std::uint32_t turn_ = 0;  // odd while it is written
+    std::uint32_t sequence_ = 0;  // odd while it is written
     [[maybe_unused]] std::uint32_t padding_ = 0;
     std::uint64_t words_[word_count] = {};
 };

@@ -13,7 +13,7 @@
 namespace multiring {
 namespace {
 
-struct Wide {
+struct SixteenBytes {
     std::uint64_t halves[2];
 };
 
@@ -93,7 +93,7 @@ void copy_strided(void* to, const void* from, std::span<const Dimension> dimensi
         case 2: return copy_as<std::uint16_t>(to, from, outer, inner);
         case 4: return copy_as<std::uint32_t>(to, from, outer, inner);
         case 8: return copy_as<std::uint64_t>(to, from, outer, inner);
-        case 16: return copy_as<Wide>(to, from, outer, inner);
+        case 16: return copy_as<SixteenBytes>(to, from, outer, inner);
         default: throw std::invalid_argument("elements of " + std::to_string(itemsize) + " bytes: 1, 2, 4, 8 or 16");
     }
 }

@@ -53,7 +53,7 @@ TcpLink::Stream::Stream(Descriptor socket)
     : socket(std::move(socket)), buffer(std::make_unique<std::byte[]>(buffer_bytes)) {}
 
 TcpLink::TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
-                 int data_epoll, int hangup_epoll, std::uint64_t hangup_key, Events events)
+                 int data_epoll, int hangup_epoll, std::uint64_t hangup_key, StreamEvents events)
     : Link(peer),
       receiver_(receiver),
       pool_(pool),
@@ -234,8 +234,8 @@ double TcpLink::look(float elapsed, bool is_waited_for) {
     return longest;
 }
 
-TcpLink::Held TcpLink::held() const {
-    Held held;
+TcpLink::Backlog TcpLink::held() const {
+    Backlog held;
     for (const auto& stream : streams_) {
         int unsent = 0, unread = 0;  // a socket that is closed has none
         ioctl(stream->socket.get(), SIOCOUTQ, &unsent);
@@ -385,7 +385,7 @@ void TcpLink::finish_payload(Stream& stream) {
     bytes_received_.fetch_add(stream.frame.bytes, std::memory_order_relaxed);
     unanswered_.store(false, std::memory_order_relaxed);
     const std::byte* payload = std::exchange(stream.payload, nullptr);
-    receiver_.deliver(*this, stream.frame, {payload, static_cast<std::uint32_t>(stream.frame.place)});
+    receiver_.deliver(*this, stream.frame, {payload, static_cast<std::uint32_t>(stream.frame.argument)});
 }
 
 void TcpLink::lose(Stream& stream, const std::string& reason) {

@@ -32,7 +32,7 @@ namespace multiring {
 
 class TcpLink final : public Link {
   public:
-    struct Events {
+    struct StreamEvents {
         std::function<void(int peer)> farewell;
         std::function<void(int peer, const std::string& reason)> lost;
         std::function<void(const Notice& notice)> notice;
@@ -40,7 +40,7 @@ class TcpLink final : public Link {
     };
     // `data_epoll` watches the sockets for data and for room, `hangup_epoll` for their end, under `hangup_key`.
     TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
-            int data_epoll, int hangup_epoll, std::uint64_t hangup_key, Events events);
+            int data_epoll, int hangup_epoll, std::uint64_t hangup_key, StreamEvents events);
     ~TcpLink() override;
 
     bool shares_memory() const override { return false; }
@@ -60,10 +60,10 @@ class TcpLink final : public Link {
     // acknowledged nothing of what ours has sent. If the peer is waited for, something is sent.
     double look(float elapsed, bool is_waited_for);
     void forget_looks();  // nobody looked for a while
-    struct Held {
+    struct Backlog {
         std::uint64_t unsent = 0, unread = 0;  // bytes
     };
-    Held held() const;  // what the kernel has, of ours and of the peer's
+    Backlog held() const;  // what the kernel has, of ours and of the peer's
     // Nothing but the rest of what is queued goes before it; a stream that was left in mid-message cannot carry it.
     void send_notice(const Notice& notice);
 
@@ -117,7 +117,7 @@ class TcpLink final : public Link {
     Pool& pool_;
     const std::uint16_t generation_;
     const int data_epoll_, hangup_epoll_;
-    const Events events_;
+    const StreamEvents events_;
     std::vector<std::unique_ptr<Stream>> streams_;
     std::atomic<std::size_t> farewells_{0};  // streams that have brought one; two threads may each be reading one
     std::atomic<bool> abandoned_{false};

@@ -76,7 +76,7 @@ void LaneTracer::start(std::uint32_t row, std::uint32_t segment) {
 }
 
 void LaneTracer::enter(std::uint32_t row, int phase) {
-    Row& its = rows_[row];
+    RowProgress& its = rows_[row];
     if (its.phase == phase) return;
     const std::int64_t time = now();
     if (its.phase >= 0) record(TraceEvent::Kind::phase, row, its.phase_began, time, true);
@@ -85,7 +85,7 @@ void LaneTracer::enter(std::uint32_t row, int phase) {
 }
 
 void LaneTracer::hold_up(std::uint32_t row, int peer) {
-    Row& its = rows_[row];
+    RowProgress& its = rows_[row];
     if (its.held_up_since != 0 && its.peer == peer) return;
     go_on(row);
     its.peer = peer;
@@ -93,7 +93,7 @@ void LaneTracer::hold_up(std::uint32_t row, int peer) {
 }
 
 void LaneTracer::go_on(std::uint32_t row) {
-    Row& its = rows_[row];
+    RowProgress& its = rows_[row];
     if (its.held_up_since == 0) return;
     record(TraceEvent::Kind::held_up, row, its.held_up_since, now(), true);
     its.held_up_since = 0;
@@ -101,7 +101,7 @@ void LaneTracer::go_on(std::uint32_t row) {
 }
 
 void LaneTracer::finish(std::uint32_t row, bool finished) {
-    Row& its = rows_[row];
+    RowProgress& its = rows_[row];
     if (!its.running) return;
     go_on(row);
     const std::int64_t time = now();

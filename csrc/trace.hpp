@@ -95,7 +95,7 @@ class LaneTracer {
     void finish(std::uint32_t row) { finish(row, true); }
 
   private:
-    struct Row {
+    struct RowProgress {
         bool running = false;
         std::uint32_t segment = 0;
         int phase = -1, peer = -1;
@@ -106,7 +106,7 @@ class LaneTracer {
 
     Trace& trace_;
     TraceEvent template_{};  // what all events of the call have in common
-    std::vector<Row> rows_;
+    std::vector<RowProgress> rows_;
 };
 
 }  // namespace multiring

@@ -1,4 +1,4 @@
-"""Each class name means one thing in the package; docstrings and comments open as sentences do."""
+"""Each class name means one thing, in the package and in the engine; docstrings and comments open as sentences do."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "src/multiring"
+ENGINE = REPOSITORY / "csrc"
 ALIKE = {"Engine", "Work"}
 """What the native engine has for a Python class of the same purpose."""
 
@@ -20,6 +21,9 @@ OPENINGS = r"(?:of|by|for|so|whom|whose|in (?:which|what)|to whom)\b"
 """A docstring or comment that opens with one of these words makes sense only after a second reading."""
 RIDDLE = re.compile(OPENINGS + r"|in\b(?= )", re.IGNORECASE)
 COMMENT = re.compile(OPENINGS, re.IGNORECASE)
+CPP_CLASS = re.compile(
+    r"^\s*(?:struct|class) (?:alignas\([^)]*\) )?(\w+)(?:<[^>;{]*>)?(?: final)?(?: :[^:;{]*)? \{", re.M
+)
 
 
 def python_classes() -> dict[str, list[str]]:
@@ -29,6 +33,15 @@ def python_classes() -> dict[str, list[str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(str(path.relative_to(PACKAGE)))
+    return found
+
+
+def engine_classes() -> dict[str, list[str]]:
+    """The files of the engine that define a class or struct of each name, nested ones among them."""
+    found = defaultdict(list)
+    for path in sorted([*ENGINE.rglob("*.hpp"), *ENGINE.rglob("*.cpp")]):
+        for name in CPP_CLASS.findall(path.read_text()):
+            found[name].append(str(path.relative_to(ENGINE)))
     return found
 
 
@@ -72,6 +85,9 @@ def test_no_class_name_stands_for_two_things() -> None:
     known = python_classes()
     assert len(known) > 200
     assert {name: modules for name, modules in known.items() if len(modules) > 1 and name not in ALIKE} == {}
+    engine = engine_classes()
+    assert len(engine) > 100
+    assert {name: files for name, files in engine.items() if len(files) > 1} == {}
 
 
 def test_no_docstring_opens_with_a_riddle() -> None:
