@@ -11,7 +11,6 @@ import math
 import operator
 import os
 import re
-import socket
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -345,7 +344,7 @@ class Settings:
     @property
     def host_name(self) -> str:
         """The name of this host: the one that was given, or else the system's."""
-        return self.host or socket.gethostname()
+        return self.host or os.uname().nodename
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ _reducers = WeakTensorKeyDictionary()
 class Reducer:
     """Replaces ``grad`` of each parameter by the mean over all ranks, at the end of each backward pass.
 
-    A parameter's hook copies its gradient into its slot of a bucket, and ``grad`` becomes another tensor on that memory,
-    so that the optimizer reads what was reduced where it lies, and the slot stays what it is whatever becomes of that
+    A parameter's hook copies its gradient into its slot of a bucket, and ``grad`` becomes another tensor on that
+    memory: the optimizer reads what was reduced where it lies, and the slot stays what it is whatever becomes of that
     tensor (new ``data``, another layout, memory that processes share). Which gradients are sparse, and in which order
     they become ready, is known after the first pass only: that one is reduced when it has ended.
     """
@@ -198,7 +198,7 @@ class Reducer:
         if not _lie_alike(gradient, slot):
             if any(begin <= gradient.data_ptr() < end for begin, end in self._memory):
                 raise ValueError(
-                    f"the gradient of parameter {self._names[index]} lies where gradients of others are reduced, or lies "
+                    f"the gradient of parameter {self._names[index]} lies where gradients of others are reduced, or "
                     "there in another order: assign a copy (grad.clone()), or call zero_grad() first"
                 )
             if factor == 1:
