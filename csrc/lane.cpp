@@ -411,7 +411,7 @@ Lane::Arrival& Lane::arrival_of(const Row& row, const Instruction& in, std::uint
     return arrival(row.segment, schedule_->messages[in.first_message + i].index);
 }
 
-// Of the elements of a span; nullptr where the call has none, or nothing of it is rounded.
+// The residual of a span's elements; nullptr where the call has none, or nothing of it is rounded.
 float* Lane::residual(const Row& row, const Instruction& in, const Extent& extent) const {
     return narrows_ && call_.residual != nullptr ? call_.residual + place(row, in, extent) : nullptr;
 }

@@ -48,7 +48,7 @@ struct Instruction {
     bool exchanged;                              // send: the same phase overwrites some of the span
     std::uint32_t first_blocker, blocker_count;  // all but send: sends that must leave before the span is overwritten
 
-    bool waits() const { return kind == Kind::reduce || kind == Kind::store; }  // for messages
+    bool waits() const { return kind == Kind::reduce || kind == Kind::store; }  // on messages
 };
 
 struct Message {

@@ -86,7 +86,7 @@ def test_the_training_goes_on_where_rank_0_cannot_look_for_newcomers(tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\d+ steps: test loss .* 3 ranks", done.stdout), done.stdout
     told = [event for event in events_of(tmp_path) if event["event"] == "not grown"]
-    assert len(told) == 4  # by two ranks, twice
+    assert len(told) == 4  # two ranks, twice
     assert {event["reason"] for event in told} == {"rank 0 cannot look who is to be admitted: no way to the store"}
 
 

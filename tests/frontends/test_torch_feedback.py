@@ -17,6 +17,7 @@ from torch_ranks import values
 
 import multiring as mr
 from multiring.torch import DistributedOptimizer, Feedback, Weighted, comm_hook
+from multiring.torch.feedback import NamedSlot
 
 SMALL = 5000  # bytes in a bucket: several of them even here
 
@@ -46,7 +47,7 @@ class Sums(nn.Module):
 
 
 def gradient(name: str, parameter: Tensor, rank: int) -> Tensor:
-    """Of sizes that int8 cannot hold side by side."""
+    """Values of sizes that int8 cannot hold side by side."""
     index = torch.arange(parameter.numel()).reshape(parameter.shape)
     return torch.sin(index * (rank + 1.0) + len(name)) * (1 + index % 13) * (0.01 if name == "bias" else 1)
 
@@ -62,7 +63,7 @@ def distributed(net: nn.Module, **options: Any) -> DistributedOptimizer:
 
 
 def train(net: Sums, optimizer: Any, rank: int, steps: range) -> None:
-    """In every third step rank 0 alone has a gradient of ``seldom``, and in the others nobody has."""
+    """Rank 0 alone has a gradient of ``seldom``, in every third step; in the others nobody has."""
     for step in steps:
         optimizer.zero_grad()
         net(rank, seldom=step % 3 == 0 and rank == 0).backward()
@@ -225,3 +226,80 @@ def test_what_is_no_feedback_is_refused() -> None:
         distributed(Sums(), wire_feedback="int8")
     with pytest.raises(TypeError, match=r"is no pair of a name and a tensor: give model\.named_parameters\(\)"):
         Feedback(Sums().parameters())  # type: ignore[arg-type]
+
+
+def weighted_goes_on() -> None:
+    """What is owed under weights is what a new optimizer goes on from, also when buckets are made anew."""
+    with apart("int8") as (rank, _):
+        weight = 1.0 + 2 * rank
+        whole = Sums()
+        first = distributed(whole, wire_feedback=True, weight=weight)
+        train(whole, first, rank, range(6))
+        assert first.wire_feedback is not None
+        model = {name: value.clone() for name, value in whole.state_dict().items()}
+        state = first.wire_feedback.state_dict()
+        assert state["owed"]["weight"].any()
+        train(whole, first, rank, range(6, 12))
+
+        resumed, kept = Sums(), Feedback()
+        resumed.load_state_dict(model)
+        kept.load_state_dict(state)
+        train(resumed, distributed(resumed, wire_feedback=kept, weight=weight), rank, range(6, 12))
+        for mine, other in zip(resumed.parameters(), whole.parameters(), strict=True):
+            same(mine.detach(), other.detach())
+
+        unweighted, flushed = Sums(), Feedback()
+        flushed.load_state_dict(state)
+        train(unweighted, distributed(unweighted, wire_feedback=flushed), rank, range(1))
+        fresh = Sums()
+        train(fresh, distributed(fresh, wire_feedback=True), rank, range(1))
+        same(unweighted.weight.detach(), fresh.weight.detach())
+
+        owed = first.wire_feedback.state_dict()["owed"]["weight"].clone()
+        whole.bias.requires_grad_(False)  # other buckets
+        first.zero_grad()
+        (whole.weight * 0).sum().backward()
+        first.synchronize()
+        total = torch.from_numpy(mr.init().all_gather(first.wire_feedback.state_dict()["owed"]["weight"].numpy()))
+        before = torch.from_numpy(mr.init().all_gather(owed.numpy()))
+        torch.testing.assert_close(total.sum(0) + whole.weight.grad.ravel(), before.sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_owed_under_weights_is_kept() -> None:
+    values(weighted_goes_on)
+
+
+def loaded_for_another_job() -> None:
+    with apart("int8") as (rank, _):
+        first = Feedback()
+        train(*(lambda net: (net, distributed(net, wire_feedback=first)))(Sums()), rank, range(2))
+        state = first.state_dict()
+        first.load_state_dict(state)
+        same_ranks = mr.init().new_group([0, 1])
+        distributed(Sums(), wire_feedback=first, group=same_ranks)  # loaded since: it is owed
+        assert first.state_dict()["owed"]["weight"].any()
+        other = mr.init().new_group([1, 0])
+        first.load_state_dict(state)
+        assert "is of rank" in str(caught(ValueError, lambda: distributed(Sums(), wire_feedback=first, group=other)))
+
+
+def test_what_was_loaded_is_owed_to_the_ranks_that_it_is_of() -> None:
+    values(loaded_for_another_job)
+
+
+def test_two_parameters_of_one_name_are_refused() -> None:
+    nets = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    twice = [named for net in nets for named in net.named_parameters()]
+    plain = torch.optim.SGD([parameter for _, parameter in twice], 1.0)
+    for make in (lambda: Feedback(twice), lambda: DistributedOptimizer(plain, twice, wire_feedback=True)):
+        with pytest.raises(ValueError, match="two parameters are called bias: Feedback keeps what is lost by name"):
+            make()
+    mr.shutdown()
+
+
+def test_a_state_of_another_model_stays_refused() -> None:
+    feedback = Feedback()
+    feedback.load_state_dict({"of": None, "units": "avg", "owed": {"weight": torch.ones(3)}})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="3 elements of weight, and the parameter has 4"):
+            feedback.of_bucket([NamedSlot("weight", 0, 4)], 4)

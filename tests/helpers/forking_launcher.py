@@ -38,7 +38,7 @@ OF_THE_LAUNCHER = (
     "multiring.cli.errors",
     "multiring.launch.start",
     "typer",
-    *_installed("pydantic.fields", "pydantic.type_adapter", "pydantic.types"),  # by which typer may read the words
+    *_installed("pydantic.fields", "pydantic.type_adapter", "pydantic.types"),  # typer may read the words with it
 )
 
 TORCH = (
@@ -104,6 +104,10 @@ class _Rank:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 _start_fresh = processes.start

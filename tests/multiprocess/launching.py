@@ -58,8 +58,9 @@ class Launch:
     of their own: where their variables are looked at, or those that an interpreter reads when it starts.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, fresh: bool = False) -> None:
         self.directory = directory.resolve()
+        self.fresh = fresh
         # Interpreters and what they start inherit this variable, so that what is left of a job can be found.
         self.environment = {**os.environ, "LAUNCH_TEST": str(self.directory)}
 
@@ -76,7 +77,7 @@ class Launch:
         fresh: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """How a job ended; one with a command before it or with input has a fresh launcher."""
-        if not (fresh or prefix or stdin):
+        if not (fresh or self.fresh or prefix or stdin):
             return forking_launcher.run(
                 "run", *words, imports=(), environment=self.environment, directory=self.directory, timeout=seconds
             )
@@ -91,8 +92,23 @@ class Launch:
         )
 
     @contextmanager
-    def start(self, *words: str, **environment: str) -> Iterator[fork_server.Forked]:
+    def start(self, *words: str, **environment: str) -> Iterator[fork_server.Forked | subprocess.Popen[str]]:
         """A job that runs, and whose launcher is killed in the end."""
+        if self.fresh:
+            with subprocess.Popen(
+                [*COMMAND, *words],
+                cwd=self.directory,
+                env={**self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as fresh:
+                try:
+                    yield fresh
+                finally:
+                    fresh.kill()
+            return
         process = forking_launcher.start(
             "run",
             *words,

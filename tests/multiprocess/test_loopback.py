@@ -70,6 +70,7 @@ def launched(prepared: str) -> dict[str, list[str]]:
     return said
 
 
+@pytest.mark.timeout(300)  # three launches, if it is the first
 @pytest.mark.parametrize("prepared", [ONLY_IPV4, ONLY_IPV6, f"{ONLY_IPV6} && {NO_NAMES}"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_multiring_run(prepared: str, program: str) -> None:

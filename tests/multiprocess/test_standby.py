@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ MARK = """
 
     host, words = os.environ.get("FAKE_HOST", ""), pathlib.Path("/proc/self/cmdline").read_bytes()
     kind = "standby" if b"standby.py" in words else "fresh"
-    pathlib.Path(f"imported-{host}-{kind}-{os.getpid()}").write_text(str(time.monotonic()))
+    name = f"imported-{host}-{kind}-{os.getpid()}"
+    pathlib.Path(f".{name}").write_text(str(time.monotonic()))
+    os.replace(f".{name}", name)
 """
 """A module that tells who has imported it, ranks and standbys alike."""
 
@@ -47,6 +50,10 @@ STRIKES = """
             wait_for("done")
         elif not is_second:
             wait_for("imported-*", int(os.environ.get("TEST_IMPORTED", "3")))
+            while os.environ.get("TEST_GONE") and any(
+                os.path.exists("/proc/" + file.name.rpartition("-")[2]) for file in here.glob("imported-*-standby-*")
+            ):
+                time.sleep(0.02)
             time.sleep(0.2)
             (here / "struck").write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
@@ -95,6 +102,14 @@ FACTS = """
         (here / f"facts-{is_second:d}").write_text(json.dumps(facts()))
     strike()
 """
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Standbys are interpreters whose variables and command lines are looked at."""
+    launch = Launch(tmp_path, fresh=True)
+    yield launch
+    launch.kill_all()
 
 
 def prepare(launch: Launch, script: str, name: str = "script.py", **modules: str) -> str:
@@ -157,7 +172,7 @@ def test_a_script_sees_what_it_sees_in_a_fresh_interpreter(launch: Launch, name:
     assert ready == fresh
     struck = float((launch.directory / "struck").read_text())
     imported = launch.directory / f"imported--standby-{second(launch)}"
-    assert float(imported.read_text()) < struck  # so nothing was to be waited for
+    assert float(imported.read_text()) < struck  # nothing was to be waited for
     nothing_is_left(launch)
 
 
@@ -381,11 +396,14 @@ def test_one_that_is_taken_before_it_is_ready_does_its_imports_first(launch: Lau
 
 def test_an_import_that_fails_there_is_told_and_left_to_the_rank(launch: Launch) -> None:
     fails = f"""
-        if {IN_STANDBY} and not __import__("pathlib").Path("struck").exists():
+        import pathlib
+        if {IN_STANDBY} and not pathlib.Path("struck").exists():
+            pathlib.Path("imported-failing").touch()
             raise OSError("not here yet")
     """
     script = "import mark\nimport fails\n" + REWRITTEN_STRIKES + "\nstrike()\n"
     prepare(launch, script, fails=fails)
+    launch.environment["TEST_IMPORTED"] = "4"  # the last is the one that fails
     result = launch.run(*WORDS, "--standby", "1", "script.py")
     assert result.returncode == 0, result.stdout + result.stderr
     told = re.findall(r"host \S+: a standby has not imported all that a rank does: (.*)", result.stderr)
@@ -443,14 +461,14 @@ def test_standbys_that_keep_dying_are_given_up(launch: Launch) -> None:
             os._exit(7)
     """
     prepare(launch, REWRITTEN_STRIKES.replace("import mark", "import mark, dies") + "\nstrike()\n", dies=dies)
-    launch.environment["TEST_IMPORTED"] = "5"
+    launch.environment.update(TEST_IMPORTED="5", TEST_GONE="1")
     result = launch.run(*WORDS, "--standby", "1", "script.py")
     assert result.returncode == 0, result.stdout + result.stderr
     told = [line for line in result.stderr.splitlines() if "standby" in line]
     assert len(told) == 1
     assert re.fullmatch(
-        r"multiring: host \S+: 3 standbys in a row have ended before they were ready \(exit code 7\); the last line of "
-        r"one: no licence; replacements are started without standbys from now on",
+        r"multiring: host \S+: 3 standbys in a row have ended before they were needed \(exit code 7\); the last line "
+        r"of one: no licence; replacements are started without standbys from now on",
         told[0],
     )
     nothing_is_left(launch)

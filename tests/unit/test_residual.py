@@ -77,7 +77,7 @@ def model(plan_of, given: np.ndarray, residuals: np.ndarray, wire: str, op: str)
         owner = np.zeros(count, int)
     else:
         hosts = [given[0] + given[1], given[2] + given[3]]
-        holder = (np.arange(count) >= half).astype(int)  # of its host's sum
+        holder = (np.arange(count) >= half).astype(int)  # who holds its host's sum
         at = np.arange(count)
         sent = [rounded_with(host, residuals[2 * h + holder, at], wire) for h, host in enumerate(hosts)]
         for h in (0, 1):

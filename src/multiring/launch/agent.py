@@ -191,7 +191,8 @@ class Agent:
             program, given, self._directory = self._typed.program, {}, os.getcwd()
         self._environment = {**os.environ, **given, "PYTHONUNBUFFERED": "1"}
         # Its content reaches the ranks as all secrets do, through MULTIRING_SECRET_FD.
-        self._environment.pop("MULTIRING_SECRET_FILE", None)
+        for name in ("MULTIRING_SECRET_FILE", "MULTIRING_SECRET_FD", "MULTIRING_REPORT_FD"):
+            self._environment.pop(name, None)
         if not os.path.isdir(self._directory):
             raise LaunchError(f"there is no directory {self._directory}: the job's directory must exist on every host")
         self._command = resolve(program, self._directory, self._environment)

@@ -158,9 +158,10 @@ class Launcher:
         }
 
     async def _prepare(self) -> None:
-        standby, why = self._job.standby, why_no_standby(self._job.program)
+        standby = min(self._job.standby, self._job.max_replacements)  # no more are ever needed
+        why = why_no_standby(self._job.program)
         if standby and why:
-            self._output.note(f"--standby {standby} is of no use: {why}; replacements are started without")
+            self._output.note(f"--standby {self._job.standby} is of no use: {why}; replacements are started without")
             standby = 0
         for assignment, agent in self._agents:
             agent.send(

@@ -66,10 +66,10 @@ class AwaitedRank:
                 os._exit(0)
             for environment in (os.environ, os.environb):
                 environment.__class__ = os._Environ
+            os.environ.update(json.loads(data))
             for name, descriptor in zip(DESCRIPTORS, descriptors, strict=True):
                 os.set_inheritable(descriptor, True)
                 os.environ[name] = str(descriptor)
-            os.environ.update(json.loads(data))
             self._is_known = True
 
     def begin(self) -> None:

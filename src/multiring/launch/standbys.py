@@ -91,7 +91,8 @@ class Standby:
         os.setpriority(os.PRIO_PGRP, self.process.pid, os.getpriority(os.PRIO_PROCESS, 0))
         if recipe.cpus:
             _bind(self.process.pid, recipe.cpus)
-        told = {name: value for name, value in recipe.environment.items() if name in standby.UNKNOWN}
+        of_the_rank = standby.UNKNOWN.difference(standby.DESCRIPTORS)  # those have other numbers there
+        told = {name: value for name, value in recipe.environment.items() if name in of_the_rank}
         socket.send_fds(self._socket, [json.dumps(told).encode()], [secret, report])
 
     def last_line(self) -> str:
@@ -146,6 +147,7 @@ class Standbys:
         found = max(self._waiting, key=lambda each: each.is_ready, default=None)
         if found is not None:
             self._waiting.remove(found)
+            self._failures = 0
         return found
 
     def report_exits(self) -> int:
@@ -153,11 +155,11 @@ class Standbys:
         ended = [each for each in self._waiting if each.process.poll() is not None]
         for each in ended:
             each.hear()
-            self._failures = 0 if each.is_ready else self._failures + 1
+            self._failures += 1
             if self._failures >= MOST_FAILURES:
                 how, line = processes.describe_exit(each.process.returncode), each.last_line()
                 self._give_up(
-                    f"{self._failures} standbys in a row have ended before they were ready ({how})"
+                    f"{self._failures} standbys in a row have ended before they were needed ({how})"
                     + (f"; the last line of one: {line}" if line else "")
                 )
             if each in self._waiting:

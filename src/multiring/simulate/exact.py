@@ -216,7 +216,7 @@ class _Rank:
         sent_to: Counter[int] = Counter()
         for instruction in self._cluster.schedule_of(plan, self._rank).instructions:
             if not instruction.peers:
-                continue  # for a residual, which the calls have not
+                continue  # it serves residuals, and these calls have none
             block = nbytes // plan.blocks
             size = cut(instruction.hi, block, 1, plan.grain) - cut(instruction.lo, block, 1, plan.grain)
             peers = tuple(peer for peer in instruction.peers if peer != self._rank)

@@ -30,12 +30,21 @@ class Feedback:
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, Tensor]] | None = None) -> None:
-        """``named_parameters``: as from ``model.named_parameters()``, which `comm_hook` needs, and nobody else."""
-        self._names = {id(parameter): (name, parameter) for name, parameter in named_pairs(named_parameters or ())}
+        """``named_parameters``: as from ``model.named_parameters()``, which `comm_hook` needs, and nobody else.
+
+        ValueError where two have one name.
+        """
+        pairs = named_pairs(named_parameters or ())
+        check_names([name for name, _ in pairs])
+        self._names = {id(parameter): (name, parameter) for name, parameter in pairs}
         self._owed: dict[str, Tensor] = {}
         self._flat: dict[tuple[NamedSlot, ...], Tensor] = {}
         self._communicator: Communicator | None = None
         self._loaded_of: tuple[int, ...] | None = None
+        self._is_loaded = False
+        """Whether what is owed was loaded, and has not been used yet."""
+        self._units: str | None = None
+        """The operation in whose units it is owed."""
 
     def reset(self) -> None:
         """Forget what was lost; all ranks do, after a jump of the parameters, say."""
@@ -46,13 +55,13 @@ class Feedback:
         """What this rank goes on from, bit for bit; each rank saves its own, between two steps."""
         bound = self._communicator
         of = self._loaded_of if bound is None else (bound.rank, bound.size)
-        return {"of": of, "owed": {name: owed.clone() for name, owed in self._owed.items()}}
+        return {"of": of, "units": self._units, "owed": {name: owed.clone() for name, owed in self._owed.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned on this rank.
 
         ValueError if it is of another rank, of a job of another size, or of other parameters, at once or where it is
-        first used.
+        first used. After `multiring.shutdown`, `shrink` or `grow` it is loaded into a new `Feedback`.
         """
         of = None if state["of"] is None else tuple(state["of"])
         if self._communicator is not None and state["owed"]:
@@ -66,31 +75,44 @@ class Feedback:
                 self._owed[name].copy_(owed)
             else:
                 self._owed[name] = owed.clone()
-        self._loaded_of = of
+        self._loaded_of, self._units, self._is_loaded = of, state["units"], True
 
     # --- for those who reduce ---
 
     def bind(self, communicator: Communicator) -> None:
-        """Serve the ranks of a communicator; other ones than before have lost other things, so nothing is owed then."""
+        """Serve the ranks of a communicator; other ones than before have lost other things, so nothing is owed then.
+
+        What was loaded since, if it is of this rank, is owed.
+        """
         if communicator is self._communicator:
             return
-        if self._communicator is not None:
+        if self._is_loaded:
+            if self._owed:
+                _check_owner(self._loaded_of, communicator)
+        elif self._communicator is not None:
             self.reset()
-        elif self._owed:
-            _check_owner(self._loaded_of, communicator)
         self._communicator = communicator
+
+    def in_units(self, op: str) -> None:
+        """Serve sums by this operation; what is owed in units of another one is forgotten."""
+        if self._units not in (None, op):
+            self.reset()
+        self._units, self._is_loaded = op, False
 
     def of_bucket(self, slots: Sequence[NamedSlot], count: int) -> Tensor:
         """The residual of a bucket of ``count`` elements; what its parameters have lost in other buckets is moved."""
         key = tuple(slots)
         if key not in self._flat:
+            check_names([slot.name for slot in slots])
+            for name, _, elements in slots:
+                if name in self._owed:
+                    _check_size(name, self._owed[name].numel(), elements)
             names = {slot.name for slot in slots}
             self._flat = {known: flat for known, flat in self._flat.items() if names.isdisjoint(p.name for p in known)}
             self._flat[key] = flat = torch.zeros(count, dtype=torch.float32, device="cpu")
             for name, start, elements in slots:
                 place = flat[start : start + elements]
                 if name in self._owed:
-                    _check_size(name, self._owed[name].numel(), elements)
                     place.copy_(self._owed[name])
                 self._owed[name] = place
         return self._flat[key]
@@ -108,6 +130,16 @@ class Feedback:
             start = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size()
             found.append(NamedSlot(name, start, gradient.numel()))
         return found
+
+
+def check_names(names: Sequence[str]) -> None:
+    """ValueError if two parameters have one name, by which what they lose is kept."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"two parameters are called {twice[0]}: Feedback keeps what is lost by name, so give them names of their "
+            "own, as from one model's named_parameters()"
+        )
 
 
 def _check_size(name: str, given: int, here: int) -> None:

@@ -57,7 +57,7 @@ def comm_hook(
         op, group, feedback = "avg", None, state
     else:
         op, group, feedback = "avg", state, None
-    residual = None if feedback is None else _residual(feedback, api.joined(group), bucket)
+    residual = None if feedback is None else _residual(feedback, api.joined(group), bucket, op)
     if buffer.is_cuda:
         future = all_reduce_on_card(api.joined(group), buffer, op, _watcher).get_future()
     else:
@@ -66,7 +66,7 @@ def comm_hook(
     return future.then(lambda done: done.value()[0])
 
 
-def _residual(feedback: Feedback, communicator: Communicator, bucket: GradBucket) -> torch.Tensor | None:
+def _residual(feedback: Feedback, communicator: Communicator, bucket: GradBucket, op: str) -> torch.Tensor | None:
     """What is owed of a bucket; None if no wire narrows it."""
     buffer = bucket.buffer()
     if buffer.is_cuda:
@@ -76,4 +76,5 @@ def _residual(feedback: Feedback, communicator: Communicator, bucket: GradBucket
     if buffer.dtype != torch.float32:
         return None
     feedback.bind(communicator)
+    feedback.in_units(op)
     return feedback.of_bucket(feedback.slots(bucket.parameters(), bucket.gradients(), buffer), buffer.numel())

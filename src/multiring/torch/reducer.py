@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import dense, form
-from multiring.torch.feedback import Feedback, NamedSlot
+from multiring.torch.feedback import Feedback, NamedSlot, check_names
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.training.buckets import Buckets, GradientSpec, Slot, agreed_order
 from multiring.training.labels import part
@@ -78,6 +78,9 @@ class Reducer:
         Those that are frozen take no part until they are to be trained again. A reducer that watched one of them before
         is replaced: it reduces nothing any more.
         """
+        named = list(named)
+        if self._feedback is not None:
+            check_names([*self._names, *(name for name, _ in named)])
         for name, parameter in named:
             trained = parameter.requires_grad
             if not trained and not (parameter.is_cpu and (parameter.is_floating_point() or parameter.is_complex())):
@@ -128,7 +131,7 @@ class Reducer:
             self._begin()
         buckets = self._buckets or self._learn()
         if self._factor is None:
-            self._factor = buckets.begin(self.weight)
+            self._factor = self._begun(buckets)
         for index, parameter in enumerate(self._parameters):
             if index in buckets and parameter.grad is not None and not buckets.is_ready(index):
                 self._fill(buckets, index)
@@ -160,7 +163,7 @@ class Reducer:
                 if buckets is None:
                     return
                 if self._factor is None:
-                    self._factor = buckets.begin(self.weight)
+                    self._factor = self._begun(buckets)
                 if index in buckets:
                     self._fill(buckets, index)
 
@@ -172,6 +175,11 @@ class Reducer:
         trained = [index for index, parameter in enumerate(self._parameters) if parameter.requires_grad]
         if trained != self._trained:
             self._trained, self._buckets = trained, None
+
+    def _begun(self, buckets: Buckets) -> float:
+        if self._feedback is not None:
+            self._feedback.in_units("avg" if self.weight is None else "sum")
+        return buckets.begin(self.weight)
 
     def _abandon(self) -> None:
         """A gradient comes again before all had come: the pass before this one ended in an error."""

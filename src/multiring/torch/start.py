@@ -106,11 +106,19 @@ def _store(communicator: Communicator) -> Store:
         return HashStore()
     interface, group = communicator.world.settings.interface, group_of(communicator).internal
     if communicator.rank == 0:
-        # It listens everywhere; the address is the one at which this process connects to it.
-        store = TCPStore(interfaces.loopbacks()[0], 0, is_master=True, wait_for_workers=False)
-        group.broadcast_object((interfaces.addresses(interface), store.port))
+        try:
+            # It listens everywhere; the address is the one at which this process connects to it.
+            store = TCPStore(interfaces.loopbacks()[0], 0, is_master=True, wait_for_workers=False)
+            told = (interfaces.addresses(interface), store.port)
+        except (OSError, RuntimeError) as error:  # no descriptors, say
+            group.broadcast_object(str(error))
+            raise RendezvousError(f"rank 0 cannot serve torch's store: {error}", rank=0) from error
+        group.broadcast_object(told)
         return store
-    addresses, port = group.broadcast_object(None)
+    told = group.broadcast_object(None)
+    if isinstance(told, str):
+        raise RendezvousError(f"rank 0 cannot serve torch's store: {told}", rank=0)
+    addresses, port = told
     if communicator.hosts[communicator.rank] == communicator.hosts[0]:
         addresses = interfaces.loopbacks()
     for address in addresses:

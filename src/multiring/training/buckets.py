@@ -178,11 +178,6 @@ class Bucket:
             owed += before
         self._set_aside.clear()
 
-    def forget_residual(self) -> None:
-        """Owe nothing."""
-        if self._residual is not None:
-            self._residual[:] = 0
-
 
 class Buckets:
     """All buckets of a model. For each step: `begin`, fill `slot` i and call `ready` for each gradient, `finish`."""
@@ -226,11 +221,7 @@ class Buckets:
         Without ``weight`` it is 1 and the result is the mean over the ranks; with it, on all ranks, the ranks count by
         their weights.
         """
-        op = "avg" if weight is None else "sum"
-        if op != self._op:
-            for bucket in self._buckets:
-                bucket.forget_residual()  # it was in other units
-        self._op = op
+        self._op = "avg" if weight is None else "sum"
         return 1.0 if weight is None else share(self._communicator, weight)
 
     def __contains__(self, index: int) -> bool:
