@@ -474,6 +474,25 @@ def test_standbys_that_keep_dying_are_given_up(launch: Launch) -> None:
     nothing_is_left(launch)
 
 
+def test_descriptors_of_whom_the_launcher_was_started_by_are_not_for_standbys(launch: Launch) -> None:
+    """As where a rank of another job starts the launcher."""
+    read = """
+if rank == "1":
+    (here / f"secret-{is_second:d}").write_bytes(os.read(int(os.environ["MULTIRING_SECRET_FD"]), 99))
+strike()
+"""
+    (launch.directory / "other").write_text("the secret of another job")
+    prepare(launch, REWRITTEN_STRIKES + read)
+    launch.environment.update(MULTIRING_SECRET_FD="33", MULTIRING_REPORT_FD="44")
+    result = launch.run(*WORDS, "--standby", "1", "script.py", prefix=("bash", "-c", 'exec "$@" 33< other', "bash"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert second(launch) in standbys(launch)
+    first, its = [(launch.directory / f"secret-{number}").read_text() for number in (0, 1)]
+    assert first == its
+    assert re.fullmatch("[0-9a-f]{64}", its)
+    nothing_is_left(launch)
+
+
 def test_a_file_that_hides_what_a_standby_needs_is_named(launch: Launch) -> None:
     prepare(launch, REWRITTEN_STRIKES + "\nstrike()\n", "beside/script.py", socket="")
     launch.environment["TEST_IMPORTED"] = "2"
