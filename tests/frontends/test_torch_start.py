@@ -358,3 +358,11 @@ def test_a_second_process_of_a_rank_that_comes_late_is_refused_and_the_job_goes_
         assert [line_of(process) for process in processes] == ["sum: [3.0, 6.0, 9.0, 12.0]\n"] * 3
         go_on(processes)
         assert [process.wait(30) for process in processes] == [0, 0, 0]
+
+
+def test_what_is_no_address_is_told_before_torch_tries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "tcp://127.0.0.1", "MASTER_PORT": "29515"}
+    for name, value in by_hand.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"MASTER_ADDR='tcp://127\.0\.0\.1': expected the name or address of rank 0"):
+        multiring.torch.init()

@@ -197,7 +197,7 @@ def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | 
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        address = _master(environ, "torchrun")
+        address = master(environ, "torchrun")
         return RankIdentity(rank, size, "torchrun", lambda s: _at_torch_store(address, launch, s), run)
     return _at_rank_zero("RANK and WORLD_SIZE", rank, size, environ, launch)
 
@@ -289,7 +289,7 @@ def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch)
 def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str], launch: env.Launch) -> RankIdentity:
     if size == 1:
         return RankIdentity(rank, size, launcher, no_meeting)
-    address = _master(environ, launcher)
+    address = master(environ, launcher)
     job = env.join_address(*address)
 
     def meet(settings: env.Settings) -> AbstractContextManager[JobMeeting]:
@@ -457,7 +457,8 @@ def _importable(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
+def master(environ: Mapping[str, str], launcher: str) -> tuple[str, int]:
+    """Host and port at which ranks that ``launcher`` started meet; ValueError or RendezvousError for what is none."""
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not host or not port:
         raise RendezvousError(

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from multiring import api, env
 from multiring.errors import CollectiveTimeout, PeerLost, RendezvousError
+from multiring.job import bootstrap
 from multiring.job.survivors import Agreement
 from multiring.net import interfaces
 from multiring.runtime.comm import Communicator, group_of
@@ -31,6 +32,7 @@ def init(**settings: Any) -> None:
     `multiring run` for a rank that the others are to admit by `grow`. ``settings`` are those of `multiring.init`.
     """
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        bootstrap.master(os.environ, "torch's launcher")  # or torch tries what is no address until its time limit
         dist.init_process_group("multiring", pg_options=Options(**settings))
         return
     communicator = api.init(**settings)
