@@ -29,8 +29,9 @@ run_lane() {
   esac
 }
 
-{ run_lane beside && { test -z "$legacy_python" || run_lane legacy; }; } > build/beside.log 2>&1 &
+run_lane beside > build/beside.log 2>&1 &
 run_lane in_turn
+test -z "$legacy_python" || run_lane legacy
 wait $!
 cat build/beside.log
 run_lane alone
