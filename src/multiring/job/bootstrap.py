@@ -483,18 +483,17 @@ def given_secret(launch: env.Launch) -> bytes | None:
     """The secret that a launcher or the user gave, None if neither did; RendezvousError if it cannot be read."""
     if launch.secret_fd is not None:
         origin = f"MULTIRING_SECRET_FD={launch.secret_fd}"
-        secret = _from_descriptor(launch.secret_fd, (launch.job, launch.store), origin)
-    elif launch.secret_file:
-        origin = f"MULTIRING_SECRET_FILE={launch.secret_file}"
-        try:
-            with open(launch.secret_file, "rb") as file:
-                secret = file.read().strip()
-        except OSError as error:
-            raise RendezvousError(f"{origin}: {error.strerror}") from None
-        if len(secret) < MIN_SECRET:
-            raise RendezvousError(f"{origin} yields {len(secret)} bytes: a secret has {MIN_SECRET} or more")
-    else:
+        return _from_descriptor(launch.secret_fd, (launch.job, launch.store), origin)
+    if not launch.secret_file:
         return None
+    origin = f"MULTIRING_SECRET_FILE={launch.secret_file}"
+    try:
+        with open(launch.secret_file, "rb") as file:
+            secret = file.read().strip()
+    except OSError as error:
+        raise RendezvousError(f"{origin}: {error.strerror}") from None
+    if len(secret) < MIN_SECRET:
+        raise RendezvousError(f"{origin} yields {len(secret)} bytes: a secret has {MIN_SECRET} or more")
     return secret
 
 

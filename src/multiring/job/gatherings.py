@@ -8,8 +8,6 @@ process that was lost. A loss after the last round was concluded is one of the j
 
 from __future__ import annotations
 
-import itertools
-
 from multiring.job.exchange import Record, packed, raise_failure, unpacked
 from multiring.job.store import JobStore, Server
 
@@ -64,13 +62,13 @@ class Gatherings:
     def _have_met(self) -> bool:
         if "verdict" in (self._read(ROUNDS[-1], "all") or {}):
             return True
-        for start in itertools.count(2):
-            if self._server.peek(f"{self._prefix}/{start}/{ROUNDS[0]}/0") is None:
-                return False
+        start = 2
+        while self._server.peek(f"{self._prefix}/{start}/{ROUNDS[0]}/0") is not None:
             end = self._server.peek(f"{self._prefix}/{start}/{ROUNDS[-1]}/all")
             if end is not None and "verdict" in unpacked(end):
                 return True
-        raise AssertionError("not reached")
+            start += 1
+        return False
 
     def _lose(self, rank: int) -> bool:
         if self._have_met() or any(self._has_failed(name, rank) for name in ROUNDS):

@@ -21,7 +21,7 @@ NICE = 5
 """How much a standby's priority is below that of ranks: on one core with a rank it has a quarter of the time."""
 
 MOST_FAILURES = 3
-"""Standbys in a row that end before they are ready: then no more are started."""
+"""Standbys in a row that end before they are needed: then no more are started."""
 
 TAIL_BYTES = 4096
 

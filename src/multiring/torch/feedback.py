@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -134,10 +135,10 @@ class Feedback:
 
 def check_names(names: Sequence[str]) -> None:
     """ValueError if two parameters have one name, by which what they lose is kept."""
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    twice = min((name for name, times in Counter(names).items() if times > 1), default=None)
+    if twice is not None:
         raise ValueError(
-            f"two parameters are called {twice[0]}: Feedback keeps what is lost by name, so give them names of their "
+            f"two parameters are called {twice}: Feedback keeps what is lost by name, so give them names of their "
             "own, as from one model's named_parameters()"
         )
 

@@ -21,7 +21,7 @@ import numpy as np
 from multiring.env import whole_number
 from multiring.errors import ResourceError
 from multiring.planning.plan import SCALED_ELEMENTS
-from multiring.runtime.buffers import ITEMSIZES, check_residual, writable
+from multiring.runtime.buffers import ITEMSIZES, Piece, check_residual, writable
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Part
 from multiring.training.labels import label
@@ -145,19 +145,19 @@ class Bucket:
             for i, (start, gradient) in enumerate(zip(starts[:-1], gradients, strict=True))
         ]
         self._residual: np.ndarray[Any, Any] | None = None
+        self._kept: Piece | None = None
         if residual_of is not None and dtype == "float32":
             self._residual = residual_of(self._places, marks + len(gradients))
+            self._kept = writable(self._residual)
+            check_residual(self._piece, "sum", self._kept)
         self._set_aside: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         self._work: Part | None = None
 
     def start(self, op: str) -> None:
         """Begin to reduce it; until `wait` its memory may be neither read nor written."""
-        residual = None
         if self._residual is not None:
             self._residual[self._marks_at :] = 0  # a mark says what is so in this step
-            residual = writable(self._residual)
-            check_residual(self._piece, op, residual)
-        self._work = self._group.start("all_reduce", self._piece, op, label=self._label, residual=residual)
+        self._work = self._group.start("all_reduce", self._piece, op, label=self._label, residual=self._kept)
 
     def leave_out(self, position: int) -> None:
         """Send a gradient as zeros, and what is owed of it not now: nobody may have a use for it."""
