@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "system_files.hpp"
+
 namespace multiring {
 namespace {
 

@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "system_files.hpp"
 
 namespace multiring {
 namespace {
@@ -106,9 +108,9 @@ Counts Operations::counts() {
     counts.ran = 1e-9 * static_cast<double>(ran_.load(std::memory_order_relaxed));
     const pid_t caller = caller_.load(std::memory_order_relaxed);
     if (caller == 0) return counts;
-    std::int64_t ran = 0, queued = 0;
-    std::ifstream file("/proc/self/task/" + std::to_string(caller) + "/schedstat");
-    if (!(file >> ran >> queued)) {
+    long long queued = 0;
+    const std::string schedstat = read_system_file("/proc/self/task/" + std::to_string(caller) + "/schedstat");
+    if (std::sscanf(schedstat.c_str(), "%*d %lld", &queued) != 1) {
         counts.queued = -1;  // no such file on this system, or the thread has ended
         return counts;
     }

@@ -8,9 +8,6 @@
 #include <algorithm>
 #include <climits>
 #include <ctime>
-#include <fstream>
-#include <sstream>
-#include <string>
 
 namespace multiring {
 
@@ -44,58 +41,6 @@ bool Patience::yield() {
         yields_again_.store(now + pause, std::memory_order_relaxed);
     }
     return true;
-}
-
-namespace {
-
-// The tightest limit from this process's group up to the root of a hierarchy.
-template <class Read>
-std::optional<double> tightest(const std::string& mount, std::string group, Read read) {
-    std::optional<double> tightest;
-    for (;;) {
-        const std::optional<double> limit = read(mount + group);
-        if (limit && (!tightest || *limit < *tightest)) tightest = limit;
-        const auto slash = group.rfind('/');
-        if (slash == std::string::npos || group.empty()) return tightest;
-        group.resize(slash);
-    }
-}
-
-std::optional<double> read_v2(const std::string& directory) {
-    std::ifstream file(directory + "/cpu.max");
-    std::string quota;
-    double period = 0;
-    if (!(file >> quota >> period) || quota == "max" || period <= 0) return {};
-    return std::stod(quota) / period;
-}
-
-std::optional<double> read_v1(const std::string& directory) {
-    std::ifstream quota_file(directory + "/cpu.cfs_quota_us"), period_file(directory + "/cpu.cfs_period_us");
-    double quota = 0, period = 0;
-    if (!(quota_file >> quota) || !(period_file >> period) || quota <= 0 || period <= 0) return {};
-    return quota / period;
-}
-
-}  // namespace
-
-std::optional<double> cpu_quota() {
-    std::ifstream groups("/proc/self/cgroup");
-    std::optional<double> found;
-    for (std::string line; std::getline(groups, line);) {  // "hierarchy:controllers:/group"
-        const auto first = line.find(':'), second = line.find(':', first + 1);
-        if (second == std::string::npos) continue;
-        const std::string controllers = line.substr(first + 1, second - first - 1), group = line.substr(second + 1);
-        std::optional<double> limit;
-        if (controllers.empty()) {
-            limit = tightest("/sys/fs/cgroup", group, read_v2);
-        } else {
-            std::istringstream names(controllers);
-            for (std::string name; std::getline(names, name, ',');)
-                if (name == "cpu") limit = tightest("/sys/fs/cgroup/cpu", group, read_v1);
-        }
-        if (limit && (!found || *limit < *found)) found = limit;
-    }
-    return found;
 }
 
 }  // namespace multiring

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <optional>
 
 namespace multiring {
 
@@ -92,8 +91,5 @@ class Spinner {
     Clock::time_point start_{};
     Clock::duration waited_{};
 };
-
-// Cores that the cgroup's quota allows, if it sets one.
-std::optional<double> cpu_quota();
 
 }  // namespace multiring
