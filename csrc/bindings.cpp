@@ -624,11 +624,12 @@ void bind_engine(nb::module_& m) {
         .def(nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
                          std::size_t arena_bytes, std::optional<double> spin_seconds, bool inproc,
                          double heartbeat_timeout, double late_seconds, bool trace, bool record,
-                         std::optional<std::size_t> helpers,
+                         std::optional<std::size_t> helpers, std::optional<std::size_t> socket_threads,
                          std::optional<nb::typed<nb::callable, void(nb::str)>> when_slow) {
                  auto* engine = new Engine({rank, world_size, static_cast<std::uint16_t>(generation),
                                             hosts.value_or(std::vector<std::string>{}), arena_bytes, spin_seconds,
-                                            inproc, heartbeat_timeout, late_seconds, trace, record, helpers});
+                                            inproc, heartbeat_timeout, late_seconds, trace, record, helpers,
+                                            socket_threads});
                  if (when_slow)
                      engine->when_slow([shared = shared_reference(std::move(*when_slow))](SlowRank::Reason reason) {
                          (*shared)(word(reason));
@@ -639,7 +640,8 @@ void bind_engine(nb::module_& m) {
              }),
              "rank"_a, "world_size"_a, nb::kw_only(), "generation"_a = 0, "hosts"_a = nb::none(), "arena_bytes"_a = 0,
              "spin_seconds"_a = nb::none(), "inproc"_a = false, "heartbeat_timeout"_a = 30.0, "late_seconds"_a = 30.0,
-             "trace"_a = false, "record"_a = false, "helpers"_a = nb::none(), "when_slow"_a = nb::none(),
+             "trace"_a = false, "record"_a = false, "helpers"_a = nb::none(), "socket_threads"_a = nb::none(),
+             "when_slow"_a = nb::none(),
              "``hosts[r]`` is the name of rank r's host, for messages. ``spin_seconds`` None: 5e-6, or 0 (yield) when "
              "the\n"
              "ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the\n"
@@ -647,7 +649,8 @@ void bind_engine(nb::module_& m) {
              "seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens "
              "when.\n"
              "``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on cards, by the cores that\n"
-             "are left if None. ``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps\n"
+             "are left if None. ``socket_threads``: threads that serve connections to a rank beyond the first, the same.\n"
+             "``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps\n"
              "the others waiting.")
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)

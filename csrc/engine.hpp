@@ -12,8 +12,9 @@
 //     4. the mailbox of another engine of this process
 //     5. Operations::mutex_, Peers::mutex_, Control's, EngineState's or FailureDetector's: one alone, but for fork(),
 //        which takes the executor's and then all of these in this order
-//     6. a link's for sending, under which no failure is reported; Executor::lanes_mutex_, the pool's, the arena's,
-//        that of the labels, that of the cores, the recorder's
+//     6. SocketThreads::mutex_; a link's for sending, under which no failure is reported, and under it those of its
+//        queues and of a SocketThread; Executor::lanes_mutex_, the pool's, the arena's, that of the labels, that of the
+//        cores, the recorder's
 //
 // With several engines in one process fork() holds the locks of one while it takes those of the next.
 #pragma once

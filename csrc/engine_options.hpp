@@ -17,11 +17,12 @@ struct EngineOptions {
     std::size_t arena_bytes = 0;
     std::optional<double> spin_seconds;
     bool in_process = false;
-    double heartbeat_timeout = 30;         // seconds of silence after which a rank is lost
-    double late_seconds = 30;              // that a call waits before a line says for whom
-    bool trace = false;                    // keep what happened when
-    bool record = false;                   // keep the last calls
-    std::optional<std::size_t> helpers{};  // threads that sum for calls on cards
+    double heartbeat_timeout = 30;                // seconds of silence after which a rank is lost
+    double late_seconds = 30;                     // that a call waits before a line says for whom
+    bool trace = false;                           // keep what happened when
+    bool record = false;                          // keep the last calls
+    std::optional<std::size_t> helpers{};         // threads that sum for calls on cards
+    std::optional<std::size_t> socket_threads{};  // threads that read and write connections
 
     const std::string& host(int of) const {  // empty if unknown
         static const std::string no_host;

@@ -32,6 +32,7 @@ Peers::Peers(const EngineOptions& options, EngineState& state, std::shared_ptr<A
       doorbell_(doorbell),
       pool_(pool),
       control_(doorbell.epoll(), options.generation, control_events(std::move(take_beat))),
+      socket_threads_(options, cores),
       mailbox_(std::make_shared<InprocMailbox>()),
       departed_(static_cast<std::size_t>(options.world_size)),
       linked_(departed_.size()) {
@@ -127,9 +128,9 @@ void Peers::attach_tcp(int peer, const std::vector<int>& sockets) {
                       -1,
                       Complaint::unacknowledged});
     };
-    auto link =
-        std::make_unique<TcpLink>(peer, std::move(owned), options_.generation, executor_, pool_, doorbell_.data_epoll(),
-                                  doorbell_.epoll(), key_of(Watched::hangup, peer), std::move(events));
+    auto link = std::make_unique<TcpLink>(peer, std::move(owned), options_.generation, executor_, pool_,
+                                          socket_threads_, doorbell_.data_epoll(), doorbell_.epoll(),
+                                          key_of(Watched::hangup, peer), std::move(events));
     TcpLink* added = link.get();
     executor_.attach(std::move(link));
     const std::lock_guard lock(mutex_);
@@ -397,6 +398,7 @@ void Peers::close_mailbox() {
 }
 
 void Peers::release() {
+    socket_threads_.stop();
     control_.close_all();
     const std::lock_guard lock(mutex_);  // another thread may look at the links
     executor_.disown();

@@ -22,6 +22,7 @@
 #include "executor.hpp"
 #include "mailbox.hpp"
 #include "pool.hpp"
+#include "socket_threads.hpp"
 #include "tcp.hpp"
 #include "wait.hpp"
 
@@ -109,6 +110,7 @@ class Peers {
     Doorbell& doorbell_;
     Pool& pool_;
     Control control_;
+    SocketThreads socket_threads_;
     const std::shared_ptr<InprocMailbox> mailbox_;
 
     mutable std::mutex mutex_;  // everything down to the atomics

@@ -24,7 +24,8 @@ constexpr std::size_t credit_worth_returning = static_cast<std::size_t>(eager_cr
 constexpr std::size_t buffer_bytes = std::size_t{32} << 10;
 constexpr std::size_t longest_read = std::size_t{4} << 20;  // before other links get their turn
 constexpr std::size_t largest_payload = std::size_t{1} << 30;
-constexpr std::uint32_t eager_token = 1;  // marks a payload that used the credit
+constexpr std::size_t fewest_bytes_for_a_thread = std::size_t{64} << 10;  // fewer are sent before it has woken
+constexpr std::uint32_t eager_token = 1;                                  // marks a payload that used the credit
 
 // Seconds in which the kernel had bytes that the peer had not acknowledged. It counts in ticks of its own.
 double seconds_unacknowledged(int socket) {
@@ -49,21 +50,23 @@ std::optional<Acknowledgements> acknowledgements(int socket) {
 
 }  // namespace
 
-TcpLink::Stream::Stream(Descriptor socket)
-    : socket(std::move(socket)), buffer(std::make_unique<std::byte[]>(buffer_bytes)) {}
+TcpLink::Stream::Stream(TcpLink& link, std::size_t index, Descriptor socket)
+    : link(link), index(index), socket(std::move(socket)), buffer(std::make_unique<std::byte[]>(buffer_bytes)) {}
 
 TcpLink::TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
-                 int data_epoll, int hangup_epoll, std::uint64_t hangup_key, StreamEvents events)
+                 SocketThreads& threads, int data_epoll, int hangup_epoll, std::uint64_t hangup_key,
+                 StreamEvents events)
     : Link(peer),
       receiver_(receiver),
       pool_(pool),
+      threads_(threads),
       generation_(generation),
       data_epoll_(data_epoll),
       hangup_epoll_(hangup_epoll),
       events_(std::move(events)) {
     for (Descriptor& owned : sockets) {
         const int socket = owned.get();
-        streams_.push_back(std::make_unique<Stream>(std::move(owned)));
+        streams_.push_back(std::make_unique<Stream>(*this, streams_.size(), std::move(owned)));
         fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
         const int on = 1;
         setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on a unix socket, which needs none
@@ -100,29 +103,37 @@ void TcpLink::post(const Frame& frame, const std::byte* payload) {
 }
 
 void TcpLink::enqueue(Stream& stream, const Frame& frame, const std::byte* payload, std::uint32_t token) {
-    const std::lock_guard lock(stream.send_mutex);
-    if (abandoned_.load(std::memory_order_relaxed)) return;
-    stream.queue.push_back({frame, payload, token, 0});
-    if (stream.queue.size() > 1) return;
-    stream.busy_since = Clock::now();
-    write(stream);
+    const bool is_large = frame.bytes >= fewest_bytes_for_a_thread;
+    if (is_large) settle(stream);
+    SocketThread* const thread = stream.thread.load(std::memory_order_acquire);
+    if (thread == nullptr) {
+        const std::lock_guard lock(stream.send_mutex);
+        const bool is_first = !stream.busy.load(std::memory_order_relaxed);
+        if (push(stream, {frame, payload, token, 0}) && is_first) write(stream);
+        return;
+    }
+    if (!push(stream, {frame, payload, token, 0})) return;
+    if (!is_large) {
+        const std::unique_lock lock(stream.send_mutex, std::try_to_lock);
+        if (lock) return write(stream);
+    }
+    thread->ring();
 }
 
+bool TcpLink::push(Stream& stream, Outgoing outgoing) {
+    const std::lock_guard lock(stream.queue_mutex);
+    if (abandoned_.load(std::memory_order_relaxed)) return false;
+    if (stream.queue.empty()) stream.busy_since = Clock::now();
+    stream.queue.push_back(std::move(outgoing));
+    stream.busy.store(true, std::memory_order_relaxed);
+    return true;
+}
+
+// What is pushed meanwhile moves nothing that is in the queue.
 void TcpLink::write(Stream& stream) {
     constexpr std::size_t batch = 16;
-    const bool had_something = !stream.queue.empty();
-    while (!stream.queue.empty()) {
-        iovec parts[2 * batch];
-        std::size_t part_count = 0;
-        for (std::size_t i = 0; i < std::min(batch, stream.queue.size()); ++i) {
-            Outgoing& out = stream.queue[i];
-            if (out.sent < sizeof(Frame))
-                parts[part_count++] = {reinterpret_cast<std::byte*>(&out.frame) + out.sent, sizeof(Frame) - out.sent};
-            const std::size_t payload_sent = out.sent < sizeof(Frame) ? 0 : out.sent - sizeof(Frame);
-            if (payload_sent < out.frame.bytes)
-                parts[part_count++] = {const_cast<std::byte*>(out.payload) + payload_sent,
-                                       out.frame.bytes - payload_sent};
-        }
+    iovec parts[2 * batch];
+    while (const std::size_t part_count = gather(stream, parts, batch)) {
         msghdr message{};
         message.msg_iov = parts;
         message.msg_iovlen = part_count;
@@ -130,33 +141,89 @@ void TcpLink::write(Stream& stream) {
         if (n < 0) {
             if (errno == EINTR) continue;
             // On an error the receiving side finds the connection closed and says so.
-            watch_for_room(stream, errno == EAGAIN || errno == EWOULDBLOCK);
-            stream.busy.store(true, std::memory_order_relaxed);
+            const bool is_full = errno == EAGAIN || errno == EWOULDBLOCK;
+            if (!is_full) stream.is_broken.store(true, std::memory_order_relaxed);
+            watch_for_room(stream, is_full);
             return;
         }
-        for (auto left = static_cast<std::size_t>(n); left > 0;) {
-            Outgoing& out = stream.queue.front();
-            const std::size_t step = std::min(left, sizeof(Frame) + out.frame.bytes - out.sent);
-            out.sent += step;
-            left -= step;
-            if (out.sent < sizeof(Frame) + out.frame.bytes) break;
-            const std::uint32_t token = out.token;
-            const bool was_data = out.frame.bytes != 0 && out.frame.type == FrameType::data;
-            stream.queue.pop_front();
-            if (was_data) receiver_.released(peer, token);
-        }
+        account(stream, static_cast<std::size_t>(n));
     }
-    if (had_something) count_busy((Clock::now() - stream.busy_since) / static_cast<int>(streams_.size()));
-    stream.busy.store(false, std::memory_order_relaxed);
     watch_for_room(stream, false);
 }
 
+// The first messages of the queue, as far as they are not sent; 0 when there is none, and then the stream is not busy.
+std::size_t TcpLink::gather(Stream& stream, iovec* parts, std::size_t most) const {
+    const std::lock_guard lock(stream.queue_mutex);
+    std::size_t part_count = 0;
+    for (std::size_t i = 0; i < std::min(most, stream.queue.size()); ++i) {
+        Outgoing& out = stream.queue[i];
+        if (out.sent < sizeof(Frame))
+            parts[part_count++] = {reinterpret_cast<std::byte*>(&out.frame) + out.sent, sizeof(Frame) - out.sent};
+        const std::size_t payload_sent = out.sent < sizeof(Frame) ? 0 : out.sent - sizeof(Frame);
+        if (payload_sent < out.frame.bytes)
+            parts[part_count++] = {const_cast<std::byte*>(out.payload) + payload_sent, out.frame.bytes - payload_sent};
+    }
+    if (part_count == 0) stream.busy.store(false, std::memory_order_relaxed);
+    return part_count;
+}
+
+void TcpLink::account(Stream& stream, std::size_t sent) {
+    while (sent > 0) {
+        std::uint32_t token;
+        {
+            const std::lock_guard lock(stream.queue_mutex);
+            Outgoing& out = stream.queue.front();
+            const std::size_t step = std::min(sent, sizeof(Frame) + out.frame.bytes - out.sent);
+            out.sent += step;
+            sent -= step;
+            if (out.sent < sizeof(Frame) + out.frame.bytes) return;
+            token = out.token;
+            const bool was_data = out.frame.bytes != 0 && out.frame.type == FrameType::data;
+            stream.queue.pop_front();
+            if (stream.queue.empty())
+                count_busy((Clock::now() - stream.busy_since) / static_cast<int>(streams_.size()));
+            if (!was_data) continue;
+        }
+        receiver_.released(peer, token);
+    }
+}
+
 void TcpLink::watch_for_room(Stream& stream, bool wanted) {
-    if (stream.wants_room == wanted) return;
+    if (stream.wants_room.load(std::memory_order_relaxed) == wanted) return;
+    if (const SocketThread* thread = stream.thread.load(std::memory_order_relaxed)) {
+        stream.wants_room.store(wanted, std::memory_order_relaxed);
+        thread->watch_for_room(stream.socket.get(), stream, wanted);
+        return;
+    }
     epoll_event event{};
     event.events = EPOLLIN | (wanted ? static_cast<std::uint32_t>(EPOLLOUT) : 0);
     event.data.u64 = static_cast<std::uint64_t>(peer);
-    if (epoll_ctl(data_epoll_, EPOLL_CTL_MOD, stream.socket.get(), &event) == 0) stream.wants_room = wanted;
+    if (epoll_ctl(data_epoll_, EPOLL_CTL_MOD, stream.socket.get(), &event) == 0)
+        stream.wants_room.store(wanted, std::memory_order_relaxed);
+}
+
+// The first that carries much goes to a thread, if there is one for it.
+void TcpLink::settle(Stream& stream) {
+    if (stream.is_settled.load(std::memory_order_acquire)) return;
+    SocketThread* const thread = threads_.of(stream.index);
+    const std::lock_guard lock(stream.send_mutex);
+    if (stream.is_settled.exchange(true, std::memory_order_acq_rel) || thread == nullptr) return;
+    if (!thread->serve(stream.socket.get(), stream, stream.wants_room.load(std::memory_order_relaxed))) return;
+    stream.thread.store(thread, std::memory_order_release);
+    epoll_ctl(data_epoll_, EPOLL_CTL_DEL, stream.socket.get(), nullptr);
+}
+
+void TcpLink::serve(Stream& stream) {
+    if (stream.busy.load(std::memory_order_relaxed)) {
+        const std::unique_lock lock(stream.send_mutex, std::try_to_lock);
+        if (lock) write(stream);
+    }
+    const std::unique_lock lock(stream.receive_mutex, std::try_to_lock);
+    if (!lock) return;
+    read(stream);
+    const SocketThread* const thread = stream.thread.load(std::memory_order_acquire);
+    if (stream.closed && thread != nullptr)
+        thread->forget(stream.socket.get());  // it may have closed before it was ours
 }
 
 bool TcpLink::flush() {
@@ -170,9 +237,11 @@ bool TcpLink::flush() {
     bool clear = true;
     for (const auto& stream : streams_) {
         if (!stream->busy.load(std::memory_order_relaxed)) continue;
-        const std::lock_guard lock(stream->send_mutex);
-        write(*stream);
-        clear &= stream->queue.empty();
+        if (stream->thread.load(std::memory_order_acquire) == nullptr) {
+            const std::lock_guard lock(stream->send_mutex);
+            write(*stream);
+        }
+        clear &= !stream->busy.load(std::memory_order_relaxed);
     }
     return clear;
 }
@@ -182,13 +251,18 @@ void TcpLink::send_farewell() {
     Frame frame;
     frame.type = FrameType::farewell;
     frame.generation = generation_;
-    for (const auto& stream : streams_) enqueue(*stream, frame, nullptr, 0);
+    for (const auto& stream : streams_) {
+        enqueue(*stream, frame, nullptr, 0);
+        const std::lock_guard lock(stream->send_mutex);  // its thread may end before it comes to it
+        write(*stream);
+    }
 }
 
 void TcpLink::abandon() {
     abandoned_.store(true, std::memory_order_relaxed);
     for (const auto& stream : streams_) {
-        const std::lock_guard lock(stream->send_mutex);
+        const std::lock_guard lock(stream->send_mutex);  // nothing is being sent
+        const std::lock_guard queue_lock(stream->queue_mutex);
         if (!stream->queue.empty() && stream->queue.front().sent != 0 &&
             stream->queue.front().frame.type != FrameType::notice)
             stream->is_torn = true;
@@ -204,8 +278,12 @@ void TcpLink::send_notice(const Notice& notice) {
     for (const auto& stream : streams_) {
         const std::lock_guard lock(stream->send_mutex);
         if (stream->is_torn) continue;
-        stream->queue.push_back({frame, reinterpret_cast<const std::byte*>(text->data()), 0, 0, text});
-        if (stream->queue.size() == 1) write(*stream);
+        {
+            const std::lock_guard queue_lock(stream->queue_mutex);
+            stream->queue.push_back({frame, reinterpret_cast<const std::byte*>(text->data()), 0, 0, text});
+            stream->busy.store(true, std::memory_order_relaxed);
+        }
+        write(*stream);
         return;
     }
 }
@@ -255,6 +333,7 @@ void TcpLink::forget_looks() {
 bool TcpLink::drain() {
     bool active = false;
     for (const auto& stream : streams_) {
+        if (stream->thread.load(std::memory_order_acquire) != nullptr) continue;
         if (stream->busy.load(std::memory_order_relaxed)) {
             const std::unique_lock lock(stream->send_mutex, std::try_to_lock);
             if (lock) write(*stream);
@@ -337,6 +416,7 @@ void TcpLink::take_frame(Stream& stream, const Frame& frame) {
                 lose(stream, "sent garbage");
                 return;
             }
+            if (frame.bytes >= fewest_bytes_for_a_thread) settle(stream);
             stream.frame = frame;
             stream.payload = pool_.take(frame.bytes);
             stream.received = 0;
@@ -404,6 +484,7 @@ void TcpLink::lose(Stream& stream, int error) {
 
 void TcpLink::close(Stream& stream) {
     stream.closed = true;
+    if (const SocketThread* thread = stream.thread.load(std::memory_order_acquire)) thread->forget(stream.socket.get());
     epoll_ctl(data_epoll_, EPOLL_CTL_DEL, stream.socket.get(), nullptr);
     epoll_ctl(hangup_epoll_, EPOLL_CTL_DEL, stream.socket.get(), nullptr);
     unanswered_.store(false, std::memory_order_relaxed);

@@ -27,6 +27,7 @@
 #include "link.hpp"
 #include "notice.hpp"
 #include "pool.hpp"
+#include "socket_threads.hpp"
 
 namespace multiring {
 
@@ -40,7 +41,7 @@ class TcpLink final : public Link {
     };
     // `data_epoll` watches the sockets for data and for room, `hangup_epoll` for their end, under `hangup_key`.
     TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
-            int data_epoll, int hangup_epoll, std::uint64_t hangup_key, StreamEvents events);
+            SocketThreads& threads, int data_epoll, int hangup_epoll, std::uint64_t hangup_key, StreamEvents events);
     ~TcpLink() override;
 
     bool shares_memory() const override { return false; }
@@ -75,17 +76,28 @@ class TcpLink final : public Link {
         std::size_t sent;                           // bytes of header and payload together
         std::shared_ptr<const std::string> text{};  // a notice's text, into which the payload points
     };
-    struct Stream {
-        explicit Stream(Descriptor socket);
+    struct Stream final : Served {
+        Stream(TcpLink& link, std::size_t index, Descriptor socket);
+        void serve() override { link.serve(*this); }
+        bool has_queued() const override {
+            return busy.load(std::memory_order_relaxed) && !wants_room.load(std::memory_order_relaxed) &&
+                   !is_broken.load(std::memory_order_relaxed);
+        }
 
+        TcpLink& link;
+        const std::size_t index;
+        std::atomic<SocketThread*> thread{nullptr};  // that serves it; nullptr: whoever drains the link
+        std::atomic<bool> is_settled{false};         // whether one does, once and for all
         Descriptor socket;
         // sending
-        std::mutex send_mutex;
-        std::deque<Outgoing> queue;
-        bool is_torn = false;     // abandoned in the middle of a message
-        bool wants_room = false;  // epoll tells when there is room again
-        std::atomic<bool> busy{false};
-        Clock::time_point busy_since{};  // from when the queue has had something
+        std::mutex send_mutex;                // the socket's way out
+        std::mutex queue_mutex;               // the next three; under it no other lock is taken
+        std::deque<Outgoing> queue;           // only who has `send_mutex` takes from it
+        Clock::time_point busy_since{};       // from when the queue has had something
+        std::atomic<bool> busy{false};        // the queue has something
+        bool is_torn = false;                 // abandoned in the middle of a message
+        std::atomic<bool> wants_room{false};  // epoll tells when there is room again
+        std::atomic<bool> is_broken{false};   // the socket takes nothing any more
         // receiving
         std::mutex receive_mutex;
         std::unique_ptr<std::byte[]> buffer;  // bytes [begin, end) are not interpreted yet
@@ -100,7 +112,12 @@ class TcpLink final : public Link {
     };
 
     void enqueue(Stream& stream, const Frame& frame, const std::byte* payload, std::uint32_t token);
-    void write(Stream& stream);  // as much as the socket takes
+    bool push(Stream& stream, Outgoing outgoing);  // false if nothing is sent any more
+    void write(Stream& stream);                    // as much as the socket takes
+    std::size_t gather(Stream& stream, iovec* parts, std::size_t most) const;
+    void account(Stream& stream, std::size_t sent);
+    void serve(Stream& stream);
+    void settle(Stream& stream);  // who serves it
     void watch_for_room(Stream& stream, bool wanted);
     bool read(Stream& stream);
     std::size_t read_some(Stream& stream);
@@ -115,6 +132,7 @@ class TcpLink final : public Link {
 
     Receiver& receiver_;
     Pool& pool_;
+    SocketThreads& threads_;
     const std::uint16_t generation_;
     const int data_epoll_, hangup_epoll_;
     const StreamEvents events_;

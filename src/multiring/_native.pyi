@@ -321,6 +321,7 @@ class Engine:
         trace: bool = False,
         record: bool = False,
         helpers: int | None = None,
+        socket_threads: int | None = None,
         when_slow: Callable[[str], None] | None = None,
     ) -> None:
         """
@@ -329,7 +330,8 @@ class Engine:
         machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout``
         seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens when.
         ``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on cards, by the cores that
-        are left if None. ``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps
+        are left if None. ``socket_threads``: threads that serve connections to a rank beyond the first, the same.
+        ``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps
         the others waiting.
         """
 

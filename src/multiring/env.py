@@ -243,8 +243,13 @@ class Settings:
         "range",
         "ports to listen on, such as 29400-29499; any free one if unset; a rank takes one, and another one in `grow`",
     )
-    streams: int = _knob(
-        1, _whole(1, 1 << 10), "count", "TCP connections between two ranks on different hosts", agree=True
+    streams: int | None = _knob(
+        None,
+        _whole(1, 1 << 10),
+        "count",
+        "TCP connections between two ranks on different hosts; 1, and one more for each core that every rank has "
+        "beyond two, up to 4, and up to 256 of a rank to all others",
+        agree=True,
     )
     topology: str = _knob("", str, "path", "topology file; read by rank 0, who hands it to all")
     probe: str = _knob(
@@ -332,6 +337,13 @@ class Settings:
         "count",
         "threads of a rank that sum and copy for calls on CUDA tensors, beside the one that moves bytes; what its "
         "share of the cores leaves, 4 at most",
+    )
+    socket_threads: int | None = _knob(
+        None,
+        _whole(0, 1 << 10),
+        "count",
+        "threads of a rank that read and write TCP connections, beside the one that drives a call, which keeps the "
+        "first of each pair of ranks; what its share of the cores leaves, 3 at most",
     )
     spin_seconds: float | None = _knob(
         None,

@@ -82,7 +82,7 @@ def test_ten_thousand_collectives_keep_memory_and_descriptors_flat(hosts: str | 
 
 
 def test_streams_and_a_range_of_ports() -> None:
-    environment = {"MULTIRING_STREAMS": "3", "MULTIRING_PORTS": "28700-28799"}
+    environment = {"MULTIRING_STREAMS": "3", "MULTIRING_SOCKET_THREADS": "2", "MULTIRING_PORTS": "28700-28799"}
     run(collectives.grid, 2, "ab", 300_000, environment=environment)
 
 

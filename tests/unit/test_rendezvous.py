@@ -24,7 +24,7 @@ from multiring.job import rendezvous
 from multiring.job.bootstrap import JobMeeting, RankIdentity
 from multiring.job.exchange import Exchange, spans
 from multiring.job.hosts import control_edges
-from multiring.job.introduction import Introduction
+from multiring.job.introduction import Introduction, fitting_streams
 from multiring.job.store import Client, Server
 from multiring.net import auth, interfaces, local, unix
 from multiring.planning import topology_file
@@ -701,3 +701,24 @@ def test_without_proc_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch
             f"cannot tell which machine this is: {tmp_path / file}: No such file or directory; mount /proc in this "
             "container or chroot (mount -t proc proc /proc)"
         )
+
+
+def of_kernel(kernel: str, cpus: int, quota: float | None = None) -> Introduction:
+    return replace(INTRODUCTION, kernel=kernel, cpus=frozenset(range(cpus)), quota=quota)
+
+
+@pytest.mark.parametrize(
+    ("introductions", "streams"),
+    [
+        ([of_kernel("k", 2)] * 2, 1),
+        ([of_kernel("k", 16)] * 2, 4),
+        ([of_kernel("k", 16, 7.0)] * 2, 2),
+        ([of_kernel("k", 16), of_kernel("l", 3)], 2),
+        ([of_kernel("k", 16), of_kernel("l", 1)], 1),
+        ([of_kernel(str(number), 16) for number in range(64)], 4),
+        ([of_kernel(str(number), 16) for number in range(100)], 2),
+        ([of_kernel(str(number), 16) for number in range(300)], 1),
+    ],
+)
+def test_connections_by_the_cores_that_all_ranks_have(introductions: list[Introduction], streams: int) -> None:
+    assert fitting_streams(introductions) == streams

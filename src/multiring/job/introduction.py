@@ -16,6 +16,11 @@ from multiring.net import interfaces, local
 from multiring.net.dial import Address
 from multiring.planning.speeds import RankPlacement
 
+_MOST_STREAMS = 4
+"""What two ranks have at most: more were not measured."""
+_MOST_CONNECTIONS = 256
+"""What a rank has to all others at most: a process has 1024 descriptors, if nobody gave it more."""
+
 
 @dataclass(frozen=True)
 class Introduction:
@@ -142,6 +147,22 @@ def introduce(world_size: int, settings: env.Settings, unix_name: str, own: Sequ
         cpus=frozenset(os.sched_getaffinity(0)),
         quota=cgroup_quota(),
     )
+
+
+def fitting_streams(introductions: Sequence[Introduction]) -> int:
+    """The connections between two ranks on different hosts that the cores of all ranks have threads for.
+
+    A caller and the progress thread take two cores of a rank, and serve one connection; each further one has a thread
+    of its own (csrc/socket_threads.cpp), where the rank has a core for that.
+    """
+    machines: dict[str, list[Introduction]] = {}
+    for each in introductions:
+        machines.setdefault(each.kernel, []).append(each)
+    least = float(_MOST_STREAMS + 1)
+    for ranks in machines.values():
+        cores = float(len(frozenset().union(*(rank.cpus for rank in ranks))))
+        least = min(least, min([cores, *(rank.quota for rank in ranks if rank.quota is not None)]) / len(ranks))
+    return max(1, min(int(least) - 1, _MOST_STREAMS, _MOST_CONNECTIONS // len(introductions)))
 
 
 def _is_loopback(address: Address) -> bool:

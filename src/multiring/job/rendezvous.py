@@ -30,7 +30,7 @@ from multiring.job.bootstrap import RankIdentity, no_meeting
 from multiring.job.checks import check_formats, check_settings, check_strategy, difference, topology_of, topology_text
 from multiring.job.exchange import Exchange, RankLost, Record, first_open
 from multiring.job.hosts import Proof
-from multiring.job.introduction import Introduction, introduce
+from multiring.job.introduction import Introduction, fitting_streams, introduce
 from multiring.job.store import JobStore, KeyValueStore
 from multiring.net import auth, interfaces, listen, local, unix
 from multiring.net.acceptor import Acceptor
@@ -388,6 +388,7 @@ def _engine(
         trace=bool(settings.trace),
         record=bool(settings.flight_recorder),
         helpers=settings.card_threads,
+        socket_threads=settings.socket_threads,
         when_slow=sampler.look,
         inproc=identity.world_size == 1,  # private memory: there is nobody to share it with
     )
@@ -453,7 +454,7 @@ def _links(
         acceptor,
         arrival.hello,
         {peer: each.addresses_for(mine) for peer, each in enumerate(arrival.introductions)},
-        settings.streams,
+        settings.streams or fitting_streams(arrival.introductions),
         attach,
         lambda rank: f"rank {rank} (host {names[rank]})",
     )

@@ -1,0 +1,81 @@
+// SocketThreads: threads beside the progress thread that read and write streams of TCP links. One thread moves 2 to 4
+// GB a second through sockets, both ways together: less than fast networks, and less than what a core sums. A link's
+// first stream stays with the thread that drives the call; the others go to these threads when they first carry much.
+//
+// A thread sleeps on an epoll of its own. What it delivers wakes the progress thread as any delivery does. A stream's
+// locks are those of its link; `mutex_` guards what was added since the thread last looked, and no other lock is taken
+// under it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cores.hpp"
+#include "descriptor.hpp"
+#include "engine_options.hpp"
+
+namespace multiring {
+
+// A stream that one of the threads serves.
+class Served {
+  public:
+    // Write what is queued, read what has come.
+    virtual void serve() = 0;
+    // Whether something is queued that the socket has not refused.
+    virtual bool has_queued() const = 0;
+
+  protected:
+    ~Served() = default;
+};
+
+class SocketThread {
+  public:
+    SocketThread();
+    ~SocketThread();
+    SocketThread(const SocketThread&) = delete;
+    SocketThread& operator=(const SocketThread&) = delete;
+
+    // It serves the stream from now on, until `forget`; false if the system cannot watch the socket.
+    bool serve(int socket, Served& stream, bool wants_room);
+    void watch_for_room(int socket, Served& stream, bool wanted) const;
+    void forget(int socket) const;
+    void ring() const;  // something was queued
+
+  private:
+    void run();
+    bool take_events(int milliseconds);  // true if there were any
+    bool write_queued();
+    void take_added();
+
+    const Descriptor bell_, epoll_;
+    std::atomic<bool> asleep_{false}, ends_{false}, has_added_{false};
+    std::mutex mutex_;
+    std::vector<Served*> added_;
+    std::vector<Served*> streams_;  // the thread's own
+    std::thread thread_;
+};
+
+class SocketThreads {
+  public:
+    SocketThreads(const EngineOptions& options, const Cores& cores) : options_(options), cores_(cores) {}
+
+    // The thread of a link's stream of that index; nullptr if the thread that drives the call serves it. The threads
+    // are made when one is first asked for: by then it is known who shares this host's cores.
+    SocketThread* of(std::size_t stream);
+    void stop();  // before the links go
+
+  private:
+    void make();
+
+    const EngineOptions& options_;
+    const Cores& cores_;
+    std::mutex mutex_;
+    bool made_ = false;
+    std::vector<std::unique_ptr<SocketThread>> threads_;
+};
+
+}  // namespace multiring

@@ -1,0 +1,114 @@
+"""Threads that read and write connections beyond the first between two ranks: values, order, losses, ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from engines import Rank, all_reduce_plan, contribution, in_threads, world
+
+from multiring.errors import PeerLost
+
+LARGE = 1_000_003
+"""Elements; messages of 64 KB and more go to the threads."""
+
+
+def total(size: int, count: int, shift: int = 0) -> np.ndarray:
+    return sum(contribution(rank + shift, count).astype(np.float64) for rank in range(size))
+
+
+def has_threads(count: int) -> bool:
+    """Whether this process comes to have as many: those that were joined may take a moment to go."""
+    until = time.monotonic() + 5
+    while threads() != count and time.monotonic() < until:
+        time.sleep(0.01)
+    return threads() == count
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_they_are_made_for_the_first_large_message() -> None:
+    alone = threads()
+    with world(2, [0, 1], streams=4, socket_threads=3) as ranks:
+        assert has_threads(alone + 2)  # the progress threads
+        plan = all_reduce_plan(2, "direct")
+        in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, 1000)))
+        assert has_threads(alone + 2)
+        results = in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, LARGE)))
+        assert has_threads(alone + 2 + 6)
+        for result in results:
+            np.testing.assert_array_equal(result, total(2, LARGE))
+    assert has_threads(alone)
+
+
+@pytest.mark.parametrize(("streams", "count"), [(1, 2), (3, 0)])
+def test_there_are_none_where_nothing_is_left_for_them(streams: int, count: int) -> None:
+    alone = threads()
+    with world(2, [0, 1], streams=streams, socket_threads=count) as ranks:
+        plan = all_reduce_plan(2, "direct")
+        results = in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, LARGE)))
+        assert has_threads(alone + 2)
+        for result in results:
+            np.testing.assert_array_equal(result, total(2, LARGE))
+
+
+@pytest.mark.parametrize(("streams", "count"), [(2, 1), (3, 2), (5, 2)])
+@pytest.mark.parametrize("method", ["direct", "ring", "at once"])
+def test_large_and_small_calls_take_turns(method: str, streams: int, count: int) -> None:
+    plans = [all_reduce_plan(3, method, segment) for segment in (1 << 16, 1 << 18)]
+    with world(3, [0, 1, 2], streams=streams, socket_threads=count) as ranks:
+
+        def program(rank: Rank) -> None:
+            for number in range(40):
+                size = LARGE if number % 4 == 0 else 1 + 97 * number
+                result = rank.run(plans[number % 2], contribution(rank.rank + number, size))
+                np.testing.assert_array_equal(result, total(3, size, number))
+
+        in_threads(ranks, program)
+
+
+def in_vain(program: Callable[[], object]) -> str:
+    with pytest.raises(PeerLost) as caught:
+        program()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("round", range(5))
+def test_a_rank_that_leaves_with_much_on_its_way_is_lost(round: int) -> None:
+    plan = all_reduce_plan(3, "ring")
+    with world(3, [0, 1, 2], streams=4, socket_threads=2) as ranks:
+        in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, LARGE)))
+        caught: list[str] = []
+        callers = [
+            threading.Thread(
+                target=lambda r=rank: caught.append(in_vain(lambda: r.run(plan, contribution(r.rank, 8 * LARGE))))
+            )
+            for rank in ranks[:2]
+        ]
+        for caller in callers:
+            caller.start()
+        ranks[2].engine.shutdown()
+        for caller in callers:
+            caller.join(60)
+        assert len(caught) == 2
+        assert all("rank 2" in text for text in caught), caught
+
+
+def test_a_forked_child_leaves_them_alone() -> None:
+    plan = all_reduce_plan(2, "direct")
+    with world(2, [0, 1], streams=3, socket_threads=2) as ranks:
+        for _ in range(5):
+            in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, LARGE)))
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        results = in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, LARGE)))
+        for result in results:
+            np.testing.assert_array_equal(result, total(2, LARGE))
