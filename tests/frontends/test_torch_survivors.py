@@ -58,7 +58,9 @@ def go_on_from_rank_one() -> list[float]:
         return [float(value) for value in gradient]
 
 
-def test_state_comes_from_the_survivor_that_is_named() -> None:
+@pytest.mark.parametrize("interface", ["", "lo"])
+def test_state_comes_from_the_survivor_that_is_named(interface: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIRING_INTERFACE", interface)
     *survivors, killed = run(go_on_from_rank_one, world_size=3)
     assert killed.exitcode == -signal.SIGKILL
     assert not survivors[0].error + survivors[1].error

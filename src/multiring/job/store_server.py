@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from types import TracebackType
 
@@ -26,7 +25,7 @@ class StoreServer:
     ) -> None:
         settings = env.read(env.Settings, interface=interface, ports=ports)
         self._secret = secrets.token_bytes(32) if secret is None else checked_secret(secret)
-        bind = _only(settings.interface) if settings.interface else ()
+        bind = interfaces.reachable(settings.interface) if settings.interface else ()
         self._server = Server(self._secret, bind=bind, ports=settings.ports, forgets=True)
 
     @property
@@ -56,9 +55,3 @@ class StoreServer:
 
     def __repr__(self) -> str:
         return f"<StoreServer at {', '.join(self.addresses)}>"
-
-
-def _only(interface: str) -> list[str]:
-    """The addresses of the interfaces that are admitted, loopback ones if there are no others."""
-    found = interfaces.addresses(interface, loopback=True)
-    return [address for address in found if not ipaddress.ip_address(address).is_loopback] or found

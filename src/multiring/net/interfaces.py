@@ -35,6 +35,12 @@ def admitted(interface: str = "", *, loopback: bool = False) -> list[tuple[str, 
     return sorted(found, key=lambda entry: (entry[1].is_loopback, -_speed(entry[0]), entry[1].version))
 
 
+def reachable(interface: str = "") -> list[str]:
+    """The addresses that ``interface`` (MULTIRING_INTERFACE) admits, loopback ones if it admits no others."""
+    found = admitted(interface, loopback=True)
+    return [str(ip) for _, ip in found if not ip.is_loopback] or [str(ip) for _, ip in found]
+
+
 def loopbacks() -> list[str]:
     """The addresses by which processes of this host reach each other, whatever its names stand for.
 

@@ -111,7 +111,7 @@ def _store(communicator: Communicator) -> Store:
         try:
             # It listens everywhere; the address is the one at which this process connects to it.
             store = TCPStore(interfaces.loopbacks()[0], 0, is_master=True, wait_for_workers=False)
-            told = (interfaces.addresses(interface), store.port)
+            told = (interfaces.reachable(interface), store.port)
         except (OSError, RuntimeError) as error:  # no descriptors, say
             group.broadcast_object(str(error))
             raise RendezvousError(f"rank 0 cannot serve torch's store: {error}", rank=0) from error
