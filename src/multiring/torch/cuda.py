@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
+from multiring.errors import MultiringError
 from multiring.runtime.buffers import CardBlocks, CardBuffer
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import CardPart
@@ -34,6 +36,9 @@ from multiring.runtime.group import Group
 from multiring.torch.buffers import REDUCIBLE, divided, is_cut_off, only, op_name, single, with_options
 from multiring.torch.layouts import refuse_form, refuse_missing_memory, refuse_overlap, refuse_shared
 from multiring.torch.work import Watcher
+
+_LOOK_AT = 64
+"""Calls are kept up to this number before those that are done are let go."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -219,6 +224,20 @@ class CudaCollectives:
 
     def __init__(self, group: _Group) -> None:
         self._group = group
+        self._in_flight: list[CardPart] = []
+
+    def note(self, part: CardPart) -> None:
+        """Keep a collective that was queued, until it is done: nobody has to wait for it before the group goes."""
+        if len(self._in_flight) >= _LOOK_AT:
+            self._in_flight = [earlier for earlier in self._in_flight if not earlier.done()]
+        self._in_flight.append(part)
+
+    def wait_for_all(self) -> None:
+        """Return when what was queued is done, or has failed, as every later call says."""
+        for part in self._in_flight:
+            with suppress(MultiringError):
+                part.wait()
+        self._in_flight = []
 
     # --- over plans: queued on the card ---
 
@@ -425,6 +444,8 @@ class _Call:
         size = self._group.size()
         self._group._check_blocks("all_gather", outputs, input)
         refuse_shared(outputs)
+        for output in outputs:
+            _refuse_other_numbers(output)
         staging = torch.empty(size * input.numel(), dtype=input.dtype, device=input.device)
         self.all_gather(staging, input)
 
@@ -482,8 +503,9 @@ class _Call:
         """The tensor, or one whose elements lie in order, which is copied back in the end."""
         refuse_form(tensor)
         refuse_missing_memory(tensor)
+        _refuse_other_numbers(tensor)
         plain = tensor.detach()
-        if plain.is_contiguous() and not plain.is_neg() and not plain.is_conj():
+        if plain.is_contiguous():
             return plain
         refuse_overlap(plain)
         return _ordered(plain) if fill else plain.new_empty(plain.shape)
@@ -531,13 +553,29 @@ class _Call:
         owner = (x.untyped_storage(), *(tensor.untyped_storage() for tensor in kept))
         buffer = CardBuffer(owner, count, REDUCIBLE[x.dtype], x.device.index, _current(x.device), out, into)
         seconds = self._group._seconds(self._opts)
-        self._parts.append(self._group.group.start_on_card(collective, buffer, op, root, timeout=seconds))
+        part = self._group.group.start_on_card(collective, buffer, op, root, timeout=seconds)
+        self._parts.append(part)
+        self._group.on_cuda.note(part)
 
 
 def _ordered(tensor: Tensor) -> Tensor:
     """A tensor whose memory holds what the given one shows, in order: itself, if that is so."""
     refuse_missing_memory(tensor)
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    _refuse_other_numbers(tensor)
+    return tensor.detach().contiguous()
+
+
+def _refuse_other_numbers(tensor: Tensor) -> None:
+    """ValueError for a view that shows other numbers than its memory holds.
+
+    Results that were written back through one were seen to be a rank's own numbers, at times, and it is not known why.
+    """
+    if tensor.is_neg() or tensor.is_conj():
+        shown, resolve = ("negated", "resolve_neg") if tensor.is_neg() else ("conjugated", "resolve_conj")
+        raise ValueError(
+            f"a tensor on {tensor.device} is a view that shows its memory {shown}, which multiring does not take: "
+            f"hand over tensor.{resolve}(), and copy a result back"
+        )
 
 
 def _apart(read: Tensor, written: Tensor, place: int) -> Tensor:

@@ -129,6 +129,7 @@ class MultiringGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Release the communicator; called by ``destroy_process_group``."""
+        self.on_cuda.wait_for_all()
         self._collectives.close()
         self._close()
 
