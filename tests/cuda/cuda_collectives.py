@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +23,10 @@ def own(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def everyone(size: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.stack([own(rank, count, dtype) for rank in range(size)])
+
+
+def everyone_from(first: int, size: int, count: int) -> Tensor:
+    return torch.stack([own(first + rank, count) for rank in range(size)])
 
 
 def same(actual: Tensor, expected: Tensor) -> None:
@@ -189,12 +195,7 @@ def layouts(rank: int, size: int) -> None:
 
 
 def views(rank: int, size: int) -> None:
-    """Inputs that show other numbers than their memory holds, or lie where results are written."""
-    z = torch.complex(own(rank, 600), own(rank + 1, 600)).to(CARD)
-    whole = torch.empty(size * 600, dtype=torch.complex64, device=CARD)
-    dist.all_gather_into_tensor(whole, z.conj())
-    expected = [torch.complex(own(other, 600), -own(other + 1, 600)) for other in range(size)]
-    same(whole, torch.cat(expected))
+    """Inputs that lie where results are written; views that show other numbers than their memory holds are refused."""
     count = 1_500_000
     for start in (rank * count, count // 2):
         whole = torch.full((size * count,), -1.0, device=CARD)
@@ -202,6 +203,27 @@ def views(rank: int, size: int) -> None:
         mine.copy_(own(rank, count))
         dist.all_gather_into_tensor(whole, mine)
         same(whole, everyone(size, count).reshape(-1))
+    turned = torch._neg_view(own(rank, 600).to(CARD))
+    for call in (lambda: dist.all_reduce(turned), lambda: dist.all_gather_into_tensor(whole[: size * 600], turned)):
+        refused = ""
+        try:
+            call()
+        except ValueError as error:
+            refused = str(error)
+        assert "shows its memory negated" in refused
+
+
+def small_and_busy(rank: int, size: int) -> None:
+    """Small calls right behind kernels that make their inputs, and before kernels that read their results."""
+    for round in range(300):
+        base = own(rank + round, 600).to(CARD)
+        expected = everyone_from(round, size, 600).sum(0)
+        x = -base
+        dist.all_reduce(x)
+        same(x * 1, -expected)
+        x = base.view(20, 30).t().contiguous().t()
+        dist.all_reduce(x)
+        same(x.contiguous().view(-1), expected)
 
 
 def captured(rank: int, size: int) -> None:
@@ -246,6 +268,46 @@ def mixed(rank: int, size: int) -> None:
         torch.testing.assert_close(whole.cpu(), everyone(size, count).reshape(-1), rtol=0, atol=0)
 
 
+def as_on_cpu(rank: int, size: int) -> None:
+    """Sums have the bits that they have in memory of the CPU, over narrow wires too (MULTIRING_WIRE)."""
+    generator = torch.Generator().manual_seed(rank)
+    for count in (1, 1000, 70_001, 5_000_011):
+        x = torch.randn(count, generator=generator)
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            expected, y = x.clone(), x.to(CARD)
+            dist.all_reduce(expected, op)
+            dist.all_reduce(y, op)
+            same(y, expected)
+
+
+def many(rank: int, size: int) -> None:
+    """A thousand collectives, of which up to sixteen are in flight."""
+    flying: list[Callable[[], None]] = []
+
+    def land(work: Any, x: Tensor, expected: Tensor) -> None:
+        work.wait()
+        same(x, expected)
+
+    for number in range(1000):
+        count = (number * 7919) % 4001 if number % 50 else 600_000 + number
+        x = own(rank + number, count).to(CARD)
+        if number % 3 == 0:
+            work, result = dist.all_reduce(x, async_op=True), x
+            expected = everyone_from(number, size, count).sum(0)
+        elif number % 3 == 1:
+            work, result = dist.broadcast(x, number % size, async_op=True), x
+            expected = own(number % size + number, count)
+        else:
+            result = torch.empty(size * count, device=CARD)
+            work = dist.all_gather_into_tensor(result, x, async_op=True)
+            expected = everyone_from(number, size, count).reshape(-1)
+        flying.append(functools.partial(land, work, result, expected))
+        if len(flying) == 16:
+            flying.pop(0)()
+    for end in flying:
+        end()
+
+
 def groups(rank: int, size: int) -> None:
     pairs = [dist.new_group([0, 1]), dist.new_group([1, 0])]
     for round in range(3):
@@ -269,9 +331,12 @@ CHECKS = (
     by_messages,
     layouts,
     views,
+    small_and_busy,
     captured,
     closed_groups,
     mixed,
+    as_on_cpu,
+    many,
     groups,
 )
 
@@ -288,5 +353,10 @@ def run(checks: Sequence[Callable[[int, int], None]], backend: str) -> None:
     dist.destroy_process_group()
 
 
+def chosen(checks: Sequence[Callable[[int, int], None]]) -> list[Callable[[int, int], None]]:
+    """Those that the command line names; all where it names none."""
+    return [check for check in checks if check.__name__ in sys.argv[1:] or not sys.argv[1:]]
+
+
 if __name__ == "__main__":
-    run(CHECKS, "multiring")
+    run(chosen(CHECKS), "multiring")

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from cuda_collectives import CARD, run
+from cuda_collectives import CARD, chosen, run
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -156,6 +156,56 @@ def same_everywhere(rank: int, size: int) -> None:
         assert torch.equal(first, value), name
 
 
+def states(rank: int, size: int) -> None:
+    """Parameters and an optimizer's state go from rank to rank through memory of the CPU."""
+    net = Net().to(CARD)
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    train(net, optimizer, rank, size, steps=3 + rank)
+    multiring.torch.sync_state(net, optimizer, root=1)
+    expected = Net().to(CARD)
+    theirs = torch.optim.Adam(expected.parameters(), 0.01)
+    train(expected, theirs, 1, size, steps=4)
+    for name, value in net.state_dict().items():
+        assert value.is_cuda
+        assert torch.equal(value, expected.state_dict()[name]), name
+    for p, q in zip(net.parameters(), expected.parameters(), strict=True):
+        for key, value in optimizer.state[p].items():
+            same_place = theirs.state[q][key]
+            assert value.device == same_place.device
+            assert torch.equal(value, same_place), key
+
+
+def outer(rank: int, size: int) -> None:
+    """Ranks that train apart and exchange how their parameters changed: all hold the mean after each exchange."""
+    net = Net().to(CARD).float()
+    exchange = multiring.torch.Outer(
+        net, 5, groups=[[other] for other in range(size)], optimizer=lambda shared: torch.optim.SGD(shared, 1.0)
+    )
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    apart = [copy.deepcopy(net) for _ in range(size)]
+    theirs = [torch.optim.SGD(each.parameters(), 0.1) for each in apart]
+    for step in range(10):
+        for other in range(size):
+            x, y = batch(step, other, size)
+            theirs[other].zero_grad()
+            F.cross_entropy(apart[other](x.float()), y).backward()
+            theirs[other].step()
+        x, y = batch(step, rank, size)
+        optimizer.zero_grad()
+        F.cross_entropy(net(x.float()), y).backward()
+        optimizer.step()
+        exchange.step()
+        if step % 5 == 4:
+            with torch.no_grad():
+                for values in zip(*(each.parameters() for each in apart), strict=True):
+                    mean = torch.stack(values).mean(0)
+                    for value in values:
+                        value.copy_(mean)
+    for p, q in zip(net.parameters(), apart[0].parameters(), strict=True):
+        assert p.is_cuda
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
+
+
 CHECKS: tuple[Callable[[int, int], None], ...] = (
     data_parallel,
     accumulated,
@@ -164,6 +214,8 @@ CHECKS: tuple[Callable[[int, int], None], ...] = (
     sharded,
     tensors,
     hooked,
+    states,
+    outer,
     same_everywhere,
 )
 
@@ -171,4 +223,4 @@ CHECKS: tuple[Callable[[int, int], None], ...] = (
 if __name__ == "__main__":
     torch.cuda.set_device(CARD)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    run(CHECKS, "cpu:multiring,cuda:multiring")
+    run(chosen(CHECKS), "cpu:multiring,cuda:multiring")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,13 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("streams", [1, 4])
 @pytest.mark.parametrize("hosts", [1, 2])
-@pytest.mark.parametrize("program", ["cuda_collectives.py", "cuda_training.py"])
-def test_ranks_that_share_a_card(program: str, hosts: int) -> None:
+@pytest.mark.parametrize("program", ["cuda_collectives.py", "cuda_training.py", "cuda_losses.py"])
+def test_ranks_that_share_a_card(program: str, hosts: int, streams: int) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "2"}
-    given |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MULTIRING_INTERFACE": "lo"}
+    given |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MULTIRING_INTERFACE": "lo", "MULTIRING_STREAMS": str(streams)}
     ranks = [
         subprocess.Popen(
             [sys.executable, HERE / program],
@@ -41,4 +43,5 @@ def test_ranks_that_share_a_card(program: str, hosts: int) -> None:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    expected = [0, -signal.SIGKILL] if program == "cuda_losses.py" else [0, 0]
+    assert [rank.returncode for rank in ranks] == expected, "\n".join(outputs)
