@@ -89,6 +89,10 @@ void Liveness::look(std::span<const LocalLink* const> local, std::span<const int
         for (std::size_t rank = 0; slots != nullptr && rank < statuses_.size(); ++rank) {
             Status status;
             if (rank == self_ || direct_[rank] || !slots[rank].read(status)) continue;
+            if (status.rank < 0) {  // it hears of that rank no more, and so do we
+                if (via_[rank] == link->peer) forget(rank);
+                continue;
+            }
             statuses_[rank] = checked(status);
             age_[rank] = 0;
             via_[rank] = link->peer;
@@ -97,14 +101,16 @@ void Liveness::look(std::span<const LocalLink* const> local, std::span<const int
 }
 
 void Liveness::forget_the_old(float elapsed) {
-    for (std::size_t rank = 0; rank < statuses_.size(); ++rank) {
-        if (via_[rank] == nobody || (age_[rank] += elapsed) < believed) continue;
-        const float silent = direct_[rank] ? statuses_[rank].silent : 0;
-        statuses_[rank] = Status();
-        statuses_[rank].rank = static_cast<std::int32_t>(rank);
-        statuses_[rank].silent = silent;
-        via_[rank] = nobody;
-    }
+    for (std::size_t rank = 0; rank < statuses_.size(); ++rank)
+        if (via_[rank] != nobody && (age_[rank] += elapsed) >= believed) forget(rank);
+}
+
+void Liveness::forget(std::size_t rank) {
+    const float silent = direct_[rank] ? statuses_[rank].silent : 0;
+    statuses_[rank] = Status();
+    statuses_[rank].rank = static_cast<std::int32_t>(rank);
+    statuses_[rank].silent = silent;
+    via_[rank] = nobody;
 }
 
 bool Liveness::hears(int rank) const {

@@ -55,6 +55,7 @@ class Liveness {
     const Status& at(int rank) const { return statuses_[static_cast<std::size_t>(rank)]; }
     void count_silence(std::size_t rank, std::uint64_t heard, float elapsed, bool has_left);
     void forget_the_old(float elapsed);
+    void forget(std::size_t rank);  // what was told of it
     bool was_away(Clock::time_point now) const { return now - last_look_ >= seconds(quiet_seconds()); }
 
     const std::size_t self_;
