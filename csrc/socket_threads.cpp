@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <system_error>
+#include <stdexcept>
 
 #include "errors.hpp"
 #include "wait.hpp"
@@ -35,9 +35,13 @@ SocketThread::SocketThread() : bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), ep
 }
 
 SocketThread::~SocketThread() {
+    end();
+}
+
+void SocketThread::end() {
     ends_.store(true, std::memory_order_release);
     ring();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
 }
 
 bool SocketThread::serve(int socket, Served& stream, bool wants_room) {
@@ -142,15 +146,18 @@ void SocketThreads::make() {
     const std::size_t count = options_.socket_threads.value_or(static_cast<std::size_t>(left));
     try {
         for (std::size_t i = 0; i < count; ++i) threads_.push_back(std::make_unique<SocketThread>());
-    } catch (const std::system_error&) {  // as many as the system has room for; calls are served without, too
+    } catch (const std::runtime_error&) {  // as many as the system has room for; calls are served without, too
     }
 }
 
 void SocketThreads::stop() {
     std::vector<std::unique_ptr<SocketThread>> ending;  // outside the lock, for which one of them may wait
-    const std::lock_guard lock(mutex_);
-    made_ = true;
-    ending.swap(threads_);
+    {
+        const std::lock_guard lock(mutex_);
+        made_ = true;
+        ending.swap(threads_);
+    }
+    for (const auto& thread : ending) thread->end();  // all, before any goes: one may ring another
 }
 
 }  // namespace multiring

@@ -44,6 +44,7 @@ class SocketThread {
     void watch_for_room(int socket, Served& stream, bool wanted) const;
     void forget(int socket) const;
     void ring() const;  // something was queued
+    void end();         // when this returns it serves nothing any more
 
   private:
     void run();

@@ -193,6 +193,8 @@ void TcpLink::watch_for_room(Stream& stream, bool wanted) {
     if (const SocketThread* thread = stream.thread.load(std::memory_order_relaxed)) {
         stream.wants_room.store(wanted, std::memory_order_relaxed);
         thread->watch_for_room(stream.socket.get(), stream, wanted);
+        if (!wanted && stream.busy.load(std::memory_order_relaxed))
+            thread->ring();  // queued since; it looked too early
         return;
     }
     epoll_event event{};
@@ -214,7 +216,8 @@ void TcpLink::settle(Stream& stream) {
 }
 
 void TcpLink::serve(Stream& stream) {
-    if (stream.busy.load(std::memory_order_relaxed)) {
+    // What wants room and has nothing queued was abandoned.
+    if (stream.busy.load(std::memory_order_relaxed) || stream.wants_room.load(std::memory_order_relaxed)) {
         const std::unique_lock lock(stream.send_mutex, std::try_to_lock);
         if (lock) write(stream);
     }

@@ -129,11 +129,15 @@ class MultiringGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Release the communicator; called by ``destroy_process_group``."""
-        self.on_cuda.wait_for_all()
+        try:
+            self.on_cuda.wait_for_all()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """The same, without waiting for what is queued on a card."""
         self._collectives.close()
         self._close()
-
-    abort = shutdown
 
     # --- collectives ---
 
