@@ -444,7 +444,7 @@ def read(table: type[_T], environ: Mapping[str, str] | None = None, **options: A
 def agreed(*tables: Settings | Launch) -> dict[str, str]:
     """The settings that must be equal on all ranks, as text by variable name."""
     return {
-        name: str(getattr(table, row.name))
+        name: "not set" if (value := getattr(table, row.name)) is None else str(value)
         for table in tables
         for name, row in _rows(type(table))
         if row.metadata["agree"]
