@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from cuda_collectives import CARD, own, same
+from cuda_collectives import CARD, everyone, own, same
 
 import multiring.torch
 from multiring.errors import PeerLost
@@ -52,7 +52,7 @@ def main() -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         x = own(rank, 100_003).to(CARD)
         dist.all_reduce(x)
-        same(x, torch.stack([own(other, 100_003) for other in range(size)]).sum(0))
+        same(x, everyone(size, 100_003).sum(0))
         print(f"rank {rank} of {size} went on", flush=True)
     dist.destroy_process_group()
 
