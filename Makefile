@@ -7,6 +7,7 @@ TESTS ?=#           what `make test` hands to pytest besides its own settings
 LEGACY ?=#          any word: `make test` and `make check` run `test-legacy` too, beside the rest
 FAULTS ?= 500#      how many faults `make chaos` tries
 SEED ?=#            of `make chaos`
+AT_ONCE ?= 1#       how many jobs of `make chaos` run beside each other
 SECONDS ?= 60#      of `make fuzz` for each target
 
 BIN = $(VENV)/bin
@@ -70,8 +71,8 @@ check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(MAKE) test
 
-chaos: $(VENV)/.package $(VENV)/.test  ## random faults for an hour or so; FAULTS=50 for fewer, SEED=N repeats a run
-	$(BIN)/python tests/faults/chaos.py --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
+chaos: $(VENV)/.package $(VENV)/.test  ## random faults for an hour or so; FAULTS=50 for fewer, AT_ONCE=6 for load, SEED=N for the same
+	$(BIN)/python tests/faults/chaos.py --faults $(FAULTS) --beside $(AT_ONCE) $(if $(SEED),--seed $(SEED))
 
 pairs: $(VENV)/.package $(VENV)/.test  ## every pair of 3 to 8 hosts of a lab parted, for an hour or so (root)
 	$(BIN)/python tests/faults/pairs.py

@@ -1,11 +1,12 @@
 """Random faults, for as long as one likes: ``make chaos``, or
 
-    python tests/faults/chaos.py [--faults 500] [--seed N] [--no-lab]
+    python tests/faults/chaos.py [--faults 500] [--seed N] [--beside 1] [--no-lab]
 
 Each round starts a world of 3 to 8 ranks, a third of them across hosts of a lab, that run one kind of call (four
 out of five without a pause, so that the fault meets one in flight). Then it does something from the tables of faults to
 one of them, and compares what every rank saw with what was done. One job in ten has another one beside it, which must
-not notice. It ends at the first round that differs, with what repeats it.
+not notice. It ends at the first round that differs, with what repeats it. Rounds that run beside each other make the
+load: six of them some 20 on two cores.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +91,7 @@ def play(this: Round, world: World, folder: Path) -> None:
     with ExitStack() as jobs:
         others: list[Job] = []
         if this.beside:
-            others.append(jobs.enter_context(started(World(("here",) * 3), folder / "beside", "medium")))
+            others.append(jobs.enter_context(started(World(("here",) * 3), folder / "other", "medium")))
         jobs.enter_context(hurt(this, world, folder / "job"))
         for other in others:
             other.write("stop")
@@ -104,7 +107,7 @@ def processes_of(folder: Path) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):  # it has ended meanwhile
-                if bytes(folder) in (entry / "environ").read_bytes():
+                if bytes(folder) + b"/" in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
     return found
 
@@ -132,36 +135,76 @@ def hurt(this: Round, world: World, folder: Path) -> Iterator[Job]:
         yield job
 
 
+class Rounds:
+    """What is left to do, for those who play beside each other, and what was done."""
+
+    def __init__(self, count: int, seed: int, with_lab: bool, folder: Path) -> None:
+        self.count, self.folder = count, folder
+        self.done, self.loads = Counter[str](), [os.getloadavg()[0]]
+        self.wrong: list[str] = []
+        self._dice, self._with_lab = random.Random(seed), with_lab
+        self._begun, self._lock = 0, threading.Lock()
+
+    def play(self, player: int) -> None:
+        """Take a round after the other, until all are taken or one went wrong."""
+        with ExitStack() as undo:
+            cluster = None
+            if self._with_lab:
+                places = tuple(Place(name, CARD, ranks_in_host([i])) for i, name in enumerate("abcd"))
+                cluster = undo.enter_context(lab.up(Topology(LEVELS[:2], places), f"chaos-{os.getpid()}-{player}"))
+            while taken := self._take():
+                number, this, name = taken
+                folder = self.folder / str(number)
+                try:
+                    play(this, World(this.hosts, cluster if "a" in this.hosts else None), folder)
+                except AssertionError as error:
+                    with self._lock:
+                        self.wrong.append(f"{error}\nround {number} went wrong: {name}; its files are in {folder}")
+                    return
+                shutil.rmtree(folder)
+                with self._lock:
+                    self.done[f"{this.fault.name}{' (lab)' if 'a' in this.hosts else ''}"] += 1
+
+    def end(self) -> None:
+        """Let those end that have begun."""
+        with self._lock:
+            self.count = self._begun
+
+    def _take(self) -> tuple[int, Round, str] | None:
+        with self._lock:
+            if self.wrong or self._begun == self.count:
+                return None
+            self._begun += 1
+            self.loads.append(os.getloadavg()[0])
+            this = draw(self._dice, self._with_lab)
+            name = f"{this}{' (lab)' if 'a' in this.hosts else ''}"
+            print(f"{self._begun}: {name}", flush=True)
+            return self._begun, this, name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="random faults")
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--beside", type=int, default=1, help="jobs side by side")
     parser.add_argument("--no-lab", action="store_true")
     options = parser.parse_args()
     seed = secrets.randbits(32) if options.seed is None else options.seed
     obstacle = "as asked" if options.no_lab else lab.obstacle()
     print(f"seed {seed}, {options.faults} faults" + (f", no lab: {obstacle}" if obstacle else ""), flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # leaves nothing behind
-    dice, done, begun = random.Random(seed), Counter[str](), time.monotonic()
-    with ExitStack() as undo:
-        cluster = None
-        if not obstacle:
-            places = tuple(Place(name, CARD, ranks_in_host([i])) for i, name in enumerate("abcd"))
-            cluster = undo.enter_context(lab.up(Topology(LEVELS[:2], places), f"chaos-{os.getpid()}"))
-        folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-        for number in range(options.faults):
-            this = draw(dice, with_lab=cluster is not None)
-            on_lab = "a" in this.hosts
-            print(f"{number + 1}: {this}{' (lab)' if on_lab else ''}", flush=True)
-            try:
-                play(this, World(this.hosts, cluster if on_lab else None), folder / str(number))
-            except AssertionError as error:
-                sys.exit(f"{error}\nround {number + 1} of seed {seed} went wrong: {this}; its files are in {folder}")
-            shutil.rmtree(folder / str(number))
-            done[f"{this.fault.name}{' (lab)' if on_lab else ''}"] += 1
-        shutil.rmtree(folder)
-    print(f"{done.total()} faults in {time.monotonic() - begun:.0f} s, all named as they were done:")
-    for name, count in sorted(done.items()):
+    begun, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="chaos-"))
+    rounds = Rounds(options.faults, seed, not obstacle, folder)
+    with ThreadPoolExecutor(options.beside) as pool, ExitStack() as undo:
+        undo.callback(rounds.end)
+        for player in as_completed([pool.submit(rounds.play, player) for player in range(options.beside)]):
+            player.result()
+    load = f"load {min(rounds.loads):.0f} to {max(rounds.loads):.0f}"
+    if rounds.wrong:
+        sys.exit("\n".join([*rounds.wrong, f"{rounds.done.total()} were right before it; seed {seed}, {load}"]))
+    folder.rmdir()
+    print(f"{rounds.done.total()} faults in {time.monotonic() - begun:.0f} s, {load}, all named as they were done:")
+    for name, count in sorted(rounds.done.items()):
         print(f"  {count:4d}  {name}")
 
 
