@@ -120,6 +120,10 @@ def run(
             help="Keep K interpreters on each host that have imported what the script does, to be such ranks at once.",
         ),
     ] = 0,
+    spares: Annotated[
+        str | None,
+        typer.Option(metavar="C:2,D:2", help="Hosts that take the places of hosts that are lost, reached by ssh too."),
+    ] = None,
     log_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write each rank's output to rank-N.log there.")
     ] = None,
@@ -157,6 +161,7 @@ def run(
             "--min-ranks": min_ranks,
             "--max-replacements": max_replacements,
             "--standby": standby,
+            "--spares": spares,
             "--log-dir": log_dir,
             "--python": python != sys.executable,
         }
@@ -172,6 +177,13 @@ def run(
             raise LaunchError(
                 f"--standby {standby} needs --max-replacements N: standbys take the places of ranks that are replaced"
             )
+        if spares is not None and not max_replacements:
+            raise LaunchError(
+                f"--spares {spares} needs --max-replacements N: the ranks of a lost host start again there, as "
+                "replacements"
+            )
+        if spares is not None and hosts is None and hostfile is None:
+            raise LaunchError(f"--spares {spares} needs the hosts of the job by -H or --hostfile")
         job = Job(
             tuple(program),
             bind.value,
@@ -190,12 +202,14 @@ def run(
         else:
             assignments = _assignments(ranks, hosts, hostfile)
             _check_min_ranks(min_ranks, sum(assignment.count for assignment in assignments))
-            if python != sys.executable and all(is_here(assignment.host) for assignment in assignments):
+            others = parse_hosts(spares, "--spares") if spares is not None else []
+            names = [*(assignment.host for assignment in assignments), *(spare.name for spare in others)]
+            if python != sys.executable and all(is_here(name) for name in names):
                 raise LaunchError(
                     f"--python {python} is for hosts that are reached by ssh, and there are none: start multiring by "
                     f"that Python ({python} -m multiring {context.command.name} ...)"
                 )
-            code = run_over_ssh(job, assignments, _words(ssh), python, _note)
+            code = run_over_ssh(job, assignments, others, _words(ssh), python, _note)
     except (MultiringError, ValueError) as error:
         typer.echo(f"multiring {context.command.name}: {error}", err=True)
         code = USAGE_ERROR

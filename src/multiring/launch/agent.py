@@ -224,6 +224,7 @@ class Agent:
         job = {name: message["variables"][name] for name in JOB_VARIABLES}
         self._terminal = Terminal(**message["terminal"])
         self._left = message["left"]
+        replacements = dict(message["replacements"])
         for local_rank, rank in enumerate(self._assignment.ranks):
             place = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self._assignment.count}
             share = self._shares[local_rank]
@@ -239,7 +240,10 @@ class Agent:
                 share.cpus,
             )
             try:
-                await self._launch(rank, recipe, self._terminal)
+                if not replacements:
+                    await self._launch(rank, recipe, self._terminal)
+                elif rank in replacements:
+                    await self._launch(rank, _of_replacement(recipe, replacements[rank]), None)
             except (OSError, subprocess.SubprocessError) as error:
                 raise LaunchError(
                     f"cannot start rank {rank}, {shlex.join(self._command)}: {system_message(error)}"
@@ -253,9 +257,7 @@ class Agent:
         number, recipe = message["rank"], self._recipes[message["rank"]]
         terminal: Terminal | None = self._terminal
         if message["number"]:  # the others have met before
-            environment = {name: value for name, value in recipe.environment.items() if name not in OF_THE_START}
-            environment["MULTIRING_REPLACEMENT"] = str(message["number"])
-            recipe, terminal = replace(recipe, environment=environment), None
+            recipe, terminal = _of_replacement(recipe, message["number"]), None
         elif number == 0 and self._stdin is not None:
             if self._feeding is not None and not self._feeding.done():
                 self._feeding.cancel()  # a child of the former one may keep the pipe open, and read nothing
@@ -410,6 +412,12 @@ class Agent:
         if self._feeding is not None:
             await self._feeding
         self._send("finished")
+
+
+def _of_replacement(recipe: Recipe, number: int) -> Recipe:
+    """What the replacement of that number runs in the place of a rank."""
+    environment = {name: value for name, value in recipe.environment.items() if name not in OF_THE_START}
+    return replace(recipe, environment={**environment, "MULTIRING_REPLACEMENT": str(number)})
 
 
 def _kill_all() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from multiring.launch.hosts import Assignment
 from multiring.launch.messages import Message, to_bytes
 from multiring.launch.output import Output
 from multiring.launch.processes import GRACE_SECONDS, describe_exit, shell_code
+from multiring.launch.spares import Spares
 from multiring.launch.stdin import Input
 from multiring.net.loop import within
 
@@ -40,6 +41,9 @@ MOST_LISTED = 16
 
 Agents = Sequence[tuple[Assignment, AgentConnection]]
 
+StartOn = Callable[[AgentConnection, Mapping[int, int], int], None]
+"""Lets an agent that is prepared start ranks as the replacements of these numbers, after which so many are left."""
+
 
 @dataclass(frozen=True)
 class JobFailure:
@@ -49,6 +53,8 @@ class JobFailure:
     code: int
     rank: int | None = None
     blames: int | None = None
+    host_ranks: tuple[int, ...] = ()
+    """The ranks that were lost with the host."""
 
 
 def culprit(failures: Sequence[JobFailure]) -> JobFailure | None:
@@ -94,17 +100,23 @@ class Attempt:
         replacements: Replacements,
         is_excluded: Callable[[int, int], bool],
         gatherings: Gatherings | None = None,
+        spares: Spares | None = None,
+        start_on: StartOn | None = None,
     ) -> None:
         """``stdin`` is what rank 0 reads if it runs on another host; ``min_ranks`` go on without those that fail.
 
         ``is_excluded(rank, number)`` tells whether the others have gone on without the process of a rank: its
         replacement of that number, 0 if it is none. ``gatherings`` are those of the ranks, where one that is lost
-        before all have met is started again; None where nobody is.
+        before all have met is started again; None where nobody is. ``spares`` take the places of lost hosts, by
+        ``start_on``.
         """
-        self._agents = agents
+        self._agents = list(agents)
         self._output = output
         self._stdin = stdin
         self._host = {rank: assignment.host for assignment, _ in agents for rank in assignment.ranks}
+        self._spares = spares
+        self._start_on = start_on
+        self._followers: list[asyncio.Task[None]] = []
         self._running = set(self._host)
         self._begin = time.monotonic()
         self._over = asyncio.Event()
@@ -130,7 +142,8 @@ class Attempt:
         """Whether ranks that end now do so because they were told to."""
         self._leaving: set[int] = set()
         """The ranks of agents that got a signal: they end because of it."""
-        self.agent_lost = False
+        self._lost_hosts: dict[int, list[int]] = {}
+        """The ranks that ran on hosts that are lost and in whose place no other came, by the first of each host."""
         self.accounts: dict[int, dict[str, Any]] = {}
         """What each rank says that it did, by rank."""
         self._seen: dict[int, tuple[float, dict[str, Any]]] = {}
@@ -140,6 +153,21 @@ class Attempt:
         """The first ranks of the agents that have not answered yet."""
         self._all_seen = asyncio.Event()
         self._finishing = False
+
+    @property
+    def agents(self) -> Agents:
+        """Those of the hosts that have ranks now."""
+        return self._agents
+
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The host of each rank, by rank."""
+        return self._host
+
+    @property
+    def agent_lost(self) -> bool:
+        """Whether a host is lost in whose place no other came."""
+        return bool(self._lost_hosts)
 
     @property
     def failure(self) -> JobFailure | None:
@@ -157,7 +185,7 @@ class Attempt:
     async def run(self) -> None:
         if self._stdin is not None:
             self._stdin.attach()
-        followers = [asyncio.create_task(self._follow(assignment, agent)) for assignment, agent in self._agents]
+        self._followers = [asyncio.create_task(self._follow(assignment, agent)) for assignment, agent in self._agents]
         looking = asyncio.create_task(self._end_the_excluded())
         await self._over.wait()
         if not looking.cancel():  # an error of this program
@@ -167,7 +195,7 @@ class Attempt:
             self._stdin.detach()
         self._finishing = True
         self._tell("finish")
-        followed, late = await asyncio.wait(followers, timeout=GRACE_SECONDS)
+        followed, late = await asyncio.wait(self._followers, timeout=GRACE_SECONDS)
         for follower in late:
             follower.cancel()
         self._output.end_streams()
@@ -285,6 +313,7 @@ class Attempt:
             if message["kind"] == "error":
                 self._lose(assignment, message["text"])
                 await agent.close()
+                await self._move(assignment)
                 return
             if message["kind"] == "leaving":
                 self._leave(assignment, message["text"])
@@ -294,6 +323,7 @@ class Attempt:
                 self._take(message)
         if self._leaving.issuperset(assignment.ranks):  # it has said why
             self._end(assignment.ranks)
+            await self._move(assignment)
             return
         failure = self._lose(assignment, "it is lost")
         reason = await agent.why()
@@ -301,6 +331,46 @@ class Attempt:
             replace(failure, what=f"host {assignment.host}: {reason}") if other is failure else other
             for other in self._failures
         ]
+        await self._move(assignment)
+
+    async def _move(self, lost: Assignment) -> None:
+        """Start the ranks of a lost host again on a spare one, as replacements."""
+        ranks = self._lost_hosts[lost.first]
+        if self._spares is None or self._start_on is None or self._over.is_set() or not ranks:
+            return
+        if self._gatherings is not None and not self._gatherings.have_met():
+            return
+        listed = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        if self._replacements.left < len(ranks):
+            self._output.note(
+                f"{listed} of host {lost.host} need {len(ranks)} replacements, and {self._replacements.left} of "
+                f"{self._replacements.most} are left (--max-replacements): no spare host takes its place"
+            )
+            return
+        taken = await self._spares.take(lost)
+        if taken is None:
+            self._output.note(f"no spare host with room for {listed} takes the place of host {lost.host}")
+            return
+        assignment, agent = taken
+        if self._over.is_set() or self._replacements.left < len(ranks):  # meanwhile
+            return
+        numbers = {rank: self._replacements.take() for rank in ranks}
+        self._agents = [taken if each.first == lost.first else (each, its) for each, its in self._agents]
+        self._host.update(dict.fromkeys(assignment.ranks, assignment.host))
+        del self._lost_hosts[lost.first]
+        for rank in ranks:
+            self._replaced[rank] = numbers[rank]
+            self._excluded.pop(rank, None)
+            self._ended_here.discard(rank)
+            self._leaving.discard(rank)
+            self._seen.pop(rank, None)
+        self._running.update(ranks)
+        self._start_on(agent, numbers, self._replacements.left)
+        self._followers.append(asyncio.create_task(self._follow(assignment, agent)))
+        shown = f"replacement{'s' if len(ranks) > 1 else ''} {', '.join(map(str, numbers.values()))}"
+        self._output.note(
+            f"{listed} of host {lost.host} start again on host {assignment.host}, {shown} of {self._replacements.most}"
+        )
 
     def _take(self, message: Message) -> None:
         if message["kind"] == "output":
@@ -339,21 +409,22 @@ class Attempt:
             raise ValueError(f"an agent sent {message}")
 
     def _lose(self, assignment: Assignment, reason: str) -> JobFailure:
-        self.agent_lost = True
-        failure = JobFailure(f"host {assignment.host}: {reason}", 1)
+        running = [rank for rank in assignment.ranks if rank in self._running]
+        lost = self._lost_hosts.setdefault(assignment.first, running)
+        failure = JobFailure(f"host {assignment.host}: {reason}", 1, host_ranks=tuple(lost))
         self._gather_no_more(assignment.first, failure.what)
         self._fail(failure, assignment.ranks)
         self._end(assignment.ranks)
         return failure
 
     def _leave(self, assignment: Assignment, reason: str) -> None:
-        self.agent_lost = True
         self._leaving.update(assignment.ranks)
         ranks = [rank for rank in assignment.ranks if rank in self._running]
+        self._lost_hosts[assignment.first] = ranks
         listed = ", ".join(map(str, ranks[:MOST_LISTED])) + (" ..." if len(ranks) > MOST_LISTED else "")
         what = f"host {assignment.host}: {reason}, with rank{'s' if len(ranks) > 1 else ''} {listed}"
         self._gather_no_more(assignment.first, what)
-        self._fail(JobFailure(what, 1), assignment.ranks)
+        self._fail(JobFailure(what, 1, host_ranks=tuple(ranks)), assignment.ranks)
 
     def _begin_again(self, rank: int, code: int, what: str) -> bool:
         """Start a rank again as at first, if it was killed before all had met; otherwise the loss is one of the job's.
@@ -410,6 +481,11 @@ class Attempt:
         """Whether it was started again and admitted by the others."""
         return rank in self._replaced and self._replacements.is_member(self._replaced[rank])
 
+    def _is_recovered(self, failure: JobFailure) -> bool:
+        """Whether all ranks that were lost by it are back."""
+        ranks = failure.host_ranks if failure.rank is None else (failure.rank,)
+        return bool(ranks) and all(map(self._is_back, ranks))
+
     def _waits(self, rank: int) -> bool:
         """Whether it was started again and is no member yet."""
         return rank in self._replaced and not self._replacements.is_member(self._replaced[rank])
@@ -421,7 +497,7 @@ class Attempt:
             return
         if not self._judged and not self._interrupted:
             # What the job has recovered from is not why it ends.
-            self._failures = [other for other in self._failures if other.rank is None or not self._is_back(other.rank)]
+            self._failures = [other for other in self._failures if not self._is_recovered(other)]
             self._failures.append(failure)
             self._failed.update(ranks)
             left = len(self._host) - sum(rank in ranks or not self._is_back(rank) for rank in self._failed)

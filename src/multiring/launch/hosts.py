@@ -44,16 +44,16 @@ class Assignment:
         return range(self.first, self.first + self.count)
 
 
-def parse_hosts(text: str) -> list[HostEntry]:
+def parse_hosts(text: str, option: str = "-H") -> list[HostEntry]:
     """The hosts of ``a:2,b:2``, ``n[01-04]:2`` or ``a slots=2``; a host without a number has one slot."""
     if text.count("[") != text.count("]"):
-        raise LaunchError(f"-H {text}: a bracket has no other half: write ranges as in n[01-04,7]:2")
+        raise LaunchError(f"{option} {text}: a bracket has no other half: write ranges as in n[01-04,7]:2")
     if "/" in text:
-        raise LaunchError(f"-H {text}: the name of a host has no '/': --hostfile reads a file of hosts")
+        raise LaunchError(f"{option} {text}: the name of a host has no '/': --hostfile reads a file of hosts")
     listed = re.sub(r"\s*=\s*", "=", text.strip())
     listed = re.sub(r"\s*,\s*|\s+(?!(max[-_]?)?slots=)", ",", listed).removesuffix(",")
     entries = re.split(r",(?![0-9,-]*\])", listed)  # at no comma within brackets
-    return _merge(host for entry in entries for host in _hosts(entry, f"-H {text}", "host:ranks,host:ranks"))
+    return _merge(host for entry in entries for host in _hosts(entry, f"{option} {text}", "host:ranks,host:ranks"))
 
 
 def read_hostfile(path: Path) -> list[HostEntry]:

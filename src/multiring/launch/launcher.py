@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,14 @@ from multiring.job import admission
 from multiring.job.gatherings import Gatherings
 from multiring.job.store import Server
 from multiring.launch.attempt import Agents, Attempt, JobFailure, Replacements
-from multiring.launch.connection import gather
+from multiring.launch.connection import AgentConnection, gather
 from multiring.launch.forked import ForkedAgent
+from multiring.launch.hosts import Assignment
 from multiring.launch.join import JoinedAgent
 from multiring.launch.messages import Message, to_text
 from multiring.launch.output import Output
 from multiring.launch.program import module_name, portable, why_no_standby
+from multiring.launch.spares import Spare, Spares
 from multiring.launch.ssh import SshAgent
 from multiring.launch.stdin import Input
 from multiring.launch.summary import summary
@@ -62,13 +64,14 @@ class Job:
 class Launcher:
     """Runs a job on connected agents, of which the first has rank 0."""
 
-    def __init__(self, job: Job, agents: Agents, given_secret: bytes | None) -> None:
+    def __init__(self, job: Job, agents: Agents, given_secret: bytes | None, spare_hosts: Sequence[Spare] = ()) -> None:
         """``given_secret`` is the one that the user gave; None: one is made."""
         self._job = job
         self._given_secret = given_secret
         self._agents = agents
-        self._first = agents[0][1]
-        self._is_local = len(agents) == 1 and isinstance(self._first, ForkedAgent)
+        self._spare_hosts = spare_hosts
+        self._standby = min(job.standby, job.max_replacements)  # no more are ever needed
+        self._is_local = len(agents) == 1 and not spare_hosts and isinstance(self._first, ForkedAgent)
         self._world_size = sum(assignment.count for assignment, _ in agents)
         self._identity = secrets.token_hex(8)
         self._shown: Attempt | None = None
@@ -81,7 +84,13 @@ class Launcher:
         self._attempt: Attempt | None = None
         self._interrupted = 0
         self._accounts: dict[int, dict[str, Any]] = {}
-        self._hosts = {rank: assignment.host for assignment, _ in agents for rank in assignment.ranks}
+        self._hosts: Mapping[int, str] = {rank: each.host for each, _ in agents for rank in each.ranks}
+        self._spares = Spares(spare_hosts, self._prepare_agent, self._output.note)
+
+    @property
+    def _first(self) -> AgentConnection:
+        """The agent of rank 0's host."""
+        return self._agents[0][1]
 
     async def run(self) -> int:
         """The exit code of the job: 0, that of the rank that failed of itself, or 128 + the signal that ended it."""
@@ -119,7 +128,7 @@ class Launcher:
         elif self._job.summary:
             for line in summary(self._accounts, self._hosts):
                 self._output.note(line)
-        for _, agent in self._agents:
+        for agent in [*(agent for _, agent in self._agents), *(spare.agent for spare in self._spare_hosts)]:
             agent.send("done", code=code, reason=reason)
         return code, reason
 
@@ -158,28 +167,31 @@ class Launcher:
         }
 
     async def _prepare(self) -> None:
-        standby = min(self._job.standby, self._job.max_replacements)  # no more are ever needed
         why = why_no_standby(self._job.program)
-        if standby and why:
+        if self._standby and why:
             self._output.note(f"--standby {self._job.standby} is of no use: {why}; replacements are started without")
-            standby = 0
-        for assignment, agent in self._agents:
-            agent.send(
-                "prepare",
-                program=self._job.program,
-                directory=os.getcwd(),
-                environment=portable(os.environ) if isinstance(agent, SshAgent) else {},
-                host=assignment.host,
-                first=assignment.first,
-                count=assignment.count,
-                binding=self._job.binding,
-                standby=standby,
-            )
-        answers = await gather(agent.expect("ready") for _, agent in self._agents)
+            self._standby = 0
+        spares = [(Assignment(each.entry.name, 0, each.entry.slots), each.agent) for each in self._spare_hosts]
+        answers = await gather(self._prepare_agent(*each) for each in [*self._agents, *spares])
         if self._job.verbose:
-            for (assignment, _), answer in zip(self._agents, answers, strict=True):
+            for (assignment, _), answer in zip(self._agents, answers[: len(self._agents)], strict=True):
                 for rank, share in zip(assignment.ranks, answer["shares"], strict=True):
                     self._output.note(f"rank {rank} on host {assignment.host}: {share}")
+
+    async def _prepare_agent(self, assignment: Assignment, agent: AgentConnection) -> Message:
+        """Let an agent make ready for these ranks; LaunchError if it cannot."""
+        agent.send(
+            "prepare",
+            program=self._job.program,
+            directory=os.getcwd(),
+            environment=portable(os.environ) if isinstance(agent, SshAgent) else {},
+            host=assignment.host,
+            first=assignment.first,
+            count=assignment.count,
+            binding=self._job.binding,
+            standby=self._standby,
+        )
+        return await agent.expect("ready")
 
     async def _run_with_restarts(self) -> JobFailure | None:
         settings = env.read(env.Settings)
@@ -209,7 +221,7 @@ class Launcher:
                 gatherings = Gatherings(server, job, restart) if has_others else None
                 attempt = await self._run_once(secret, texts, replacements, is_excluded, gatherings)
                 failure = attempt.failure
-                self._accounts = attempt.accounts
+                self._accounts, self._agents, self._hosts = attempt.accounts, attempt.agents, attempt.hosts
                 if failure is None or attempt.agent_lost or self._interrupted or restart == self._job.max_restarts:
                     break
                 self._report(failure)
@@ -249,10 +261,21 @@ class Launcher:
         gatherings: Gatherings | None,
     ) -> Attempt:
         terminal = Terminal.of_this_process()
-        for _, agent in self._agents:
+
+        def start(agent: AgentConnection, numbers: Mapping[int, int], left: int) -> None:
             # A socket can be listened to: whoever joined through it has the given secret already.
             told = "" if self._given_secret and isinstance(agent, JoinedAgent) else secret.hex()
-            agent.send("start", secret=told, variables=variables, terminal=terminal.as_dict(), left=replacements.left)
+            agent.send(
+                "start",
+                secret=told,
+                variables=variables,
+                terminal=terminal.as_dict(),
+                left=left,
+                replacements=list(numbers.items()),
+            )
+
+        for _, agent in self._agents:
+            start(agent, {}, replacements.left)
         if not isinstance(self._first, ForkedAgent) and self._stdin is None:
             self._stdin = Input(lambda data: self._first.send("input", text=to_text(data)))
         self._attempt = self._shown = attempt = Attempt(
@@ -263,6 +286,8 @@ class Launcher:
             replacements,
             is_excluded,
             gatherings,
+            self._spares,
+            start,
         )
         await attempt.run()
         self._attempt = None

@@ -12,22 +12,33 @@ from multiring import env
 from multiring.job import bootstrap
 from multiring.launch import LaunchError, processes
 from multiring.launch.agent import Agent, TypedCommand
+from multiring.launch.attempt import Agents
 from multiring.launch.connection import AgentConnection, gather
 from multiring.launch.forked import ForkedAgent, fork_agent
-from multiring.launch.hosts import Assignment, is_here, own_name, spread, together
+from multiring.launch.hosts import Assignment, HostEntry, is_here, own_name, spread, together
 from multiring.launch.join import HostMeeting, accept, reach
 from multiring.launch.launcher import Job, Launcher
+from multiring.launch.spares import Spare
 from multiring.launch.ssh import SshAgent, SshTarget
 from multiring.net.loop import check_room
 
 
 def run_over_ssh(
-    job: Job, assignments: Sequence[Assignment], ssh: Sequence[str], python: str, note: Callable[[str], None]
+    job: Job,
+    assignments: Sequence[Assignment],
+    spares: Sequence[HostEntry],
+    ssh: Sequence[str],
+    python: str,
+    note: Callable[[str], None],
 ) -> int:
-    """Run a job on hosts that ``ssh host command...`` reaches, or here; the exit code of the job."""
+    """Run a job on hosts that ``ssh host command...`` reaches, or here; the exit code of the job.
+
+    ``spares`` take the places of hosts that are lost.
+    """
     secret = given_secret()
+    names = [*(assignment.host for assignment in assignments), *(spare.name for spare in spares)]
     # Before there is an event loop or a thread, since they do not survive a fork.
-    forked = {assignment.host: fork_agent() for assignment in assignments if is_here(assignment.host)}
+    forked = {name: fork_agent() for name in names if is_here(name)}
 
     async def main() -> int:
         agents: dict[int, AgentConnection] = {}
@@ -41,9 +52,11 @@ def run_over_ssh(
             await agents[index].greet()
 
         try:
-            await gather(connect(index, assignment.host) for index, assignment in enumerate(assignments))
+            await gather(connect(index, name) for index, name in enumerate(names))
+            waiting = [Spare(spare, agents[i]) for i, spare in enumerate(spares, len(assignments))]
             placed = await _one_each_machine([(p, agents[i]) for i, p in enumerate(assignments)], note)
-            return await Launcher(job, placed, secret).run()
+            _check_spares(placed, waiting)
+            return await Launcher(job, placed, secret, waiting).run()
         finally:
             await asyncio.gather(*(agent.close() for agent in agents.values()))
 
@@ -66,6 +79,22 @@ async def _one_each_machine(
         await agent.close()
     assignments = together([assignment for assignment, _ in placed], [agent.machine for _, agent in placed])
     return [(assignment, agent) for assignment, (_, agent) in zip(assignments, chosen.values(), strict=True)]
+
+
+def _check_spares(placed: Agents, spares: Sequence[Spare]) -> None:
+    """LaunchError for a spare host that is a machine of the job already, or has room for the ranks of no host."""
+    known = {agent.machine: assignment.host for assignment, agent in placed}
+    fewest = min(assignment.count for assignment, _ in placed)
+    for spare in spares:
+        name, slots = spare.entry.name, spare.entry.slots
+        other = known.setdefault(spare.agent.machine, name)
+        if other != name or name in (assignment.host for assignment, _ in placed):
+            raise LaunchError(f"--spares {name}: it is the machine of host {other}, and would be lost with it")
+        if slots < fewest:
+            raise LaunchError(
+                f"--spares {name}:{slots}: it could take the place of no host, as each has {fewest} ranks or more: "
+                f"give it {fewest} slots at least"
+            )
 
 
 def run_as_typed(job: Job, ranks: int, meeting: HostMeeting, note: Callable[[str], None]) -> int:
