@@ -170,20 +170,20 @@ WorkHandle start(NativeCalls& calls, const Call& call, nb::object owner) {
 // (address, bytes from block to block, first block, number of blocks)
 using Blocks = std::tuple<std::uint64_t, std::size_t, std::uint32_t, std::uint32_t>;
 
-std::optional<CardBlocks> card_blocks(const std::optional<Blocks>& given) {
+std::optional<DeviceBlocks> device_blocks(const std::optional<Blocks>& given) {
     if (!given) return {};
     const auto& [at, pitch, first, count] = *given;
-    return CardBlocks{at, pitch, first, count};
+    return DeviceBlocks{at, pitch, first, count};
 }
 
-WorkHandle start_on_card(NativeCalls& calls, const Call& call, nb::object owner, int device, std::uintptr_t stream,
-                         const std::optional<Blocks>& out, const std::optional<Blocks>& in) {
+WorkHandle start_on_device(NativeCalls& calls, const Call& call, nb::object owner, int device, std::uintptr_t stream,
+                           const std::optional<Blocks>& out, const std::optional<Blocks>& in) {
     settle(*calls.engine);
-    const CardBuffer buffer{device, reinterpret_cast<cuda::Stream>(stream), card_blocks(out), card_blocks(in)};
+    const DeviceBuffer buffer{device, reinterpret_cast<cuda::Stream>(stream), device_blocks(out), device_blocks(in)};
     std::shared_ptr<Work> work;
     {
         const nb::gil_scoped_release nogil;  // the driver may wait for another thread that wants the GIL
-        work = calls.start_on_card(call, buffer, owner.ptr(), attending(*calls.engine));
+        work = calls.start_on_device(call, buffer, owner.ptr(), attending(*calls.engine));
     }
     owner.release();  // given back through take_owners
     if (work->refused) throw EngineError(*work->refused);
@@ -460,7 +460,7 @@ void bind_native_calls(nb::module_& m) {
         .def("run", &run, "call"_a, "Execute the call's schedule in the calling thread.")
         .def("start", &start, "call"_a, "owner"_a.none(),
              "The same by the progress thread; ``owner`` is kept alive until it is done.")
-        .def("start_on_card", &start_on_card, "call"_a, "owner"_a.none(), "device"_a, "stream"_a, "out"_a.none(),
+        .def("start_on_device", &start_on_device, "call"_a, "owner"_a.none(), "device"_a, "stream"_a, "out"_a.none(),
              "into"_a.none(),
              "The same on blocks of a CUDA device, read and written at (pointer, bytes from block to block, first\n"
              "block, number of blocks), after what ``stream`` has been given; done when the device is. The call's\n"
@@ -595,14 +595,14 @@ void bind_work(nb::module_& m) {
                 if (transfer) transfer->join(reinterpret_cast<cuda::Stream>(stream));
             },
             "stream"_a,
-            "Make a stream of a card wait until a call that was started there is done; nothing for other calls.")
+            "Make a stream of a device wait until a call that was started there is done; nothing for other calls.")
         .def_prop_ro(
             "last_stream",
             [](const WorkHandle& h) {
                 const auto& transfer = h.work->call.transfer;
                 return transfer ? reinterpret_cast<std::uintptr_t>(transfer->last_stream()) : 0;
             },
-            "The stream of the card on which the last of such a call is queued; 0 for other calls.")
+            "The stream of the device on which the last of such a call is queued; 0 for other calls.")
         .def_prop_ro(
             "other", [](const WorkHandle& h) { return h.work->done.is_set() ? h.work->other : any_source; },
             "The rank at the other end of a message that is done; ANY_SOURCE before, and for collectives.")
@@ -648,9 +648,9 @@ void bind_engine(nb::module_& m) {
              "machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout``\n"
              "seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens "
              "when.\n"
-             "``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on cards, by the cores that\n"
-             "are left if None. ``socket_threads``: threads that serve connections to a rank beyond the first, the same.\n"
-             "``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps\n"
+             "``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on devices, by the cores\n"
+             "that are left if None. ``socket_threads``: threads that serve connections to a rank beyond the first, the\n"
+             "same. ``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps\n"
              "the others waiting.")
         .def_prop_ro("memory_fd", &Engine::memory_fd)
         .def_prop_ro("doorbell_fd", &Engine::doorbell_fd)

@@ -89,7 +89,7 @@ struct Call {
     std::uint64_t queue_number = 0;  // recv: position among those that wait for their turn
     std::uint64_t record_index = 0;  // position among the recorded calls, from 1; 0: none
     Clock::time_point deadline{};
-    std::shared_ptr<DeviceTransfer> transfer{};  // if the buffer lies on a card; `pointer` is none then
+    std::shared_ptr<DeviceTransfer> transfer{};  // if the buffer lies on a device; `pointer` is none then
 
     bool is_point() const { return collective == Collective::send || collective == Collective::recv; }
     std::string_view called() const {  // what the user called

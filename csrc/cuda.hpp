@@ -1,5 +1,5 @@
-// The CUDA driver, found when the first tensor on a card comes. Nothing of CUDA is needed to build or to import this
-// library: what is used of the driver's interface is declared here.
+// The CUDA driver, found when the first tensor on a CUDA device comes. Nothing of CUDA is needed to build or to import
+// this library: what is used of the driver's interface is declared here.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace multiring::cuda {
 
-using Address = std::uint64_t;  // in a card's memory
+using Address = std::uint64_t;  // in a device's memory
 using Context = void*;
 using Stream = void*;
 using Event = void*;

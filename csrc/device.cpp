@@ -162,7 +162,7 @@ void DeviceQueue::make_streams() {
     out_ = take_stream(*device);
     in_ = take_stream(*device);
     driver.check("for an event", driver.EventCreate(&called_, no_timing));
-    // Some virtual cards cannot: better said now than in the middle of a call.
+    // Some virtual devices cannot: better said now than in the middle of a call.
     cuda::MemoryOperation write[] = {operation(cuda::write_value_32, counters().freed, 1)};
     driver.check("to write a value to memory when a stream comes to it", driver.StreamBatchMemOp(in_, 1, write, 0));
 }
@@ -175,7 +175,7 @@ void DeviceQueue::release_streams() noexcept {
     keep_stream(*device, in_);
 }
 
-// What the card may still use stays: streams, events and the memory, until the process ends.
+// What the device may still use stays: streams, events and the memory, until the process ends.
 DeviceQueue::~DeviceQueue() {
     if (!closed_.load(std::memory_order_relaxed)) static_cast<void>(memory_.release());
 }
@@ -209,7 +209,7 @@ bool DeviceQueue::is_idle() const {
     return has_passed(counters().freed, enqueued_.load(std::memory_order_acquire) - 1);
 }
 
-// Chunks go back in order, as they are queued on the card; of a later call one may be done before.
+// Chunks go back in order, as they are queued on the device; of a later call one may be done before.
 void DeviceQueue::complete(std::uint64_t chunk) {
     completed_[chunk % slots] = true;
     while (completed_[ready_ % slots]) completed_[ready_++ % slots] = false;
@@ -238,7 +238,7 @@ cuda::Event DeviceQueue::take_event() {
 }
 
 // One copy where the blocks' slices lie a usual distance apart, else one for each block.
-void DeviceQueue::copy(const DeviceTransfer& transfer, std::uint32_t chunk, const CardBlocks& blocks, bool out) {
+void DeviceQueue::copy(const DeviceTransfer& transfer, std::uint32_t chunk, const DeviceBlocks& blocks, bool out) {
     const cuda::Driver& driver = device->driver;
     const std::size_t done = chunk * transfer.chunk_slice_bytes_;
     const std::size_t bytes = std::min(transfer.chunk_slice_bytes_, transfer.cut_.block_bytes - done);
@@ -267,8 +267,8 @@ void DeviceQueue::copy(const DeviceTransfer& transfer, std::uint32_t chunk, cons
     driver.check("for a copy", driver.Memcpy2DAsync(&all, out ? out_ : in_));
 }
 
-std::shared_ptr<DeviceTransfer> DeviceQueue::enqueue(const Cut& cut, const std::optional<CardBlocks>& out,
-                                                     const std::optional<CardBlocks>& in, cuda::Stream stream) {
+std::shared_ptr<DeviceTransfer> DeviceQueue::enqueue(const Cut& cut, const std::optional<DeviceBlocks>& out,
+                                                     const std::optional<DeviceBlocks>& in, cuda::Stream stream) {
     auto transfer = std::make_shared<DeviceTransfer>(shared_from_this(), cut);
     const cuda::Driver& driver = device->driver;
     const cuda::Current current(driver, device->context());
@@ -299,7 +299,7 @@ std::shared_ptr<DeviceTransfer> DeviceQueue::enqueue(const Cut& cut, const std::
         });
         on.operations.clear();
     };
-    const auto pass = [&](std::uint32_t chunk, const std::optional<CardBlocks>& blocks, bool is_out) {
+    const auto pass = [&](std::uint32_t chunk, const std::optional<DeviceBlocks>& blocks, bool is_out) {
         if (blocks && !transfer->refused) attempt([&] { copy(*transfer, chunk, *blocks, is_out); });
     };
     const auto send_out = [&](std::uint32_t chunk) {

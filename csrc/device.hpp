@@ -1,16 +1,16 @@
-// DeviceQueue: the way of a communicator's calls from a card's memory into the arena and back.
+// DeviceQueue: the way of a communicator's calls from a device's memory into the arena and back.
 //
 //   chunk   a part of a call's buffer that is copied at once: one segment or several, of every block
 //   slot    where a chunk lies in the arena while its segments run; chunk c of the queue has slot c mod S
 //
-// All that the card is to do is queued on two streams of its own when the call is made:
+// All that the device is to do is queued on two streams of its own when the call is made:
 //
-//   out     for each chunk: wait until `freed` is more than c - S; copy card to slot; write `filled` = c + 1
-//   in      for each chunk: wait until `ready` is more than c;     copy slot to card; write `freed` = c + 1
+//   out     for each chunk: wait until `freed` is more than c - S; copy device to slot; write `filled` = c + 1
+//   in      for each chunk: wait until `ready` is more than c;     copy slot to device; write `freed` = c + 1
 //
-// From then on card and host speak by these counters in the arena alone. The thread that runs the segments never calls
-// the driver: another thread of the process may wait in it, with its locks held, for the very collective that this one
-// is to complete (cudaFree, the loading of a module and cudaHostRegister were seen to).
+// From then on device and host speak by these counters in the arena alone. The thread that runs the segments never
+// calls the driver: another thread of the process may wait in it, with its locks held, for the very collective that
+// this one is to complete (cudaFree, the loading of a module and cudaHostRegister were seen to).
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@
 
 namespace multiring {
 
-// One card, and its primary context, which the frameworks use as well.
+// One CUDA device, and its primary context, which the frameworks use as well.
 class Device {
   public:
     explicit Device(int ordinal);
@@ -43,7 +43,7 @@ class Device {
     cuda::Context context_ = nullptr;
 };
 
-// Memory of the arena that the card's copy engines may read and write; its pages are the process's until it ends.
+// Memory of the arena that the device's copy engines may read and write; its pages are the process's until it ends.
 class PinnedRange {
   public:
     PinnedRange(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::size_t bytes);
@@ -63,8 +63,8 @@ class PinnedRange {
     cuda::Address address_ = 0;
 };
 
-// Blocks of a call's buffer that lie on the card: `count` of them from block `first` on, `pitch` bytes apart.
-struct CardBlocks {
+// Blocks of a call's buffer that lie on the device: `count` of them from block `first` on, `pitch` bytes apart.
+struct DeviceBlocks {
     cuda::Address at = 0;
     std::size_t pitch = 0;
     std::uint32_t first = 0, count = 0;
@@ -89,9 +89,9 @@ class DeviceTransfer {
 
     bool is_filled(std::uint32_t segment) const;
     std::byte* at(std::uint32_t segment, std::uint32_t block) const;
-    // The segments below are done: their chunks may go back to the card.
+    // The segments below are done: their chunks may go back to the device.
     void complete_below(std::uint32_t segment);
-    // Whether the card has done all that the call asked of it.
+    // Whether the device has done all that the call asked of it.
     bool has_left() const;
     // Make a stream of the caller's wait until then.
     void join(cuda::Stream stream) const;
@@ -115,7 +115,7 @@ class DeviceTransfer {
 class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
   public:
     static constexpr std::uint32_t slots = 8;
-    // Copies of fewer bytes leave a card's link idle between them: 4 MB went at 46 GB/s both ways at once, 1 MB at 36.
+    // Fewer bytes a copy leave a device's link idle between copies: 4 MB went at 46 GB/s both ways at once, 1 MB at 36.
     static constexpr std::size_t usual_slot_bytes = std::size_t{4} << 20;
 
     DeviceQueue(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::size_t slot_bytes);
@@ -124,13 +124,13 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     DeviceQueue& operator=(const DeviceQueue&) = delete;
 
     // Queue a call's copies behind what `stream` has queued so far. Calls are queued in the order of their numbers.
-    std::shared_ptr<DeviceTransfer> enqueue(const Cut& cut, const std::optional<CardBlocks>& out,
-                                            const std::optional<CardBlocks>& in, cuda::Stream stream);
+    std::shared_ptr<DeviceTransfer> enqueue(const Cut& cut, const std::optional<DeviceBlocks>& out,
+                                            const std::optional<DeviceBlocks>& in, cuda::Stream stream);
     // The job has failed. Until nothing is left: fill what is not done with bytes of ones (NaN, -1) and let it go, so
     // that no stream waits for ever and nobody takes half a sum for a result. True when nothing is left.
     bool abandon();
     bool is_idle() const;
-    // Give back what it holds, before the arena's mapping ends; false if the card may still use it.
+    // Give back what it holds, before the arena's mapping ends; false if the device may still use it.
     bool close() noexcept;
 
     const std::shared_ptr<Device> device;
@@ -139,9 +139,9 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
   private:
     friend class DeviceTransfer;
     struct alignas(cache_line) Counters {
-        std::uint32_t filled;                     // written by the card
+        std::uint32_t filled;                     // written by the device
         alignas(cache_line) std::uint32_t ready;  // written by the host
-        alignas(cache_line) std::uint32_t freed;  // written by the card
+        alignas(cache_line) std::uint32_t freed;  // written by the device
     };
     Counters& counters() const { return *reinterpret_cast<Counters*>(begin_); }
     std::byte* slot(std::uint64_t chunk) const { return begin_ + page + chunk % slots * slot_bytes; }
@@ -149,7 +149,7 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     void release_streams() noexcept;
     static bool has_passed(const std::uint32_t& counter, std::uint64_t chunk);
     void complete(std::uint64_t chunk);
-    void copy(const DeviceTransfer& transfer, std::uint32_t chunk, const CardBlocks& blocks, bool out);
+    void copy(const DeviceTransfer& transfer, std::uint32_t chunk, const DeviceBlocks& blocks, bool out);
     cuda::Event take_event();
     cuda::MemoryOperation operation(unsigned kind, const std::uint32_t& counter, std::uint64_t value) const;
 
@@ -162,7 +162,7 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     std::mutex mutex_;  // closing, and the next two
     std::vector<cuda::Event> spare_events_;
     std::vector<cuda::Event> events_;
-    std::atomic<std::uint64_t> enqueued_{1};  // chunks, from the first on, which is nobody's: it tries the card
+    std::atomic<std::uint64_t> enqueued_{1};  // chunks, from the first on, which is nobody's: it tries the device
     std::uint64_t ready_ = 1;                 // as the counter
     bool completed_[slots] = {};              // chunks from `ready_` on that are done before those ahead of them
 };

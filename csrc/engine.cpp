@@ -56,7 +56,7 @@ void Engine::add_communicator(std::uint32_t id, std::vector<int> members, std::u
 void Engine::forget(std::uint32_t id) {
     check_owned();
     executor_.forget(id);
-    operations_.close_cards_of(id);
+    operations_.close_devices_of(id);
 }
 
 std::uint32_t Engine::install(std::uint32_t communicator, std::span<const std::int64_t> table,

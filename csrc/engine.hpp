@@ -6,7 +6,7 @@
 //
 // The engine has no lock of its own. Those of its parts are taken in this order, some of them or all:
 //
-//     1. Operations::cards_mutex_, and under it a DeviceQueue's and the Team's; or a link's for receiving
+//     1. Operations::devices_mutex_, and under it a DeviceQueue's and the Team's; or a link's for receiving
 //     2. Executor::mutex_
 //     3. a Communicator's, and under it its schedules' (layout_mutex_) and, if it is free, a DeviceQueue's
 //     4. the mailbox of another engine of this process
@@ -76,9 +76,9 @@ class Engine final : public Surroundings {
     std::shared_ptr<Work> start(Call call, void* owner, Operations::OnDone on_done = {}) {
         return operations_.start(std::move(call), owner, std::move(on_done));
     }
-    // The same with a buffer on a card: begins after what the caller's stream has queued, and is done when the card is.
-    std::shared_ptr<Work> start_on_card(Call call, const CardBuffer& buffer, void* owner) {
-        return operations_.start_on_card(std::move(call), buffer, owner);
+    // The same with a buffer on a device: begins after what the caller's stream has queued, is done when the device is.
+    std::shared_ptr<Work> start_on_device(Call call, const DeviceBuffer& buffer, void* owner) {
+        return operations_.start_on_device(std::move(call), buffer, owner);
     }
     // A message to or from a rank, or from any_source; `call` says which collective (send, recv), buffer, tag and
     // timeout.

@@ -21,7 +21,7 @@ struct EngineOptions {
     double late_seconds = 30;                     // that a call waits before a line says for whom
     bool trace = false;                           // keep what happened when
     bool record = false;                          // keep the last calls
-    std::optional<std::size_t> helpers{};         // threads that sum for calls on cards
+    std::optional<std::size_t> helpers{};         // threads that sum for calls on devices
     std::optional<std::size_t> socket_threads{};  // threads that read and write connections
 
     const std::string& host(int of) const {  // empty if unknown

@@ -128,7 +128,7 @@ class Executor final : public Receiver {
     const std::unique_ptr<Trace> trace;        // nullptr: nobody asked for it
     const std::unique_ptr<Recorder> recorder;  // the same
     SpareStaging spare_staging;
-    std::atomic<Team*> team{nullptr};                       // helps calls whose buffers lie on cards
+    std::atomic<Team*> team{nullptr};                       // helps calls whose buffers lie on devices
     std::atomic<std::uint64_t> calls{0};                    // calls of any communicator
     std::atomic<std::uint64_t> operations{0}, segments{0};  // the user's only
     std::array<Record, collective_names.size()> done;       // those completed, indexed by collective

@@ -637,7 +637,7 @@ void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
         return;
     }
     const bool has_begun = segment != next_;
-    if (!has_begun && !is_here(segment)) return;  // this rank's own card
+    if (!has_begun && !is_here(segment)) return;  // this rank's own device
     const std::size_t departures = schedule_->departure_count;
     if (!has_begun && !row_is_clear(segment))
         return visit_readers(segment % rows_in_use_ * departures, departures, visit);

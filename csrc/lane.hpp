@@ -44,7 +44,7 @@ class Lane {
     bool finished() const {
         return base_ == segment_count_ && held_.empty() && (!call_.transfer || call_.transfer->has_left());
     }
-    // Whether what happens next rings no bell: the card's part, or the team's.
+    // Whether what happens next rings no bell: the device's part, or the team's.
     bool needs_polling() const {
         return active_ && call_.transfer && (shared_count_ != 0 || next_ == segment_count_ || !is_here(next_));
     }

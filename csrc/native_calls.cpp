@@ -64,10 +64,10 @@ std::shared_ptr<Work> NativeCalls::start(Call call, void* owner, const Engine::C
     return start(plan, check_signals, [&] { return engine->start(call, owner, std::move(on_done)); });
 }
 
-std::shared_ptr<Work> NativeCalls::start_on_card(Call call, const CardBuffer& buffer, void* owner,
-                                                 const Engine::CheckSignals& check_signals) {
+std::shared_ptr<Work> NativeCalls::start_on_device(Call call, const DeviceBuffer& buffer, void* owner,
+                                                   const Engine::CheckSignals& check_signals) {
     const AssignedPlan plan = prepare(call);
-    return start(plan, check_signals, [&] { return engine->start_on_card(call, buffer, owner); });
+    return start(plan, check_signals, [&] { return engine->start_on_device(call, buffer, owner); });
 }
 
 std::shared_ptr<Work> NativeCalls::start(const AssignedPlan& plan, const Engine::CheckSignals& check_signals,

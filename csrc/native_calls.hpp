@@ -42,8 +42,8 @@ class NativeCalls {
     void run(Call call, const Engine::CheckSignals& check_signals);
     std::shared_ptr<Work> start(Call call, void* owner, const Engine::CheckSignals& check_signals,
                                 std::function<void(const std::optional<Failure>&)> on_done = {});
-    std::shared_ptr<Work> start_on_card(Call call, const CardBuffer& buffer, void* owner,
-                                        const Engine::CheckSignals& check_signals);
+    std::shared_ptr<Work> start_on_device(Call call, const DeviceBuffer& buffer, void* owner,
+                                          const Engine::CheckSignals& check_signals);
 
     const std::shared_ptr<Engine> engine;
     const int rank, size;

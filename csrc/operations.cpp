@@ -491,7 +491,7 @@ void Operations::close() {
 
 void Operations::release() {
     while (callers_.load() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    close_cards();
+    close_devices();
     executor_.team.store(nullptr, std::memory_order_relaxed);
     team_.reset();
 }

@@ -1,9 +1,9 @@
 // Operations: the calls of this rank. A synchronous one is driven by its own thread, for as long as its patience lasts;
 // everything else is a work that the progress thread drives.
 //
-// It owns the works and what calls on cards need. `mutex_` guards what callers leave for the progress thread and take
-// from it: new works, questions, owners. `cards_mutex_` guards devices and queues and is held while a call on a card is
-// numbered and queued. The works themselves are the progress thread's.
+// It owns the works and what calls on devices need. `mutex_` guards what callers leave for the progress thread and take
+// from it: new works, questions, owners. `devices_mutex_` guards devices and queues and is held while a call on a
+// device is numbered and queued. The works themselves are the progress thread's.
 #pragma once
 
 #include <atomic>
@@ -37,10 +37,10 @@ class Operations {
 
     void run(Call call, const CheckSignals& check_signals);
     std::shared_ptr<Work> start(Call call, void* owner, OnDone on_done);
-    std::shared_ptr<Work> start_on_card(Call call, const CardBuffer& buffer, void* owner);
+    std::shared_ptr<Work> start_on_device(Call call, const DeviceBuffer& buffer, void* owner);
     std::shared_ptr<Work> start_point(std::uint32_t communicator, int other, Call call, void* owner);
     void wait(const std::shared_ptr<Work>& work, std::optional<double> timeout, const CheckSignals& check_signals);
-    void close_cards_of(std::uint32_t communicator);
+    void close_devices_of(std::uint32_t communicator);
     std::vector<void*> take_owners();  // owners of works that are done
     bool has_owners() const { return has_owners_.load(std::memory_order_relaxed); }
     double seconds_in_calls() const { return 1e-9 * static_cast<double>(in_calls_.load()); }
@@ -55,10 +55,10 @@ class Operations {
     void check_deadlines();
     void begin_idling();
     void end_idling();
-    bool needs_polling() const;  // a card rings no bell
-    std::optional<Clock::duration> longest_sleep_for_card() const;
-    bool let_go_of_cards();
-    void drain_cards();
+    bool needs_polling() const;  // a device rings no bell
+    std::optional<Clock::duration> longest_sleep_for_device() const;
+    bool let_go_of_devices();
+    void drain_devices();
 
     // The shutdown's: refuse more; once the progress thread has ended, wait for callers and give everything back.
     void close();
@@ -92,10 +92,10 @@ class Operations {
     void fail_if_departed(const Work& work);
     void forgive_stopped_time(Work& work);
 
-    // cards.cpp: buffers on cards
+    // device_calls.cpp: buffers on devices
     std::shared_ptr<DeviceQueue> queue_of(const Call& call, int ordinal, std::size_t slot_bytes);
     void gather_team();
-    void close_cards() noexcept;
+    void close_devices() noexcept;
 
     const EngineOptions& options_;
     EngineState& state_;
@@ -118,7 +118,7 @@ class Operations {
     std::atomic<pid_t> caller_{0};                        // a thread that called lately
     const Clock::time_point began_{Clock::now()};
 
-    std::mutex cards_mutex_;  // the next four, and the order of calls on cards
+    std::mutex devices_mutex_;  // the next four, and the order of calls on devices
     std::map<int, std::shared_ptr<Device>> devices_;
     std::map<std::pair<std::uint32_t, int>, std::shared_ptr<DeviceQueue>>
         queues_;                                         // indexed by communicator and device

@@ -28,7 +28,7 @@ void Engine::progress() {
         active |= drain_links();
         if (state_.has_failed()) {
             operations_.fail_all();
-            operations_.let_go_of_cards();
+            operations_.let_go_of_devices();
         }
         beat();
         if (Clock::now() - peers_.last_poll() > connection_interval) peers_.poll({});
@@ -47,7 +47,7 @@ void Engine::progress() {
     }
     take_inbox();
     operations_.fail_all();
-    operations_.drain_cards();
+    operations_.drain_devices();
 }
 
 void Engine::take_inbox() {
@@ -98,7 +98,7 @@ bool Engine::drain_links() {
 
 Clock::duration Engine::sleep_at_most() {
     if (!peers_.flush()) return sleep_while_held_back;
-    if (const auto at_most = operations_.longest_sleep_for_card()) return *at_most;
+    if (const auto at_most = operations_.longest_sleep_for_device()) return *at_most;
     const Works& works = operations_.works();
     if (works.empty() && !peers_.has_suspicions()) return until(detector_.next_beat(), longest_idle_sleep);
     Clock::duration at_most = until(detector_.next_beat(), longest_sleep);

@@ -1,5 +1,5 @@
 // Team: threads beside the progress thread that sum and copy for it. One core sums from memory at a tenth of what a
-// card's link brings; where calls move tensors on cards, the cores of a rank have little else to do.
+// device's link brings; where calls move tensors on devices, the cores of a rank have little else to do.
 #pragma once
 
 #include <atomic>

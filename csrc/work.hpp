@@ -20,7 +20,7 @@ struct Work {
     Event done;
     Clock::time_point ended{};                                   // valid once done
     std::optional<Failure> failure;                              // valid once done
-    std::optional<Failure> refused;                              // at the call, by a card: to be raised there
+    std::optional<Failure> refused;                              // at the call, by a device: to be raised there
     int other = any_source;                                      // the rank at the other end of a message that is done
     bool told = false;                                           // those that it waits for what it is
     std::atomic<int> waiters{0};                                 // callers that do nothing else until it is done
@@ -38,12 +38,12 @@ struct WaitQuery {
     Event answered;
 };
 
-// Where the blocks of a call's buffer lie on a card: what is read there, what is written, if anything; and the caller's
-// stream on which they are ready.
-struct CardBuffer {
+// Where the blocks of a call's buffer lie on a device: what is read there, what is written, if anything; and the
+// caller's stream on which they are ready.
+struct DeviceBuffer {
     int device = 0;
     cuda::Stream stream = nullptr;
-    std::optional<CardBlocks> out, in;
+    std::optional<DeviceBlocks> out, in;
 };
 
 }  // namespace multiring

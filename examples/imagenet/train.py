@@ -399,7 +399,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def main(kind: type[Training] = Training) -> None:
     args = arguments()
-    # A rank that another one fails must hear of it before its optimizer takes a step, on a card too.
+    # A rank that another one fails must hear of it before its optimizer takes a step, on a CUDA device too.
     multiring.torch.init(reproducible=args.reproducible, blocking_wait=torch.cuda.is_available())
     if args.reproducible:
         torch.use_deterministic_algorithms(True)

@@ -163,13 +163,13 @@ class Work:
 
     def join(self, stream: int) -> None:
         """
-        Make a stream of a card wait until a call that was started there is done; nothing for other calls.
+        Make a stream of a device wait until a call that was started there is done; nothing for other calls.
         """
 
     @property
     def last_stream(self) -> int:
         """
-        The stream of the card on which the last of such a call is queued; 0 for other calls.
+        The stream of the device on which the last of such a call is queued; 0 for other calls.
         """
 
     @property
@@ -290,7 +290,7 @@ class NativeCalls:
         The same by the progress thread; ``owner`` is kept alive until it is done.
         """
 
-    def start_on_card(
+    def start_on_device(
         self,
         call: Call,
         owner: object | None,
@@ -329,9 +329,9 @@ class Engine:
         ranks of this host outnumber its available cores. ``arena_bytes`` bounds the shared memory, 0 by the
         machine's memory; pages are taken as they are needed. A rank that is silent for ``heartbeat_timeout``
         seconds is lost; a call that waits for ``late_seconds`` logs for whom. ``trace``: keep what happens when.
-        ``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on cards, by the cores that
-        are left if None. ``socket_threads``: threads that serve connections to a rank beyond the first, the same.
-        ``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps
+        ``record``: keep the last 2000 calls. ``helpers``: threads that sum for calls on devices, by the cores
+        that are left if None. ``socket_threads``: threads that serve connections to a rank beyond the first, the
+        same. ``when_slow(reason)`` is called in a thread that calls or waits, once this rank keeps
         the others waiting.
         """
 

@@ -329,9 +329,9 @@ class Settings:
         False,
         _flag,
         "0 or 1",
-        "the wait of a work on CUDA tensors holds the host until the card is done, and raises what went wrong",
+        "the wait of a work on CUDA tensors holds the host until the device is done, and raises what went wrong",
     )
-    card_threads: int | None = _knob(
+    device_threads: int | None = _knob(
         None,
         _whole(0, 1 << 10),
         "count",

@@ -1,4 +1,4 @@
-"""What ranks that share a card check: every collective of torch.distributed on CUDA tensors."""
+"""What ranks that share a device check: every collective of torch.distributed on CUDA tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 FORMATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8]
 SIZES = [0, 1, 3, 17, 1000, 100_003, 3_000_017]
-CARD = torch.device("cuda", 0)
+DEVICE = torch.device("cuda", 0)
 
 
 def own(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -50,15 +50,15 @@ def all_reduce(rank: int, size: int) -> None:
             for op, expected in reductions.items():
                 if count > 100_003 and op != dist.ReduceOp.SUM:
                     continue
-                x = own(rank, count, dtype).to(CARD)
+                x = own(rank, count, dtype).to(DEVICE)
                 dist.all_reduce(x, op)
                 same(x, expected(everyone(size, count, torch.float64)).to(dtype))
     for dtype in (torch.float32, torch.bfloat16):
-        x = (own(rank, 17, dtype) * size).to(CARD)
+        x = (own(rank, 17, dtype) * size).to(DEVICE)
         dist.all_reduce(x, dist.ReduceOp.AVG)
         same(x, everyone(size, 17, torch.float64).sum(0).to(dtype))
     for asynchronous in (False, True):
-        x = own(rank, 17, torch.int64).to(CARD)
+        x = own(rank, 17, torch.int64).to(DEVICE)
         work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=asynchronous)
         if work is not None:
             work.wait()
@@ -68,24 +68,24 @@ def all_reduce(rank: int, size: int) -> None:
 def stream_order(rank: int, size: int) -> None:
     """What the caller's stream has queued comes first, and what it queues after `wait` comes last."""
     count = 5_000_000
-    base = own(rank, count).to(CARD)
-    side = torch.cuda.Stream(CARD)
-    for stream in (torch.cuda.current_stream(CARD), side):
+    base = own(rank, count).to(DEVICE)
+    side = torch.cuda.Stream(DEVICE)
+    for stream in (torch.cuda.current_stream(DEVICE), side):
         with torch.cuda.stream(stream):
-            stream.wait_stream(torch.cuda.default_stream(CARD))
-            x = torch.zeros(count, device=CARD)
+            stream.wait_stream(torch.cuda.default_stream(DEVICE))
+            x = torch.zeros(count, device=DEVICE)
             busy()
             x += base
             work = dist.all_reduce(x, async_op=True)
             work.wait()
             y = x * 2
             same(y, everyone(size, count).sum(0) * 2)
-    # Tensors that nobody keeps stay alive until the card has done with them.
+    # Tensors that nobody keeps stay alive until the device has done with them.
     for round in range(20):
         busy(0.002)
         works, results = [], []
         for piece in range(4):
-            x = (own(rank + piece, 300_000) + round).to(CARD)
+            x = (own(rank + piece, 300_000) + round).to(DEVICE)
             works.append(dist.all_reduce(x, async_op=True))
             results.append(x)
         for work in works:
@@ -93,14 +93,14 @@ def stream_order(rank: int, size: int) -> None:
         for piece, x in enumerate(results):
             same(x, sum(own(r + piece, 300_000) + round for r in range(size)))
     for _ in range(20):
-        dist.all_reduce(own(rank, 1_000_000).to(CARD), async_op=True)
+        dist.all_reduce(own(rank, 1_000_000).to(DEVICE), async_op=True)
         del x
-        x = torch.full((1_000_000,), 7.0, device=CARD)
+        x = torch.full((1_000_000,), 7.0, device=DEVICE)
         assert (x == 7).all()
 
 
 def futures(rank: int, size: int) -> None:
-    x = own(rank, 400_000).to(CARD)
+    x = own(rank, 400_000).to(DEVICE)
     future = dist.all_reduce(x, async_op=True).get_future()
     doubled = future.then(lambda done: done.value()[0] * 2)
     same(doubled.wait(), everyone(size, 400_000).sum(0) * 2)
@@ -119,30 +119,30 @@ def moving(rank: int, size: int) -> None:
     for count in SIZES:
         for root in (0, size - 1):
             busy(0.0005)
-            x = own(rank + 1, count, torch.int32).to(CARD)
+            x = own(rank + 1, count, torch.int32).to(DEVICE)
             dist.broadcast(x, root)
             same(x, own(root + 1, count, torch.int32))
-            x = own(rank, count, torch.float64).to(CARD)
+            x = own(rank, count, torch.float64).to(DEVICE)
             dist.reduce(x, root)
             if rank == root:
                 same(x, everyone(size, count, torch.float64).sum(0))
-        x = own(rank, count).to(CARD)
-        whole = torch.empty(size * count, device=CARD)
+        x = own(rank, count).to(DEVICE)
+        whole = torch.empty(size * count, device=DEVICE)
         dist.all_gather_into_tensor(whole, x)
         same(whole, everyone(size, count).reshape(-1))
-        blocks = [torch.empty(count, device=CARD) for _ in range(size)]
+        blocks = [torch.empty(count, device=DEVICE) for _ in range(size)]
         work = dist.all_gather(blocks, x, async_op=True)
         work.wait()
         for other, block in enumerate(blocks):
             same(block, own(other, count))
-        mine = torch.cat([own(rank + block, count) for block in range(size)]).to(CARD)
-        out = torch.empty(count, device=CARD)
+        mine = torch.cat([own(rank + block, count) for block in range(size)]).to(DEVICE)
+        out = torch.empty(count, device=DEVICE)
         dist.reduce_scatter_tensor(out, mine)
         same(out, sum(own(other + rank, count) for other in range(size)))
         same(mine, torch.cat([own(rank + block, count) for block in range(size)]))
         dist.reduce_scatter(out.zero_(), list(mine.chunk(size)) if count else [mine[:0]] * size)
         same(out, sum(own(other + rank, count) for other in range(size)))
-        swapped = torch.empty(size * count, device=CARD)
+        swapped = torch.empty(size * count, device=DEVICE)
         dist.all_to_all_single(swapped, mine)
         same(swapped, torch.cat([own(other + rank, count) for other in range(size)]))
 
@@ -150,25 +150,25 @@ def moving(rank: int, size: int) -> None:
 def by_messages(rank: int, size: int) -> None:
     following, preceding = (rank + 1) % size, (rank - 1) % size
     for count in (0, 1, 1000, 1_000_003):
-        x, y = own(rank, count).to(CARD), torch.full((count,), -1.0, device=CARD)
+        x, y = own(rank, count).to(DEVICE), torch.full((count,), -1.0, device=DEVICE)
         receipt = dist.irecv(y, preceding)
         dist.isend(x, following).wait()
         receipt.wait()
         same(y, own(preceding, count))
         splits = [rank + other + 1 for other in range(size)]
-        mine = torch.cat([own(rank + other, splits[other]) for other in range(size)]).to(CARD)
-        incoming = torch.empty(sum(splits), device=CARD)
+        mine = torch.cat([own(rank + other, splits[other]) for other in range(size)]).to(DEVICE)
+        incoming = torch.empty(sum(splits), device=DEVICE)
         dist.all_to_all_single(incoming, mine, splits, splits)
         same(incoming, torch.cat([own(other + rank, splits[other]) for other in range(size)]))
-        outputs = [torch.empty(count, device=CARD) for _ in range(size)]
-        dist.all_to_all(outputs, [own(rank + other, count).to(CARD) for other in range(size)])
+        outputs = [torch.empty(count, device=DEVICE) for _ in range(size)]
+        dist.all_to_all(outputs, [own(rank + other, count).to(DEVICE) for other in range(size)])
         for other, output in enumerate(outputs):
             same(output, own(other + rank, count))
-        gathered = [torch.empty(count, device=CARD) for _ in range(size)] if rank == 1 else None
+        gathered = [torch.empty(count, device=DEVICE) for _ in range(size)] if rank == 1 else None
         dist.gather(x, gathered, dst=1)
         for other, block in enumerate(gathered or []):
             same(block, own(other, count))
-        given = [own(other + 3, count).to(CARD) for other in range(size)] if rank == 0 else None
+        given = [own(other + 3, count).to(DEVICE) for other in range(size)] if rank == 0 else None
         dist.scatter(y, given, src=0)
         same(y, own(rank + 3, count))
 
@@ -178,16 +178,16 @@ def layouts(rank: int, size: int) -> None:
     shape = (50, 70)
     expected = everyone(size, 3500).sum(0).view(shape)
     for change in (lambda x: x, lambda x: x.t().contiguous().t(), lambda x: torch.stack([x, x], 2)[:, :, 0]):
-        x = change(own(rank, 3500).view(shape).to(CARD))
+        x = change(own(rank, 3500).view(shape).to(DEVICE))
         dist.all_reduce(x)
         same(x, expected)
-        x = change(own(rank, 3500).view(shape).to(CARD))
-        whole = change(torch.empty(size * 50, 70, device=CARD))
+        x = change(own(rank, 3500).view(shape).to(DEVICE))
+        whole = change(torch.empty(size * 50, 70, device=DEVICE))
         dist.all_gather_into_tensor(whole, x)
         same(whole, torch.cat([own(other, 3500).view(shape) for other in range(size)]))
         dist.broadcast(x, 1)
         same(x, own(1, 3500).view(shape))
-    x = own(rank, 3500).view(shape).to(CARD)
+    x = own(rank, 3500).view(shape).to(DEVICE)
     if rank == 0:
         x = x.t().contiguous().t()
     dist.all_reduce(x)
@@ -198,12 +198,12 @@ def views(rank: int, size: int) -> None:
     """Inputs that lie where results are written; views that show other numbers than their memory holds are refused."""
     count = 1_500_000
     for start in (rank * count, count // 2):
-        whole = torch.full((size * count,), -1.0, device=CARD)
+        whole = torch.full((size * count,), -1.0, device=DEVICE)
         mine = whole[start : start + count]
         mine.copy_(own(rank, count))
         dist.all_gather_into_tensor(whole, mine)
         same(whole, everyone(size, count).reshape(-1))
-    turned = torch._neg_view(own(rank, 600).to(CARD))
+    turned = torch._neg_view(own(rank, 600).to(DEVICE))
     for call in (lambda: dist.all_reduce(turned), lambda: dist.all_gather_into_tensor(whole[: size * 600], turned)):
         refused = ""
         try:
@@ -216,7 +216,7 @@ def views(rank: int, size: int) -> None:
 def small_and_busy(rank: int, size: int) -> None:
     """Small calls right behind kernels that make their inputs, and before kernels that read their results."""
     for round in range(300):
-        base = own(rank + round, 600).to(CARD)
+        base = own(rank + round, 600).to(DEVICE)
         expected = everyone_from(round, size, 600).sum(0)
         x = -base
         dist.all_reduce(x)
@@ -228,7 +228,7 @@ def small_and_busy(rank: int, size: int) -> None:
 
 def captured(rank: int, size: int) -> None:
     """A call in a CUDA graph is refused, and nobody waits for it."""
-    x = own(rank, 1000).to(CARD)
+    x = own(rank, 1000).to(DEVICE)
     refused = ""
     try:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
@@ -243,7 +243,7 @@ def captured(rank: int, size: int) -> None:
 def closed_groups(rank: int, size: int) -> None:
     """Results of a group that was closed are freed after it."""
     group = dist.new_group(list(range(size)))
-    x = own(rank, 100_003).to(CARD)
+    x = own(rank, 100_003).to(DEVICE)
     blocks = [torch.empty_like(x) for _ in range(size)]
     dist.all_gather(blocks, x, group=group)
     dist.destroy_process_group(group)
@@ -258,7 +258,7 @@ def mixed(rank: int, size: int) -> None:
     for count in (1, 1000, 2_000_003):
         generator = torch.Generator().manual_seed(rank)
         x = torch.randn(count, generator=generator)
-        here = x.to(CARD) if rank % 2 == 0 else x
+        here = x.to(DEVICE) if rank % 2 == 0 else x
         dist.all_reduce(here)
         seen: list[Any] = [None] * size
         dist.all_gather_object(seen, here.cpu().view(torch.int32).sum().item())
@@ -274,7 +274,7 @@ def as_on_cpu(rank: int, size: int) -> None:
     for count in (1, 1000, 70_001, 5_000_011):
         x = torch.randn(count, generator=generator)
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-            expected, y = x.clone(), x.to(CARD)
+            expected, y = x.clone(), x.to(DEVICE)
             dist.all_reduce(expected, op)
             dist.all_reduce(y, op)
             same(y, expected)
@@ -290,7 +290,7 @@ def many(rank: int, size: int) -> None:
 
     for number in range(1000):
         count = (number * 7919) % 4001 if number % 50 else 600_000 + number
-        x = own(rank + number, count).to(CARD)
+        x = own(rank + number, count).to(DEVICE)
         if number % 3 == 0:
             work, result = dist.all_reduce(x, async_op=True), x
             expected = everyone_from(number, size, count).sum(0)
@@ -298,7 +298,7 @@ def many(rank: int, size: int) -> None:
             work, result = dist.broadcast(x, number % size, async_op=True), x
             expected = own(number % size + number, count)
         else:
-            result = torch.empty(size * count, device=CARD)
+            result = torch.empty(size * count, device=DEVICE)
             work = dist.all_gather_into_tensor(result, x, async_op=True)
             expected = everyone_from(number, size, count).reshape(-1)
         flying.append(functools.partial(land, work, result, expected))
@@ -314,7 +314,7 @@ def groups(rank: int, size: int) -> None:
         works = []
         for number, group in enumerate(pairs):
             if rank < 2:
-                x = own(rank + number + round, 700_000).to(CARD)
+                x = own(rank + number + round, 700_000).to(DEVICE)
                 works.append((x, number, dist.all_reduce(x, group=group, async_op=True)))
         for x, number, work in works:
             work.wait()

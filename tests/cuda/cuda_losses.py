@@ -1,4 +1,4 @@
-"""Ranks that share a card, of which the last is killed with copies in flight: the others learn of it, and go on."""
+"""Ranks that share a device, of which the last is killed with copies in flight: the others learn of it, and go on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from cuda_collectives import CARD, everyone, own, same
+from cuda_collectives import DEVICE, everyone, own, same
 
 import multiring.torch
 from multiring.errors import PeerLost
@@ -19,7 +19,7 @@ COUNT = 32_000_000
 
 def lose(rank: int, size: int) -> float:
     """Seconds from the kill to the error on a rank that is left."""
-    x = torch.ones(COUNT, device=CARD)
+    x = torch.ones(COUNT, device=DEVICE)
     dist.all_reduce(x)
     torch.cuda.synchronize()
     dist.barrier()
@@ -44,13 +44,13 @@ def main() -> None:
     seconds = lose(rank, size)
     assert seconds < 2, seconds
     torch.cuda.synchronize()  # no stream waits for ever
-    y = own(rank, 1000).to(CARD) * 2
+    y = own(rank, 1000).to(DEVICE) * 2
     same(y, own(rank, 1000) * 2)
     print(f"rank {rank}: PeerLost after {seconds:.2f} s", flush=True)
     if size > 2:
         multiring.torch.shrink()
         rank, size = dist.get_rank(), dist.get_world_size()
-        x = own(rank, 100_003).to(CARD)
+        x = own(rank, 100_003).to(DEVICE)
         dist.all_reduce(x)
         same(x, everyone(size, 100_003).sum(0))
         print(f"rank {rank} of {size} went on", flush=True)

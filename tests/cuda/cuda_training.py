@@ -1,4 +1,4 @@
-"""What ranks that share a card train by, over multiring: each compared with one process that has the whole batch."""
+"""What ranks that share a device train by, over multiring: each compared with one process that has the whole batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from cuda_collectives import CARD, chosen, run
+from cuda_collectives import DEVICE, chosen, run
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -39,7 +39,7 @@ def batch(step: int, rank: int, size: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(12, 6, generator=generator, dtype=torch.float64)
     y = (x.abs().sum(1) * 2).long() % 3
-    return x[rank::size].to(CARD), y[rank::size].to(CARD)
+    return x[rank::size].to(DEVICE), y[rank::size].to(DEVICE)
 
 
 def train(net: nn.Module, optimizer: torch.optim.Optimizer, rank: int, size: int, steps: int = 50) -> None:
@@ -51,7 +51,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, rank: int, size: int
 
 
 def alone() -> list[Tensor]:
-    net = Net().to(CARD)
+    net = Net().to(DEVICE)
     train(net, torch.optim.Adam(net.parameters(), 0.01), 0, 1)
     return [p.detach() for p in net.parameters()]
 
@@ -62,14 +62,14 @@ def close(parameters: list[Tensor]) -> None:
 
 
 def data_parallel(rank: int, size: int) -> None:
-    net = DistributedDataParallel(Net().to(CARD), device_ids=[0], bucket_cap_mb=0.01)
+    net = DistributedDataParallel(Net().to(DEVICE), device_ids=[0], bucket_cap_mb=0.01)
     train(net, torch.optim.Adam(net.parameters(), 0.01), rank, size)
     close(list(net.parameters()))
 
 
 def accumulated(rank: int, size: int) -> None:
     """Two micro-batches, the first without synchronising."""
-    net = DistributedDataParallel(Net().to(CARD), device_ids=[0])
+    net = DistributedDataParallel(Net().to(DEVICE), device_ids=[0])
     optimizer = torch.optim.Adam(net.parameters(), 0.01)
     for step in range(50):
         x, y = batch(step, rank, size)
@@ -83,21 +83,21 @@ def accumulated(rank: int, size: int) -> None:
 
 
 def compiled(rank: int, size: int) -> None:
-    net = DistributedDataParallel(Net().to(CARD), device_ids=[0])
+    net = DistributedDataParallel(Net().to(DEVICE), device_ids=[0])
     faster = torch.compile(net, backend="aot_eager")
     train(faster, torch.optim.Adam(net.parameters(), 0.01), rank, size)
     close(list(net.parameters()))
 
 
 def redundancy_removed(rank: int, size: int) -> None:
-    net = DistributedDataParallel(Net().to(CARD), device_ids=[0])
+    net = DistributedDataParallel(Net().to(DEVICE), device_ids=[0])
     train(net, ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=0.01), rank, size)
     close(list(net.parameters()))
 
 
 def sharded(rank: int, size: int) -> None:
     """FSDP2, and a checkpoint of its state."""
-    net = Net().to(CARD)
+    net = Net().to(DEVICE)
     mesh = init_device_mesh("cuda", (size,))
     for layer in net.layers:
         if isinstance(layer, nn.Linear):
@@ -122,7 +122,7 @@ def sharded(rank: int, size: int) -> None:
 def tensors(rank: int, size: int) -> None:
     """DTensor: sharded by columns, multiplied, replicated."""
     mesh = init_device_mesh("cuda", (size,))
-    whole = torch.arange(size * 60, dtype=torch.float64, device=CARD).view(6, size * 10)
+    whole = torch.arange(size * 60, dtype=torch.float64, device=DEVICE).view(6, size * 10)
     split = distribute_tensor(whole, mesh, [Shard(1)])
     assert torch.equal(split.redistribute(mesh, [Replicate()]).to_local(), whole)
     assert torch.equal(split.redistribute(mesh, [Shard(0)]).full_tensor(), whole)
@@ -133,7 +133,7 @@ def tensors(rank: int, size: int) -> None:
 def hooked(rank: int, size: int) -> None:
     """`comm_hook`, beside a group of another backend."""
     beside = dist.new_group(backend="gloo")
-    net = DistributedDataParallel(Net().to(CARD), device_ids=[0], process_group=beside)
+    net = DistributedDataParallel(Net().to(DEVICE), device_ids=[0], process_group=beside)
     net.register_comm_hook(None, multiring.torch.comm_hook)
     train(net, torch.optim.Adam(net.parameters(), 0.01), rank, size)
     close(list(net.parameters()))
@@ -141,7 +141,7 @@ def hooked(rank: int, size: int) -> None:
 
 def same_everywhere(rank: int, size: int) -> None:
     """All ranks end with the same bits."""
-    net = DistributedDataParallel(Net().to(CARD).float(), device_ids=[0])
+    net = DistributedDataParallel(Net().to(DEVICE).float(), device_ids=[0])
     before = copy.deepcopy(net.module.state_dict())
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for step in range(20):
@@ -158,11 +158,11 @@ def same_everywhere(rank: int, size: int) -> None:
 
 def states(rank: int, size: int) -> None:
     """Parameters and an optimizer's state go from rank to rank through memory of the CPU."""
-    net = Net().to(CARD)
+    net = Net().to(DEVICE)
     optimizer = torch.optim.Adam(net.parameters(), 0.01)
     train(net, optimizer, rank, size, steps=3 + rank)
     multiring.torch.sync_state(net, optimizer, root=1)
-    expected = Net().to(CARD)
+    expected = Net().to(DEVICE)
     theirs = torch.optim.Adam(expected.parameters(), 0.01)
     train(expected, theirs, 1, size, steps=4)
     for name, value in net.state_dict().items():
@@ -177,7 +177,7 @@ def states(rank: int, size: int) -> None:
 
 def outer(rank: int, size: int) -> None:
     """Ranks that train apart and exchange how their parameters changed: all hold the mean after each exchange."""
-    net = Net().to(CARD).float()
+    net = Net().to(DEVICE).float()
     exchange = multiring.torch.Outer(
         net, 5, groups=[[other] for other in range(size)], optimizer=lambda shared: torch.optim.SGD(shared, 1.0)
     )
@@ -221,6 +221,6 @@ CHECKS: tuple[Callable[[int, int], None], ...] = (
 
 
 if __name__ == "__main__":
-    torch.cuda.set_device(CARD)
+    torch.cuda.set_device(DEVICE)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     run(chosen(CHECKS), "cpu:multiring,cuda:multiring")

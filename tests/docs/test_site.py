@@ -132,7 +132,7 @@ def test_the_reference_has_every_public_name_with_types_and_nothing_else(pages: 
         name.rpartition(".")[2] for name in pages[reference].anchors if name.startswith("multiring.Communicator.")
     }
     assert "all_reduce" in methods
-    assert methods & {"internal", "publish", "send_part", "all_reduce_plain", "start_on_card"} == set()
+    assert methods & {"internal", "publish", "send_part", "all_reduce_plain", "start_on_device"} == set()
     text = html.unescape(re.sub(r"<[^>]*>", "", reference.read_text()))
     assert re.search(r"all_reduce\(\s*x: Any,\s*op: str = .sum.,.*?timeout: float \| None = None", text, re.S)
 

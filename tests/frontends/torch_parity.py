@@ -67,7 +67,7 @@ def names(cuda: bool) -> list[str]:
     return [name for name in tests if not re.search("cuda|gpu", name)]
 
 
-def share_one_card() -> None:
+def share_one_device() -> None:
     """Let torch's tests find a GPU for each rank, which is the same one; torch itself has looked by then."""
     suite.torch.cuda.init()
     suite.torch.cuda.device_count = lambda: WORLD_SIZE
@@ -76,7 +76,7 @@ def share_one_card() -> None:
 
 def child(rank: int, name: str, file_name: str, pipe: Connection, output: Path, cuda: bool) -> None:
     if cuda:
-        share_one_card()
+        share_one_device()
     with output.open("w") as sink:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)

@@ -183,8 +183,8 @@ def test_a_peer_without_a_network_is_none_for_a_lab() -> None:
     refused = refusal("lab", "peers", "--peers", "deepspeed")
     assert refused == f"multiring lab peers: --peers deepspeed: it knows no network, and a lab has one; {known}\n"
     refused = refusal("lab", "peers", "--peers", "nccl")
-    cards = "it moves tensors of CUDA devices (multiring bench --device cuda)"
-    assert refused == f"multiring lab peers: --peers nccl: {cards}; {known}\n"
+    remedy = "it moves tensors of CUDA devices (multiring bench --device cuda)"
+    assert refused == f"multiring lab peers: --peers nccl: {remedy}; {known}\n"
     refused = refusal("lab", "peers", "--peers", "smoke")
     assert refused == f"multiring lab peers: --peers smoke: no such peer; {known}\n"
 

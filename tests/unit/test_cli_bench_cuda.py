@@ -1,4 +1,4 @@
-"""`multiring bench --device cuda`: what it refuses, its tables, and a whole run with memory of the CPU for a card's."""
+"""`multiring bench --device cuda`: what it refuses, its tables, and a whole run with memory of the CPU in its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from multiring.bench import cards, report
+from multiring.bench import devices, report
 from multiring.bench.contestants import Measurable, Planned, Task
 from multiring.bench.measure import Figure, measure
 from multiring.cli import bench, bench_rank
@@ -36,19 +36,19 @@ def empty(*shape, device="cpu", pin_memory=False, of=torch.empty, **options):
 def zeros(*shape, pin_memory=False, of=torch.zeros, **options):
     return of(*shape, **options)
 
-class Card:
+class Properties:
     name, total_memory = "Stand-in", 1 << 30
 
 torch.version.cuda = "12.8"
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
-torch.cuda.get_device_properties = lambda index: Card
+torch.cuda.get_device_properties = lambda index: Properties
 torch.cuda.set_device = lambda index: None
 torch.cuda.synchronize = lambda: None
 torch.cuda.Stream, torch.cuda.stream = Stream, lambda stream: stream
 torch.empty, torch.zeros = empty, zeros
 """
-"""Gives torch a card that is memory of the CPU."""
+"""Gives torch a device that is memory of the CPU."""
 
 
 def started(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -58,9 +58,9 @@ def started(*options: str, **environment: str) -> subprocess.CompletedProcess[st
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a Python whose torch has a card."""
+    """The environment of a Python whose torch has a device."""
     pytest.importorskip("torch")
-    folder = tmp_path_factory.mktemp("card")
+    folder = tmp_path_factory.mktemp("device")
     (folder / "sitecustomize.py").write_text(STAND_IN)
     return {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 
@@ -109,14 +109,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory, stand_in: dict[str, str])
     return {name: [Figure(**each) for each in figures] for name, figures in found.items()}
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, found: cards.Cards | None, *options: str) -> str:
-    """What the command says where these cards are found."""
+def refused(monkeypatch: pytest.MonkeyPatch, found: devices.Devices | None, *options: str) -> str:
+    """What the command says where these devices are found."""
 
     def measured(*_: object) -> None:
         raise AssertionError("nothing may be started")
 
     if found is not None:
-        monkeypatch.setattr(cards, "ask", lambda: found)
+        monkeypatch.setattr(devices, "ask", lambda: found)
     monkeypatch.setattr("multiring.cli.comparison.alternate", measured)
     app = typer.Typer()
     bench.register(app)
@@ -141,14 +141,17 @@ def refused(monkeypatch: pytest.MonkeyPatch, found: cards.Cards | None, *options
         ),
         (
             "-n 4 --device cuda --sizes 2GB",
-            "2 ranks on a card with buffers of 2 GB take 4 GB at least, and it has 3 GB: measure smaller --sizes",
+            "2 ranks on a CUDA device with buffers of 2 GB take 4 GB at least, and it has 3 GB: "
+            "measure smaller --sizes",
         ),
         ("--device cuda --peers nccl", "--peers nccl: the torch that is installed, for CUDA 12.8, has no NCCL"),
     ],
 )
-def test_what_cannot_be_measured_on_cards_is_one_line(options: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_measured_on_devices_is_one_line(
+    options: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("multiring.cli.comparison.remedy", lambda peer: None)
-    found = cards.Cards(2, "H100", 3 << 30, "12.8", None)
+    found = devices.Devices(2, "H100", 3 << 30, "12.8", None)
     assert refused(monkeypatch, found, *options.split()) == f"multiring bench: {line}\n"
 
 
@@ -168,11 +171,11 @@ def test_a_peer_that_shares_memory_is_not_measured_apart(monkeypatch: pytest.Mon
         ),
         (
             "class version: cuda = '12.8'\nclass cuda: is_available = lambda: False\n__version__ = '2.13.0'",
-            f"torch 2.13.0 finds no CUDA device ({cards.UNSEEN})",
+            f"torch 2.13.0 finds no CUDA device ({devices.UNSEEN})",
         ),
     ],
 )
-def test_a_host_without_cards_says_why(torch: str, line: str, tmp_path: Path) -> None:
+def test_a_host_without_devices_says_why(torch: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(torch)
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     done = started("--device", "cuda", PYTHONPATH=path)
@@ -195,7 +198,7 @@ def launches(*seconds: float, enqueue: float) -> list[list[Figure]]:
     return [[Figure(MB, "cuda", each, 2 * each, 3 * each, 5e-4, None, None, enqueue * each)] for each in seconds]
 
 
-def test_a_card_has_columns_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_has_columns_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     ours = {"torch": launches(3e-3, 1e-3, 2e-3, enqueue=0.01)}
     peers = {"gloo": launches(9e-3, 6e-3, enqueue=0.5), "nccl": launches(4e-3, enqueue=0.02)}
     (row,) = report.summarise(ours, peers, "all_reduce", 2)
@@ -203,7 +206,7 @@ def test_a_card_has_columns_of_its_own(capsys: pytest.CaptureFixture[str]) -> No
     assert row.enqueue_seconds == pytest.approx(20e-6)
     assert row.peer_enqueue_seconds == {"gloo": pytest.approx(3.75e-3), "nccl": pytest.approx(80e-6)}
     assert row.ratios == {"gloo": pytest.approx(3.0), "nccl": pytest.approx(2.0)}
-    report.show([row], "on cards")
+    report.show([row], "on devices")
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == "size buffer median p95 algbw busbw bare copies of it CPU s/GB enqueue"
     assert lines[2] == "1 MB torch cuda 2 ms 4 ms 0.524 0.524 500 us 25% 5.72 20 us"
@@ -256,7 +259,7 @@ class Alone:
 
 
 @pytest.mark.parametrize("nbytes", [4096, MB])
-def test_a_call_on_a_card_is_timed_until_the_card_is_done(nbytes: int) -> None:
+def test_a_call_on_a_device_is_timed_until_the_device_is_done(nbytes: int) -> None:
     alone = Alone()
     figure = measure(alone, "all_reduce", nbytes, "cuda", 1e-6)
     before = "barrier " if nbytes == MB else ""
@@ -270,7 +273,7 @@ def test_a_call_on_a_card_is_timed_until_the_card_is_done(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("collective", list(Measurable))
-def test_each_collective_is_right_on_a_card(collective: Measurable, measured: dict[str, list[Figure]]) -> None:
+def test_each_collective_is_right_on_a_device(collective: Measurable, measured: dict[str, list[Figure]]) -> None:
     ours, theirs = measured[f"multiring {collective.value}"], measured[f"gloo {collective.value}"]
     rows = report.summarise({"torch": [ours]}, {"gloo": [theirs]}, collective.value, 2)
     assert [(row.nbytes, row.buffer, row.api) for row in rows] == [
@@ -288,10 +291,10 @@ def test_a_whole_run(tmp_path: Path, stand_in: dict[str, str]) -> None:
     options = ["--device", "cuda", "--peers", "gloo", "--sizes", "4KB,512KB", "--launches", "1", "--seconds", "0.01"]
     done = started("-n", "2", "--collective", collective, *options, "--json", str(file), **stand_in)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{collective}, 2 ranks on one host, 1 card (Stand-in), float32, 1 launch;")
+    assert done.stdout.startswith(f"{collective}, 2 ranks on one host, 1 CUDA device (Stand-in), float32, 1 launch;")
     assert "bare copies" in done.stdout
     record = json.loads(file.read_text())
-    assert (record["cards"], record["card"], record["cuda"]) == (1, "Stand-in", "12.8")
+    assert (record["devices"], record["device"], record["cuda"]) == (1, "Stand-in", "12.8")
     assert [(row["nbytes"], row["buffer"], row["api"]) for row in record["rows"]] == [
         (4 << 10, "cuda", "torch"),
         (512 << 10, "cuda", "torch"),
@@ -320,18 +323,18 @@ def test_ranks_that_are_hosts_of_their_own_use_the_network(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_nccl_is_told_to_use_sockets_where_ranks_share_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_is_told_to_use_sockets_where_ranks_share_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     monkeypatch.setenv("WORLD_SIZE", "6")
     monkeypatch.setenv("LOCAL_RANK", "2")
-    assert [cards.ranks_share(count) for count in (1, 2, 3, 8)] == [True, True, False, False]
-    assert [cards.own_device(count) for count in (1, 2, 3, 8)] == [0, 0, 2, 2]
+    assert [devices.ranks_share(count) for count in (1, 2, 3, 8)] == [True, True, False, False]
+    assert [devices.own_device(count) for count in (1, 2, 3, 8)] == [0, 0, 2, 2]
     for name in ("NCCL_HOSTID", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "before")
-    cards.make_nccl_send_by_sockets(2)
+    devices.make_nccl_send_by_sockets(2)
     told = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     assert told.items() >= {"NCCL_HOSTID": "rank2", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}.items()
     assert told["NCCL_SOCKET_IFNAME"] == "before"  # other ranks are on other hosts
     monkeypatch.setenv("WORLD_SIZE", "3")
-    cards.make_nccl_send_by_sockets(2)
+    devices.make_nccl_send_by_sockets(2)
     assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"

@@ -71,7 +71,7 @@ def test_options_of_their_own_types() -> None:
         ("MULTIRING_STREAMS", "1025"),
         ("MULTIRING_STREAMS", f"{10**30}"),
         ("MULTIRING_STREAMS", "9" * 5000),
-        ("MULTIRING_CARD_THREADS", f"{10**30}"),
+        ("MULTIRING_DEVICE_THREADS", f"{10**30}"),
         ("MULTIRING_PORTS", "\u0663"),
         ("MULTIRING_PORTS", "9" * 5000),
         ("MULTIRING_ARENA_BYTES", "1-2"),
@@ -109,7 +109,7 @@ def test_what_a_launcher_sets_has_bounds(name: str, value: str, bounds: str) -> 
         env.read(env.Launch, {name: value})
 
 
-@pytest.mark.parametrize("name", ["streams", "timeout", "arena_bytes", "tune", "card_threads", "socket_threads"])
+@pytest.mark.parametrize("name", ["streams", "timeout", "arena_bytes", "tune", "device_threads", "socket_threads"])
 def test_a_range_is_for_ports_alone(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}=range\(1, 3\): expected "):
         env.read(env.Settings, {}, **{name: range(1, 3)})

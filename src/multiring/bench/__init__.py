@@ -7,7 +7,7 @@ since a barrier before each would hide most of their cost; above, each call star
 ::
 
     contestants.py   the libraries that are measured, each behind the same few methods
-    cards.py         CUDA devices, and buffers that lie there
+    devices.py       CUDA devices, and buffers that lie there
     measure.py       one launch: figures of each size
     replay.py        one launch: training steps of a recording
     recorder.py      a recording of a real torch job

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from multiring.bench import cards
-from multiring.bench.peers import ON_CARDS, PEERS
+from multiring.bench import devices
+from multiring.bench.peers import ON_CUDA, PEERS
 from multiring.job.cores import allowed_cores, cgroup_quota, divide
 
 Array = NDArray[np.float32]
@@ -57,8 +57,8 @@ class Elements(Protocol):
 class Task:
     """One collective, ready to be called again and again: from ``given`` to ``result``, the same buffer if in place.
 
-    On a card the call returns before the result is there: ``finish`` waits for that, and ``bare`` copies the buffers
-    out and back and does nothing else. Both are None on the CPU.
+    On a CUDA device the call returns before the result is there: ``finish`` waits for that, and ``bare`` copies the
+    buffers out and back and does nothing else. Both are None on the CPU.
     """
 
     call: Callable[[], object]
@@ -210,35 +210,35 @@ class ThroughTorch:
         self._dist.destroy_process_group()
 
 
-class ThroughTorchOnCards(ThroughTorch):
+class ThroughTorchOnCuda(ThroughTorch):
     """The same with tensors on CUDA devices; what the ranks say besides goes through tensors of the CPU."""
 
     def __init__(self, backend: str, *, apart: bool) -> None:
         import torch
 
-        found = cards.look()
-        torch.cuda.set_device(cards.own_device(found.count))
+        found = devices.look()
+        torch.cuda.set_device(devices.own_device(found.count))
         if backend == "nccl":
-            cards.check_nccl(found)
-            if apart or cards.ranks_share(found.count):
-                cards.make_nccl_send_by_sockets(int(os.environ["RANK"]))
+            devices.check_nccl(found)
+            if apart or devices.ranks_share(found.count):
+                devices.make_nccl_send_by_sockets(int(os.environ["RANK"]))
         super().__init__("cpu:gloo,cuda:nccl" if backend == "nccl" else backend)
         self.buffers = (Device.cuda.value,)
 
     def task(self, collective: str, count: int, kind: str) -> Task:
         task = super().task(collective, count, kind)
-        assert isinstance(task.given, cards.OnCard)
-        assert isinstance(task.result, cards.OnCard)
+        assert isinstance(task.given, devices.OnDevice)
+        assert isinstance(task.result, devices.OnDevice)
         reads, writes = (self.rank == 0, self.rank != 0) if collective == "broadcast" else (True, True)
-        bare = cards.BareCopies(task.given if reads else None, task.result if writes else None)
+        bare = devices.BareCopies(task.given if reads else None, task.result if writes else None)
         return replace(task, finish=self._torch.cuda.synchronize, bare=bare)
 
-    def buffer(self, count: int, kind: str) -> tuple[cards.OnCard, Any]:
+    def buffer(self, count: int, kind: str) -> tuple[devices.OnDevice, Any]:
         tensor = self._torch.empty(count, device=kind)
-        return cards.OnCard(tensor), tensor
+        return devices.OnDevice(tensor), tensor
 
     def barrier(self) -> None:
-        self._dist.all_reduce(self._torch.zeros(1))  # torch's barrier may be one of the card
+        self._dist.all_reduce(self._torch.zeros(1))  # torch's barrier may be one of the device
 
 
 class ThroughDeepSpeed(ThroughTorch):
@@ -346,7 +346,7 @@ def _bind_as_multiring_run() -> None:
 
 def stand_apart() -> None:
     """Make multiring take this rank for a host of its own, which reaches the others by TCP over loopback."""
-    if "RANK" not in os.environ or not cards.all_are_here():
+    if "RANK" not in os.environ or not devices.all_are_here():
         raise ValueError("--apart: it takes ranks on one host that `multiring run` or torchrun has started")
     os.environ.update(MULTIRING_HOST=f"rank{os.environ['RANK']}", MULTIRING_INTERFACE="lo")
 
@@ -357,13 +357,13 @@ def join(library: str, api: Api, device: Device = Device.cpu, *, apart: bool = F
     With ``apart`` this rank is a host of its own. ValueError if the library is unknown, cannot use the device, or
     is an MPI whose launcher has not started this rank.
     """
-    known = PEERS if device is Device.cpu else ON_CARDS
+    known = PEERS if device is Device.cpu else ON_CUDA
     if library not in ("multiring", *known):
         raise ValueError(f"--library {library!r}: known on {device.value} are multiring, {', '.join(known)}")
     if apart:
         stand_apart()
     if device is Device.cuda:
-        return ThroughTorchOnCards(library, apart=apart)
+        return ThroughTorchOnCuda(library, apart=apart)
     if library in ("openmpi", "mpich", "impi"):
         return ThroughMPI()
     if library == "deepspeed":

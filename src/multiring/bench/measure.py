@@ -26,8 +26,8 @@ class Figure:
     ``cpu_seconds`` are those of all ranks for a call; ``pass_seconds`` what an in-place pass over such buffers of
     all ranks at once takes the slowest; ``predicted`` and ``bound`` are the plan's, None of a library without plans.
 
-    On a card a call takes until its result is there, and a pass is the buffer copied out and back; ``enqueue_seconds``
-    is the time after which the call returns, median of the slowest ranks. None on the CPU.
+    On a CUDA device a call takes until its result is there, and a pass is the buffer copied out and back;
+    ``enqueue_seconds`` is the time after which the call returns, median of the slowest ranks. None on the CPU.
     """
 
     nbytes: int

@@ -15,9 +15,9 @@ from pathlib import Path
 
 PEERS = ("gloo", "openmpi", "mpich", "impi", "deepspeed")
 """Those that are measured on buffers of the CPU."""
-ON_CARDS = ("gloo", "nccl")
+ON_CUDA = ("gloo", "nccl")
 """Those that are measured on buffers of CUDA devices."""
-ALL = tuple(dict.fromkeys((*PEERS, *ON_CARDS)))
+ALL = tuple(dict.fromkeys((*PEERS, *ON_CUDA)))
 ONLY_ALL_REDUCE = ("deepspeed",)
 ONE_HOST = ("deepspeed",)
 """Peers that know no network."""

@@ -34,9 +34,9 @@ class SizeRow:
     the peer over ``seconds``.
 
     ``bound`` is the least that the links allow; on one host, which has none, an in-place pass of all ranks at once, and
-    for buffers on a card their bare copies by all ranks, out and back. ``predicted`` is None on one host, whose memory
-    the planner does not measure. CPU seconds are those of all ranks for 10^9 bytes of the buffer. ``enqueue_seconds``
-    are those after which a call on a card returns, None on the CPU.
+    for buffers on a CUDA device their bare copies by all ranks, out and back. ``predicted`` is None on one host, whose
+    memory the planner does not measure. CPU seconds are those of all ranks for 10^9 bytes of the buffer.
+    ``enqueue_seconds`` are those after which a call on a CUDA device returns, None on the CPU.
     """
 
     nbytes: int
@@ -102,8 +102,8 @@ def _row(
 ) -> SizeRow:
     nbytes = first.nbytes
     figures = _those_of(launches, nbytes, first.buffer)
-    on_card = first.buffer == Device.cuda.value
-    theirs = {name: _those_of(each, nbytes, first.buffer if on_card else "private") for name, each in peers.items()}
+    on_cuda = first.buffer == Device.cuda.value
+    theirs = {name: _those_of(each, nbytes, first.buffer if on_cuda else "private") for name, each in peers.items()}
     seconds = statistics.median(figure.seconds for figure in figures)
     bound = bounds[nbytes] if bounds else statistics.median(figure.pass_seconds for figure in figures)
     return SizeRow(
@@ -122,8 +122,8 @@ def _row(
         peers={name: tuple(figure.seconds for figure in each) for name, each in theirs.items()},
         peer_cpu_seconds_per_gb={name: _cpu_per_gb(each) for name, each in theirs.items()},
         ratios={name: min(figure.seconds for figure in each) / seconds for name, each in theirs.items()},
-        enqueue_seconds=_enqueue_seconds(figures) if on_card else None,
-        peer_enqueue_seconds={name: _enqueue_seconds(each) for name, each in theirs.items()} if on_card else {},
+        enqueue_seconds=_enqueue_seconds(figures) if on_cuda else None,
+        peer_enqueue_seconds={name: _enqueue_seconds(each) for name, each in theirs.items()} if on_cuda else {},
     )
 
 
@@ -151,11 +151,11 @@ def show(rows: Sequence[SizeRow], title: str) -> None:
 
 
 def _ours(rows: Sequence[SizeRow]) -> Table:
-    on_card = any(row.enqueue_seconds is not None for row in rows)
-    least = "bare copies" if on_card else "bound"
+    on_cuda = any(row.enqueue_seconds is not None for row in rows)
+    least = "bare copies" if on_cuda else "bound"
     headings = ["size", "buffer", "median", "p95", "algbw", "busbw", least, "of it", "CPU s/GB"]
     predicted = any(row.predicted is not None for row in rows)
-    table = _table([*headings, *(["predicted"] if predicted else []), *(["enqueue"] if on_card else [])])
+    table = _table([*headings, *(["predicted"] if predicted else []), *(["enqueue"] if on_cuda else [])])
     for row in rows:
         table.add_row(
             *_what(row),

@@ -11,7 +11,7 @@ import typer
 
 from multiring.bench import DEFAULT_SIZES
 from multiring.bench.contestants import Device, Measurable
-from multiring.bench.peers import ALL, ON_CARDS, PEERS, start_here
+from multiring.bench.peers import ALL, ON_CUDA, PEERS, start_here
 from multiring.cli.comparison import (
     Collective,
     Comparison,
@@ -64,7 +64,7 @@ def bench(
     sizes: Sizes = DEFAULT_SIZES,
     api: ThroughApi = None,
     device: Annotated[
-        Device, typer.Option(help=f"Where the buffers lie. On cuda: through torch, peers {' and '.join(ON_CARDS)}.")
+        Device, typer.Option(help=f"Where the buffers lie. On cuda: through torch, peers {' and '.join(ON_CUDA)}.")
     ] = Device.cpu,
     apart: Annotated[
         bool, typer.Option("--apart", help="Make each rank a host of its own, which TCP over loopback leads to.")
@@ -105,7 +105,7 @@ def bench(
         site = Site("on one host", ranks or 2, start_here(ranks or 2))
         if device is Device.cuda:
             check_device(api, peers)
-        chosen = choose_peers(peers, ON_CARDS if device is Device.cuda else PEERS)
+        chosen = choose_peers(peers, ON_CUDA if device is Device.cuda else PEERS)
         check_kept({"--json": json_file}, {"--replay": Path(replayed or "")})
         if replayed is None:
             Comparison(

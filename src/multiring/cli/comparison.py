@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from multiring import env
-from multiring.bench import cards, curves, parse_sizes, replay, report
+from multiring.bench import curves, devices, parse_sizes, replay, report
 from multiring.bench.contestants import Api, Device, Measurable
 from multiring.bench.launches import Entry, Start, Written, alternate, unnamed_file
 from multiring.bench.measure import Figure, size_of_buffer
-from multiring.bench.peers import BY_SOCKETS, ON_CARDS, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
+from multiring.bench.peers import BY_SOCKETS, ON_CUDA, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
 from multiring.bench.report import through
 from multiring.cli import output
 from multiring.cli.errors import leave_out
@@ -136,7 +136,7 @@ class Comparison:
         if self.apart:
             site = replace(site, about=f"{site.about}, each as a host of its own on loopback")
         if self.device is Device.cuda:
-            site = _with_cards(site, largest, self.peers, apart=self.apart)
+            site = _with_devices(site, largest, self.peers, apart=self.apart)
         options = ["--collective", self.collective, "--sizes", self.sizes, "--seconds", str(self.seconds)]
         options += ["--device", self.device.value] if self.device is Device.cuda else []
         options += ["--apart"] if self.apart else []
@@ -243,22 +243,22 @@ def _check_memory(ranks: int, nbytes: int, what: str, remedy: str) -> None:
         )
 
 
-def _with_cards(site: Site, nbytes: int, peers: Sequence[str], *, apart: bool) -> Site:
-    """The site and what a result should tell of its cards; ValueError where there are none, or too small ones."""
-    found = cards.ask()
+def _with_devices(site: Site, nbytes: int, peers: Sequence[str], *, apart: bool) -> Site:
+    """The site and what a result should tell of its devices; ValueError where there are none, or too small ones."""
+    found = devices.ask()
     if "nccl" in peers:
-        cards.check_nccl(found)
+        devices.check_nccl(found)
     ranks = -(-site.world_size // found.count)
     if ranks * nbytes > found.memory:
         raise ValueError(
-            f"{count(ranks, 'rank')} on a card with buffers of {size(nbytes)} take {size(ranks * nbytes)} at least, "
-            f"and it has {size(found.memory)}: measure smaller --sizes"
+            f"{count(ranks, 'rank')} on a CUDA device with buffers of {size(nbytes)} take {size(ranks * nbytes)} at "
+            f"least, and it has {size(found.memory)}: measure smaller --sizes"
         )
     by_sockets = apart or found.count < site.world_size
     nccl = {"nccl": found.nccl, "nccl_by_sockets_on_loopback": by_sockets} if "nccl" in peers else {}
-    told = {"cards": found.count, "card": found.name, "cuda": found.cuda, **nccl}
+    told = {"devices": found.count, "device": found.name, "cuda": found.cuda, **nccl}
     note = ", nccl by its sockets on loopback" if nccl and by_sockets else ""
-    about = f"{site.about}, {count(found.count, 'card')} ({found.name}){note}"
+    about = f"{site.about}, {count(found.count, 'CUDA device')} ({found.name}){note}"
     return replace(site, about=about, settings={**site.settings, **told})
 
 
@@ -267,8 +267,8 @@ def check_device(api: Api | None, peers: str) -> None:
     if api is Api.numpy:
         raise ValueError("--device cuda: NumPy's arrays lie in memory of the CPU; leave out --api numpy")
     for peer in peers.split(","):
-        if peer in PEERS and peer not in ON_CARDS:
-            raise ValueError(f"--peers {peer}: --device cuda measures beside {' and '.join(ON_CARDS)} only")
+        if peer in PEERS and peer not in ON_CUDA:
+            raise ValueError(f"--peers {peer}: --device cuda measures beside {' and '.join(ON_CUDA)} only")
 
 
 def check_kind(context: typer.Context, replayed: str | None) -> None:
@@ -326,7 +326,7 @@ def _entries(apis: Sequence[Api], peers: Sequence[str], options: Sequence[str]) 
 def _why_not(peer: str) -> str:
     if peer in ONE_HOST:
         return "it knows no network, and a lab has one"
-    return "it moves tensors of CUDA devices (multiring bench --device cuda)" if peer in ON_CARDS else "no such peer"
+    return "it moves tensors of CUDA devices (multiring bench --device cuda)" if peer in ON_CUDA else "no such peer"
 
 
 def choose_peers(text: str, known: Sequence[str] = PEERS) -> list[str]:

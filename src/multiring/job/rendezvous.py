@@ -387,7 +387,7 @@ def _engine(
         late_seconds=settings.late_warning,
         trace=bool(settings.trace),
         record=bool(settings.flight_recorder),
-        helpers=settings.card_threads,
+        helpers=settings.device_threads,
         socket_threads=settings.socket_threads,
         when_slow=sampler.look,
         inproc=identity.world_size == 1,  # private memory: there is nobody to share it with

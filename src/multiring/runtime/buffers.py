@@ -40,9 +40,9 @@ class Piece:
         return (self.count,)
 
 
-class CardBlocks(NamedTuple):
-    """Blocks of a buffer on a card: ``blocks`` of them from block ``first`` on, the first at ``pointer``, the others
-    ``pitch`` bytes apart."""
+class DeviceBlocks(NamedTuple):
+    """Blocks of a buffer on a CUDA device: ``blocks`` of them from block ``first`` on, the first at ``pointer``, the
+    others ``pitch`` bytes apart."""
 
     pointer: int
     pitch: int
@@ -51,8 +51,8 @@ class CardBlocks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CardBuffer:
-    """A call's buffer on a card, of ``count`` elements a block: what is read of it, and what is written.
+class DeviceBuffer:
+    """A call's buffer on a CUDA device, of ``count`` elements a block: what is read of it, and what is written.
 
     Its elements are ready when ``stream`` has done what it has been given; ``owner`` keeps the memory.
     """
@@ -62,8 +62,8 @@ class CardBuffer:
     dtype: str
     device: int
     stream: int
-    out: CardBlocks | None
-    into: CardBlocks | None
+    out: DeviceBlocks | None
+    into: DeviceBlocks | None
 
 
 Found = _native.Description | Piece

@@ -38,15 +38,15 @@ class Part(Waitable, Protocol):
         """When it was done, in seconds of time.monotonic(); 0 before."""
 
 
-class CardPart(Part, Protocol):
-    """An operation on a buffer that lies on a card; it is done when the card is."""
+class DevicePart(Part, Protocol):
+    """An operation on a buffer that lies on a CUDA device; it is done when the device is."""
 
     @property
     def last_stream(self) -> int:
-        """The stream of the card on which the last of it is queued; 0 if nothing is."""
+        """The stream of the device on which the last of it is queued; 0 if nothing is."""
 
     def join(self, stream: int) -> None:
-        """Make a stream of the card wait until it is done there."""
+        """Make a stream of the device wait until it is done there."""
 
     def error(self) -> BaseException | None: ...
 
@@ -73,7 +73,7 @@ class Calls(Protocol):
     def start(self, call: Call, owner: object) -> Part:
         """Begin the call; ``owner`` keeps the buffer."""
 
-    def start_on_card(
+    def start_on_device(
         self,
         call: Call,
         owner: object,
@@ -81,8 +81,8 @@ class Calls(Protocol):
         stream: int,
         out: tuple[int, int, int, int] | None,
         into: tuple[int, int, int, int] | None,
-    ) -> CardPart:
-        """The same on blocks of a card; `multiring.runtime.buffers.CardBuffer` says what they are."""
+    ) -> DevicePart:
+        """The same on blocks of a CUDA device; `multiring.runtime.buffers.DeviceBuffer` says what they are."""
 
 
 class Engine(LocalEngine, Protocol):

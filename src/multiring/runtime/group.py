@@ -18,8 +18,8 @@ from multiring import _native
 from multiring._native import Call
 from multiring.env import whole_number
 from multiring.errors import Mismatch, MultiringError, ResourceError
-from multiring.runtime.buffers import COLLECTIVES, DTYPES, OPS, CardBuffer, Piece, readable, writable
-from multiring.runtime.engine import Calls, CardPart, ChoosePlan, Engine, Part
+from multiring.runtime.buffers import COLLECTIVES, DTYPES, OPS, DeviceBuffer, Piece, readable, writable
+from multiring.runtime.engine import Calls, ChoosePlan, DevicePart, Engine, Part
 from multiring.runtime.plans import Plans
 from multiring.runtime.tuner import Tuner
 from multiring.runtime.work import Work, seconds_until, time_limit
@@ -151,13 +151,13 @@ class Group:
         owner = piece.owner if residual is None else (piece.owner, residual.owner)
         return self.calls.start(self._call(collective, piece, op, root, timeout, label, residual), owner)
 
-    def start_on_card(
-        self, collective: str, buffer: CardBuffer, op: str = "sum", root: int = 0, *, timeout: float | None = None
-    ) -> CardPart:
-        """Begin a collective on blocks that lie on a card; all ranks make the same call, wherever their blocks lie."""
+    def start_on_device(
+        self, collective: str, buffer: DeviceBuffer, op: str = "sum", root: int = 0, *, timeout: float | None = None
+    ) -> DevicePart:
+        """Begin a collective on blocks of a CUDA device; all ranks make the same call, wherever their blocks lie."""
         nowhere = Piece(None, 0, buffer.count, buffer.dtype)
         call = self._call(collective, nowhere, op, root, timeout, 0)
-        return self.calls.start_on_card(call, buffer.owner, buffer.device, buffer.stream, buffer.out, buffer.into)
+        return self.calls.start_on_device(call, buffer.owner, buffer.device, buffer.stream, buffer.out, buffer.into)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Return when every rank has called it."""

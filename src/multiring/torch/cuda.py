@@ -2,7 +2,7 @@
 
 A collective begins after what the caller's current stream has queued, and the stream that waits for its work goes on
 when the tensors are there; the host waits for neither. The engine moves the elements segment by segment through memory
-that the card's copy engines reach (``csrc/device.hpp``).
+that the device's copy engines reach (``csrc/device.hpp``).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from torch._C._distributed_c10d import (
 )
 
 from multiring.errors import MultiringError
-from multiring.runtime.buffers import CardBlocks, CardBuffer
+from multiring.runtime.buffers import DeviceBlocks, DeviceBuffer
 from multiring.runtime.comm import Communicator, group_of
-from multiring.runtime.engine import CardPart
+from multiring.runtime.engine import DevicePart
 from multiring.runtime.group import Group
 from multiring.torch.buffers import REDUCIBLE, divided, is_cut_off, only, op_name, single, with_options
 from multiring.torch.layouts import refuse_form, refuse_missing_memory, refuse_overlap, refuse_shared
@@ -100,17 +100,17 @@ def _current(device: torch.device) -> int:
     return stream
 
 
-class CardWork(dist.Work):
-    """Collectives that are queued on a card, and what is queued there after them.
+class DeviceWork(dist.Work):
+    """Collectives that are queued on a CUDA device, and what is queued there after them.
 
     ``finish`` runs kernels on the stream that brings the results. Errors of the job are raised by every later call, and
     by `wait` where they are known by then; with ``blocks`` (MULTIRING_BLOCKING_WAIT) `wait` holds the host until the
-    card is done, and raises what went wrong.
+    device is done, and raises what went wrong.
     """
 
     def __init__(
         self,
-        parts: Sequence[CardPart],
+        parts: Sequence[DevicePart],
         result: Any,
         device: torch.device,
         finish: Sequence[Callable[[], None]] = (),
@@ -162,7 +162,7 @@ class CardWork(dist.Work):
     block_current_stream = synchronize
 
     def is_completed(self) -> bool:
-        """Whether it succeeded or failed, on the card too."""
+        """Whether it succeeded or failed, on the device too."""
         return all(part.done() for part in self._parts) and (self._event is None or self._event.query())  # type: ignore[no-untyped-call]
 
     def is_success(self) -> bool:
@@ -215,7 +215,7 @@ class CardWork(dist.Work):
             self._completes.set_result(None)
 
     def when_known(self, then: Callable[[], None]) -> None:
-        """Call ``then`` now: what follows is the card's."""
+        """Call ``then`` now: what follows is the device's."""
         then()
 
 
@@ -224,9 +224,9 @@ class CudaCollectives:
 
     def __init__(self, group: _Group) -> None:
         self._group = group
-        self._in_flight: list[CardPart] = []
+        self._in_flight: list[DevicePart] = []
 
-    def note(self, part: CardPart) -> None:
+    def note(self, part: DevicePart) -> None:
         """Keep a collective that was queued, until it is done: nobody has to wait for it before the group goes."""
         if len(self._in_flight) >= _LOOK_AT:
             self._in_flight = [earlier for earlier in self._in_flight if not earlier.done()]
@@ -239,7 +239,7 @@ class CudaCollectives:
                 part.wait()
         self._in_flight = []
 
-    # --- over plans: queued on the card ---
+    # --- over plans: queued on the device ---
 
     def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> Any:
         if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
@@ -343,7 +343,7 @@ class CudaCollectives:
     ) -> Any:
         """The group's own method on copies in memory of the host, which wait for the current stream.
 
-        Nothing is queued on the card for what has not come: a stream that waits for a message would hold up kernels
+        Nothing is queued on the device for what has not come: a stream that waits for a message would hold up kernels
         that its sender may wait for.
         """
         copies: dict[int, Tensor] = {id(tensor): tensor.detach().cpu() for tensor in inputs}
@@ -371,7 +371,7 @@ def _replaced(value: Any, copies: dict[int, Tensor]) -> Any:
 
 
 class _Call:
-    """One call of torch: one collective or several, and what is to be done on the card after them."""
+    """One call of torch: one collective or several, and what is to be done on the device after them."""
 
     def __init__(self, group: _Group, opts: Any, result: Any) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -381,15 +381,15 @@ class _Call:
             )
         self._group, self._opts, self._result = group, opts, result
         self._device = _tensors(result)[0].device
-        self._parts: list[CardPart] = []
+        self._parts: list[DevicePart] = []
         self._finish: list[Callable[[], None]] = []
         self._kept: list[Tensor] = []
 
-    def work(self) -> CardWork | None:
+    def work(self) -> DeviceWork | None:
         """What torch gets. The current stream waits at once where the caller asks for no work."""
         group = self._group
         blocks = group.communicator.world.settings.blocking_wait
-        work = CardWork(
+        work = DeviceWork(
             self._parts, self._result, self._device, self._finish, blocks=blocks, watcher=group._collectives
         )
         for tensor in self._kept:  # which `finish` reads or writes when the engine has let go of them
@@ -434,8 +434,8 @@ class _Call:
             origin.numel(),
             "sum",
             0,
-            CardBlocks(origin.data_ptr(), pitch, rank, 1),
-            CardBlocks(to.data_ptr(), pitch, 0, size),
+            DeviceBlocks(origin.data_ptr(), pitch, rank, 1),
+            DeviceBlocks(to.data_ptr(), pitch, 0, size),
             mine,
         )
         self._bring_back(whole, output)
@@ -470,8 +470,8 @@ class _Call:
             x.numel(),
             self._operation(x),
             0,
-            CardBlocks(whole.data_ptr(), pitch, 0, size),
-            CardBlocks(x.data_ptr(), pitch, rank, 1),
+            DeviceBlocks(whole.data_ptr(), pitch, 0, size),
+            DeviceBlocks(x.data_ptr(), pitch, rank, 1),
             whole,
         )
         self._divide(x)
@@ -493,8 +493,8 @@ class _Call:
             count,
             "sum",
             0,
-            CardBlocks(origin.data_ptr(), pitch, 0, size),
-            CardBlocks(elements.data_ptr(), pitch, 0, size),
+            DeviceBlocks(origin.data_ptr(), pitch, 0, size),
+            DeviceBlocks(elements.data_ptr(), pitch, 0, size),
             origin,
         )
         self._bring_back(to, output)
@@ -538,8 +538,8 @@ class _Call:
         count: int,
         op: str,
         root: int,
-        out: CardBlocks | None,
-        into: CardBlocks | None,
+        out: DeviceBlocks | None,
+        into: DeviceBlocks | None,
         *kept: Tensor,
     ) -> None:
         if not x.is_cuda or any(not tensor.is_cuda for tensor in kept):
@@ -551,9 +551,9 @@ class _Call:
             known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in REDUCIBLE))
             raise TypeError(f"multiring cannot reduce {x.dtype}; it knows {known}")
         owner = (x.untyped_storage(), *(tensor.untyped_storage() for tensor in kept))
-        buffer = CardBuffer(owner, count, REDUCIBLE[x.dtype], x.device.index, _current(x.device), out, into)
+        buffer = DeviceBuffer(owner, count, REDUCIBLE[x.dtype], x.device.index, _current(x.device), out, into)
         seconds = self._group._seconds(self._opts)
-        part = self._group.group.start_on_card(collective, buffer, op, root, timeout=seconds)
+        part = self._group.group.start_on_device(collective, buffer, op, root, timeout=seconds)
         self._parts.append(part)
         self._group.on_cuda.note(part)
 
@@ -590,18 +590,18 @@ def _copy(x: Tensor, y: Tensor) -> None:
     x.copy_(y)
 
 
-def all_reduce_on_card(communicator: Communicator, x: Tensor, op: str, watcher: Watcher) -> CardWork:
+def all_reduce_on_device(communicator: Communicator, x: Tensor, op: str, watcher: Watcher) -> DeviceWork:
     """Start to combine contiguous CUDA tensors of all ranks in place."""
-    buffer = CardBuffer(
+    buffer = DeviceBuffer(
         x.untyped_storage(), x.numel(), REDUCIBLE[x.dtype], x.device.index, _current(x.device), _all(x), _all(x)
     )
-    part = group_of(communicator).start_on_card("all_reduce", buffer, op)
+    part = group_of(communicator).start_on_device("all_reduce", buffer, op)
     blocks = communicator.world.settings.blocking_wait
-    return CardWork([part], [x], x.device, blocks=blocks, watcher=watcher)
+    return DeviceWork([part], [x], x.device, blocks=blocks, watcher=watcher)
 
 
-def _all(x: Tensor) -> CardBlocks:
-    return CardBlocks(x.data_ptr(), x.numel() * x.element_size(), 0, 1)
+def _all(x: Tensor) -> DeviceBlocks:
+    return DeviceBlocks(x.data_ptr(), x.numel() * x.element_size(), 0, 1)
 
 
 def _bytes(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch._C._distributed_c10d import GradBucket
 from multiring import api
 from multiring.runtime.comm import Communicator
 from multiring.torch.buffers import reducible
-from multiring.torch.cuda import all_reduce_on_card
+from multiring.torch.cuda import all_reduce_on_device
 from multiring.torch.feedback import Feedback
 from multiring.torch.work import OrderedWatcher, TorchWork
 from multiring.training.weights import share
@@ -47,7 +47,7 @@ def comm_hook(
 
     ``state`` is the communicator, None for the default one, which `multiring.init` has made, or `Weighted`; or a
     `Feedback`, made with the model's named parameters, for what narrow wires lose. ValueError where that is given, and
-    the gradients lie on a card.
+    the gradients lie on a CUDA device.
     """
     buffer = bucket.buffer()
     if isinstance(state, Weighted):
@@ -59,7 +59,7 @@ def comm_hook(
         op, group, feedback = "avg", state, None
     residual = None if feedback is None else _residual(feedback, api.joined(group), bucket, op)
     if buffer.is_cuda:
-        future = all_reduce_on_card(api.joined(group), buffer, op, _watcher).get_future()
+        future = all_reduce_on_device(api.joined(group), buffer, op, _watcher).get_future()
     else:
         part = api.all_reduce(reducible(buffer), op, residual=residual, group=group, async_op=True)
         future = TorchWork([part], [buffer], watcher=_watcher).get_future()

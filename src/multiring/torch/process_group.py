@@ -135,7 +135,7 @@ class MultiringGroup(dist.ProcessGroup):
             self.abort()
 
     def abort(self) -> None:
-        """The same, without waiting for what is queued on a card."""
+        """The same, without waiting for what is queued on a CUDA device."""
         self._collectives.close()
         self._close()
 

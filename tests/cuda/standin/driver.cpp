@@ -1,5 +1,5 @@
-// A stand-in for libcuda.so.1 where there is no card: "its" memory is the process's own, streams are threads, and what
-// a real driver would leave undefined ends the process with a message.
+// A stand-in for libcuda.so.1 where there is no device: "its" memory is the process's own, streams are threads, and
+// what a real driver would leave undefined ends the process with a message.
 //
 // Settings, from the environment:
 //
@@ -34,8 +34,8 @@ namespace {
 enum Result { success = 0, invalid_value = 1, not_initialized = 3, unknown = 999 };
 
 using Address = std::uint64_t;
-// Registered memory has another address for the card, so that a mistaken one is seen.
-constexpr Address card_offset = Address{1} << 60;
+// Registered memory has another address for the device, so that a mistaken one is seen.
+constexpr Address device_offset = Address{1} << 60;
 constexpr auto look_again = std::chrono::microseconds(50);
 
 [[noreturn]] void misuse(const std::string& what) {
@@ -185,8 +185,8 @@ Range checked_host(const void* memory, std::size_t bytes, const char* name) {
     misuse(std::string(name) + ": memory of the host that is not registered");
 }
 
-void* card(Address address, const char* name) {
-    if (address == 0 || (address & card_offset) != 0) misuse(std::string(name) + ": no memory of the card");
+void* checked_device(Address address, const char* name) {
+    if (address == 0 || (address & device_offset) != 0) misuse(std::string(name) + ": no memory of the device");
     return reinterpret_cast<void*>(address);
 }
 
@@ -325,7 +325,7 @@ int cuMemHostUnregister(void* memory) {
 int cuMemHostGetDevicePointer_v2(Address* address, void* memory, unsigned) {
     const Entered entered("cuMemHostGetDevicePointer");
     checked_host(memory, 1, "cuMemHostGetDevicePointer");
-    *address = reinterpret_cast<Address>(memory) + card_offset;
+    *address = reinterpret_cast<Address>(memory) + device_offset;
     return success;
 }
 
@@ -362,8 +362,8 @@ int cuStreamBatchMemOp_v2(void* stream, unsigned count, MemoryOperation* operati
     Stream& on = known(stream, "cuStreamBatchMemOp");
     for (unsigned i = 0; i < count; ++i) {
         const MemoryOperation& one = operations[i];
-        if ((one.address & card_offset) == 0) misuse("cuStreamBatchMemOp: memory that is not registered");
-        auto* const at = reinterpret_cast<std::uint32_t*>(one.address & ~card_offset);
+        if ((one.address & device_offset) == 0) misuse("cuStreamBatchMemOp: memory that is not registered");
+        auto* const at = reinterpret_cast<std::uint32_t*>(one.address & ~device_offset);
         const Range range = checked_host(at, sizeof *at, "cuStreamBatchMemOp");
         const auto value = static_cast<std::uint32_t>(one.value);
         if (one.operation == 1 && one.flags == 0) {
@@ -420,7 +420,7 @@ int cuMemcpyDtoHAsync_v2(void* target, Address source, std::size_t bytes, void* 
     const Entered entered("cuMemcpyDtoHAsync");
     Stream& on = known(stream, "cuMemcpyDtoHAsync");
     const Range host = checked_host(target, bytes, "cuMemcpyDtoHAsync");
-    const void* from = card(source, "cuMemcpyDtoHAsync");
+    const void* from = checked_device(source, "cuMemcpyDtoHAsync");
     if (is_refused()) return invalid_value;
     queue_copy(on, target, 0, from, 0, bytes, 1, host);
     return success;
@@ -430,7 +430,7 @@ int cuMemcpyHtoDAsync_v2(Address target, const void* source, std::size_t bytes, 
     const Entered entered("cuMemcpyHtoDAsync");
     Stream& on = known(stream, "cuMemcpyHtoDAsync");
     const Range host = checked_host(source, bytes, "cuMemcpyHtoDAsync");
-    void* to = card(target, "cuMemcpyHtoDAsync");
+    void* to = checked_device(target, "cuMemcpyHtoDAsync");
     if (is_refused()) return invalid_value;
     queue_copy(on, to, 0, source, 0, bytes, 1, host);
     return success;
@@ -440,20 +440,20 @@ int cuMemcpy2DAsync_v2(const Copy2D* copy, void* stream) {
     const Entered entered("cuMemcpy2DAsync");
     Stream& on = known(stream, "cuMemcpy2DAsync");
     const bool out = copy->source_type == 2 && copy->target_type == 1;
-    if (!out && (copy->source_type != 1 || copy->target_type != 2)) misuse("cuMemcpy2DAsync: not card to host or back");
+    if (!out && (copy->source_type != 1 || copy->target_type != 2)) misuse("cuMemcpy2DAsync: neither out nor back");
     for (const std::size_t pitch : {copy->source_pitch, copy->target_pitch})
         if (pitch < copy->width || pitch >> 31 != 0) return invalid_value;
     const std::size_t host_pitch = out ? copy->target_pitch : copy->source_pitch;
     const void* host = out ? copy->target_host : copy->source_host;
     const Range range = checked_host(host, (copy->height - 1) * host_pitch + copy->width, "cuMemcpy2DAsync");
-    void* at = card(out ? copy->source_device : copy->target_device, "cuMemcpy2DAsync");
+    void* at = checked_device(out ? copy->source_device : copy->target_device, "cuMemcpy2DAsync");
     if (is_refused()) return invalid_value;
     queue_copy(on, out ? copy->target_host : at, copy->target_pitch, out ? at : copy->source_host, copy->source_pitch,
                copy->width, copy->height, range);
     return success;
 }
 
-// ---- what a test does as the owner of the card
+// ---- what a test does as the owner of the device
 // -----------------------------------------------------------------------
 
 void* standin_stream() {
@@ -486,7 +486,7 @@ void standin_hold(void* stream, const int* gate) {
     known(stream, "standin_hold").queue({wait, {}});
 }
 
-// A copy within the card, as a kernel of the caller's.
+// A copy within the device, as a kernel of the caller's.
 void standin_copy(void* stream, void* target, const void* source, std::size_t bytes) {
     const std::lock_guard lock(state().lock);
     known(stream, "standin_copy").queue({[=] { std::memcpy(target, source, bytes); }, {}});

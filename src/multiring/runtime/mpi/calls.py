@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multiring._native import COLLECTIVES, DTYPES, Call, Trials
-from multiring.runtime.engine import CardPart, ChoosePlan, Part
+from multiring.runtime.engine import ChoosePlan, DevicePart, Part
 
 _BARRIER, _UINT8 = COLLECTIVES.index("barrier"), DTYPES.index("uint8")
 
@@ -54,7 +54,7 @@ class MpiCalls:
         trials.go_on(number, work)
         return work
 
-    def start_on_card(self, *_: Any) -> CardPart:
+    def start_on_device(self, *_: Any) -> DevicePart:
         raise ValueError(
             "the engine over MPI moves tensors of the CPU only: set MULTIRING_ENGINE=native, or hand over tensor.cpu()"
         )

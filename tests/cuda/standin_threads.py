@@ -1,11 +1,11 @@
-"""Engines of several ranks in one process, whose buffers lie on the card of the stand-in driver."""
+"""Engines of several ranks in one process, whose buffers lie on the device of the stand-in driver."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cards import COLLECTIVES, Case, Stream, case
 from engines import COLLECTIVE, DTYPE, OP, Rank, all_reduce_plan, blocked_plan, in_threads, rooted_plan, world
+from standin_device import COLLECTIVES, Case, Stream, case
 
 from multiring._native import Call
 from multiring.planning.plan import Plan
@@ -22,7 +22,7 @@ def plan_of(one: Case, segment_bytes: int) -> Plan:
 def start(rank: Rank, one: Case, segment_bytes: int, stream: Stream) -> Any:
     plan, buffer = plan_of(one, segment_bytes), one.buffer(stream)
     call = Call(COLLECTIVE[one.collective], 0, buffer.count, DTYPE[buffer.dtype], 30.0, OP["sum"], plan.root)
-    return rank.calls(plan).start_on_card(call, buffer.owner, buffer.device, buffer.stream, buffer.out, buffer.into)
+    return rank.calls(plan).start_on_device(call, buffer.owner, buffer.device, buffer.stream, buffer.out, buffer.into)
 
 
 def every_collective(size: int) -> None:

@@ -1,4 +1,4 @@
-"""Programs of ranks that meet trouble while their buffers lie on the card of the stand-in driver."""
+"""Programs of ranks that meet trouble while their buffers lie on the device of the stand-in driver."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import cards
 import numpy as np
-from cards import Array, Gate, Stream, case, held, start
+import standin_device
+from standin_device import Array, Gate, Stream, case, held, start
 
 import multiring as mr
 
@@ -31,7 +31,7 @@ def soon(condition: Callable[[], bool], what: str, seconds: float = 15) -> None:
 
 
 class Owner:
-    """Says when the engine let go of it, and whether the card was done by then."""
+    """Says when the engine let go of it, and whether the device was done by then."""
 
     def __init__(self, released: list[bool]) -> None:
         self.released, self.stream = released, 0
@@ -55,7 +55,7 @@ def a_rank_dies() -> str:
     """The last is killed while copies go on; the others hear of it, and no stream of theirs waits for ever."""
     comm, stream = mr.init(), Stream()
     warm(comm, stream)
-    cards.set_copy_seconds(0.03)
+    standin_device.set_copy_seconds(0.03)
     released: list[bool] = []
     owner = Owner(released)
     one = case("all_reduce", comm.rank, comm.size, 1_500_007)
@@ -82,7 +82,7 @@ def a_rank_dies() -> str:
 def a_rank_dies_with_many_calls() -> None:
     comm, stream = mr.init(), Stream()
     warm(comm, stream)
-    cards.set_copy_seconds(0.005)
+    standin_device.set_copy_seconds(0.005)
     calls = [case("all_reduce", comm.rank, comm.size, 300_007) for _ in range(12)]
     if comm.rank == comm.size - 1:
         parts = [start(comm, one, stream) for one in calls[:6]]
@@ -124,7 +124,7 @@ def a_rank_is_late() -> str:
 
 
 def its_own_stream_is_late() -> str:
-    """The caller's stream does not come to the call: its time is up, and the card keeps what it may still use."""
+    """The caller's stream does not come to the call: its time is up, and the device keeps what it may still use."""
     comm, stream, gate = mr.init(), Stream(), Gate()
     warm(comm, stream)
     released: list[bool] = []
@@ -149,7 +149,7 @@ def shutdown_in_flight() -> str:
     warm(comm, stream)
     one = case("all_reduce", comm.rank, comm.size, 300_007)
     if comm.rank == 0:
-        cards.set_copy_seconds(0.05)
+        standin_device.set_copy_seconds(0.05)
         part = start(comm, one, stream)
         part.join(stream.number)
         mr.shutdown()
@@ -176,7 +176,7 @@ def group_closed_in_flight() -> None:
     for round in range(3):
         group = comm.new_group(list(range(comm.size)))
         warm(group, stream)
-        cards.set_copy_seconds(0.02)
+        standin_device.set_copy_seconds(0.02)
         one = case("all_reduce", comm.rank, comm.size, 300_007 + round)
         part = start(group, one, stream)
         assert "has operations in flight" in caught(ValueError, group.close)
@@ -205,7 +205,7 @@ def a_copy_fails(number: int) -> str:
         del owner
         time.sleep(0.4)
         caught(mr.ResourceError, comm.barrier)
-        assert released == []  # the card may still read what was queued
+        assert released == []  # the device may still read what was queued
         gate.open()
         soon(stream.is_done, "the caller's stream still waits")
         soon(lambda: bool(released) or not caught(mr.ResourceError, comm.barrier), "the owner is kept")
@@ -220,14 +220,14 @@ def a_copy_fails(number: int) -> str:
 
 
 def no_room() -> str:
-    """The arena does not hold a card's slots: the call is refused, and others go on."""
+    """The arena does not hold a device's slots: the call is refused, and others go on."""
     comm, stream = mr.init(), Stream()
     errors = set()
     for _ in range(2):
         one = case("all_reduce", comm.rank, comm.size, 300_007)
         errors.add(caught(mr.ResourceError, lambda one=one: start(comm, one, stream)))  # type: ignore[misc]
     one.check_given()
-    cards.on_host(comm, one).wait()
+    standin_device.on_host(comm, one).wait()
     one.check()
     empty = case("all_reduce", comm.rank, comm.size, 0)
     start(comm, empty, stream).wait(20)
@@ -248,7 +248,7 @@ def no_driver() -> str:
     error = caught(mr.ResourceError, lambda: start(comm, one, stream))
     again = caught(mr.ResourceError, lambda: start(comm, one, stream))
     assert error == again
-    cards.on_host(comm, one).wait()
+    standin_device.on_host(comm, one).wait()
     one.check()
     mr.shutdown()
     return error
@@ -258,7 +258,7 @@ def forked() -> None:
     """A child comes and goes while calls are in flight: it may not use them, and the parent's end as they would."""
     comm, stream = mr.init(), Stream()
     warm(comm, stream)
-    cards.set_copy_seconds(0.02)
+    standin_device.set_copy_seconds(0.02)
     one = case("all_reduce", comm.rank, comm.size, 1_500_007)
     part = start(comm, one, stream)
     child = os.fork()

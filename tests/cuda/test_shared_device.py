@@ -1,4 +1,4 @@
-"""What ranks that share a real card do, where there is one."""
+"""What ranks that share a real device do, where there is one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 @pytest.mark.parametrize("streams", [1, 4])
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("program", ["cuda_collectives.py", "cuda_training.py", "cuda_losses.py"])
-def test_ranks_that_share_a_card(program: str, hosts: int, streams: int) -> None:
+def test_ranks_that_share_a_device(program: str, hosts: int, streams: int) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "2"}
     given |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MULTIRING_INTERFACE": "lo", "MULTIRING_STREAMS": str(streams)}

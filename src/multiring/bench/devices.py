@@ -1,6 +1,6 @@
 """The CUDA devices of this host as torch sees them, and buffers that lie there.
 
-``python -m multiring.bench.cards`` tells: who looks takes memory of a card for as long as it lives.
+``python -m multiring.bench.devices`` tells: who looks takes memory of a device for as long as it lives.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNSEEN = "nvidia-smi shows those of the host, CUDA_VISIBLE_DEVICES hides some"
 
 
 @dataclass(frozen=True)
-class Cards:
+class Devices:
     """How many there are, what they are called, the bytes of the smallest, and the versions of CUDA and NCCL."""
 
     count: int
@@ -29,8 +29,8 @@ class Cards:
     nccl: str | None
 
 
-def look() -> Cards:
-    """The cards that this process can use, with torch imported; ValueError where there are none, with the reason."""
+def look() -> Devices:
+    """The devices that this process can use, with torch imported; ValueError where there are none, with the reason."""
     try:
         import torch
     except ImportError as error:
@@ -43,8 +43,8 @@ def look() -> Cards:
         raise ValueError(f"--device cuda: torch {torch.__version__} finds no CUDA device ({UNSEEN})")
     found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     nccl = ".".join(map(str, _nccl_version())) if torch.distributed.is_nccl_available() else None
-    names = ", ".join(dict.fromkeys(card.name for card in found))
-    return Cards(len(found), names, min(card.total_memory for card in found), torch.version.cuda, nccl)
+    names = ", ".join(dict.fromkeys(device.name for device in found))
+    return Devices(len(found), names, min(device.total_memory for device in found), torch.version.cuda, nccl)
 
 
 def _nccl_version() -> tuple[int, ...]:
@@ -54,18 +54,18 @@ def _nccl_version() -> tuple[int, ...]:
     return found
 
 
-def ask() -> Cards:
+def ask() -> Devices:
     """The same, found by a process of its own."""
-    asked = subprocess.run([sys.executable, "-m", "multiring.bench.cards"], capture_output=True, text=True)
+    asked = subprocess.run([sys.executable, "-m", "multiring.bench.devices"], capture_output=True, text=True)
     if asked.returncode:
         raise ValueError((asked.stderr.strip().splitlines() or [f"--device cuda: exit code {asked.returncode}"])[-1])
-    return Cards(**json.loads(asked.stdout))
+    return Devices(**json.loads(asked.stdout))
 
 
-def check_nccl(cards: Cards) -> None:
+def check_nccl(devices: Devices) -> None:
     """ValueError where this torch has no NCCL."""
-    if cards.nccl is None:
-        raise ValueError(f"--peers nccl: the torch that is installed, for CUDA {cards.cuda}, has no NCCL")
+    if devices.nccl is None:
+        raise ValueError(f"--peers nccl: the torch that is installed, for CUDA {devices.cuda}, has no NCCL")
 
 
 def own_device(count: int) -> int:
@@ -79,19 +79,19 @@ def all_are_here() -> bool:
 
 
 def ranks_share(count: int) -> bool:
-    """Whether there are fewer cards than ranks of this host."""
+    """Whether there are fewer CUDA devices than ranks of this host."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > count
 
 
 def make_nccl_send_by_sockets(rank: int) -> None:
-    """Make NCCL take the ranks for hosts of their own: it refuses ranks that share a card otherwise."""
+    """Make NCCL take the ranks for hosts of their own: it refuses ranks that share a device otherwise."""
     os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
     if all_are_here():
         os.environ["NCCL_SOCKET_IFNAME"] = "lo"
 
 
-class OnCard:
-    """Elements of a tensor on a card, which are written and read as those of an array."""
+class OnDevice:
+    """Elements of a tensor on a CUDA device, which are written and read as those of an array."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -109,9 +109,9 @@ class OnCard:
 
 
 class BareCopies:
-    """Moves ``out`` from the card to pinned memory, and when that is done ``into`` back from there; None is nothing."""
+    """Moves ``out`` from its device to pinned memory, and after that ``into`` back from there; None is nothing."""
 
-    def __init__(self, out: OnCard | None, into: OnCard | None) -> None:
+    def __init__(self, out: OnDevice | None, into: OnDevice | None) -> None:
         import torch
 
         self._torch = torch

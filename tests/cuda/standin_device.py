@@ -1,4 +1,4 @@
-"""The card of the stand-in driver, as programs of the tests use it: its streams, and arrays that lie "there"."""
+"""The device of the stand-in driver, as programs of the tests use it: its streams, and arrays that lie "there"."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from multiring.runtime.buffers import CardBlocks, CardBuffer
+from multiring.runtime.buffers import DeviceBlocks, DeviceBuffer
 from multiring.runtime.comm import group_of
-from multiring.runtime.engine import CardPart
+from multiring.runtime.engine import DevicePart
 
 Array = np.ndarray[Any, Any]
 BLOCKED = ("all_gather", "reduce_scatter", "all_to_all")
@@ -41,7 +41,7 @@ class Gate:
 
 
 class Stream:
-    """A stream of the caller's; number 0 is the card's usual one."""
+    """A stream of the caller's; number 0 is the device's usual one."""
 
     def __init__(self, number: int | None = None) -> None:
         self.driver = _driver()
@@ -101,26 +101,26 @@ class Case:
     target: Array
     expected: Array
 
-    def buffer(self, stream: Stream, owner: Any = None) -> CardBuffer:
-        """The arrays as blocks on the card."""
+    def buffer(self, stream: Stream, owner: Any = None) -> DeviceBuffer:
+        """The arrays as blocks on the device."""
         count = self.given.size // (self.size if self.collective in ("reduce_scatter", "all_to_all") else 1)
         pitch = count * self.given.itemsize
-        into: CardBlocks | None = CardBlocks(self.target.ctypes.data, pitch, 0, 1)
-        out: CardBlocks | None = CardBlocks(self.given.ctypes.data, pitch, 0, 1)
+        into: DeviceBlocks | None = DeviceBlocks(self.target.ctypes.data, pitch, 0, 1)
+        out: DeviceBlocks | None = DeviceBlocks(self.given.ctypes.data, pitch, 0, 1)
         if self.collective == "all_gather":
-            out = CardBlocks(self.given.ctypes.data, pitch, self.rank, 1)
+            out = DeviceBlocks(self.given.ctypes.data, pitch, self.rank, 1)
         if self.collective in ("reduce_scatter", "all_to_all"):
-            out = CardBlocks(self.given.ctypes.data, pitch, 0, self.size)
+            out = DeviceBlocks(self.given.ctypes.data, pitch, 0, self.size)
         if self.collective in ("all_gather", "all_to_all"):
-            into = CardBlocks(self.target.ctypes.data, pitch, 0, self.size)
+            into = DeviceBlocks(self.target.ctypes.data, pitch, 0, self.size)
         if self.collective == "reduce_scatter":
-            into = CardBlocks(self.target.ctypes.data, pitch, self.rank, 1)
+            into = DeviceBlocks(self.target.ctypes.data, pitch, self.rank, 1)
         if self.collective == "broadcast":
             out, into = (out, None) if self.rank == self.root else (None, into)
         if self.collective == "reduce" and self.rank != self.root:
             into = None
         keeps = (self.given, self.target) if owner is None else owner
-        return CardBuffer(keeps, count, self.given.dtype.name, 0, stream.number, out, into)
+        return DeviceBuffer(keeps, count, self.given.dtype.name, 0, stream.number, out, into)
 
     def check_given(self) -> None:
         """Nothing has been written yet."""
@@ -157,11 +157,11 @@ def case(collective: str, rank: int, size: int, count: int, dtype: str = "float3
     return Case(collective, rank, size, root, blocks[rank], np.tile(filler, size), exchanged)
 
 
-def start(communicator: Any, one: Case, stream: Stream, owner: Any = None, timeout: float | None = None) -> CardPart:
+def start(communicator: Any, one: Case, stream: Stream, owner: Any = None, timeout: float | None = None) -> DevicePart:
     """Start it as front ends do."""
     root = one.root if one.collective in ("broadcast", "reduce") else 0
     buffer = one.buffer(stream, owner)
-    return group_of(communicator).start_on_card(one.collective, buffer, "sum", root, timeout=timeout)
+    return group_of(communicator).start_on_device(one.collective, buffer, "sum", root, timeout=timeout)
 
 
 def on_host(communicator: Any, one: Case) -> Any:

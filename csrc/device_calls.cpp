@@ -1,4 +1,4 @@
-// Calls on buffers that lie on cards: how they start, and how they are let go of when the job fails.
+// Calls on buffers that lie on CUDA devices: how they start, and how they are let go of when the job fails.
 #include <algorithm>
 #include <thread>
 
@@ -13,9 +13,9 @@ constexpr double most_helpers = 4;
 constexpr auto abandoning_grace = std::chrono::milliseconds(250);
 // At shutdown, after a failure: a stream of the caller's may never come to where a call of ours waits for it.
 constexpr auto longest_draining = std::chrono::seconds(5);
-// A card rings no bell. Who has waited long may wait a sixteenth longer, but not for more than this.
-constexpr Clock::duration most_sleep_for_card = std::chrono::microseconds(200);
-constexpr int part_of_wait_for_card = 16;
+// A device rings no bell. Who has waited long may wait a sixteenth longer, but not for more than this.
+constexpr Clock::duration most_sleep_for_device = std::chrono::microseconds(200);
+constexpr int part_of_wait_for_device = 16;
 
 }  // namespace
 
@@ -40,7 +40,7 @@ void Operations::gather_team() {
     if (team_->size() != 0) executor_.team.store(team_.get(), std::memory_order_release);
 }
 
-std::shared_ptr<Work> Operations::start_on_card(Call call, const CardBuffer& buffer, void* owner) {
+std::shared_ptr<Work> Operations::start_on_device(Call call, const DeviceBuffer& buffer, void* owner) {
     const CallGuard inside(*this);
     state_.check_can_start(call);
     const std::size_t item = itemsize(call.dtype), slice = call.installed->schedule->slice_elements(item);
@@ -48,7 +48,7 @@ std::shared_ptr<Work> Operations::start_on_card(Call call, const CardBuffer& buf
     const Cut cut{static_cast<std::uint32_t>(call.installed->schedule->blocks), call.count * item,
                   is_short ? round_up(call.count * item, cache_line) : slice * item};
     // The order of the calls' numbers is that of their copies.
-    const std::lock_guard lock(cards_mutex_);
+    const std::lock_guard lock(devices_mutex_);
     const auto queue = call.count == 0 ? nullptr : queue_of(call, buffer.device, cut.blocks * cut.slice_bytes);
     executor_.enter(call, Clock::now());
     try {
@@ -60,7 +60,7 @@ std::shared_ptr<Work> Operations::start_on_card(Call call, const CardBuffer& buf
     auto work = std::make_shared<Work>();
     work->call = call;
     work->owner = owner;
-    if (call.transfer && call.transfer->refused) {  // the same, but the card may have a part of it
+    if (call.transfer && call.transfer->refused) {  // the same, but the device may have a part of it
         peers_.fail(*call.transfer->refused);
         work->refused = state_.failure_of(call);
     }
@@ -68,8 +68,8 @@ std::shared_ptr<Work> Operations::start_on_card(Call call, const CardBuffer& buf
     return work;
 }
 
-// After a failure: the owners of what the card has left are given back. True when nothing is left on any card.
-bool Operations::let_go_of_cards() {
+// After a failure: the owners of what the device has left are given back. True when nothing is left on any device.
+bool Operations::let_go_of_devices() {
     if (leaving_.empty()) return true;
     if (Clock::now() < state_.failed_since() + abandoning_grace) return false;
     std::erase_if(leaving_, [&](const auto& left) {
@@ -85,9 +85,9 @@ bool Operations::let_go_of_cards() {
     return leaving_.empty();
 }
 
-void Operations::drain_cards() {
+void Operations::drain_devices() {
     const auto until = Clock::now() + longest_draining;
-    while (!let_go_of_cards() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (!let_go_of_devices() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 bool Operations::needs_polling() const {
@@ -96,15 +96,15 @@ bool Operations::needs_polling() const {
            !leaving_.empty();
 }
 
-std::optional<Clock::duration> Operations::longest_sleep_for_card() const {
-    if (!leaving_.empty()) return most_sleep_for_card;
+std::optional<Clock::duration> Operations::longest_sleep_for_device() const {
+    if (!leaving_.empty()) return most_sleep_for_device;
     if (!needs_polling()) return {};
     const auto waited = Clock::now() - idle_since_.value_or(Clock::now());
-    return std::min(waited / part_of_wait_for_card, most_sleep_for_card);
+    return std::min(waited / part_of_wait_for_device, most_sleep_for_device);
 }
 
-void Operations::close_cards() noexcept {
-    const std::lock_guard lock(cards_mutex_);
+void Operations::close_devices() noexcept {
+    const std::lock_guard lock(devices_mutex_);
     for (const auto& [key, queue] : queues_) queue->close();
     for (const auto& queue : retired_) queue->close();
     queues_.clear();
@@ -112,8 +112,8 @@ void Operations::close_cards() noexcept {
     devices_.clear();
 }
 
-void Operations::close_cards_of(std::uint32_t communicator) {
-    const std::lock_guard lock(cards_mutex_);
+void Operations::close_devices_of(std::uint32_t communicator) {
+    const std::lock_guard lock(devices_mutex_);
     std::erase_if(queues_, [&](const auto& entry) {
         if (entry.first.first != communicator) return false;
         if (!entry.second->close()) retired_.push_back(entry.second);

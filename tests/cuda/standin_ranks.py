@@ -1,13 +1,13 @@
-"""Programs of ranks as processes whose buffers lie on the card of the stand-in driver."""
+"""Programs of ranks as processes whose buffers lie on the device of the stand-in driver."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-import cards
 import numpy as np
-from cards import COLLECTIVES, Case, Gate, Stream, case, start
+import standin_device
+from standin_device import COLLECTIVES, Case, Gate, Stream, case, start
 
 import multiring as mr
 
@@ -49,7 +49,7 @@ def mixed() -> None:
         for count in (0, 1, 17, 300_001):
             one = case(collective, comm.rank, comm.size, count, root=comm.size - 1)
             if comm.rank % 2:
-                cards.on_host(comm, one).wait()
+                standin_device.on_host(comm, one).wait()
             else:
                 start(comm, one, stream).wait(20)
             if collective != "reduce" or comm.rank == one.root or comm.rank % 2 == 0:  # a host's is used for sums
@@ -111,11 +111,11 @@ def locked() -> None:
     stream.sleep(0.05)
     part = start(comm, one, stream)
     part.join(stream.number)
-    before = cards.calls()
+    before = standin_device.calls()
     stream.free()
     one.check()
     part.wait(10)
-    assert cards.calls() == before
+    assert standin_device.calls() == before
 
 
 def tidy() -> dict[str, int]:
@@ -130,4 +130,4 @@ def tidy() -> dict[str, int]:
         group.close()
     del part, parts
     mr.shutdown()
-    return cards.held()
+    return standin_device.held()
