@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,13 +67,9 @@ class DeviceBuffer:
     into: DeviceBlocks | None
 
 
-Found = _native.Description | Piece
-"""What is known of a buffer."""
-
-
-def all_of(x: Any, found: Found) -> Piece:
+def all_of(x: Any, found: _native.Description) -> Piece:
     """The whole of a buffer that was found to be such."""
-    return found if type(found) is Piece else Piece(keeper(x), found.pointer, found.count, found.dtype)
+    return Piece(keeper(x), found.pointer, found.count, found.dtype)
 
 
 def readable(x: Any) -> Piece:
@@ -91,20 +88,16 @@ def keeper(x: Any) -> Any:
     return x if storage is None else storage()
 
 
-def source(x: Any) -> Found:
+def source(x: Any) -> _native.Description:
     """Describe a buffer that is read; TypeError or ValueError with the remedy if it cannot be."""
-    if type(x) is Piece:
-        return x
     found = _described(x)
     if not found.contiguous or found.device != "cpu":
         raise _refusal(found, written=False)
     return found
 
 
-def target(x: Any) -> Found:
+def target(x: Any) -> _native.Description:
     """Describe a buffer that is written in place; TypeError or ValueError with the remedy if it cannot be."""
-    if type(x) is Piece:
-        return x
     if type(x) is not np.ndarray and type(x).__module__.partition(".")[0] in _IMMUTABLE:
         raise TypeError(
             f"{type(x).__module__}.{type(x).__qualname__} is immutable, and the result is written in place: hand over "
@@ -158,6 +151,34 @@ def apart(origin: Piece, written: Piece) -> Piece:
     return Piece(scratch, scratch.ctypes.data, origin.count, origin.dtype)
 
 
+def gathered(mine: Piece, whole: Piece, rank: int) -> Piece:
+    """The first block of an all_gather in ``whole``, where this rank's block is filled now."""
+    nbytes = mine.count * mine.itemsize
+    copy(whole.pointer + rank * nbytes, mine.pointer, nbytes)
+    return Piece(whole.owner, whole.pointer, mine.count, mine.dtype)
+
+
+def exchanged(whole: Piece, received: Piece, size: int) -> Piece:
+    """The first block of an all_to_all in ``received``, which is filled with what the ranks are to get."""
+    copy(received.pointer, whole.pointer, whole.count * whole.itemsize)
+    return Piece(received.owner, received.pointer, whole.count // size, whole.dtype)
+
+
+def scattered(whole: Piece, mine: Piece, rank: int) -> tuple[Piece, Callable[[], None]]:
+    """The first block of a reduce_scatter, and what puts this rank's result into ``mine`` afterwards.
+
+    The blocks are a copy of ``whole``, as a plan leaves partial sums in all of them.
+    """
+    nbytes = mine.count * mine.itemsize
+    scratch = np.empty(whole.count * whole.itemsize, np.uint8)
+    copy(scratch.ctypes.data, whole.pointer, scratch.nbytes)
+
+    def finish() -> None:  # keeps scratch alive: the engine lets go of it before
+        copy(mine.pointer, scratch.ctypes.data + rank * nbytes, nbytes)
+
+    return Piece(scratch, scratch.ctypes.data, mine.count, whole.dtype), finish
+
+
 def check_residual(piece: Piece, op: str, residual: Piece) -> None:
     """ValueError unless ``residual`` can keep what rounding ``piece`` loses on its way to a sum."""
     if piece.dtype != "float32" or op not in ("sum", "avg"):
@@ -175,13 +196,13 @@ def check_residual(piece: Piece, op: str, residual: Piece) -> None:
         raise ValueError("residual shares memory with x: give an array of its own, which keeps what x has lost")
 
 
-def check_fit(name: str, out: Found, count: int, dtype: str) -> None:
+def check_fit(name: str, out: _native.Description, count: int, dtype: str) -> None:
     """ValueError unless ``out`` holds ``count`` elements of ``dtype``."""
     if out.count != count or out.dtype != dtype:
         raise ValueError(f"{name}: out is {out.count} x {out.dtype}, but {count} x {dtype} arrive")
 
 
-def like(x: Any, found: Found, shape: tuple[int, ...]) -> Any:
+def like(x: Any, found: _native.Description, shape: tuple[int, ...]) -> Any:
     """A new NumPy array of the type of ``x``."""
     if isinstance(x, np.ndarray):
         return np.empty(shape, x.dtype)

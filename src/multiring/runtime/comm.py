@@ -21,22 +21,18 @@ from multiring.runtime.buffers import (
     check_fit,
     check_residual,
     copy,
+    exchanged,
+    gathered,
     keeper,
     like,
     readable,
+    scattered,
     source,
     target,
     writable,
 )
-from multiring.runtime.group import Group
+from multiring.runtime.group import Group, valid_tag
 from multiring.runtime.work import Work
-
-
-def _tag(tag: int) -> int:
-    tag = whole_number("tag", tag, "a tag")
-    if not 0 <= tag < 1 << 63:
-        raise ValueError(f"tag={tag}: a tag is 0 to 2**63 - 1; negative ones are multiring's own")
-    return tag
 
 
 class Communicator:
@@ -109,7 +105,7 @@ class Communicator:
         """
         if residual is not None:
             return self._all_reduce_keeping(x, op, residual, async_op, timeout)
-        if not async_op and type(x) is not Piece and self._group.calls.all_reduce_plain(x, op, timeout):
+        if not async_op and self._group.calls.all_reduce_plain(x, op, timeout):
             return None
         return self._call("all_reduce", writable(x), op, 0, async_op, timeout)
 
@@ -142,9 +138,7 @@ class Communicator:
             out = like(x, mine, (self.size, *mine.shape))
         whole = target(out)
         check_fit("all_gather", whole, self.size * mine.count, mine.dtype)
-        nbytes = mine.count * mine.itemsize
-        copy(whole.pointer + self.rank * nbytes, mine.pointer, nbytes)
-        blocks = Piece(keeper(out), whole.pointer, mine.count, mine.dtype)
+        blocks = gathered(all_of(x, mine), all_of(out, whole), self.rank)
         return self._call("all_gather", blocks, "sum", 0, async_op, timeout, result=out)
 
     def reduce_scatter(
@@ -161,14 +155,10 @@ class Communicator:
             out = like(x, whole, shape)
         mine = target(out)
         check_fit("reduce_scatter", mine, count, whole.dtype)
-        nbytes = count * whole.itemsize
-        scratch = np.empty(self.size * nbytes, np.uint8)  # a plan leaves partial sums in all blocks
-        address = scratch.ctypes.data
-        copy(address, whole.pointer, scratch.nbytes)
-        blocks = Piece(scratch, address, count, whole.dtype)
+        blocks, put = scattered(all_of(x, whole), all_of(out, mine), self.rank)
 
-        def finish() -> Any:  # keeps scratch alive: the engine lets go of it before
-            copy(mine.pointer, scratch.ctypes.data + self.rank * nbytes, nbytes)
+        def finish() -> Any:
+            put()
             return out
 
         return self._call("reduce_scatter", blocks, op, 0, async_op, timeout, finish=finish)
@@ -196,8 +186,7 @@ class Communicator:
             out = like(x, whole, whole.shape)
         received = target(out)
         check_fit("all_to_all", received, whole.count, whole.dtype)
-        copy(received.pointer, whole.pointer, whole.count * whole.itemsize)
-        blocks = Piece(keeper(out), received.pointer, whole.count // self.size, whole.dtype)
+        blocks = exchanged(all_of(x, whole), all_of(out, received), self.size)
         return self._call("all_to_all", blocks, "sum", 0, async_op, timeout, result=out)
 
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
@@ -211,7 +200,7 @@ class Communicator:
 
         A tag is 0 or more.
         """
-        return _finished(Work([self._group.send(readable(x), dst, _tag(tag), timeout=timeout)]), async_op)
+        return _finished(Work([self._group.send(readable(x), dst, valid_tag(tag), timeout=timeout)]), async_op)
 
     def recv(
         self, x: Any, src: int | None = None, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
@@ -221,7 +210,7 @@ class Communicator:
         ``src`` None: from whichever rank's message with this ``tag`` arrived first. Receives of the same tag that are
         called after it wait for it.
         """
-        part = self._group.recv(writable(x), src, _tag(tag), timeout=timeout)
+        part = self._group.recv(writable(x), src, valid_tag(tag), timeout=timeout)
         return _finished(Work([part], finish=lambda: self.members.index(part.other)), async_op)
 
     def gather(

@@ -48,6 +48,14 @@ class _Closed:
         self.refuse()
 
 
+def valid_tag(tag: int) -> int:
+    """A tag as a caller of messages may choose it; ValueError for others."""
+    tag = whole_number("tag", tag, "a tag")
+    if not 0 <= tag < 1 << 63:
+        raise ValueError(f"tag={tag}: a tag is 0 to 2**63 - 1; negative ones are multiring's own")
+    return tag
+
+
 class Group:
     """Ranks 0 to ``size`` - 1, which make the same calls in the same order.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from multiring import api
-from multiring.runtime.comm import Communicator
+from multiring.runtime.comm import Communicator, group_of
 from multiring.torch.buffers import form, raw
 from multiring.torch.layouts import target
 
@@ -118,9 +118,9 @@ def _broadcast(communicator: Communicator, tensors: Iterable[Tensor], root: int)
     # What lies elsewhere goes through memory of the CPU: this is done once.
     on_cpu = [tensor if tensor.is_cpu else tensor.cpu() for tensor in given]
     targets = [target(tensor, read=is_root, write=not is_root) for tensor in on_cpu]
-    works = [communicator.broadcast(raw(x.elements), root, async_op=True) for x in targets]
-    for work, x, tensor, copy in zip(works, targets, given, on_cpu, strict=True):
-        work.wait()
+    parts = [group_of(communicator).start("broadcast", raw(x.elements), root=root) for x in targets]
+    for part, x, tensor, copy in zip(parts, targets, given, on_cpu, strict=True):
+        part.wait()
         if x.finish is not None:
             x.finish()
         if copy is not tensor and not is_root:

@@ -6,7 +6,8 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 from multiring import api
-from multiring.runtime.comm import Communicator
+from multiring.runtime.buffers import check_residual, writable
+from multiring.runtime.comm import Communicator, group_of
 from multiring.torch.buffers import reducible
 from multiring.torch.cuda import all_reduce_on_device
 from multiring.torch.feedback import Feedback
@@ -61,7 +62,11 @@ def comm_hook(
     if buffer.is_cuda:
         future = all_reduce_on_device(api.joined(group), buffer, op, _watcher).get_future()
     else:
-        part = api.all_reduce(reducible(buffer), op, residual=residual, group=group, async_op=True)
+        piece, kept = reducible(buffer), None
+        if residual is not None:
+            kept = writable(residual)
+            check_residual(piece, op, kept)
+        part = group_of(api.joined(group)).start("all_reduce", piece, op, residual=kept)
         future = TorchWork([part], [buffer], watcher=_watcher).get_future()
     return future.then(lambda done: done.value()[0])
 

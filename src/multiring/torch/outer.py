@@ -19,8 +19,9 @@ from multiring import api
 from multiring.env import whole_number
 from multiring.errors import MultiringError
 from multiring.job.survivors import Agreement
-from multiring.runtime.comm import Communicator
-from multiring.runtime.work import Work
+from multiring.runtime.buffers import writable
+from multiring.runtime.comm import Communicator, group_of
+from multiring.runtime.engine import Part
 from multiring.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from multiring.torch.buffers import form, reducible
 from multiring.torch.process_group import MultiringGroup
@@ -40,7 +41,7 @@ class _Entry:
 
 @dataclass
 class _FragmentExchange:
-    """A fragment's changes on their way: sums over all ranks once the works are done."""
+    """A fragment's changes on their way: sums over all ranks once the parts are done."""
 
     number: int
     due: int
@@ -50,11 +51,11 @@ class _FragmentExchange:
     counts: np.ndarray[Any, Any]
     """Samples of all ranks, and how many ranks gave their number, and how many did not."""
     sums: list[Tensor]
-    works: list[Work] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
     def wait(self) -> None:
-        for work in self.works:
-            work.wait()
+        for part in self.parts:
+            part.wait()
 
 
 class Outer:
@@ -381,12 +382,11 @@ class Outer:
                 changes.setdefault(kind, []).append(change.reshape(-1).to(kind))
             sums = [torch.cat(parts) for parts in changes.values()]
         counts = np.array([samples, self._by_samples is True, self._by_samples is False], np.float64)
-        works = [
-            self._communicator.all_reduce(buffer, async_op=True)
-            for buffer in (counts, *(reducible(sum_) for sum_ in sums if sum_.numel()))
-        ]
+        group = group_of(self._communicator)
+        pieces = [writable(counts), *(reducible(sum_) for sum_ in sums if sum_.numel())]
+        parts = [group.start("all_reduce", piece) for piece in pieces]
         self._in_flight.append(
-            _FragmentExchange(self._turn, self._steps + self._delay, late, samples, counts, sums, works)
+            _FragmentExchange(self._turn, self._steps + self._delay, late, samples, counts, sums, parts)
         )
         self._turn += 1
         self._samples[number] = 0.0

@@ -34,9 +34,11 @@ from torch._C._distributed_c10d import (
 from torch.autograd import profiler
 
 from multiring.errors import MultiringError
-from multiring.runtime.buffers import Piece
+from multiring.runtime.buffers import Piece, exchanged, gathered, scattered
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Waitable
+from multiring.runtime.group import valid_tag
+from multiring.runtime.work import Work
 from multiring.torch.backend import DeviceBackend
 from multiring.torch.buffers import divided, is_cut_off, only, op_name, raw, reducible, single, with_options
 from multiring.torch.cuda import CudaCollectives, also_on_cuda
@@ -325,7 +327,8 @@ class MultiringGroup(dist.ProcessGroup):
         if not opts.asyncOp:
             self.communicator.barrier(timeout=self._seconds(opts))
             return None
-        return self._work(opts, [self._step(opts, self.communicator.barrier)], [])
+        part = self.communicator.barrier(async_op=True, timeout=self._seconds(opts))
+        return self._work(opts, [StepInFlight([part])], [])
 
     # --- messages ---
 
@@ -333,7 +336,7 @@ class MultiringGroup(dist.ProcessGroup):
     @also_on_cuda
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> TorchWork:
         x = raw(self._source(only(tensors)))
-        part = self.communicator.send(x, dstRank, tag, async_op=True, timeout=self._timeout)
+        part = self.group.send(x, dstRank, valid_tag(tag), timeout=self._timeout)
         return TorchWork([part], tensors, watcher=self._messages)
 
     @recorded("recv")
@@ -385,13 +388,6 @@ class MultiringGroup(dist.ProcessGroup):
         self.group.run(collective, piece, op, root, timeout=seconds)
         return StepInFlight([], finish)
 
-    def _step(
-        self, opts: Any, call: Callable[..., Any], *arguments: Any, finish: Finish | None = None, **keywords: Any
-    ) -> StepInFlight:
-        """The same by a method of the communicator, which moves what it reads to where it is written."""
-        part = call(*arguments, async_op=opts.asyncOp, timeout=self._seconds(opts), **keywords)
-        return StepInFlight([part] if opts.asyncOp else [], finish)
-
     def _work(self, opts: Any, steps: list[StepInFlight], result: list[Any]) -> TorchWork | None:
         """What torch gets; nothing if all is done and it does not ask for a work: one takes as long as a small call."""
         parts = [part for step in steps for part in step.parts]
@@ -407,8 +403,9 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _recv(self, tensors: list[Tensor], peer: int | None, tag: int) -> TorchWork:
         x = self._target(only(tensors))
-        part = self.communicator.recv(raw(x.elements), peer, tag, async_op=True, timeout=self._timeout)
-        return TorchWork([part], tensors, [] if x.finish is None else [x.finish], watcher=self._messages)
+        part = self.group.recv(raw(x.elements), peer, valid_tag(tag), timeout=self._timeout)
+        work = Work([part], finish=lambda: self.group.members.index(part.other))
+        return TorchWork([work], tensors, [] if x.finish is None else [x.finish], watcher=self._messages)
 
     def _check(self, name: str, whole: Tensor, count: int, other: Tensor) -> None:
         """ValueError unless ``whole`` has ``count`` elements of the type of ``other``."""
@@ -480,9 +477,14 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _all_gather(self, output: Tensor, input: Tensor, opts: Any) -> Begin:
         self._check("all_gather", output, self.size() * input.numel(), input)
-        x = self._target(output)
-        call = self.communicator.all_gather
-        return partial(self._step, opts, call, raw(self._source(input)), out=raw(x.elements), finish=x.finish)
+        x, mine = self._target(output), raw(self._source(input))
+        whole = raw(x.elements)
+
+        def begin() -> StepInFlight:
+            self.group.ready(self._seconds(opts))
+            return self._run(opts, "all_gather", gathered(mine, whole, self.rank()), finish=x.finish)
+
+        return begin
 
     def _all_gather_list(self, outputs: list[Tensor], input: Tensor, opts: Any) -> Begin:
         self._check_blocks("all_gather", outputs, input)
@@ -499,18 +501,31 @@ class MultiringGroup(dist.ProcessGroup):
 
     def _reduce_scatter(self, output: Tensor, input: Tensor, opts: Any) -> Begin:
         self._check("reduce_scatter", input, self.size() * output.numel(), output)
-        x, mine = reducible(self._source(input)), self._target(output)
-        op, finish = self._reduction(opts, mine)
-        call = self.communicator.reduce_scatter
-        return partial(self._step, opts, call, x, op, out=reducible(mine.elements), finish=finish)
+        whole, x = reducible(self._source(input)), self._target(output)
+        mine = reducible(x.elements)
+        op, then = self._reduction(opts, x)
+
+        def begin() -> StepInFlight:
+            self.group.ready(self._seconds(opts))
+            blocks, put = scattered(whole, mine, self.rank())
+
+            def finish() -> None:
+                put()
+                if then is not None:
+                    then()
+
+            return self._run(opts, "reduce_scatter", blocks, op, finish=finish)
+
+        return begin
 
     def _all_to_all(self, output: Tensor, input: Tensor, opts: Any) -> StepInFlight:
         self._check("all_to_all", output, input.numel(), input)
         for tensor in (output, input):
             _equal(tensor, self.size())
-        x = self._target(output)
-        call = self.communicator.all_to_all
-        return self._step(opts, call, raw(self._source(input)), out=raw(x.elements), finish=x.finish)
+        x, mine = self._target(output), raw(self._source(input))
+        self.group.ready(self._seconds(opts))
+        blocks = exchanged(mine, raw(x.elements), self.size())
+        return self._run(opts, "all_to_all", blocks, finish=x.finish)
 
     def _exchange(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> StepInFlight:
         """An all-to-all of any sizes: a message to and from every other rank."""

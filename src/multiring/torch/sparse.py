@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from multiring.runtime.buffers import Piece
+from multiring.runtime.buffers import Piece, gathered
 from multiring.runtime.comm import Communicator, group_of
 from multiring.torch.buffers import raw
 from multiring.training.labels import label
@@ -50,5 +50,6 @@ def _pad(rows: Tensor, count: int) -> Tensor:
 
 def _gather(communicator: Communicator, rows: Tensor, timeout: float) -> Tensor:
     out = rows.new_empty((communicator.size * len(rows), *rows.shape[1:]))
-    communicator.all_gather(raw(rows), out=raw(out), timeout=timeout)
+    group = group_of(communicator)
+    group.run("all_gather", gathered(raw(rows), raw(out), group.rank), timeout=timeout)
     return out
