@@ -7,7 +7,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -168,22 +168,8 @@ def run(
         if launcher is not None:
             _check_launcher(launcher.value, [name for name, value in {**own, **typed}.items() if value])
             _become(launcher.value, program, _assignments(ranks, hosts, hostfile), listed=bool(hosts or hostfile))
-        if max_replacements and min_ranks is None:
-            raise LaunchError(
-                f"--max-replacements {max_replacements} needs --min-ranks M: while so many ranks are left, others are "
-                "replaced"
-            )
-        if standby and not max_replacements:
-            raise LaunchError(
-                f"--standby {standby} needs --max-replacements N: standbys take the places of ranks that are replaced"
-            )
-        if spares is not None and not max_replacements:
-            raise LaunchError(
-                f"--spares {spares} needs --max-replacements N: the ranks of a lost host start again there, as "
-                "replacements"
-            )
-        if spares is not None and hosts is None and hostfile is None:
-            raise LaunchError(f"--spares {spares} needs the hosts of the job by -H or --hostfile")
+        are_hosts_listed = hosts is not None or hostfile is not None
+        _check_recovery(min_ranks, max_replacements, standby, spares, are_hosts_listed=are_hosts_listed)
         job = Job(
             tuple(program),
             bind.value,
@@ -204,11 +190,7 @@ def run(
             _check_min_ranks(min_ranks, sum(assignment.count for assignment in assignments))
             others = parse_hosts(spares, "--spares") if spares is not None else []
             names = [*(assignment.host for assignment in assignments), *(spare.name for spare in others)]
-            if python != sys.executable and all(is_here(name) for name in names):
-                raise LaunchError(
-                    f"--python {python} is for hosts that are reached by ssh, and there are none: start multiring by "
-                    f"that Python ({python} -m multiring {context.command.name} ...)"
-                )
+            _check_python(python, context.command.name, names)
             code = run_over_ssh(job, assignments, others, _words(ssh), python, _note)
     except (MultiringError, ValueError) as error:
         typer.echo(f"multiring {context.command.name}: {error}", err=True)
@@ -284,6 +266,36 @@ def _check(
         )
     if len(given) == 1 and given[0] in typed:
         raise LaunchError(f"{given[0]} needs {' and '.join(name for name in typed if name != given[0])} too")
+
+
+def _check_recovery(
+    min_ranks: int | None, max_replacements: int, standby: int, spares: str | None, *, are_hosts_listed: bool
+) -> None:
+    """LaunchError for options about lost ranks of which one needs another."""
+    if max_replacements and min_ranks is None:
+        raise LaunchError(
+            f"--max-replacements {max_replacements} needs --min-ranks M: while so many ranks are left, others are "
+            "replaced"
+        )
+    if standby and not max_replacements:
+        raise LaunchError(
+            f"--standby {standby} needs --max-replacements N: standbys take the places of ranks that are replaced"
+        )
+    if spares is not None and not max_replacements:
+        raise LaunchError(
+            f"--spares {spares} needs --max-replacements N: the ranks of a lost host start again there, as replacements"
+        )
+    if spares is not None and not are_hosts_listed:
+        raise LaunchError(f"--spares {spares} needs the hosts of the job by -H or --hostfile")
+
+
+def _check_python(python: str, command: str | None, names: Sequence[str]) -> None:
+    """LaunchError for a Python of hosts that are reached by ssh where there are none."""
+    if python != sys.executable and all(map(is_here, names)):
+        raise LaunchError(
+            f"--python {python} is for hosts that are reached by ssh, and there are none: start multiring by "
+            f"that Python ({python} -m multiring {command} ...)"
+        )
 
 
 def _check_min_ranks(min_ranks: int | None, world_size: int) -> None:
