@@ -10,6 +10,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from multiring.whole_files import replace
+
 MOST_FILES = 64
 """Number of files that are kept of a kind, the latest; a cluster whose hosts are made anew for each job would leave no
 end of them."""
@@ -43,16 +45,7 @@ def keep(file: Path, text: str) -> None:
 def write(file: Path, text: str) -> None:
     """Replace a file's text, whoever reads it meanwhile, and drop the oldest files beside it; OSError if it fails."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    half = file.with_suffix(f".{os.getpid()}")
-    try:
-        half.write_text(text, "utf-8")
-        half.replace(file)
-    except OSError as error:  # where the disk is full Python does not say of which file
-        half.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(file)) from None
-    except BaseException:
-        half.unlink(missing_ok=True)
-        raise
+    replace(file, [text.encode()])
     files = sorted(file.parent.glob(f"*{file.suffix}"), key=lambda each: each.stat().st_mtime, reverse=True)
     for old in files[MOST_FILES:]:
         old.unlink(missing_ok=True)

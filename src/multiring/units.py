@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
+
 
 def count(number: int, thing: str) -> str:
     """1 rank, 2 ranks."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith(('s', 'ch')) else 's'}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in order, those in a row as first and last: "0-2, 5"."""
+    in_a_row = (
+        [number for _, number in row]
+        for _, row in groupby(enumerate(sorted(numbers)), lambda entry: entry[1] - entry[0])
+    )
+    return ", ".join(f"{row[0]}-{row[-1]}" if len(row) > 1 else str(row[0]) for row in in_a_row)
 
 
 def size(nbytes: float) -> str:

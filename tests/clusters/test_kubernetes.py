@@ -3,12 +3,12 @@
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 yaml = pytest.importorskip("yaml")
 MANIFESTS = Path(__file__).parents[2] / "examples" / "kubernetes"
@@ -104,12 +104,6 @@ def pods(tmp_path, command, environments) -> None:
         outputs = [process.communicate(timeout=120)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], outputs
     assert [output.count("sum 4 [0, 10, 20, 30, 40]") for output in outputs] == [4, 0], outputs
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.timeout(180)

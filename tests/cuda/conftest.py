@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,11 @@ import pytest
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "unit"), str(HERE.parent / "multiprocess")]
 
-from standins import Environment, paths  # noqa: E402
+from standins import Environment, Standin, paths  # noqa: E402
 
 
 @pytest.fixture(scope="session")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Environment]:
+def standin(tmp_path_factory: pytest.TempPathFactory) -> Standin:
     """The environment in which a process finds the stand-in driver, by macros that it is compiled with."""
     made: dict[tuple[str, ...], Path] = {}
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jobs
 
 HERE = Path(__file__).parent
 
 Environment = dict[str, str]
+Standin = Callable[..., Environment]
+"""The fixture that makes the environment in which a process finds the stand-in driver."""
+
+
+def run(program: Callable[..., object], size: int, hosts: str | None, environment: Environment, *what: object) -> Any:
+    """What the ranks return, all on one host unless ``hosts`` has a letter for each, the name of its host."""
+    return jobs.run(program, size, *what, hosts=hosts and list(hosts), environment=environment, timeout=60)
 
 
 def paths(library: Path) -> Environment:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import jobs
 import pytest
 import standin_ranks
 import standin_threads
+from standins import Standin, run
 
 WORLDS = [
     pytest.param(1, None, id="1"),
@@ -18,12 +16,6 @@ WORLDS = [
     pytest.param(4, "aabb", id="4 on two hosts"),
 ]
 FEW = [pytest.param(2, None, id="2 shared"), pytest.param(3, "abb", id="3 on two hosts")]
-
-Standin = Callable[..., dict[str, str]]
-
-
-def run(program: Callable[..., object], size: int, hosts: str | None, environment: dict[str, str], *what: object):
-    return jobs.run(program, size, *what, hosts=hosts and list(hosts), environment=environment, timeout=60)
 
 
 @pytest.mark.parametrize(("size", "hosts"), WORLDS)

@@ -9,17 +9,9 @@ from typing import Any
 import jobs
 import pytest
 import standin_losses
-from standins import paths
+from standins import Standin, paths, run
 
 FEW = pytest.mark.parametrize(("size", "hosts"), [(2, None), (3, "abb")], ids=["2 shared", "3 on two hosts"])
-
-Standin = Callable[..., dict[str, str]]
-
-
-def run(
-    program: Callable[..., object], size: int, hosts: str | None, environment: dict[str, str], *what: object
-) -> Any:
-    return jobs.run(program, size, *what, hosts=hosts and list(hosts), environment=environment, timeout=60)
 
 
 def survivors_of(program: Callable[..., object], size: int, hosts: str | None, environment: dict[str, str]) -> Any:

@@ -24,12 +24,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import victims
 from jobs_under_fault import START_SECONDS, Job, World, launched, started
+from processes import processes_with
 
 import faults
 from faults import FAULTS, PARTINGS, SHORTAGES, Fault, Parting, Shortage
@@ -97,19 +98,8 @@ def play(this: Round, world: World, folder: Path) -> None:
             other.write("stop")
             other.end(range(3))
             assert [other.outcome(rank)["kind"] for rank in range(3)] == ["", "", ""], "the other job noticed"
-    left = processes_of(folder)
+    left = processes_with(bytes(folder) + b"/")  # memory without a name ends with them
     assert not left, f"processes are left, and the memory that they share: {left}"
-
-
-def processes_of(folder: Path) -> list[int]:
-    """Those of the jobs in a folder, which stands in the environment of each; memory without a name ends with them."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):  # it has ended meanwhile
-                if bytes(folder) + b"/" in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-    return found
 
 
 @contextmanager

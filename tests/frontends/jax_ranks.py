@@ -13,6 +13,7 @@ import losing
 import numpy as np
 import optax
 import pytest
+from contributions import everyone, own
 from sklearn.datasets import load_digits
 from workers import run, worker
 
@@ -25,15 +26,6 @@ mr.init()
 RANK, SIZE = mr.rank(), mr.world_size()
 
 
-def own(rank: int, count: int, dtype: str = "float32") -> np.ndarray:
-    """Contributions that depend on rank and index, small enough to be exact in every format."""
-    return ((np.arange(count) * 3 + rank * 5) % 7).astype(dtype)
-
-
-def everyone(count: int, dtype: str = "float32") -> np.ndarray:
-    return np.stack([own(rank, count, dtype) for rank in range(SIZE)])
-
-
 def same(actual, expected) -> None:
     np.testing.assert_array_equal(np.asarray(actual, np.asarray(expected).dtype), expected)
 
@@ -43,22 +35,24 @@ def collectives() -> None:
     for wrap in (lambda f: f, jax.jit):
         for dtype in ("float32", "float64", "bfloat16", "float16", "int8", "uint32", "int64", "complex64"):
             for count in (0, 1, 1000) if dtype == "float32" else (1000,):
-                mine, all_of_them = jnp.asarray(own(RANK, count, dtype)), everyone(count, dtype)
+                mine, all_of_them = jnp.asarray(own(RANK, count, dtype)), everyone(SIZE, count, dtype)
                 same(wrap(mrj.all_reduce)(mine), all_of_them.sum(0))
                 same(mine, own(RANK, count, dtype))  # it may be used further
                 same(wrap(lambda x: mrj.broadcast(x, SIZE - 1))(mine), all_of_them[-1])
                 same(wrap(mrj.all_gather)(mine), all_of_them)
-        same(wrap(lambda x: mrj.all_reduce(x, "max"))(own(RANK, 99)), everyone(99).max(0))
+        same(wrap(lambda x: mrj.all_reduce(x, "max"))(own(RANK, 99)), everyone(SIZE, 99).max(0))
         same(
             wrap(lambda x: mrj.all_reduce(x, "bor"))(own(RANK, 99, "int64")),
-            np.bitwise_or.reduce(everyone(99, "int64")),
+            np.bitwise_or.reduce(everyone(SIZE, 99, "int64")),
         )
-        same(wrap(mrj.reduce_scatter)(own(RANK, 4 * SIZE)), everyone(4 * SIZE).sum(0).reshape(SIZE, 4)[RANK])
-        same(wrap(mrj.all_to_all)(own(RANK, 4 * SIZE)), everyone(4 * SIZE).reshape(SIZE, SIZE, 4)[:, RANK].ravel())
+        same(wrap(mrj.reduce_scatter)(own(RANK, 4 * SIZE)), everyone(SIZE, 4 * SIZE).sum(0).reshape(SIZE, 4)[RANK])
+        same(
+            wrap(mrj.all_to_all)(own(RANK, 4 * SIZE)), everyone(SIZE, 4 * SIZE).reshape(SIZE, SIZE, 4)[:, RANK].ravel()
+        )
         same(wrap(mrj.broadcast)(np.uint32([7, 2**32 - 1 - RANK])), np.uint32([7, 2**32 - 1]))
-        same(jax.vmap(wrap(mrj.all_reduce))(own(RANK, 12).reshape(3, 4)), everyone(12).sum(0).reshape(3, 4))
+        same(jax.vmap(wrap(mrj.all_reduce))(own(RANK, 12).reshape(3, 4)), everyone(SIZE, 12).sum(0).reshape(3, 4))
     donating = jax.jit(mrj.all_reduce, donate_argnums=0)
-    same(donating(jnp.asarray(own(RANK, 1000))), everyone(1000).sum(0))
+    same(donating(jnp.asarray(own(RANK, 1000))), everyone(SIZE, 1000).sum(0))
     mrj.barrier()
 
 
@@ -77,13 +71,13 @@ def groups() -> None:
 def joined_again() -> None:
     """What was compiled calls the communicator that was there then; without JAX's caches it is compiled anew."""
     reduce = jax.jit(lambda x: mrj.all_reduce(x))
-    same(reduce(own(RANK, 10)), everyone(10).sum(0))
+    same(reduce(own(RANK, 10)), everyone(SIZE, 10).sum(0))
     mr.shutdown()
     mr.init()
     with pytest.raises(jax.errors.JaxRuntimeError, match="multiring is not initialised"):
         jax.block_until_ready(reduce(own(RANK, 10)))
     jax.clear_caches()
-    same(reduce(own(RANK, 10)), everyone(10).sum(0))
+    same(reduce(own(RANK, 10)), everyone(SIZE, 10).sum(0))
 
 
 @worker
@@ -94,7 +88,7 @@ def left_with_steps_on_their_way() -> None:
     for _ in range(4):
         x = step(x)
     mr.shutdown()
-    same(x, everyone(10).sum(0) * SIZE**3)
+    same(x, everyone(SIZE, 10).sum(0) * SIZE**3)
     mr.init()
     jax.clear_caches()
 
@@ -134,7 +128,7 @@ def failed_before() -> None:
         jax.clear_caches()
         if restart == 0:
             mrj.barrier()
-        same(jax.jit(mrj.all_reduce)(own(RANK, 10)), everyone(10).sum(0))
+        same(jax.jit(mrj.all_reduce)(own(RANK, 10)), everyone(SIZE, 10).sum(0))
         jax.effects_barrier()
     mrj.barrier()
 
@@ -179,9 +173,9 @@ def without_jit() -> None:
     expected, expected_slope = step(x), slope(x)
     with jax.disable_jit():
         total, block, gathered = step(x)
-        same(total, everyone(4 * SIZE).sum(0) + own(SIZE - 1, 4 * SIZE))
+        same(total, everyone(SIZE, 4 * SIZE).sum(0) + own(SIZE - 1, 4 * SIZE))
         same(block, expected[1])
-        same(gathered, everyone(4 * SIZE))
+        same(gathered, everyone(SIZE, 4 * SIZE))
         np.testing.assert_allclose(slope(x), expected_slope, rtol=1e-6)
         same(jax.lax.fori_loop(0, 2, lambda i, x: mrj.all_reduce(x), jnp.ones(2)), np.full(2, float(SIZE) ** 2))
         same(mrj.broadcast_parameters({"w": x}, root=1)["w"], own(1, 4 * SIZE))
@@ -237,12 +231,14 @@ def trees() -> None:
     gradients = {"a": own(RANK, 5), "b": own(RANK, 700, "float64").reshape(7, 100), "c": own(RANK, 1)[0]}
     for bucket_bytes in (1, 1 << 20):
         plain = jax.jit(lambda g, size=bucket_bytes: mrj.average(g, bucket_bytes=size))(gradients)
-        np.testing.assert_allclose(plain["b"].ravel(), everyone(700, "float64").mean(0), rtol=1e-12)
+        np.testing.assert_allclose(plain["b"].ravel(), everyone(SIZE, 700, "float64").mean(0), rtol=1e-12)
         mean = jax.jit(lambda g, w, size=bucket_bytes: mrj.average(g, weight=w, bucket_bytes=size))(
             gradients, weights[RANK]
         )
-        np.testing.assert_allclose(mean["b"].ravel(), np.average(everyone(700, "float64"), 0, weights), rtol=1e-12)
-        np.testing.assert_allclose(mean["a"], np.average(everyone(5), 0, weights), rtol=1e-6)
+        np.testing.assert_allclose(
+            mean["b"].ravel(), np.average(everyone(SIZE, 700, "float64"), 0, weights), rtol=1e-12
+        )
+        np.testing.assert_allclose(mean["a"], np.average(everyone(SIZE, 5), 0, weights), rtol=1e-6)
         assert mean["c"].shape == ()
     alone = jnp.float32(7.5 if RANK == 1 else jnp.nan)
     for wrap in (lambda f: f, jax.jit):
@@ -339,7 +335,7 @@ def retraced_alone() -> None:
         return mrj.average(tree)
 
     for flag in (0, RANK, 2):
-        same(mean({"x": jnp.asarray(own(RANK, 3) * SIZE)}, flag)["x"], everyone(3).sum(0))
+        same(mean({"x": jnp.asarray(own(RANK, 3) * SIZE)}, flag)["x"], everyone(SIZE, 3).sum(0))
 
 
 @worker

@@ -10,6 +10,7 @@ import losing
 import numpy as np
 import pytest
 import tensorflow as tf
+from contributions import everyone, own
 from sklearn.datasets import load_digits
 from workers import run, worker
 
@@ -21,18 +22,9 @@ RANK, SIZE = mr.rank(), mr.world_size()
 WEIGHTS = np.arange(1.0, SIZE + 1)
 
 
-def own(rank: int, count: int, dtype: str = "float32") -> np.ndarray:
-    """Contributions that depend on rank and index, small enough to be exact in every format."""
-    return ((np.arange(count) * 3 + rank * 5) % 7).astype(dtype)
-
-
-def everyone(count: int, dtype: str = "float32") -> np.ndarray:
-    return np.stack([own(rank, count, dtype) for rank in range(SIZE)])
-
-
 @worker
 def averages() -> None:
-    mean, weighted = everyone(700, "float64").mean(0), np.average(everyone(700, "float64"), 0, WEIGHTS)
+    mean, weighted = everyone(SIZE, 700, "float64").mean(0), np.average(everyone(SIZE, 700, "float64"), 0, WEIGHTS)
     nest = {"a": tf.constant(own(RANK, 700, "float64").reshape(7, 100)), "b": [None, tf.constant(own(RANK, 5))]}
     half = tf.cast(tf.constant(own(RANK, 9)) * SIZE, tf.bfloat16)
     slices = tf.IndexedSlices(tf.constant([[1.0 + RANK]]), tf.constant([RANK]), tf.constant([SIZE, 1]))
@@ -40,18 +32,18 @@ def averages() -> None:
         for bucket_bytes in (1, 1 << 20):
             found = wrap(lambda size=bucket_bytes: mrt.average(nest, bucket_bytes=size))()
             np.testing.assert_allclose(tf.reshape(found["a"], [-1]), mean, rtol=1e-12)
-            np.testing.assert_allclose(found["b"][1], everyone(5).mean(0), rtol=1e-6)
+            np.testing.assert_allclose(found["b"][1], everyone(SIZE, 5).mean(0), rtol=1e-6)
             assert found["b"][0] is None
             found = wrap(lambda w, size=bucket_bytes: mrt.average(nest, weight=w, bucket_bytes=size))(WEIGHTS[RANK])
             np.testing.assert_allclose(tf.reshape(found["a"], [-1]), weighted, rtol=1e-12)
-        assert (tf.cast(wrap(lambda: mrt.average(half))(), tf.float32).numpy() == everyone(9).sum(0)).all()
+        assert (tf.cast(wrap(lambda: mrt.average(half))(), tf.float32).numpy() == everyone(SIZE, 9).sum(0)).all()
         dense = wrap(lambda: mrt.average([slices]))()[0]
         np.testing.assert_allclose(dense, [[(1 + rank) / SIZE] for rank in range(SIZE)], rtol=1e-6)
         alone = tf.constant([7.5 if RANK == 1 else np.nan])
         found = wrap(lambda w, x=alone: mrt.average(x, weight=w))(tf.constant(3.0 * (RANK == 1)))
         assert found.numpy() == 7.5  # ranks of weight 0 only listen
-        assert (wrap(mrt.all_reduce)(own(RANK, 9)).numpy() == everyone(9).sum(0)).all()
-        assert (wrap(lambda x: mrt.all_reduce(x, "max"))(own(RANK, 9)).numpy() == everyone(9).max(0)).all()
+        assert (wrap(mrt.all_reduce)(own(RANK, 9)).numpy() == everyone(SIZE, 9).sum(0)).all()
+        assert (wrap(lambda x: mrt.all_reduce(x, "max"))(own(RANK, 9)).numpy() == everyone(SIZE, 9).max(0)).all()
     with pytest.raises(ValueError, match="no fixed shape"):
         tf.function(mrt.average, input_signature=[tf.TensorSpec([None])])(own(RANK, 3))
 
@@ -70,7 +62,7 @@ def mistakes() -> None:
 @worker
 def nothing_is_written_to() -> None:
     """Constant gradients, gradients shared by variables, results that are kept: none changes."""
-    expected = everyone(4).mean(0)
+    expected = everyone(SIZE, 4).mean(0)
     x, y = tf.Variable(tf.zeros(4)), tf.Variable(tf.zeros(4))
     constant = tf.constant(own(RANK, 4))
 
@@ -194,7 +186,7 @@ def retraced_alone() -> None:
     others = [tf.Variable(0.0) for _ in range(RANK)]
     weights = tf.Variable(tf.zeros(3))
     for flag in (0, 1 if RANK else 0, 2):
-        np.testing.assert_allclose(step(tf.constant(own(RANK, 3)), flag), everyone(3).mean(0), rtol=1e-6)
+        np.testing.assert_allclose(step(tf.constant(own(RANK, 3)), flag), everyone(SIZE, 3).mean(0), rtol=1e-6)
     assert len(others) == RANK
 
 

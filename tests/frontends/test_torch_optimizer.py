@@ -442,16 +442,8 @@ def added_parameters() -> None:
         optimizer.add_param_group({"params": [*layers[0].parameters(), *layers[2].parameters()]})
         steps(net, optimizer, rank, size, 10)
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, dtype=torch.float64))], "lr": 0.5})
-        steps_from(net, optimizer, rank, size, 10)
+        steps(net, optimizer, rank, size, 10, first=10)
         close(net)
-
-
-def steps_from(net: nn.Module, optimizer: torch.optim.Optimizer, rank: int, size: int, first: int) -> None:
-    for step in range(first, 20):
-        x, y = batch(step, rank, size)
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
 
 
 @worker

@@ -94,8 +94,10 @@ def batch(step: int, rank: int, size: int) -> tuple[Tensor, Tensor]:
     return x[rank::size], (x.abs().sum(1) * 2).long()[rank::size] % 3
 
 
-def steps(net: nn.Module, optimizer: torch.optim.Optimizer, rank: int, size: int, count: int = 20) -> None:
-    for step in range(count):
+def steps(
+    net: nn.Module, optimizer: torch.optim.Optimizer, rank: int, size: int, count: int = 20, first: int = 0
+) -> None:
+    for step in range(first, first + count):
         x, y = batch(step, rank, size)
         optimizer.zero_grad()
         F.cross_entropy(net(x), y).backward()

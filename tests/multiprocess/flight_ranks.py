@@ -127,10 +127,10 @@ def lacks_room(what: str) -> str:
 def shrinks() -> str:
     """Rank CULPRIT is killed, the others go on, and disagree later."""
     mr.init()
-    _call_together()
-    if mr.rank() == CULPRIT:
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
+        _call_together()
+        if mr.rank() == CULPRIT:
+            os.kill(os.getpid(), signal.SIGKILL)  # the others may still be in the last of these calls
         mr.all_reduce(np.zeros(500, np.float32))
     except mr.PeerLost:
         mr.shrink()

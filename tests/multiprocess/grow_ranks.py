@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shrink_ranks import LOST_AT, STEPS, die, reduced, say, steps_until
+from shrink_ranks import LOST_AT, STEPS, die, say, steps_until
+from sums import reduced
 
 import multiring as mr
 from multiring import version

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import workers
+from sums import reduced
 
 import multiring as mr
 from multiring.job import rendezvous
 
+COUNT = 3000
 MOST = {"init_timeout": 30, "timeout": 30, "heartbeat_timeout": 3}
 
 
@@ -25,14 +26,6 @@ def joins(place: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The arguments of `init` for a place, as JSON carries it."""
     secret = {"secret": bytes.fromhex(place["secret"])} if "secret" in place else {}
     return {**MOST, **place, **secret, **more}
-
-
-def reduced(step: int, count: int = 3000) -> None:
-    """An all_reduce whose sum depends on who takes part, on the step and on the index."""
-    x = np.arange(count) % 1021 * (mr.rank() + 1.0) + step
-    mr.all_reduce(x)
-    size = mr.world_size()
-    assert (x == np.arange(count) % 1021 * (size * (size + 1) / 2) + step * size).all(), f"wrong sum in step {step}"
 
 
 def say(line: str) -> None:
@@ -44,7 +37,7 @@ def join(place: dict[str, Any]) -> dict[str, Any]:
     before = dict(os.environ)
     mr.init(**joins(place))
     for step in range(3):
-        reduced(step)
+        reduced(COUNT, step)
     found = {"rank": mr.rank(), "size": mr.world_size(), "local_size": mr.local_world_size()}
     assert mr.init(**joins(place)) is mr.init()
     for other in ({"rank": place["rank"] + 1, "world_size": place["world_size"] + 1}, {"job": "another"}):
@@ -53,7 +46,7 @@ def join(place: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             found["other"] = str(error)
     assert mr.grow() is None
-    reduced(3)
+    reduced(COUNT, 3)
     mr.shutdown()
     assert dict(os.environ) == before
     return found
@@ -76,7 +69,7 @@ def join_many(places: list[dict[str, Any] | None]) -> dict[str, Any]:
         if place is not None:
             mr.init(**joins(place))
             assert (mr.rank(), mr.world_size()) == (place["rank"], place["world_size"])
-            reduced(number)
+            reduced(COUNT, number)
             sums += 1
             mr.shutdown()
         seen.append(held())
@@ -120,7 +113,7 @@ def refused(place: dict[str, Any]) -> dict[str, Any]:
         seconds = time.monotonic() - began
         assert held() == before
         return {"error": type(error).__name__, "told": str(error), "seconds": seconds}
-    reduced(1)
+    reduced(COUNT, 1)
     mr.shutdown()
     return {"error": ""}
 
@@ -144,11 +137,11 @@ def die_in_init(place: dict[str, Any], when: str) -> None:
 def train(place: dict[str, Any]) -> dict[str, Any]:
     """Steps until a line comes on the standard input, from whoever has closed the store meanwhile."""
     mr.init(**joins(place))
-    reduced(0)
+    reduced(COUNT, 0)
     say("joined")
     sys.stdin.readline()
     for step in range(20):
-        reduced(step)
+        reduced(COUNT, step)
     group = mr.new_group([1, 0])
     if group is not None:
         mr.barrier(group=group)
@@ -165,18 +158,18 @@ def lose(place: dict[str, Any], victim: int) -> dict[str, Any]:
         for step in range(20):
             if step == 5 and mr.rank() == victim:
                 os.kill(os.getpid(), signal.SIGKILL)
-            reduced(step)
+            reduced(COUNT, step)
     except mr.PeerLost as error:
         blamed = error.rank
     agreement = mr.shrink()
     again = mr.init(**joins(place)).size
     for step in range(5):
-        reduced(step)
+        reduced(COUNT, step)
     assert mr.grow() is None
     size, rank = mr.world_size(), mr.rank()
     mr.shutdown()
     mr.init(**joins({**place, "rank": size - 1 - rank, "world_size": size, "job": "after"}))
-    reduced(7)
+    reduced(COUNT, 7)
     assert mr.rank() == size - 1 - rank
     mr.shutdown()
     return {"blamed": blamed, "members": agreement.members, "size": size, "again": again}

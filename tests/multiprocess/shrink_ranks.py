@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sums import reduced
 
 import multiring as mr
 from multiring.job import rendezvous
@@ -22,14 +23,6 @@ from multiring.net.acceptor import Message, RankConnection
 from multiring.runtime import clocks
 
 STEPS, LOST_AT = 12, 5
-
-
-def reduced(count: int, step: int, timeout: float | None = None) -> None:
-    """An all_reduce whose sum depends on who takes part, on the step and on the index."""
-    x = np.arange(count) % 1021 * (mr.rank() + 1.0) + step
-    mr.all_reduce(x, timeout=timeout)
-    size = mr.world_size()
-    assert (x == np.arange(count) % 1021 * (size * (size + 1) / 2) + step * size).all(), f"wrong sum in step {step}"
 
 
 def steps_until(stop: int, count: int = 20_000) -> None:

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from fork_server import Forked
+from free_ports import free_port
 from launching import Launch, wait_until
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    return free_port()
 
 
 def words(port: int, index: int, *rest: str, ranks: int = 3, hosts: int = 2) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from commands import multiring
 from typer.testing import CliRunner
 
 from multiring.bench import replay
@@ -63,11 +62,6 @@ class Recorded:
 
     def maximum(self, values: np.ndarray) -> np.ndarray:
         return values
-
-
-def multiring(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "multiring", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=220)
 
 
 def refusal(*words: str) -> str:

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import typer
+from commands import multiring
+from processes import processes_with
 from typer.testing import CliRunner
 
 from multiring.bench import curves, parse_sizes, peers, report
@@ -29,11 +30,6 @@ INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626"
 
 def launches(*seconds: float, buffer: str = "private") -> list[list[Figure]]:
     return [[Figure(MB, buffer, each, 2 * each, 3 * each, 5e-4, 8e-4, 7e-4)] for each in seconds]
-
-
-def bench(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "multiring", "bench", *options]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=220)
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, *options: str, **environment: str) -> str:
@@ -58,15 +54,15 @@ def test_a_measurement_that_is_ended_takes_its_ranks_along(tmp_path: Path, optio
     command = [sys.executable, "-m", "multiring", "bench", "-n", "2", *options.split()]
     with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL) as measuring:
         deadline = time.monotonic() + 60
-        while len(started_with(tmp_path)) < 4:  # itself, the launcher, and two ranks
+        while len(processes_with(bytes(tmp_path))) < 4:  # itself, the launcher, and two ranks
             assert time.monotonic() < deadline
             time.sleep(0.1)
         measuring.send_signal(how)
         assert measuring.wait(60) == (-how if how == signal.SIGKILL else 128 + how)
-    while how == signal.SIGKILL and started_with(tmp_path):
+    while how == signal.SIGKILL and processes_with(bytes(tmp_path)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert started_with(tmp_path) == []
+    assert processes_with(bytes(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -86,17 +82,6 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, options: str) -> None:
     assert "Traceback" not in errors
     assert output.count("\n") >= 3
     assert json.loads(json_file.read_text())["rows"]
-
-
-def started_with(folder: Path) -> list[int]:
-    """The processes whose environment names the folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):  # it has ended meanwhile
-                if bytes(folder) in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-    return found
 
 
 def test_our_median_stands_beside_the_best_of_a_peer() -> None:
@@ -240,7 +225,7 @@ def test_bad_option_is_named_before_anything_starts(
     ],
 )
 def test_a_refusal_is_the_exit_code_of_the_process(options: list[str], offending: str) -> None:
-    done = bench(*options)
+    done = multiring("bench", *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert offending in done.stderr
     assert "Traceback" not in done.stderr
@@ -301,7 +286,8 @@ def test_a_rank_does_not_start_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_ranks_are_measured_recorded_and_drawn(tmp_path: Path) -> None:
     file, picture = tmp_path / "result.json", tmp_path / "CURVES.PNG"
     options = ["--launches", "2", "--seconds", "0.01", "--json", str(file), "--plot", str(picture)]
-    done = bench("-n", "2", "--sizes", "4094,4KB,512KB", *options)  # 4094 in whole numbers of two blocks are 4 KB
+    sizes = "4094,4KB,512KB"  # 4094 in whole numbers of two blocks are 4 KB
+    done = multiring("bench", "-n", "2", "--sizes", sizes, *options)
     assert done.returncode == 0, done.stderr
     record = json.loads(file.read_text())
     rows = [(row["nbytes"], row["buffer"], row["api"], len(row["launches"])) for row in record["rows"]]
@@ -315,14 +301,18 @@ def test_two_ranks_are_measured_recorded_and_drawn(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named_with_the_file() -> None:
-    refused = bench("-n", "2", "--sizes", "8", "--launches", "1", "--seconds", "0.01", "--json", "/dev/full")
+    refused = multiring(
+        "bench", "-n", "2", "--sizes", "8", "--launches", "1", "--seconds", "0.01", "--json", "/dev/full"
+    )
     assert refused.returncode == 2
     assert "multiring bench: /dev/full: No space left on device" in refused.stderr
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "broadcast"])
 def test_other_collectives(collective: str) -> None:
-    done = bench("-n", "3", "--collective", collective, "--sizes", "300KB", "--launches", "1", "--seconds", "0.01")
+    done = multiring(
+        "bench", "-n", "3", "--collective", collective, "--sizes", "300KB", "--launches", "1", "--seconds", "0.01"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{collective}, 3 ranks on one host")
 
@@ -330,7 +320,7 @@ def test_other_collectives(collective: str) -> None:
 def test_other_collectives_beside_gloo() -> None:
     pytest.importorskip("torch")
     options = ["--collective", "reduce_scatter", "--peers", "gloo", "--sizes", "4KB", "--launches", "1"]
-    done = bench("-n", "2", *options, "--seconds", "0.01")
+    done = multiring("bench", "-n", "2", *options, "--seconds", "0.01")
     assert done.returncode == 0, done.stderr
     assert "gloo / ours" in done.stdout
 
@@ -340,7 +330,7 @@ def test_beside_open_mpi(tmp_path: Path) -> None:
         pytest.skip("no Open MPI here")
     file = tmp_path / "result.json"
     options = ["--sizes", "4KB", "--launches", "1", "--seconds", "0.01", "--json", str(file)]
-    done = bench("-n", "2", "--peers", "openmpi", *options)
+    done = multiring("bench", "-n", "2", "--peers", "openmpi", *options)
     assert done.returncode == 0, done.stderr
     assert "openmpi / ours" in done.stdout
     assert json.loads(file.read_text())["versions"]["openmpi"].split(".")[0].isdigit()

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from commands import multiring
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -49,11 +50,6 @@ torch.cuda.Stream, torch.cuda.stream = Stream, lambda stream: stream
 torch.empty, torch.zeros = empty, zeros
 """
 """Gives torch a device that is memory of the CPU."""
-
-
-def started(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "multiring", "bench", *options]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=220)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +174,7 @@ def test_a_peer_that_shares_memory_is_not_measured_apart(monkeypatch: pytest.Mon
 def test_a_host_without_devices_says_why(torch: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(torch)
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = started("--device", "cuda", PYTHONPATH=path)
+    done = multiring("bench", "--device", "cuda", PYTHONPATH=path)
     assert (done.returncode, done.stderr) == (2, f"multiring bench: --device cuda: {line}\n")
 
 
@@ -289,7 +285,7 @@ def test_each_collective_is_right_on_a_device(collective: Measurable, measured: 
 def test_a_whole_run(tmp_path: Path, stand_in: dict[str, str]) -> None:
     file, collective = tmp_path / "result.json", "all_gather"
     options = ["--device", "cuda", "--peers", "gloo", "--sizes", "4KB,512KB", "--launches", "1", "--seconds", "0.01"]
-    done = started("-n", "2", "--collective", collective, *options, "--json", str(file), **stand_in)
+    done = multiring("bench", "-n", "2", "--collective", collective, *options, "--json", str(file), **stand_in)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{collective}, 2 ranks on one host, 1 CUDA device (Stand-in), float32, 1 launch;")
     assert "bare copies" in done.stdout

@@ -161,6 +161,10 @@ def test_one_line_says_what_cannot_be_planned(options: list[str], offending: str
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (units.ranges([]), ""),
+        (units.ranges([3]), "3"),
+        (units.ranges([0, 1, 2, 5]), "0-2, 5"),
+        (units.ranges({4, 1, 3}), "1, 3-4"),
         (units.duration(2.5), "2.5 s"),
         (units.duration(0.9996), "1 s"),
         (units.duration(35.04e-3), "35 ms"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
+from commands import multiring
 from topologies import CORE, card, nested
 from typer.testing import CliRunner, Result
 
@@ -57,11 +56,6 @@ def parsed(text: str) -> ElementTree.Element:
 
 def words(root: ElementTree.Element) -> str:
     return " ".join(root.itertext())
-
-
-def multiring(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "multiring", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
 def reported(file: Path, *options: str) -> Result:

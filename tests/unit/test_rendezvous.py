@@ -22,7 +22,7 @@ from multiring import env, errors
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost, RendezvousError, ResourceError
 from multiring.job import rendezvous
 from multiring.job.bootstrap import JobMeeting, RankIdentity
-from multiring.job.exchange import Exchange, spans
+from multiring.job.exchange import Exchange
 from multiring.job.hosts import control_edges
 from multiring.job.introduction import Introduction, fitting_streams
 from multiring.job.store import Client, Server
@@ -686,10 +686,6 @@ def test_an_introduction_that_lacks_something_names_its_rank(name: str) -> None:
 def test_an_introduction_that_cannot_be_read_names_its_rank(name: str, wrong: object) -> None:
     with pytest.raises(RendezvousError, match=r"^what rank 3 says of itself cannot be read \(.*install the same"):
         Introduction.decode(INTRODUCTION.encode() | {name: wrong}, 3)
-
-
-def test_ranks_in_words() -> None:
-    assert [spans(ranks) for ranks in ([], [3], [0, 1, 2, 5], [1, 3, 4])] == ["", "3", "0-2, 5", "1, 3-4"]
 
 
 def test_without_proc_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from multiring.cli.output import folded
 from multiring.launch.watch import program_name
-from multiring.units import count
+from multiring.units import count, ranges
 
 OLD_SECONDS = 3.0
 """What a rank said longer ago than this is marked as old: it says something each second."""
@@ -156,7 +156,7 @@ def _words(look: Look) -> list[Text]:
     if (plan := look["plan"]) is not None:
         found.append(Text(f"plan {plan['id']}: {plan['words']}"))
     if (slow := look["slowest"]) is not None:
-        name = f"rank{'s' * (len(slow['ranks']) > 1)} {_spans(slow['ranks'])} (host {slow['host']})"
+        name = f"rank{'s' * (len(slow['ranks']) > 1)} {ranges(slow['ranks'])} (host {slow['host']})"
         told = f"{name} {'keep' if len(slow['ranks']) > 1 else 'keeps'} the others waiting for {slow['share']:.0%} of "
         told += f"the time: {KEEPS[slow['reason']]}"
         found.append(Text(told + (f"; at {_plain(slow['where'])}" if slow["where"] else ""), "yellow"))
@@ -184,8 +184,8 @@ def _blocked(ranks: Sequence[Look]) -> list[str]:
     lines = []
     longest_first = sorted(waiting.items(), key=lambda each: -max(seconds for _, seconds in each[1]))
     for (collective, waits_for), who in longest_first[:SHOWN_WAITS]:
-        named = f"rank{'s' * (len(who) > 1)} {_spans(rank for rank, _ in who)}"
-        them = f"rank{'s' * (len(waits_for) > 1)} {_spans(waits_for)}" if waits_for else "what is on its way"
+        named = f"rank{'s' * (len(who) > 1)} {ranges(rank for rank, _ in who)}"
+        them = f"rank{'s' * (len(waits_for) > 1)} {ranges(waits_for)}" if waits_for else "what is on its way"
         seconds = _elapsed(max(seconds for _, seconds in who))
         lines.append(f"{named} {'wait' if len(who) > 1 else 'waits'} for {them} in {collective}, for {seconds} now")
     return lines
@@ -246,7 +246,7 @@ def _of_host(ranks: Sequence[Look]) -> list[Text | str]:
     for state, number in Counter(rank["state"] for rank in ranks).most_common():
         states.append(", " if states else "")
         states.append(f"{number} {state}", STYLES.get(state, "yellow"))
-    return [_spans(rank["rank"] for rank in ranks), states, *_rates(_fresh(ranks))]
+    return [ranges(rank["rank"] for rank in ranks), states, *_rates(_fresh(ranks))]
 
 
 def _rates(statuses: Iterable[Look]) -> list[str]:
@@ -279,14 +279,3 @@ def _elapsed(seconds: float) -> str:
         return f"{whole} s"
     minutes, left = divmod(whole, 60)
     return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _spans(ranks: Iterable[int]) -> str:
-    """Numbers in order, as 0-3, 7."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

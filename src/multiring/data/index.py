@@ -26,6 +26,7 @@ import numpy as np
 
 from multiring.data.archive import members
 from multiring.data.errors import DataError
+from multiring.whole_files import replace
 
 NAME = "index.multiring"
 VERSION = 1
@@ -189,26 +190,8 @@ def build(folder: Path, files: Sequence[Path] | None = None) -> DataIndex:
     builder = _IndexBuilder()
     for path in tar_files(folder) if files is None else files:
         builder.add(path)
-    write_whole(folder / NAME, builder.content())
+    replace(folder / NAME, builder.content(), lasting=True)
     return load(folder)
-
-
-def write_whole(path: Path, content: Iterator[bytes]) -> None:
-    """Write a file under another name, and give it its own once it is on the disk; OSError if it cannot be."""
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with half.open("wb") as file:
-            for part in content:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        half.replace(path)
-    except OSError as error:  # where the disk is full Python does not say of which file
-        half.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    except BaseException:
-        half.unlink(missing_ok=True)
-        raise
 
 
 def load(folder: Path) -> DataIndex:

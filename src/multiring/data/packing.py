@@ -14,6 +14,7 @@ from pathlib import Path
 from multiring.data import index
 from multiring.data.dataset import CLASSES
 from multiring.data.errors import DataError
+from multiring.whole_files import replace
 
 FILE_BYTES = 256 << 20
 """Bytes of a tar file, about: so few files hold a data set, and each is read and copied in seconds."""
@@ -76,7 +77,7 @@ def pack(
                 raise ValueError(f"{source / name}: no file in this class ends in {', '.join(endings)}")
         writer.close()
         listed = json.dumps(classes, ensure_ascii=False, indent=0) + "\n"
-        index.write_whole(target / CLASSES, iter([listed.encode()]))
+        replace(target / CLASSES, [listed.encode()], lasting=True)
         index.build(target, writer.files)
     except BaseException:
         writer.close()

@@ -11,13 +11,13 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from multiring.errors import MultiringError, RendezvousError
 from multiring.job.store import Client, JobStore, KeyValueStore
 from multiring.net import local
+from multiring.units import ranges
 
 Record = dict[str, Any]
 
@@ -62,9 +62,9 @@ class Roll(NamedTuple):
     def told(self) -> str:
         """Who is late, in words."""
         ranks = "rank" if len(self.missing) == 1 else "ranks"
-        unasked = f"; not asked in time: {spans(self.unasked)}" if self.unasked else ""
-        arrived = f"arrived: {spans(list(self.arrived)) or 'none'}{unasked}"
-        return f"{ranks} {spans(self.missing)} did not arrive ({arrived})"
+        unasked = f"; not asked in time: {ranges(self.unasked)}" if self.unasked else ""
+        arrived = f"arrived: {ranges(list(self.arrived)) or 'none'}{unasked}"
+        return f"{ranks} {ranges(self.missing)} did not arrive ({arrived})"
 
 
 def first_open(store: KeyValueStore, prefix: str) -> int:
@@ -474,14 +474,3 @@ def _cause(failed: Sequence[Record]) -> Record:
     own = [record for record in failed if record["rank"] == record["by"]]
     silent = [record for record in failed if record["rank"] not in reported]
     return (own or silent or failed)[0]
-
-
-def spans(ranks: Sequence[int]) -> str:
-    """Sorted ranks in words: "0-2, 5"."""
-
-    def runs() -> Iterator[str]:
-        for _, run in groupby(enumerate(ranks), lambda entry: entry[1] - entry[0]):
-            members = [rank for _, rank in run]
-            yield f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0])
-
-    return ", ".join(runs())

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from multiring import env, probe
 from multiring.errors import RendezvousError
-from multiring.job.exchange import Record, spans
+from multiring.job.exchange import Record
 from multiring.job.introduction import Introduction
 from multiring.net.cards import Route, routes_between
 from multiring.net.dial import Address
 from multiring.planning import topology_file
 from multiring.planning.topology import Topology
+from multiring.units import ranges
 
 CONTROL_FANOUT = 4
 """Children of a host in the control tree: depth 5 at 1,024 hosts."""
@@ -78,8 +79,8 @@ def _hosts(attached: Sequence[Sequence[int]], names: Sequence[str]) -> tuple[str
         for peer in group:
             if groups[peer] != group:
                 raise RendezvousError(
-                    f"rank {rank} shares memory with {spans(group)}, but rank {peer} with {spans(groups[peer])}: give "
-                    "the ranks of one host the same MULTIRING_HOST, and those of others another",
+                    f"rank {rank} shares memory with {ranges(group)}, but rank {peer} with {ranges(groups[peer])}: "
+                    "give the ranks of one host the same MULTIRING_HOST, and those of others another",
                     rank=rank,
                 )
         if group[0] == rank:

@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from multiring.job.exchange import spans
 from multiring.net.acceptor import Acceptor
+from multiring.units import ranges
 
 RETRY_SECONDS = 0.2
 """Seconds between two looks at the others."""
@@ -50,5 +50,5 @@ class LateRanks:
         now = [members.index(rank) for rank in sorted(late) if rank in members]
         if not now:
             return ""
-        live = f"rank {now[0]} lives, and has" if len(now) == 1 else f"ranks {spans(now)} live, and have"
+        live = f"rank {now[0]} lives, and has" if len(now) == 1 else f"ranks {ranges(now)} live, and have"
         return f"{live} not called shrink()"

@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 
 from multiring.errors import PeerLost, RendezvousError
 from multiring.job import rendezvous
-from multiring.job.exchange import spans
 from multiring.job.late_ranks import RETRY_SECONDS, LateRanks
 from multiring.job.leader_store import LeaderStore
 from multiring.net import auth, dial
@@ -39,6 +38,7 @@ from multiring.net.framing import Message
 from multiring.net.loop import within
 from multiring.net.membership import Membership
 from multiring.runtime.world import World
+from multiring.units import ranges
 
 WATCH_AFTER_SECONDS = 0.5
 """Seconds after which a rank that has not come is looked for."""
@@ -496,7 +496,7 @@ class Survivor:
         now = [members.index(rank) for rank in present]
         seconds = time.monotonic() - self._began
         late = self._late.in_words(self._late.left_out - set(present))
-        found = f"rank {now[0]} was" if len(now) == 1 else f"ranks {spans(now)} were"  # 2 alone reads as their number
+        found = f"rank {now[0]} was" if len(now) == 1 else f"ranks {ranges(now)} were"  # 2 alone reads as their number
         return (
             f"of the {len(members)} ranks only {found} found, in {seconds:.1f} s: "
             f"not more than half of them, nor half with rank 0, and so the others may have gone on without them"

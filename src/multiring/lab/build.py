@@ -21,6 +21,7 @@ from multiring.lab.directory import HOSTS, LABS, LOG, await_lock, clear
 from multiring.lab.network import FABRIC, FORWARDER_SECONDS, Network, design, tap_names, wiring
 from multiring.planning import topology_file
 from multiring.planning.topology import Topology
+from multiring.whole_files import replace
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "taskset": "util-linux"}
 """The programs that a lab needs, and the package of each."""
@@ -187,6 +188,4 @@ def _record(cluster: Cluster) -> None:
         "congestion": cluster.congestion,
         "keeper": cluster.keeper,
     }
-    half = cluster.directory / "state.new"
-    half.write_text(json.dumps(state, indent=1))
-    half.rename(cluster.directory / STATE)
+    replace(cluster.directory / STATE, [json.dumps(state, indent=1).encode()])

@@ -24,6 +24,7 @@ import numpy as np
 from multiring import _native
 from multiring.errors import MultiringError, RendezvousError
 from multiring.runtime.engine import Engine
+from multiring.whole_files import replace
 
 CALL = np.dtype(
     [
@@ -125,14 +126,10 @@ class FlightRecorder:
             return
         calls = np.frombuffer(self._engine.recorded(), CALL)
         said = {} if failure is None else {"failure": _described(failure)}
-        part = self._path.with_name(f".{os.getpid()}~")  # the analyser takes it for none of its files
+        record = {**record_of(calls, self._rank, self._groups), **self._about, **said}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                part.write_bytes(pickle.dumps({**record_of(calls, self._rank, self._groups), **self._about, **said}))
-                part.replace(self._path)
-            finally:
-                part.unlink(missing_ok=True)
+            replace(self._path, [pickle.dumps(record)])
         except OSError as error:
             _log.warning(
                 "the flight record of rank %d is lost (MULTIRING_FLIGHT_RECORDER): %s: %s; what failed the job is not "

@@ -57,6 +57,13 @@ def single(entries: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
     return entries if isinstance(entries, torch.Tensor) else only(entries)
 
 
+def tensors_in(entry: Any) -> list[torch.Tensor]:
+    """The tensors of an argument of torch's: one, or those in lists and tuples of lists and tuples."""
+    if isinstance(entry, torch.Tensor):
+        return [entry]
+    return [tensor for part in entry for tensor in tensors_in(part)] if isinstance(entry, list | tuple) else []
+
+
 def only(entries: Sequence[_T]) -> _T:
     """The one entry of a list: torch passes lists for the sake of many GPUs in a process."""
     if len(entries) != 1:

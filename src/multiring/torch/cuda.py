@@ -33,7 +33,7 @@ from multiring.runtime.buffers import DeviceBlocks, DeviceBuffer
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import DevicePart
 from multiring.runtime.group import Group
-from multiring.torch.buffers import REDUCIBLE, divided, is_cut_off, only, op_name, single, with_options
+from multiring.torch.buffers import REDUCIBLE, divided, is_cut_off, only, op_name, single, tensors_in, with_options
 from multiring.torch.layouts import refuse_form, refuse_missing_memory, refuse_overlap, refuse_shared
 from multiring.torch.work import Watcher
 
@@ -84,14 +84,6 @@ def _is_first_on_cuda(argument: Any) -> bool | None:
             if found is not None:
                 return found
     return None
-
-
-def _tensors(arguments: Any) -> list[Tensor]:
-    if isinstance(arguments, Tensor):
-        return [arguments]
-    if isinstance(arguments, list | tuple):
-        return [tensor for argument in arguments for tensor in _tensors(argument)]
-    return []
 
 
 def _current(device: torch.device) -> int:
@@ -323,11 +315,11 @@ class CudaCollectives:
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         opts = opts or GatherOptions()
-        return self._through_host("gather", (outputs, inputs), (opts,), inputs=inputs, outputs=_tensors(outputs))
+        return self._through_host("gather", (outputs, inputs), (opts,), inputs=inputs, outputs=tensors_in(outputs))
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
         opts = opts or ScatterOptions()
-        return self._through_host("scatter", (outputs, inputs), (opts,), inputs=_tensors(inputs), outputs=outputs)
+        return self._through_host("scatter", (outputs, inputs), (opts,), inputs=tensors_in(inputs), outputs=outputs)
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Any:
         return self._through_host("send", (tensors,), (dstRank, tag), inputs=tensors, outputs=[])
@@ -360,7 +352,7 @@ class CudaCollectives:
         if work is None:
             bring_back()
             return None
-        device = _tensors(tensors)[0].device
+        device = tensors_in(tensors)[0].device
         return work.followed_by(bring_back, list(outputs), device)
 
 
@@ -380,7 +372,7 @@ class _Call:
                 "of: call them outside"
             )
         self._group, self._opts, self._result = group, opts, result
-        self._device = _tensors(result)[0].device
+        self._device = tensors_in(result)[0].device
         self._parts: list[DevicePart] = []
         self._finish: list[Callable[[], None]] = []
         self._kept: list[Tensor] = []

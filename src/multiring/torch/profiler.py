@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch import Tensor
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
+from multiring.torch.buffers import tensors_in
 from multiring.torch.work import TorchWork
 
 _Method = TypeVar("_Method", bound="Callable[..., TorchWork | None]")
@@ -29,7 +29,7 @@ def recorded(name: str, argument: int = 0) -> Callable[[_Method], _Method]:
             if not profiler._is_profiler_enabled:
                 return method(self, *arguments, **keywords)
             given = (*arguments, *keywords.values())
-            event = _RecordFunctionFast(label, [] if argument < 0 else list(_tensors(given[argument])), {})
+            event = _RecordFunctionFast(label, [] if argument < 0 else tensors_in(given[argument]), {})
             event.__enter__()
             try:
                 work = method(self, *arguments, **keywords)
@@ -45,11 +45,3 @@ def recorded(name: str, argument: int = 0) -> Callable[[_Method], _Method]:
         return call  # type: ignore[return-value]
 
     return decorate
-
-
-def _tensors(entry: Tensor | Iterable[Any]) -> Iterable[Tensor]:
-    if isinstance(entry, Tensor):
-        yield entry
-    else:
-        for part in entry:
-            yield from _tensors(part)
