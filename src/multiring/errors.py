@@ -60,6 +60,11 @@ class ResourceError(MultiringError):
 
 
 def system_message(error: BaseException) -> str:
-    """The words of an error, with the remedy where descriptors are short."""
-    is_short = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-    return f"{error} (raise ulimit -n)" if is_short else str(error)
+    """The words of an error, with the remedy where a limit of the process stands behind it."""
+    remedies = {
+        errno.EMFILE: " (raise ulimit -n)",
+        errno.ENFILE: " (raise ulimit -n)",
+        errno.EFBIG: " (raise ulimit -f)",
+    }
+    remedy = remedies.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+    return f"{error}{remedy}"

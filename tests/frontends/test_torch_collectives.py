@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import warnings
@@ -364,6 +365,39 @@ def reduce_scatter() -> None:
             dist.reduce_scatter_tensor(two, own(rank, 3 * size))
         same(one, everyone(size, 2 * size).sum(0).view(size, 2)[rank])
         same(two, everyone(size, 3 * size).sum(0).view(size, 3)[rank])
+
+
+@worker
+def inputs_in_outputs_of_other_calls() -> None:
+    """Inputs of calls that are made together count as they were, whatever the calls before them write."""
+    with group() as (rank, size):
+        for count, is_async in itertools.product((2, 30_000), (False, True)):
+            a, out = torch.cat([own(rank, count)] * size), torch.empty(size * count)
+            with dist.distributed_c10d._coalescing_manager(async_ops=is_async) as pending:
+                dist.all_gather_into_tensor(a, own(rank + 10, count))
+                dist.all_gather_into_tensor(out, a[:count])
+            if is_async:
+                pending.wait()
+            same(a.view(size, count), torch.stack([own(r + 10, count) for r in range(size)]))
+            same(out.view(size, count), everyone(size, count))
+            y, mine = own(rank, size * count), torch.empty(count)
+            with dist.distributed_c10d._coalescing_manager(async_ops=is_async) as pending:
+                dist.reduce_scatter_tensor(y[:count], own(rank + 10, size * count))
+                dist.reduce_scatter_tensor(mine, y)
+            if is_async:
+                pending.wait()
+            begin = rank * count
+            same(y[:count], sum(own(r + 10, size * count) for r in range(size))[begin : begin + count])
+            same(mine, everyone(size, size * count).sum(0)[begin : begin + count])
+        # In place, each in a part of its own output, is as it was: nothing is copied for it.
+        whole = [torch.zeros(size, 4) for _ in range(3)]
+        for number, each in enumerate(whole):
+            each[rank] = own(rank + number, 4)
+        with dist.distributed_c10d._coalescing_manager():
+            for each in whole:
+                dist.all_gather_into_tensor(each.view(-1), each[rank])
+        for number, each in enumerate(whole):
+            same(each, torch.stack([own(r + number, 4) for r in range(size)]))
 
 
 @worker

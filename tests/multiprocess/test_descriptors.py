@@ -62,3 +62,28 @@ def test_a_command_without_standard_output(launch: Launch) -> None:
     words = ("sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "multiring", "lab", "status")
     ended = subprocess.run(words, env=launch.environment, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_rank_that_may_write_no_file_ends_well(launch: Launch) -> None:
+    script = launch.script(
+        """
+        import resource
+        import numpy as np
+        import multiring as mr
+
+        mr.init()
+        if mr.rank() == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        x = np.arange(5) * 10**mr.rank()
+        mr.all_reduce(x)
+        print("sum", *x, flush=True)
+        mr.shutdown()
+        """
+    )
+    ended = launch.run("-n", "2", "--no-summary", script)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["[1] sum 0 11 22 33 44", "sum 0 11 22 33 44"]
+    assert (
+        ended.stderr
+        == "[1] this rank cannot tell its launcher what it does: [Errno 27] File too large (raise ulimit -f)\n"
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -73,3 +75,23 @@ def test_a_result_that_comes_in_spite_of_the_end_is_discarded() -> None:
 
     asyncio.run(limited())
     assert discarded == [7]
+
+
+CLOSED = """
+import os
+from multiring.net import loop
+loop.CLOSE_SECONDS = 0.5
+thread = loop.LoopThread("ours")
+os.closerange(3, 100)
+thread.close()
+thread.close()
+print("closed" if thread.closed else "open")
+"""
+
+
+def test_a_thread_whose_descriptors_were_closed_is_left() -> None:
+    ended = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "closed\n", ended.stderr
+    assert (
+        "the thread 'ours' does not end within 0.5 s, and is left: has the program closed descriptors" in ended.stderr
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -84,3 +85,16 @@ def test_the_number_of_a_descriptor_that_is_something_else_by_now(memory: int, m
     assert os.fstat(other).st_size == 0
     os.close(other)
     assert reports.memory() is None
+
+
+def test_what_cannot_be_written_is_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may have closed the memory, and the number may be another file's by then."""
+    monkeypatch.setattr(reports, "_is_untold", False)
+    with tempfile.TemporaryFile() as own:
+        reports.write(own.fileno(), reports.STATUS, {"stage": "runs"})
+        reports.write(own.fileno(), reports.REPORT, {"blames": 1})
+        assert os.fstat(own.fileno()).st_size == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "this rank cannot tell its launcher what it does: "
+        "[Errno 9] the program has closed the descriptor of the memory for it"
+    ]

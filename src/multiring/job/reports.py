@@ -6,7 +6,9 @@ it did before.
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import struct
 import time
@@ -14,6 +16,7 @@ import zlib
 from typing import Any
 
 from multiring import env
+from multiring.errors import system_message
 
 NAME = "multiring-report"
 """The name of the memory behind MULTIRING_REPORT_FD."""
@@ -25,6 +28,11 @@ TRIES = 5
 """Looks at a record that is being written."""
 
 _HEADER = struct.Struct("!II")
+
+_log = logging.getLogger("multiring")
+
+_is_untold = False
+"""Whether a record could not be written, which was said."""
 
 _is_forked = False
 """Whether this process was forked from the one that was started: what it does is not what that one does."""
@@ -43,21 +51,34 @@ def memory() -> int | None:
     descriptor = env.read(env.Launch).report_fd
     if descriptor is None or _is_forked:
         return None
+    return descriptor if is_memory(descriptor) else None
+
+
+def is_memory(descriptor: int) -> bool:
+    """Whether that is such a memory: a program that closes what it does not know may have given the number away."""
     try:
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        return os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{NAME}")
     except FileNotFoundError:
-        return None  # this is not the process that was started, and its exit is not the rank's
-    return (
-        descriptor if name.startswith(f"/memfd:{NAME}") else None
-    )  # else the number is something of the user's by now
+        return False
 
 
 def write(descriptor: int, place: int, record: Record) -> None:
-    """Put a record in the ``place`` of the one that stood there; ValueError if there is not room for it."""
+    """Put a record in the ``place`` of the one that stood there; ValueError if there is not room for it.
+
+    The job does without it where it cannot be written, as under `ulimit -f 0`: that is a line in the log, once.
+    """
+    global _is_untold
     content = json.dumps(record).encode()
     if place == STATUS and _HEADER.size + len(content) > REPORT:
         raise ValueError(f"a status of {len(content)} bytes: there is room for {REPORT - _HEADER.size}")
-    os.pwrite(descriptor, _HEADER.pack(len(content), zlib.crc32(content)) + content, place)
+    try:
+        if not is_memory(descriptor):
+            raise OSError(errno.EBADF, "the program has closed the descriptor of the memory for it")
+        os.pwrite(descriptor, _HEADER.pack(len(content), zlib.crc32(content)) + content, place)
+    except OSError as error:
+        if not _is_untold:
+            _log.warning("this rank cannot tell its launcher what it does: %s", system_message(error))
+        _is_untold = True
 
 
 def read(descriptor: int, place: int) -> Record | None:

@@ -94,7 +94,8 @@ class StatusTeller:
         self.pause("left")
         self._stopping.set()
         self._thread.join()
-        os.close(self._memory)
+        if reports.is_memory(self._memory):  # else the program has closed it
+            os.close(self._memory)
 
     def _run(self) -> None:
         while not self._stopping.wait(EVERY):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import select
 import socket
 import threading
@@ -14,6 +15,11 @@ from typing import Any, TypeVar
 from multiring.errors import ResourceError, system_message
 
 _T = TypeVar("_T")
+
+CLOSE_SECONDS = 20.0
+"""How long the tasks of a thread may take to end when they are cancelled."""
+
+_log = logging.getLogger("multiring")
 
 
 def check_room() -> None:
@@ -61,6 +67,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         check_room()
         self._loop = asyncio.new_event_loop()
+        self._is_left = False
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -78,10 +85,23 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancel what runs, end the thread. May be called twice."""
+        """Cancel what runs, end the thread. May be called twice.
+
+        A thread that hears nothing any more, as in a program that has closed all descriptors, is left after a time.
+        """
         if self.closed:
             return
-        self.run(self._cancel_all())
+        try:
+            self.start(self._cancel_all()).result(CLOSE_SECONDS)
+        except concurrent.futures.TimeoutError:
+            _log.warning(
+                "the thread %r does not end within %g s, and is left: has the program closed descriptors that are not "
+                "its own?",
+                self._thread.name,
+                CLOSE_SECONDS,
+            )
+            self._is_left = True
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -89,7 +109,7 @@ class LoopThread:
     @property
     def closed(self) -> bool:
         """Whether the loop has ended, as it has in a process that was forked: its thread is the parent's."""
-        return self._loop.is_closed() or not self._thread.is_alive()
+        return self._is_left or self._loop.is_closed() or not self._thread.is_alive()
 
     async def _cancel_all(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -34,7 +34,7 @@ from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import DevicePart
 from multiring.runtime.group import Group
 from multiring.torch.buffers import REDUCIBLE, divided, is_cut_off, only, op_name, single, tensors_in, with_options
-from multiring.torch.layouts import refuse_form, refuse_missing_memory, refuse_overlap, refuse_shared
+from multiring.torch.layouts import refuse_form, refuse_missing_memory, refuse_overlap, refuse_shared, unwritten
 from multiring.torch.work import Watcher
 
 _LOOK_AT = 64
@@ -278,7 +278,7 @@ class CudaCollectives:
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         call = _Call(self._group, opts or AllgatherOptions(), outputs)
-        for output, tensor in zip(outputs, inputs, strict=True):
+        for output, tensor in zip(outputs, unwritten(inputs, outputs), strict=True):
             call.all_gather(output, tensor)
         return call.work()
 
@@ -292,7 +292,7 @@ class CudaCollectives:
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         call = _Call(self._group, opts or ReduceScatterOptions(), outputs)
-        for output, tensor in zip(outputs, inputs, strict=True):
+        for output, tensor in zip(outputs, unwritten(inputs, outputs), strict=True):
             call.reduce_scatter(output, tensor)
         return call.work()
 

@@ -6,6 +6,8 @@ handed over where it lies. Any other one is copied into that order, and what arr
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
@@ -146,6 +148,30 @@ def apart(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
         return begin < highest and lowest < end and any(begin < last and first < end for first, last in written)
 
     return [source.clone() if is_written(source) else source for source in sources]
+
+
+def unwritten(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs of calls that are made one after the other, each with the output of its own number.
+
+    Those are copied that lie in the output of another call, which may be there before they are read.
+    """
+    written = sorted((*_reach(output), number) for number, output in enumerate(outputs) if output.numel())
+    begins = [begin for begin, _, _ in written]
+    highest = list(itertools.accumulate((end for _, end, _ in written), max))
+
+    def is_written(number: int, tensor: Tensor) -> bool:
+        begin, end = _reach(tensor)
+        last = bisect.bisect_left(begins, end) - 1
+        while last >= 0 and highest[last] > begin:
+            if written[last][1] > begin and written[last][2] != number:
+                return True
+            last -= 1
+        return False
+
+    return [
+        tensor.clone() if len(outputs) > 1 and tensor.numel() and is_written(number, tensor) else tensor
+        for number, tensor in enumerate(inputs)
+    ]
 
 
 def _span(elements: Tensor) -> tuple[int, int]:

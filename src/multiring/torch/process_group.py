@@ -42,7 +42,19 @@ from multiring.runtime.work import Work
 from multiring.torch.backend import DeviceBackend
 from multiring.torch.buffers import divided, is_cut_off, only, op_name, raw, reducible, single, with_options
 from multiring.torch.cuda import CudaCollectives, also_on_cuda
-from multiring.torch.layouts import Finish, TensorTarget, apart, fill, filling, on_cpu, refuse_shared, source, target
+from multiring.torch.layouts import (
+    Finish,
+    TensorTarget,
+    apart,
+    fill,
+    filling,
+    on_cpu,
+    refuse_form,
+    refuse_shared,
+    source,
+    target,
+    unwritten,
+)
 from multiring.torch.profiler import recorded
 from multiring.torch.sparse import all_reduce_sparse
 from multiring.torch.work import OrderedWatcher, TorchWork, Watcher
@@ -558,13 +570,15 @@ def _begun(calls: Sequence[Begin]) -> list[StepInFlight]:
 
 
 def _pairs(name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Each output with its input."""
+    """Each output with its input, as that is when the calls are made."""
     if len(outputs) != len(inputs):
         raise ValueError(
             f"{name} of several tensors at once: {len(outputs)} outputs do not go with {len(inputs)} inputs"
         )
     refuse_shared(outputs)
-    return list(zip(outputs, inputs, strict=True))
+    for tensor in inputs:
+        refuse_form(tensor)
+    return list(zip(outputs, unwritten(inputs, outputs), strict=True))
 
 
 def _check_lists(name: str, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], size: int) -> None:
