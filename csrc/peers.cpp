@@ -356,7 +356,7 @@ void Peers::say_farewell(Clock::time_point deadline) {
     // What is still held back may be what a peer waits for, unless it has left.
     for (const auto& link : executor_.attached())
         while (!link->flush() && !state_.has_failed() && !departed(link->peer) && Clock::now() < deadline) {
-            link->drain();
+            link->drain_all();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
     control_.send_farewell(options_.rank);
@@ -386,7 +386,7 @@ void Peers::linger(Clock::time_point until) {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // when two leave at once, one sees what the other posted
     while (!state_.has_failed()) {
         const bool last = !is_unread() || Clock::now() >= until;
-        for (const auto& link : executor_.attached()) link->drain();
+        for (const auto& link : executor_.attached()) link->drain_all();
         if (last) return;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -347,6 +347,17 @@ bool TcpLink::drain() {
     return active;
 }
 
+void TcpLink::drain_all() {
+    for (const auto& stream : streams_) {
+        if (stream->busy.load(std::memory_order_relaxed)) {
+            const std::lock_guard lock(stream->send_mutex);
+            write(*stream);
+        }
+        const std::lock_guard lock(stream->receive_mutex);
+        read(*stream);
+    }
+}
+
 bool TcpLink::read(Stream& stream) {
     std::size_t total = 0;
     while (!stream.closed && total < longest_read) {
