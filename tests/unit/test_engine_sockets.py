@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,6 +147,32 @@ def test_a_last_call_that_was_not_the_same_is_found_by_whoever_leaves() -> None:
     for side in sides:
         for rank in range(2):
             assert f"rank {rank} (host h{rank}) called broadcast(root={rank})" in side
+
+
+SUMS = """
+import sys
+import numpy as np
+from engines import all_reduce_plan, contribution, in_threads, world
+
+plan = all_reduce_plan(2, "direct")
+with world(2, [0, 1], streams=3, socket_threads=int(sys.argv[1])) as ranks:
+    for count in (1, 1000, 300_007) * 3:
+        expected = contribution(0, count) + contribution(1, count)
+        for result in in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, count))):
+            np.testing.assert_array_equal(result, expected)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("count", [0, 2])
+def test_nobody_is_lost_where_the_system_has_no_memory_for_a_moment(count: int, tmp_path: Path) -> None:
+    here, library = Path(__file__).parent, tmp_path / "scarce_memory.so"
+    subprocess.run(["cc", "-shared", "-fPIC", here / "scarce_memory.c", "-o", library, "-ldl"], check=True)
+    preloaded = ":".join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)]))
+    environment = {**os.environ, "LD_PRELOAD": preloaded, "PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
+    words = [sys.executable, "-c", SUMS, str(count)]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_forked_child_leaves_them_alone() -> None:
