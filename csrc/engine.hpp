@@ -65,8 +65,7 @@ class Engine final : public Surroundings {
     void forget(std::uint32_t id);
     std::uint64_t completed(std::uint32_t communicator) const;  // collectives, from the first on
     std::uint32_t install(std::uint32_t communicator, std::span<const std::int64_t> table,
-                          std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
-                          std::uint32_t window, std::uint64_t plan, std::size_t grain);
+                          std::span<const std::int32_t> peers, const PlanFacts& facts);
     Installed& installed(std::uint32_t handle) { return executor_.installed(handle); }
 
     // `check_signals` is called ten times a second while nothing happens; what it throws fails the engine. It should
