@@ -11,7 +11,7 @@
 //     3. a Communicator's, and under it its schedules' (layout_mutex_) and, if it is free, a DeviceQueue's
 //     4. the mailbox of another engine of this process
 //     5. Operations::mutex_, Peers::mutex_, Control's, EngineState's or FailureDetector's: one alone, but for fork(),
-//        which takes the executor's and then all of these in this order
+//        which takes the executor's and then all of these in this order, with SocketThreads' after Control's
 //     6. SocketThreads::mutex_; a link's for sending, under which no failure is reported, and under it those of its
 //        queues and of a SocketThread; Executor::lanes_mutex_, the pool's, the arena's, that of the labels, that of the
 //        cores, the recorder's
