@@ -4,8 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fork.hpp"
-
 namespace multiring {
 namespace {
 

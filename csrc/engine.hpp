@@ -32,6 +32,7 @@
 #include "engine_state.hpp"
 #include "executor.hpp"
 #include "failure_detector.hpp"
+#include "fork.hpp"
 #include "operations.hpp"
 #include "peers.hpp"
 #include "pool.hpp"
@@ -41,7 +42,7 @@
 
 namespace multiring {
 
-class Engine final : public Surroundings {
+class Engine final : public Surroundings, public Forked {
   public:
     explicit Engine(EngineOptions options);
     ~Engine();
@@ -123,10 +124,10 @@ class Engine final : public Surroundings {
     std::vector<RecordedCall> recorded() const;  // the last calls; none if they are not kept
     pid_t progress_thread() const { return progress_thread_.load(); }
 
-    // fork.cpp. A disowned engine is a forked child's copy: every call raises, and it is never destroyed.
-    void lock_for_fork();
-    void unlock_after_fork();
-    void disown() noexcept;
+    // A disowned engine is a forked child's copy: every call raises, and it is never destroyed.
+    void lock_for_fork() override;
+    void unlock_after_fork() override;
+    void disown() noexcept override;
     void check_owned() const { state_.check_owned(); }    // throws if it is disowned
     void check_usable() const { state_.check_usable(); }  // throws if it is disowned, was shut down or failed
     bool is_disowned() const { return state_.is_disowned(); }
