@@ -326,8 +326,8 @@ std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& t
     if (table.shape(1) != Schedule::columns)
         throw std::invalid_argument("instructions have " + std::to_string(table.shape(1)) + " columns, not " +
                                     std::to_string(Schedule::columns));
-    return engine.install(communicator, {table.data(), table.size()}, {peers.data(), peers.size()}, blocks,
-                          segment_bytes, window, plan_id, grain);
+    return engine.install(communicator, {table.data(), table.size()}, {peers.data(), peers.size()},
+                          {blocks, segment_bytes, window, plan_id, grain});
 }
 
 // A reference that any thread may copy and let go of, without the GIL.

@@ -10,16 +10,12 @@
 
 namespace multiring {
 
-Doorbell::Doorbell()
-    : bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      data_epoll_(epoll_create1(EPOLL_CLOEXEC)) {
-    if (!bell_.is_open() || !epoll_.is_open() || !data_epoll_.is_open())
-        throw_resource_error(system_message("cannot create a descriptor to sleep on", errno));
+Doorbell::Doorbell() : bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
     epoll_event event{};
     event.events = EPOLLIN;
-    event.data.u64 = key_of(Watched::doorbell, 0);
-    epoll_ctl(epoll(), EPOLL_CTL_ADD, descriptor(), &event);
+    event.data.u64 = key;
+    if (!bell_.is_open() || !epoll_.is_open() || epoll_ctl(epoll(), EPOLL_CTL_ADD, descriptor(), &event) != 0)
+        throw_resource_error(system_message("cannot create a descriptor to sleep on", errno));
 }
 
 void Doorbell::ring() const {
@@ -36,7 +32,8 @@ void Doorbell::take_rings() const {
 }
 
 void Doorbell::close() noexcept {
-    for (Descriptor* each : {&bell_, &epoll_, &data_epoll_}) each->reset();
+    bell_.reset();
+    epoll_.reset();
 }
 
 }  // namespace multiring

@@ -4,8 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fork.hpp"
-
 namespace multiring {
 namespace {
 
@@ -60,10 +58,9 @@ void Engine::forget(std::uint32_t id) {
 }
 
 std::uint32_t Engine::install(std::uint32_t communicator, std::span<const std::int64_t> table,
-                              std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
-                              std::uint32_t window, std::uint64_t plan, std::size_t grain) {
+                              std::span<const std::int32_t> peers, const PlanFacts& facts) {
     state_.check_open();  // a failed engine refuses the call that this schedule is for, and says which
-    return executor_.install(communicator, table, peers, blocks, segment_bytes, window, plan, grain);
+    return executor_.install(communicator, table, peers, facts);
 }
 
 std::uint64_t Engine::completed(std::uint32_t communicator) const {

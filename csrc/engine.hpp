@@ -11,7 +11,7 @@
 //     3. a Communicator's, and under it its schedules' (layout_mutex_) and, if it is free, a DeviceQueue's
 //     4. the mailbox of another engine of this process
 //     5. Operations::mutex_, Peers::mutex_, Control's, EngineState's or FailureDetector's: one alone, but for fork(),
-//        which takes the executor's and then all of these in this order
+//        which takes the executor's and then all of these in this order, with SocketThreads' after Control's
 //     6. SocketThreads::mutex_; a link's for sending, under which no failure is reported, and under it those of its
 //        queues and of a SocketThread; Executor::lanes_mutex_, the pool's, the arena's, that of the labels, that of the
 //        cores, the recorder's
@@ -32,6 +32,7 @@
 #include "engine_state.hpp"
 #include "executor.hpp"
 #include "failure_detector.hpp"
+#include "fork.hpp"
 #include "operations.hpp"
 #include "peers.hpp"
 #include "pool.hpp"
@@ -41,7 +42,7 @@
 
 namespace multiring {
 
-class Engine final : public Surroundings {
+class Engine final : public Surroundings, public Forked {
   public:
     explicit Engine(EngineOptions options);
     ~Engine();
@@ -65,8 +66,7 @@ class Engine final : public Surroundings {
     void forget(std::uint32_t id);
     std::uint64_t completed(std::uint32_t communicator) const;  // collectives, from the first on
     std::uint32_t install(std::uint32_t communicator, std::span<const std::int64_t> table,
-                          std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
-                          std::uint32_t window, std::uint64_t plan, std::size_t grain);
+                          std::span<const std::int32_t> peers, const PlanFacts& facts);
     Installed& installed(std::uint32_t handle) { return executor_.installed(handle); }
 
     // `check_signals` is called ten times a second while nothing happens; what it throws fails the engine. It should
@@ -124,10 +124,10 @@ class Engine final : public Surroundings {
     std::vector<RecordedCall> recorded() const;  // the last calls; none if they are not kept
     pid_t progress_thread() const { return progress_thread_.load(); }
 
-    // fork.cpp. A disowned engine is a forked child's copy: every call raises, and it is never destroyed.
-    void lock_for_fork();
-    void unlock_after_fork();
-    void disown() noexcept;
+    // A disowned engine is a forked child's copy: every call raises, and it is never destroyed.
+    void lock_for_fork() override;
+    void unlock_after_fork() override;
+    void disown() noexcept override;
     void check_owned() const { state_.check_owned(); }    // throws if it is disowned
     void check_usable() const { state_.check_usable(); }  // throws if it is disowned, was shut down or failed
     bool is_disowned() const { return state_.is_disowned(); }

@@ -175,14 +175,12 @@ std::shared_ptr<Communicator> Executor::find(std::uint32_t id) const {
 }
 
 std::uint32_t Executor::install(std::uint32_t communicator, std::span<const std::int64_t> table,
-                                std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
-                                std::uint32_t window, std::uint64_t plan, std::size_t grain) {
+                                std::span<const std::int32_t> peers, const PlanFacts& facts) {
     const std::lock_guard lock(mutex_);
     Communicator& of = *find(communicator);
     auto made = std::make_unique<Installed>();
     made->communicator = &of;
-    made->schedule = std::make_shared<Schedule>(table, peers, of.self, static_cast<int>(of.members.size()), blocks,
-                                                segment_bytes, window, plan, grain);
+    made->schedule = std::make_shared<Schedule>(table, peers, of.self, static_cast<int>(of.members.size()), facts);
     installed_.push_back(std::move(made));
     return static_cast<std::uint32_t>(installed_.size() - 1);
 }
@@ -307,8 +305,8 @@ std::unique_ptr<Installed> Executor::make_point_schedule(Communicator& communica
     auto made = std::make_unique<Installed>();
     made->communicator = &communicator;
     made->schedule =
-        std::make_shared<Schedule>(row, peers, communicator.self, static_cast<int>(communicator.members.size()), 1,
-                                   point_segment_bytes, window, 0, finest_grain);
+        std::make_shared<Schedule>(row, peers, communicator.self, static_cast<int>(communicator.members.size()),
+                                   PlanFacts{1, point_segment_bytes, window, 0, finest_grain});
     resolve(*made);
     if (collective == Collective::recv) made->granted_sources = made->links;
     return made;

@@ -71,8 +71,7 @@ class Executor final : public Receiver {
     void add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation);
     void forget(std::uint32_t id);
     std::uint32_t install(std::uint32_t communicator, std::span<const std::int64_t> table,
-                          std::span<const std::int32_t> peers, int blocks, std::size_t segment_bytes,
-                          std::uint32_t window, std::uint64_t plan, std::size_t grain);
+                          std::span<const std::int32_t> peers, const PlanFacts& facts);
     Installed& installed(std::uint32_t handle);
 
     // Check a collective and number it; it starts with `try_begin`.

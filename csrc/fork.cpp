@@ -6,17 +6,15 @@
 #include <mutex>
 #include <vector>
 
-#include "engine.hpp"
-
 namespace multiring {
 namespace {
 
 std::mutex mutex;
-std::vector<Engine*> engines;
+std::vector<Forked*> engines;
 
 void before_fork() {
     mutex.lock();
-    for (Engine* engine : engines) engine->lock_for_fork();
+    for (Forked* engine : engines) engine->lock_for_fork();
 }
 
 void after_fork_in_parent() {
@@ -35,14 +33,14 @@ void after_fork_in_child() {
 
 }  // namespace
 
-void register_for_fork(Engine& engine) {
+void register_for_fork(Forked& engine) {
     static const int once = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     static_cast<void>(once);
     const std::lock_guard lock(mutex);
     engines.push_back(&engine);
 }
 
-void unregister_for_fork(Engine& engine) {
+void unregister_for_fork(Forked& engine) {
     const std::lock_guard lock(mutex);
     std::erase(engines, &engine);
 }

@@ -4,10 +4,19 @@
 
 namespace multiring {
 
-class Engine;
+// An engine, as fork() deals with it.
+class Forked {
+  public:
+    virtual void lock_for_fork() = 0;
+    virtual void unlock_after_fork() = 0;
+    virtual void disown() noexcept = 0;
+
+  protected:
+    ~Forked() = default;
+};
 
 // Engines that live in this process. While fork() runs, their locks are held; in the child each is disowned.
-void register_for_fork(Engine& engine);
-void unregister_for_fork(Engine& engine);
+void register_for_fork(Forked& engine);
+void unregister_for_fork(Forked& engine);
 
 }  // namespace multiring

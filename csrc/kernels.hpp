@@ -3,7 +3,8 @@
 
 #include <cstddef>
 
-#include "reduce.hpp"
+#include "arithmetic.hpp"
+#include "types.hpp"
 
 namespace multiring {
 

@@ -73,6 +73,8 @@ class Link {
     }
     // Take in what has arrived; true if there was anything or another thread is at it.
     virtual bool drain() = 0;
+    // The same for a rank that leaves: nobody reads after it, so it waits for other threads and does their part, too.
+    virtual void drain_all() { drain(); }
     // The payload was read.
     virtual void give_back(Payload payload, std::size_t bytes) = 0;
     // Whether what was read so far may not be what the peer sent: a call has failed there, and its memory is its own.

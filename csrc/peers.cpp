@@ -15,6 +15,12 @@ namespace {
 
 constexpr auto notice_grace = std::chrono::milliseconds(100);
 
+// What the progress thread's epoll tells of, but for its bell, and whose it is.
+enum class Watched : std::uint64_t { control, data, hangup };
+std::uint64_t key_of(Watched what, int peer) {
+    return static_cast<std::uint64_t>(what) << 32 | static_cast<std::uint32_t>(peer);
+}
+
 // Programs that a rank starts must not keep its connections open.
 void close_on_exec(std::initializer_list<int> fds) {
     for (const int fd : fds) fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -31,11 +37,13 @@ Peers::Peers(const EngineOptions& options, EngineState& state, std::shared_ptr<A
       cores_(cores),
       doorbell_(doorbell),
       pool_(pool),
+      data_epoll_(epoll_create1(EPOLL_CLOEXEC)),
       control_(doorbell.epoll(), options.generation, control_events(std::move(take_beat))),
       socket_threads_(options, cores),
       mailbox_(std::make_shared<InprocMailbox>()),
       departed_(static_cast<std::size_t>(options.world_size)),
       linked_(departed_.size()) {
+    if (!data_epoll_.is_open()) throw_resource_error(system_message("cannot create a descriptor to sleep on", errno));
     mailbox_->owner = this;
 }
 
@@ -129,7 +137,7 @@ void Peers::attach_tcp(int peer, const std::vector<int>& sockets) {
                       Complaint::unacknowledged});
     };
     auto link = std::make_unique<TcpLink>(peer, std::move(owned), options_.generation, executor_, pool_,
-                                          socket_threads_, doorbell_.data_epoll(), doorbell_.epoll(),
+                                          socket_threads_, data_epoll_.get(), doorbell_.epoll(),
                                           key_of(Watched::hangup, peer), std::move(events));
     TcpLink* added = link.get();
     executor_.attach(std::move(link));
@@ -159,8 +167,6 @@ bool Peers::departed(int peer) const {
     return departed_[static_cast<std::size_t>(peer)];
 }
 
-// What follows from the cores that the ranks of this host have. Spinning pays while each has one to itself; where
-// several share one, they share its nearest caches, which their staging should fill.
 // ---- failure ------------------------------------------------------------------------------------------------------
 
 void Peers::fail(Failure failure) {
@@ -302,7 +308,7 @@ bool Peers::flush() {
 bool Peers::drain_sockets() {
     if (!has_sockets_.load(std::memory_order_acquire)) return false;
     epoll_event events[64];
-    const int count = epoll_wait(doorbell_.data_epoll(), events, 64, 0);
+    const int count = epoll_wait(data_epoll_.get(), events, 64, 0);
     for (int i = 0; i < count; ++i)
         if (Link* link = executor_.link(static_cast<int>(events[i].data.u64)))
             link->drain();  // it may be being attached
@@ -327,6 +333,10 @@ void Peers::poll(Clock::duration at_most) {
     const int count = epoll_wait(doorbell_.epoll(), events, 16, 0);
     last_poll_ = Clock::now();
     for (int i = 0; i < count; ++i) {
+        if (events[i].data.u64 == Doorbell::key) {
+            doorbell_.take_rings();
+            continue;
+        }
         const auto watched = static_cast<Watched>(events[i].data.u64 >> 32);
         const int peer = static_cast<int>(events[i].data.u64 & 0xffffffff);
         switch (watched) {
@@ -335,7 +345,6 @@ void Peers::poll(Clock::duration at_most) {
             case Watched::hangup:
                 if (Link* link = executor_.link(peer)) link->drain();  // it may be being attached
                 break;
-            case Watched::doorbell: doorbell_.take_rings(); break;
         }
     }
 }
@@ -346,7 +355,7 @@ void Peers::watch_data(bool wanted) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = key_of(Watched::data, 0);
-    epoll_ctl(doorbell_.epoll(), wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, doorbell_.data_epoll(), &event);
+    epoll_ctl(doorbell_.epoll(), wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, data_epoll_.get(), &event);
     watches_data_ = wanted;
 }
 
@@ -356,7 +365,7 @@ void Peers::say_farewell(Clock::time_point deadline) {
     // What is still held back may be what a peer waits for, unless it has left.
     for (const auto& link : executor_.attached())
         while (!link->flush() && !state_.has_failed() && !departed(link->peer) && Clock::now() < deadline) {
-            link->drain();
+            link->drain_all();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
     control_.send_farewell(options_.rank);
@@ -386,7 +395,7 @@ void Peers::linger(Clock::time_point until) {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // when two leave at once, one sees what the other posted
     while (!state_.has_failed()) {
         const bool last = !is_unread() || Clock::now() >= until;
-        for (const auto& link : executor_.attached()) link->drain();
+        for (const auto& link : executor_.attached()) link->drain_all();
         if (last) return;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -402,19 +411,24 @@ void Peers::release() {
     control_.close_all();
     const std::lock_guard lock(mutex_);  // another thread may look at the links
     executor_.disown();
+    data_epoll_.reset();
 }
 
 void Peers::disown() noexcept {
     executor_.disown();
     control_.disown();
+    socket_threads_.disown();
+    data_epoll_.reset();
 }
 
 void Peers::lock_for_fork() {
     mutex_.lock();
     control_.lock_for_fork();
+    socket_threads_.lock_for_fork();
 }
 
 void Peers::unlock_after_fork() {
+    socket_threads_.unlock_after_fork();
     control_.unlock_after_fork();
     mutex_.unlock();
 }

@@ -1,9 +1,9 @@
 // Peers: the other ranks as this one reaches them. It attaches links and control connections, keeps account of who has
 // left, reads what arrives, and passes on failures, complaints and farewells.
 //
-// It owns the control connections and the lists of links (the links themselves are the executor's). `mutex_` guards the
-// lists, who has left, and what has come for the progress thread: notices and suspicions. The control connections have
-// a lock of their own.
+// It owns the control connections, the epoll of the data connections, which is part of the progress thread's while that
+// has work, and the lists of links (the links themselves are the executor's). `mutex_` guards the lists, who has left,
+// and what has come for the progress thread: notices and suspicions. The control connections have a lock of their own.
 #pragma once
 
 #include <atomic>
@@ -109,6 +109,7 @@ class Peers {
     Cores& cores_;
     Doorbell& doorbell_;
     Pool& pool_;
+    Descriptor data_epoll_;
     Control control_;
     SocketThreads socket_threads_;
     const std::shared_ptr<InprocMailbox> mailbox_;

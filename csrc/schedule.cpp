@@ -55,13 +55,9 @@ std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize, std::size_
 }
 
 Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int32_t> peer_table, int member,
-                   int members, int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan,
-                   std::size_t grain)
-    : blocks(blocks),
-      segment_bytes(std::min(segment_bytes, largest_segment)),
-      window(window),
-      plan(plan),
-      grain(grain) {
+                   int members, const PlanFacts& facts)
+    : PlanFacts(facts) {
+    segment_bytes = std::min(segment_bytes, largest_segment);
     if (blocks < 1) throw std::invalid_argument("blocks is " + std::to_string(blocks) + ", must be at least 1");
     if (segment_bytes < 1) throw std::invalid_argument("segment_bytes is 0, must be at least 1");
     if (window < 1) throw std::invalid_argument("window is 0, must be at least 1");

@@ -70,20 +70,22 @@ struct Layout {
     std::vector<std::size_t> arrival_bytes;  // indexed by arrival
 };
 
-class Schedule {
+// What all ranks that run a plan have alike.
+struct PlanFacts {
+    int blocks;
+    std::size_t segment_bytes;  // slice of one block
+    std::uint32_t window;       // segments in flight at most
+    std::uint64_t plan;
+    std::size_t grain;  // bytes at whose multiples slices are cut: whole blocks where any rank sends int8
+};
+
+class Schedule : public PlanFacts {
   public:
     // A row of `table` is (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den, final, wire,
-    // rounded, keeps). `grain` is that of the plan, on which all ranks cut slices: whole blocks where any of them sends
-    // int8.
+    // rounded, keeps).
     static constexpr std::size_t columns = 13;
     Schedule(std::span<const std::int64_t> table, std::span<const std::int32_t> peers, int member, int members,
-             int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan, std::size_t grain);
-
-    const int blocks;
-    const std::size_t segment_bytes;  // slice of one block
-    const std::uint32_t window;       // segments in flight at most
-    const std::uint64_t plan;
-    const std::size_t grain;  // bytes
+             const PlanFacts& facts);
 
     std::vector<Instruction> instructions;
     std::vector<Message> messages;

@@ -1,14 +1,10 @@
 #include "socket_threads.hpp"
 
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <stdexcept>
 
-#include "errors.hpp"
 #include "wait.hpp"
 
 namespace multiring {
@@ -25,12 +21,7 @@ std::uint32_t events_for(bool wants_room) {
 
 }  // namespace
 
-SocketThread::SocketThread() : bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.ptr = nullptr;
-    if (!bell_.is_open() || !epoll_.is_open() || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, bell_.get(), &event) != 0)
-        throw_resource_error(system_message("cannot create a descriptor to sleep on", errno));
+SocketThread::SocketThread() {
     thread_ = std::thread([this] { run(); });
 }
 
@@ -48,11 +39,11 @@ bool SocketThread::serve(int socket, Served& stream, bool wants_room) {
     epoll_event event{};
     event.events = events_for(wants_room);
     event.data.ptr = &stream;
-    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event) != 0) return false;
+    if (epoll_ctl(doorbell_.epoll(), EPOLL_CTL_ADD, socket, &event) != 0) return false;
     {
         const std::lock_guard lock(mutex_);
         added_.push_back(&stream);
-        has_added_.store(true, std::memory_order_release);
+        doorbell_.announce();
     }
     ring();
     return true;
@@ -62,19 +53,11 @@ void SocketThread::watch_for_room(int socket, Served& stream, bool wanted) const
     epoll_event event{};
     event.events = events_for(wanted);
     event.data.ptr = &stream;
-    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event);  // fails where the stream is closed
+    epoll_ctl(doorbell_.epoll(), EPOLL_CTL_MOD, socket, &event);  // fails where the stream is closed
 }
 
 void SocketThread::forget(int socket) const {
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr);
-}
-
-void SocketThread::ring() const {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (!asleep_.load(std::memory_order_relaxed)) return;
-    const std::uint64_t one = 1;
-    // A full counter (EAGAIN) wakes it as well.
-    [[maybe_unused]] const auto written = write(bell_.get(), &one, sizeof one);
+    epoll_ctl(doorbell_.epoll(), EPOLL_CTL_DEL, socket, nullptr);
 }
 
 void SocketThread::run() {
@@ -91,26 +74,24 @@ void SocketThread::run() {
             for (int i = 0; i < 16; ++i) pause();
             continue;
         }
-        asleep_.store(true, std::memory_order_relaxed);
-        __atomic_thread_fence(__ATOMIC_SEQ_CST);  // who rings sees that we sleep, or we see what was done before
-        const bool is_awake = ends_.load(std::memory_order_acquire) || has_added_.load(std::memory_order_acquire) ||
+        doorbell_.set_asleep(true);
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+        const bool is_awake = ends_.load(std::memory_order_acquire) || doorbell_.has_news() ||
                               std::any_of(streams_.begin(), streams_.end(), [](Served* s) { return s->has_queued(); });
         if (!is_awake) take_events(-1);
-        asleep_.store(false, std::memory_order_relaxed);
+        doorbell_.set_asleep(false);
         idle_since = Clock::now();
     }
 }
 
 bool SocketThread::take_events(int milliseconds) {
     epoll_event events[64];
-    const int count = epoll_wait(epoll_.get(), events, 64, milliseconds);
+    const int count = epoll_wait(doorbell_.epoll(), events, 64, milliseconds);
     for (int i = 0; i < count; ++i) {
-        if (events[i].data.ptr != nullptr) {
+        if (events[i].data.u64 == Doorbell::key)
+            doorbell_.take_rings();
+        else
             static_cast<Served*>(events[i].data.ptr)->serve();
-            continue;
-        }
-        std::uint64_t rings;
-        [[maybe_unused]] const auto taken = read(bell_.get(), &rings, sizeof rings);
     }
     return count > 0;
 }
@@ -126,11 +107,11 @@ bool SocketThread::write_queued() {
 }
 
 void SocketThread::take_added() {
-    if (!has_added_.load(std::memory_order_acquire)) return;
+    if (!doorbell_.has_news()) return;
+    doorbell_.forget_news();
     const std::lock_guard lock(mutex_);
     streams_.insert(streams_.end(), added_.begin(), added_.end());
     added_.clear();
-    has_added_.store(false, std::memory_order_relaxed);
 }
 
 SocketThread* SocketThreads::of(std::size_t stream) {
@@ -158,6 +139,10 @@ void SocketThreads::stop() {
         ending.swap(threads_);
     }
     for (const auto& thread : ending) thread->end();  // all, before any goes: one may ring another
+}
+
+void SocketThreads::disown() noexcept {
+    for (const auto& thread : threads_) thread->disown();
 }
 
 }  // namespace multiring

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cores.hpp"
-#include "descriptor.hpp"
+#include "doorbell.hpp"
 #include "engine_options.hpp"
 
 namespace multiring {
@@ -43,8 +43,9 @@ class SocketThread {
     bool serve(int socket, Served& stream, bool wants_room);
     void watch_for_room(int socket, Served& stream, bool wanted) const;
     void forget(int socket) const;
-    void ring() const;  // something was queued
-    void end();         // when this returns it serves nothing any more
+    void ring() const { doorbell_.ring(); }  // something was queued
+    void end();                              // when this returns it serves nothing any more
+    void disown() noexcept { doorbell_.close(); }
 
   private:
     void run();
@@ -52,8 +53,8 @@ class SocketThread {
     bool write_queued();
     void take_added();
 
-    const Descriptor bell_, epoll_;
-    std::atomic<bool> asleep_{false}, ends_{false}, has_added_{false};
+    Doorbell doorbell_;
+    std::atomic<bool> ends_{false};
     std::mutex mutex_;
     std::vector<Served*> added_;
     std::vector<Served*> streams_;  // the thread's own
@@ -68,6 +69,10 @@ class SocketThreads {
     // are made when one is first asked for: by then it is known who shares this host's cores.
     SocketThread* of(std::size_t stream);
     void stop();  // before the links go
+
+    void lock_for_fork() { mutex_.lock(); }
+    void unlock_after_fork() { mutex_.unlock(); }
+    void disown() noexcept;  // in a forked child, which has none of the threads
 
   private:
     void make();

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "errors.hpp"
@@ -26,6 +27,12 @@ constexpr std::size_t longest_read = std::size_t{4} << 20;  // before other link
 constexpr std::size_t largest_payload = std::size_t{1} << 30;
 constexpr std::size_t fewest_bytes_for_a_thread = std::size_t{64} << 10;  // fewer are sent before it has woken
 constexpr std::uint32_t eager_token = 1;                                  // marks a payload that used the credit
+
+// The system has no memory to spare: nobody is lost for that, and a moment later there may be some.
+constexpr auto pause_for_memory = std::chrono::milliseconds(1);
+bool is_shortage(int error) {
+    return error == ENOBUFS || error == ENOMEM;
+}
 
 // Seconds in which the kernel had bytes that the peer had not acknowledged. It counts in ticks of its own.
 double seconds_unacknowledged(int socket) {
@@ -141,7 +148,9 @@ void TcpLink::write(Stream& stream) {
         if (n < 0) {
             if (errno == EINTR) continue;
             // On an error the receiving side finds the connection closed and says so.
-            const bool is_full = errno == EAGAIN || errno == EWOULDBLOCK;
+            const bool is_short = is_shortage(errno);
+            const bool is_full = errno == EAGAIN || errno == EWOULDBLOCK || is_short;
+            if (is_short) std::this_thread::sleep_for(pause_for_memory);
             if (!is_full) stream.is_broken.store(true, std::memory_order_relaxed);
             watch_for_room(stream, is_full);
             return;
@@ -347,6 +356,17 @@ bool TcpLink::drain() {
     return active;
 }
 
+void TcpLink::drain_all() {
+    for (const auto& stream : streams_) {
+        if (stream->busy.load(std::memory_order_relaxed)) {
+            const std::lock_guard lock(stream->send_mutex);
+            write(*stream);
+        }
+        const std::lock_guard lock(stream->receive_mutex);
+        read(*stream);
+    }
+}
+
 bool TcpLink::read(Stream& stream) {
     std::size_t total = 0;
     while (!stream.closed && total < longest_read) {
@@ -372,6 +392,10 @@ std::size_t TcpLink::read_some(Stream& stream) {
     do n = readv(stream.socket.get(), parts, part_count);
     while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+    if (n < 0 && is_shortage(errno)) {
+        std::this_thread::sleep_for(pause_for_memory);
+        return 0;
+    }
     if (n <= 0) {
         if (n == 0)
             lose(stream, "closed its connection");

@@ -47,6 +47,7 @@ class TcpLink final : public Link {
     bool shares_memory() const override { return false; }
     void post(const Frame& frame, const std::byte* payload) override;
     bool drain() override;
+    void drain_all() override;
     void give_back(Payload payload, std::size_t bytes) override;
     bool flush() override;
     void abandon() override;

@@ -61,10 +61,6 @@ class ResourceError(MultiringError):
 
 def system_message(error: BaseException) -> str:
     """The words of an error, with the remedy where a limit of the process stands behind it."""
-    remedies = {
-        errno.EMFILE: " (raise ulimit -n)",
-        errno.ENFILE: " (raise ulimit -n)",
-        errno.EFBIG: " (raise ulimit -f)",
-    }
-    remedy = remedies.get(error.errno or 0, "") if isinstance(error, OSError) else ""
-    return f"{error}{remedy}"
+    remedies = {errno.EMFILE: "ulimit -n", errno.ENFILE: "ulimit -n", errno.EFBIG: "ulimit -f"}
+    limit = remedies.get(error.errno or 0) if isinstance(error, OSError) else None
+    return f"{error} (raise {limit})" if limit else str(error)

@@ -69,6 +69,30 @@ def test_every_source_of_the_engine_is_on_its_map() -> None:
     assert names_below("Inside `csrc/`") == sources | others
 
 
+def test_sources_of_the_engine_include_none_of_a_row_below() -> None:
+    """Nor do those of a row include each other in a circle, but for the parts of a call's run."""
+    rows = [re.findall(r"`([\w.]+)`", first) for first, _ in rows_below("Inside `csrc/`")]
+    row_of = {name: number for number, row in enumerate(rows) for name in row}
+    includes: dict[str, set[str]] = {}
+    for path in (ROOT / "csrc").glob("*.[ch]pp"):
+        found = set(re.findall(r'^#include "(\w+)\.hpp"', path.read_text(), re.MULTILINE))
+        includes.setdefault(path.stem, set()).update(found - {path.stem})
+    assert sum(map(len, includes.values())) > 100
+    assert {(a, b) for a, found in includes.items() for b in found if row_of[b] > row_of[a]} == set()
+
+    def reached(name: str) -> set[str]:
+        seen: set[str] = set()
+        ahead = [name]
+        while ahead:
+            found = includes[ahead.pop()] - seen
+            seen |= found
+            ahead += found
+        return seen
+
+    in_circles = {name for name in includes if name in reached(name)}
+    assert in_circles == {"communicator", "executor", "lane", "recorder", "trace"}
+
+
 def test_modules_take_nothing_from_the_package_itself_but_modules() -> None:
     """What it offers comes from the rooms at the top: to take it would be to import upwards, which no layer forbids."""
     names = {path.stem for path in SOURCE.iterdir()} | {"_native"}

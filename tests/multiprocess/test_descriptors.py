@@ -83,7 +83,5 @@ def test_a_rank_that_may_write_no_file_ends_well(launch: Launch) -> None:
     ended = launch.run("-n", "2", "--no-summary", script)
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["[1] sum 0 11 22 33 44", "sum 0 11 22 33 44"]
-    assert (
-        ended.stderr
-        == "[1] this rank cannot tell its launcher what it does: [Errno 27] File too large (raise ulimit -f)\n"
-    )
+    why = "[Errno 27] File too large (raise ulimit -f)"
+    assert ended.stderr == f"[1] this rank cannot tell its launcher what it does: {why}\n"

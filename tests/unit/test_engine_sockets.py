@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 from engines import Rank, all_reduce_plan, contribution, in_threads, world
 
-from multiring.errors import PeerLost
+from multiring.errors import Mismatch, PeerLost
+from multiring.planning.plan import Phase, Plan, Ring, Span
 
 LARGE = 1_000_003
 """Elements; messages of 64 KB and more go to the threads."""
@@ -19,6 +27,21 @@ LARGE = 1_000_003
 
 def total(size: int, count: int, shift: int = 0) -> np.ndarray:
     return sum(contribution(rank + shift, count).astype(np.float64) for rank in range(size))
+
+
+@contextmanager
+def asleep(numbers: set[str]) -> Iterator[None]:
+    """These threads of this process do nothing for a second: a signal, whose number is 1, has them call ``sleep``."""
+    libc = ctypes.CDLL(None)
+    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    before = libc.signal(signal.SIGHUP, ctypes.cast(libc.sleep, ctypes.c_void_p))
+    try:
+        for number in numbers:
+            libc.tgkill(os.getpid(), int(number), signal.SIGHUP)
+        time.sleep(0.05)
+        yield
+    finally:
+        libc.signal(signal.SIGHUP, before)
 
 
 def has_threads(count: int) -> bool:
@@ -100,14 +123,77 @@ def test_a_rank_that_leaves_with_much_on_its_way_is_lost(round: int) -> None:
         assert all("rank 2" in text for text in caught), caught
 
 
+def test_a_last_call_that_was_not_the_same_is_found_by_whoever_leaves() -> None:
+    """What says so waits in a socket whose thread does not come to it."""
+    halves = [Span(Fraction(half, 2), Fraction(half + 1, 2)) for half in range(2)]
+    sides: list[str] = []
+    with world(2, [0, 1], streams=2, socket_threads=1) as ranks:
+        alone = set(os.listdir("/proc/self/task"))
+        in_threads(ranks, lambda rank: rank.run(all_reduce_plan(2, "direct"), contribution(rank.rank, LARGE)))
+
+        def program(rank: Rank) -> None:
+            rings = tuple(Ring((rank.rank, 1 - rank.rank), (half,)) for half in halves)
+            plan = Plan("broadcast", 2, (Phase("broadcast", "rank", "direct", rings),), 1 << 16, rank.rank)
+            # Ten elements are cut at multiples of 16: the first half is empty, the other goes by the second stream.
+            rank.run(plan, contribution(rank.rank, 10))
+            try:
+                rank.engine.shutdown()
+            except Mismatch as error:
+                sides.append(str(error))
+
+        with asleep(set(os.listdir("/proc/self/task")) - alone):
+            in_threads(ranks, program)
+    assert len(sides) == 2
+    for side in sides:
+        for rank in range(2):
+            assert f"rank {rank} (host h{rank}) called broadcast(root={rank})" in side
+
+
+SUMS = """
+import sys
+import numpy as np
+from engines import all_reduce_plan, contribution, in_threads, world
+
+plan = all_reduce_plan(2, "direct")
+with world(2, [0, 1], streams=3, socket_threads=int(sys.argv[1])) as ranks:
+    for count in (1, 1000, 300_007) * 3:
+        expected = contribution(0, count) + contribution(1, count)
+        for result in in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, count))):
+            np.testing.assert_array_equal(result, expected)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("count", [0, 2])
+def test_nobody_is_lost_where_the_system_has_no_memory_for_a_moment(count: int, tmp_path: Path) -> None:
+    here, library = Path(__file__).parent, tmp_path / "scarce_memory.so"
+    subprocess.run(["cc", "-shared", "-fPIC", here / "scarce_memory.c", "-o", library, "-ldl"], check=True)
+    preloaded = ":".join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)]))
+    environment = {**os.environ, "LD_PRELOAD": preloaded, "PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
+    words = [sys.executable, "-c", SUMS, str(count)]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def slept_on() -> int:
+    """How many descriptors of this process are there for threads to sleep on."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the folder itself
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sum(link in {"anon_inode:[eventfd]", "anon_inode:[eventpoll]"} for link in links)
+
+
 def test_a_forked_child_leaves_them_alone() -> None:
+    """It keeps no descriptor that they sleep on."""
     plan = all_reduce_plan(2, "direct")
+    before = slept_on()
     with world(2, [0, 1], streams=3, socket_threads=2) as ranks:
         for _ in range(5):
             in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, LARGE)))
             child = os.fork()
             if child == 0:
-                os._exit(0)
+                os._exit(0 if slept_on() == before else 1)
             assert os.waitpid(child, 0)[1] == 0
         results = in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, LARGE)))
         for result in results:

@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,8 +20,12 @@ from multiring import _native
 from multiring.errors import PeerLost
 from multiring.planning.choice import Candidate, Tuned
 from multiring.planning.planner import choose
+from multiring.planning.speeds import NATIVE
 from multiring.runtime import tuner, tuning
+from multiring.runtime.clocks import GroupCalls
+from multiring.runtime.plans import Plans
 from multiring.runtime.tuning import MAX_CANDIDATES, RUNGS, Rung
+from multiring.runtime.world import World
 
 RACKS = nested([[2, 2], [2, 2]], [card(200), card(400), CORE])
 
@@ -231,6 +237,23 @@ def test_calls_take_trials_in_turn_and_then_ask_again() -> None:
             return [rank.engine.installed_record(handle)[0] for handle in handles]
 
         assert in_threads(ranks, program) == [[2, 2], [2, 2]]
+
+
+def test_what_was_found_is_kept_by_the_connections_that_the_job_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody said how many there should be."""
+    monkeypatch.setattr(tuner.cache, "folder", Path)
+
+    def file(streams: int | None, said: int | None) -> Path:
+        world = SimpleNamespace(
+            settings=SimpleNamespace(wire="", reproducible=False, streams=said),
+            links=streams and SimpleNamespace(streams=streams),
+            speeds=NATIVE,
+        )
+        plans, group = SimpleNamespace(topology=RACKS), SimpleNamespace(hosts=["a"], size=4)
+        return tuner._file(cast(Plans, plans), cast(World, world), cast(GroupCalls, group))
+
+    assert file(4, None) == file(4, 4)
+    assert len({file(None, None), file(1, None), file(3, None), file(4, None)}) == 4
 
 
 FOUND = {(0, 23, 0): Tuned("0123456789ab", {"0123456789ab": 0.25, "ba9876543210": 0.5}, "2026-11-21")}

@@ -70,11 +70,12 @@ class Links:
         attach: Callable[[int, int, list[int]], None],
         describe: Callable[[int], str],
     ) -> None:
-        """``addresses[r]`` are those of rank r; ``describe(r)`` names it for messages."""
+        """``addresses[r]`` are those of rank r; ``streams`` are the connections of a data link by each of its routes;
+        ``describe(r)`` names it for messages."""
         self._acceptor = acceptor
         self._mine = mine
         self._addresses = addresses
-        self._streams = streams
+        self.streams = streams
         self._attach = attach
         self._describe = describe
         self._routes: dict[int, Sequence[Route]] = {}
@@ -257,7 +258,7 @@ class Links:
 
     async def _attempt(self, link: _Link, routes: Sequence[Route]) -> None:
         """Open all streams of a link, in turn over the routes, and attach them if they are chosen."""
-        count = self._streams * len(routes) if link.role == auth.DATA else 1
+        count = self.streams * len(routes) if link.role == auth.DATA else 1
         session = secrets.randbits(64)
         streams: list[socket.socket] = []
         try:

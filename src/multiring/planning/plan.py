@@ -31,7 +31,7 @@ BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
 """The collectives whose buffer is ``world_size`` blocks; block r is the span [r/n, (r+1)/n)."""
 
 SCALED_ELEMENTS = 256
-"""Elements that share a scale where int8 is sent; csrc/reduce.hpp has the same number, and why it is this one."""
+"""Elements that share a scale where int8 is sent; csrc/arithmetic.hpp has the same number, and why it is this one."""
 
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 253}
 """Largest relative error of an element on a wire; with int8, relative to the largest element of its block: half a step

@@ -167,7 +167,7 @@ class Tuner:
 
 def _file(plans: Plans, world: World, group: GroupCalls) -> Path:
     """Where the results for this topology are kept, with the settings that times depend on."""
-    wire, reproducible, streams = world.settings.wire, world.settings.reproducible, world.settings.streams
+    wire, reproducible, streams = world.settings.wire, world.settings.reproducible, world.links and world.links.streams
     about = repr((METHOD, plans.topology, wire, reproducible, streams, world.speeds, len(os.sched_getaffinity(0))))
     identity = hashlib.sha256(about.encode()).hexdigest()[:12]
     return cache.folder("plans") / f"{cache.plain(group.hosts[0])}-{group.size}-ranks-{identity}.json"
