@@ -144,7 +144,7 @@ std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Cl
         const std::optional<Carried> now_carried = is_slow ? carried(*name_, *found) : std::nullopt;
         clear_ = now_carried ? 0 : clear_ + 1;
         if (now_carried)
-            publish(described(*name_, *now_carried, now), false);
+            go_on(*now_carried, seconds);
         else if (clear_ >= windows_to_clear || !found)
             lines.push_back(clear());
     }
@@ -154,8 +154,10 @@ std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Cl
         if (!now_carried) return lines;
         name_ = name;
         clear_ = 0;
-        const SlowLink slow = described(name, *now_carried, now);
-        publish(slow, true);
+        const auto ago = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(slow_seconds_));
+        const SlowLink slow{host(name.from),       host(name.to), now_carried->rate,
+                            now_carried->expected, slow_seconds_, now - ago};
+        begin(slow);
         const bool is_one = name.from != nowhere && name.to != nowhere && name.from != name.to && !name.both_ways;
         lines.push_back(words(name) + (is_one ? " carries " : " carry ") + rate_text(slow.rate) + ", " +
                         std::to_string(std::lround(100 * slow.rate / slow.expected)) + " % of the " +
@@ -277,11 +279,6 @@ std::string SlowLinks::words(const Name& name) const {
     return "the link from " + from + " to " + to;
 }
 
-SlowLink SlowLinks::described(const Name& name, const Carried& carried, Clock::time_point now) const {
-    const auto ago = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(slow_seconds_));
-    return {host(name.from), host(name.to), carried.rate, carried.expected, slow_seconds_, now - ago};
-}
-
 std::optional<SlowLink> SlowLinks::slowest() const {
     const std::lock_guard lock(mutex_);
     return named_;
@@ -292,17 +289,23 @@ std::vector<SlowLink> SlowLinks::so_far() const {
     return so_far_;
 }
 
-void SlowLinks::publish(const SlowLink& slow, bool is_new) {
+void SlowLinks::begin(const SlowLink& slow) {
     const std::lock_guard lock(mutex_);
     named_ = slow;
-    if (!is_new) {
-        const double rate = std::min(so_far_.back().rate, slow.rate);
-        so_far_.back() = slow;
-        so_far_.back().rate = rate;
-        return;
-    }
     if (so_far_.size() == most_kept) so_far_.erase(so_far_.begin());
     so_far_.push_back(slow);
+}
+
+void SlowLinks::go_on(const Carried& carried, double seconds) {
+    const std::lock_guard lock(mutex_);
+    named_->rate = carried.rate;
+    named_->expected = carried.expected;
+    named_->seconds += seconds;
+    SlowLink& least = so_far_.back();
+    least.seconds = named_->seconds;
+    if (carried.part() > least.rate / least.expected) return;
+    least.rate = carried.rate;
+    least.expected = carried.expected;
 }
 
 std::string SlowLinks::clear() {

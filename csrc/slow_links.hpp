@@ -120,8 +120,8 @@ class SlowLinks {
     std::optional<Carried> carried(const Name& name, const Window& found) const;
     std::string host(int place) const;
     std::string words(const Name& name) const;
-    SlowLink described(const Name& name, const Carried& carried, Clock::time_point now) const;
-    void publish(const SlowLink& slow, bool is_new);
+    void begin(const SlowLink& slow);
+    void go_on(const Carried& carried, double seconds);
     std::string clear();
 
     const EngineOptions& options_;

@@ -68,6 +68,11 @@ def test_the_one_link_that_is_busy_at_a_low_rate_is_named_until_it_is_not(progra
     ]
 
 
+def test_the_time_goes_on_where_one_window_tells_another_story(program: Path) -> None:
+    lines = said(program, [*hosts("abcd"), *ring([2]), *WINDOWS, *ring([0]), "window 0", *ring([2]), *WINDOWS])
+    assert lines[3:] == [f"slow c d 6000000 50000000 {seconds}" for seconds in (4.5, 4.5, 6.0, 7.5, 9.0)]
+
+
 @pytest.mark.parametrize(
     ("ranks", "name", "words"),
     [
