@@ -216,6 +216,17 @@ nb::dict described(const SlowRank& slow) {
     return entry;
 }
 
+nb::dict described(const SlowLink& slow) {
+    nb::dict entry;
+    entry["from"] = slow.from;
+    entry["to"] = slow.to;
+    entry["bytes_per_second"] = slow.rate;
+    entry["expected"] = slow.expected;
+    entry["seconds"] = slow.seconds;
+    entry["began"] = std::chrono::duration<double>(slow.began.time_since_epoch()).count();
+    return entry;
+}
+
 nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
     const Engine::Statistics from = engine.statistics();
     nb::dict result, peers;
@@ -263,6 +274,11 @@ nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
     nb::list so_far;
     for (const SlowRank& each : engine.slow_so_far()) so_far.append(described(each));
     result["slow_so_far"] = so_far;
+    const std::optional<SlowLink> slow_link = engine.slow_link();
+    result["slow_link"] = slow_link ? nb::object(described(*slow_link)) : nb::none();
+    nb::list links_so_far;
+    for (const SlowLink& each : engine.slow_links_so_far()) links_so_far.append(described(each));
+    result["slow_links_so_far"] = links_so_far;
     return result;
 }
 
@@ -669,6 +685,16 @@ void bind_engine(nb::module_& m) {
              "A call needs a link to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``\n"
              "misses it as well, one of the two counts as lost.")
         .def(
+            "expect_links",
+            [](Engine& engine, const std::vector<std::tuple<std::vector<int>, double, double>>& links) {
+                std::vector<PlaceLink> expected;
+                for (const auto& [ranks, up, down] : links) expected.push_back({ranks, up, down});
+                engine.expect_links(std::move(expected));
+            },
+            "links"_a,
+            "What plans count on, once: the ranks of each host, rack and site, and the bytes a second up and down of\n"
+            "its link. From then on a link that keeps all waiting is named.")
+        .def(
             "communicator", &Engine::add_communicator, "id"_a, "members"_a, "incarnation"_a = 0,
             "Register a communicator; ``id`` is a 32-bit number that all members share, and so is the ``incarnation``\n"
             "of 16 bits, one more than that of the last communicator of this number.")
@@ -720,7 +746,11 @@ void bind_engine(nb::module_& m) {
             "the others, who wait for them for this ``share`` of the time, for how many ``seconds`` now, and for what\n"
             "``reason``: \"computes\", \"has no core\", \"sleeps\" or \"does not run\", between collectives; it "
             "``began`` at\n"
-            "this time.monotonic(). ``slow_so_far`` lists all that did, with the seconds that it took in all.")
+            "this time.monotonic(). ``slow_so_far`` lists all that did, with the seconds that it took in all.\n"
+            "``slow_link`` is None, or says that the link ``from`` a host ``to`` a host carries these\n"
+            "``bytes_per_second``, where the plan has ``expected`` more, for how many ``seconds`` now. Where all links\n"
+            "that leave or reach a host are slow, the other name is \"\"; both are one host's where all of its links\n"
+            "are, and \"\" where several without a host in common are. ``slow_links_so_far`` lists all that were.")
         .def("recorded", &recorded,
              "The last calls, with what has become of them: flight_recorder.py. Empty if they are not kept.")
         .def("traced", &traced,

@@ -35,6 +35,7 @@ Engine::Engine(EngineOptions options)
              [this](int edge, std::span<const std::byte> statuses) { detector_.hear_beat(edge, statuses); }),
       detector_(options_, state_, arena_, executor_, peers_),
       slow_ranks_(options_),
+      slow_links_(options_),
       operations_(options_, state_, arena_, executor_, cores_, doorbell_, peers_, detector_) {
     thread_ = std::thread([this] { progress(); });
     register_for_fork(*this);
@@ -105,9 +106,11 @@ void Engine::lock_for_fork() {
     state_.lock_for_fork();
     detector_.lock_for_fork();
     slow_ranks_.lock_for_fork();
+    slow_links_.lock_for_fork();
 }
 
 void Engine::unlock_after_fork() {
+    slow_links_.unlock_after_fork();
     slow_ranks_.unlock_after_fork();
     detector_.unlock_after_fork();
     state_.unlock_after_fork();
@@ -175,6 +178,16 @@ void Engine::tell_if_slow() {
 std::vector<SlowRank> Engine::slow_so_far() const {
     check_owned();
     return slow_ranks_.so_far();
+}
+
+std::optional<SlowLink> Engine::slow_link() const {
+    check_owned();
+    return slow_links_.slowest();
+}
+
+std::vector<SlowLink> Engine::slow_links_so_far() const {
+    check_owned();
+    return slow_links_.so_far();
 }
 
 }  // namespace multiring

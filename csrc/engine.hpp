@@ -36,6 +36,7 @@
 #include "operations.hpp"
 #include "peers.hpp"
 #include "pool.hpp"
+#include "slow_links.hpp"
 #include "slow_ranks.hpp"
 #include "status.hpp"
 #include "work.hpp"
@@ -61,6 +62,7 @@ class Engine final : public Surroundings, public Forked {
     bool attached(int peer) const { return peers_.attached(peer); }
     bool departed(int peer) const { return peers_.departed(peer); }
     void miss_link(int peer, double seconds) { detector_.miss_link(peer, seconds); }
+    void expect_links(std::vector<PlaceLink> links) { slow_links_.expect(std::move(links)); }
 
     void add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation);
     void forget(std::uint32_t id);
@@ -116,6 +118,8 @@ class Engine final : public Surroundings, public Forked {
     Statistics statistics() const;
     std::optional<SlowRank> slowest() const;    // that keeps the others waiting, call after call
     std::vector<SlowRank> slow_so_far() const;  // all that did
+    std::optional<SlowLink> slow_link() const;  // that keeps all waiting
+    std::vector<SlowLink> slow_links_so_far() const;
     // Before any call: what a caller runs when it hears that this rank keeps the others waiting.
     void when_slow(std::function<void(SlowRank::Reason)> run) { when_slow_ = std::move(run); }
     void tell_if_slow();
@@ -142,6 +146,7 @@ class Engine final : public Surroundings, public Forked {
     void progress();
     void take_inbox();
     void beat();
+    void look_for_the_slow();
     void check_suspicions();
     bool drain_links();
     Clock::duration sleep_at_most();
@@ -157,6 +162,7 @@ class Engine final : public Surroundings, public Forked {
     Peers peers_;
     FailureDetector detector_;
     SlowRanks slow_ranks_;
+    SlowLinks slow_links_;
     std::function<void(SlowRank::Reason)> when_slow_;
     Operations operations_;
     std::atomic<bool> stopping_{false};

@@ -79,6 +79,7 @@ void FailureDetector::publish_status(const Works& works) {
     status.begun_in = begun.communicator;
     status.begun = begun.below;
     status.counts = counts_;
+    status.network = network_;
     // A caller that waits for a call waits for those before it in its communicator, too.
     std::vector<const Communicator*> blocked;
     for (const auto& work : works)

@@ -45,8 +45,11 @@ class FailureDetector {
 
     Clock::time_point next_beat() const { return next_beat_; }
     Clock::duration interval() const { return liveness_.interval(); }
-    bool begin_beat();                                                         // false if it is not time yet
-    void count(const Counts& counts) { counts_ = counts; }                     // what statuses tell from now on
+    bool begin_beat();                                          // false if it is not time yet
+    void count(const Counts& counts, const Network& network) {  // what statuses tell from now on
+        counts_ = counts;
+        network_ = network;
+    }
     std::span<const Status> statuses() const { return liveness_.statuses(); }  // indexed by rank
     void report(std::string line);                                             // writes it to the log
     void publish_status(const Works& works);
@@ -97,6 +100,7 @@ class FailureDetector {
     Clock::time_point next_beat_{}, next_publishing_{}, last_call_{Clock::now()};
     std::uint64_t beats_ = 0, looks_ = 0, own_calls_ = 0;
     Counts counts_;
+    Network network_;
     std::uint64_t passed_on_calls_ = 0;  // that this rank had made when it last passed statuses on
     std::vector<bool> named_;            // which ranks are reported as silent
     std::vector<bool> named_apart_;      // which ranks are reported as out of reach

@@ -44,6 +44,14 @@ struct Traffic {
     double seconds_waited = 0;  // that callers waited for it
 };
 
+// What the kernel has counted of the connections to a peer.
+struct Flow {
+    int peer = -1;
+    std::uint64_t sent = 0, received = 0;  // bytes, of those sent the acknowledged ones
+    double busy = 0;                       // seconds with something unacknowledged for which the peer had room
+    std::uint64_t held = 0;                // bytes that are unacknowledged or unsent now
+};
+
 class Link {
   public:
     explicit Link(int peer) : peer(peer), credit_(eager_credit) {}

@@ -290,6 +290,12 @@ std::vector<TcpLink*> Peers::tcp_links_of_those_here() const {
     return links;
 }
 
+std::vector<Flow> Peers::flows() const {
+    std::vector<Flow> flows;
+    for (TcpLink* link : tcp_links_of_those_here()) flows.push_back(link->flow());
+    return flows;
+}
+
 std::vector<std::pair<int, Traffic>> Peers::traffic() const {
     std::vector<std::pair<int, Traffic>> traffic;
     const std::lock_guard lock(mutex_);  // another thread may let go of the links

@@ -68,6 +68,7 @@ class Peers {
     std::vector<const LocalLink*> local_links() const;
     std::vector<TcpLink*> tcp_links() const;
     std::vector<TcpLink*> tcp_links_of_those_here() const;
+    std::vector<Flow> flows() const;  // what these have counted
     std::vector<int> edges() const { return control_.edges(); }
     void send_beat(int edge, std::span<const std::byte> statuses) { control_.send_beat(edge, statuses); }
     void send_complaint(const Notice& complaint);

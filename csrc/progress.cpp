@@ -69,19 +69,31 @@ void Engine::take_inbox() {
 void Engine::beat() {
     if (!detector_.begin_beat()) return;
     const Works& works = operations_.works();
-    detector_.count(operations_.counts());
+    if (slow_links_.expects()) slow_links_.look(peers_.flows(), Clock::now());
+    detector_.count(operations_.counts(), slow_links_.network());
     detector_.publish_status(works);
     check_suspicions();
     operations_.check_deadlines();
     detector_.send_beats(works);
-    for (const std::string& line : slow_ranks_.observe(detector_.statuses(), Clock::now()))
-        if (options_.rank == 0) detector_.report(line);  // the others would say the same
+    look_for_the_slow();
     if (state_.has_failed()) return;
     if (detector_.check_silence(works)) operations_.fail_all();
     detector_.look_at_links(works);
     detector_.complain_of_missing_links();
     if (detector_.check_complaints()) operations_.fail_all();
     detector_.report_lateness(works);
+}
+
+// A rank that waits for a slow link is not slow, and a link on which a slow rank sends is not: what was named first is.
+void Engine::look_for_the_slow() {
+    std::vector<std::string> lines;
+    if (slow_links_.expects())
+        lines = slow_links_.observe(detector_.statuses(), Clock::now(), slow_ranks_.slowest().has_value());
+    const std::vector<std::string> of_ranks =
+        slow_ranks_.observe(detector_.statuses(), Clock::now(), slow_links_.slowest().has_value());
+    lines.insert(lines.end(), of_ranks.begin(), of_ranks.end());
+    if (options_.rank != 0) return;  // the others would say the same
+    for (const std::string& line : lines) detector_.report(line);
 }
 
 void Engine::check_suspicions() {

@@ -48,13 +48,14 @@ SlowRanks::SlowRanks(const EngineOptions& options)
       before_(latest_.size()),
       began_(Clock::now()) {}
 
-std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, Clock::time_point now) {
+std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, Clock::time_point now,
+                                            bool link_is_slow) {
     for (std::size_t rank = 0; rank < latest_.size(); ++rank)
         if (statuses[rank].counts.seconds > latest_[rank].seconds) latest_[rank] = statuses[rank].counts;
     const auto own = static_cast<std::size_t>(options_.rank);
     if (options_.world_size < 2 || now - began_ < window) return {};
     if (latest_[own].calls - before_[own].calls < least_calls) return {};  // the window goes on
-    const std::optional<SlowRank> found = judge();
+    const std::optional<SlowRank> found = link_is_slow ? SlowRank{} : judge();
     before_ = latest_;
     const double seconds = std::chrono::duration<double>(now - began_).count();
     began_ = now;

@@ -40,8 +40,9 @@ class SlowRanks {
   public:
     explicit SlowRanks(const EngineOptions& options);
 
-    // The progress thread's, at each beat: `statuses` by rank. Lines for the log: who is slow now, who no longer.
-    std::vector<std::string> observe(std::span<const Status> statuses, Clock::time_point now);
+    // The progress thread's, at each beat: `statuses` by rank. Lines for the log: who is slow now, who no longer. While
+    // a link is known for which all wait, no rank is named.
+    std::vector<std::string> observe(std::span<const Status> statuses, Clock::time_point now, bool link_is_slow);
 
     // Any thread's: the slow rank, once it was named and until it is slow no longer.
     std::optional<SlowRank> slowest() const;

@@ -42,6 +42,18 @@ struct Counts {
     double queued = 0;        // while callers were ready to run and had no core; negative if the system does not tell
 };
 
+// What a rank sent to other hosts and received from them in the last window (slow_links.hpp).
+struct Network {
+    static constexpr std::size_t most_levels = 3;  // hosts, racks, sites
+    struct Busy {
+        std::int32_t peer = -1;
+        float rate = 0;  // bytes a second
+        float busy = 0;  // part of the time
+    };
+    float sent[most_levels] = {}, received[most_levels] = {};  // bytes a second, by the outermost link that they passed
+    Busy busiest[2];                                           // connections, those first that were busy longest
+};
+
 struct Status {
     static constexpr std::size_t most_waiting = 4;
 
@@ -58,6 +70,7 @@ struct Status {
     std::uint8_t has_more = 0;   // calls in flight than are told
     std::uint32_t begun_in = 0;  // the communicator of the last collective
     Counts counts;
+    Network network;
     Waiting waiting[most_waiting] = {};
 
     std::size_t bytes() const { return offsetof(Status, waiting) + waiting_count * sizeof(Waiting); }

@@ -70,7 +70,8 @@ TcpLink::TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t genera
       generation_(generation),
       data_epoll_(data_epoll),
       hangup_epoll_(hangup_epoll),
-      events_(std::move(events)) {
+      events_(std::move(events)),
+      flow_{.peer = peer} {
     for (Descriptor& owned : sockets) {
         const int socket = owned.get();
         streams_.push_back(std::make_unique<Stream>(*this, streams_.size(), std::move(owned)));
@@ -322,6 +323,26 @@ double TcpLink::look(float elapsed, bool is_waited_for) {
         enqueue(*stream, frame, nullptr, 0);
     }
     return longest;
+}
+
+const Flow& TcpLink::flow() {
+    const std::uint64_t messages =
+        messages_sent_.load(std::memory_order_relaxed) + messages_received_.load(std::memory_order_relaxed);
+    if (messages == flow_messages_ && flow_.held == 0) return flow_;
+    flow_messages_ = messages;
+    flow_ = {.peer = peer};
+    for (const auto& stream : streams_) {
+        tcp_info info{};
+        socklen_t size = sizeof info;
+        if (getsockopt(stream->socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;  // a unix socket
+        flow_.sent += info.tcpi_bytes_acked;
+        flow_.received += info.tcpi_bytes_received;
+        // While a receiver that does not read leaves no room, nothing is wrong with the link.
+        flow_.busy += 1e-6 * static_cast<double>(info.tcpi_busy_time - info.tcpi_rwnd_limited) /
+                      static_cast<double>(streams_.size());
+        flow_.held += std::uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss + info.tcpi_notsent_bytes;
+    }
+    return flow_;
 }
 
 TcpLink::Backlog TcpLink::held() const {

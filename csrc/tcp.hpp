@@ -62,6 +62,8 @@ class TcpLink final : public Link {
     // acknowledged nothing of what ours has sent. If the peer is waited for, something is sent.
     double look(float elapsed, bool is_waited_for);
     void forget_looks();  // nobody looked for a while
+    // The progress thread's: what the kernel has counted, as of the last message.
+    const Flow& flow();
     struct Backlog {
         std::uint64_t unsent = 0, unread = 0;  // bytes
     };
@@ -143,6 +145,8 @@ class TcpLink final : public Link {
     std::atomic<bool> unanswered_{false};  // nothing came since we sent something
     std::atomic<std::uint64_t> owed_{0};   // credit to be returned to the peer
     double last_unacknowledged_ = 0;       // when the sockets were let go
+    Flow flow_;                            // as it was when last asked for
+    std::uint64_t flow_messages_ = 0;      // that had come and gone then
     std::atomic<std::uint64_t> messages_sent_{0}, bytes_sent_{0}, messages_received_{0}, bytes_received_{0};
 };
 

@@ -369,6 +369,12 @@ class Engine:
         misses it as well, one of the two counts as lost.
         """
 
+    def expect_links(self, links: Sequence[tuple[Sequence[int], float, float]]) -> None:
+        """
+        What plans count on, once: the ranks of each host, rack and site, and the bytes a second up and down of
+        its link. From then on a link that keeps all waiting is named.
+        """
+
     def communicator(self, id: int, members: Sequence[int], incarnation: int = 0) -> None:
         """
         Register a communicator; ``id`` is a 32-bit number that all members share, and so is the ``incarnation``
@@ -440,6 +446,10 @@ class Engine:
         the others, who wait for them for this ``share`` of the time, for how many ``seconds`` now, and for what
         ``reason``: "computes", "has no core", "sleeps" or "does not run", between collectives; it ``began`` at
         this time.monotonic(). ``slow_so_far`` lists all that did, with the seconds that it took in all.
+        ``slow_link`` is None, or says that the link ``from`` a host ``to`` a host carries these
+        ``bytes_per_second``, where the plan has ``expected`` more, for how many ``seconds`` now. Where all links
+        that leave or reach a host are slow, the other name is ""; both are one host's where all of its links
+        are, and "" where several without a host in common are. ``slow_links_so_far`` lists all that were.
         """
 
     def recorded(self) -> bytes:

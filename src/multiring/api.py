@@ -625,12 +625,14 @@ def report(path: str | os.PathLike[str], title: str = "", *, group: Communicator
         for each in counted["slow_so_far"]
         if positions.keys() >= set(each["ranks"])
     ]
-    seen = {"slow": slow, "places": [sampler.place] if sampler is not None and sampler.place else []}
+    places = [sampler.place] if sampler is not None and sampler.place else []
+    seen = {"slow": slow, "slow_links": counted["slow_links_so_far"], "places": places}
     told = members.all_gather_object((mine, seen))
     ranks = [page.RankTimes(*times) for times, _ in told]
     if members.rank == 0:
         hosts = dict(enumerate(members.hosts))
-        said = summary.slow_ranks({rank: account for rank, (_, account) in enumerate(told)}, hosts)
+        accounts = {rank: account for rank, (_, account) in enumerate(told)}
+        said = [*summary.slow_ranks(accounts, hosts), *summary.slow_links(accounts)]
         said = [f"{line[0].upper()}{line[1:]}." for line in said]
         topology = members.world.topology.restrict(members.members)
         write_text(Path(path), page.of_job(title or f"A job of {members.size} ranks", topology, used, ranks, said))

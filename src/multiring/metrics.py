@@ -72,6 +72,11 @@ FAMILIES = {
     "multiring_slow_rank_share": Family(
         False, "Share of the time for which all wait for a slow rank.", ("peer", "reason")
     ),
+    "multiring_slow_link_part": Family(
+        False,
+        "Part of what plans count on that a link carries while all wait for it.",
+        ("from", "to"),
+    ),
 }
 
 Rows = list[tuple[tuple[str, ...], float]]
@@ -186,6 +191,10 @@ class Exporter:
             slow = counted["slowest"]
             found["multiring_slow_rank_share"] = (
                 [((str(names[rank]), slow["reason"]), slow["share"]) for rank in slow["ranks"]] if slow else []
+            )
+            link = counted["slow_link"]
+            found["multiring_slow_link_part"] = (
+                [((link["from"], link["to"]), link["bytes_per_second"] / link["expected"])] if link else []
             )
             return {**found, **self._rates.look(counted, communicator.size, time.monotonic())}
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -62,6 +62,11 @@ class Peers:
         self.control: dict[int, int] = {}
         self.failed: BaseException | None = None
         self.gone: set[int] = set()
+        self.links: list[tuple[list[int], float, float]] = []
+
+    def expect_links(self, links: list[tuple[list[int], float, float]]) -> None:
+        assert not self.links
+        self.links = links
 
     def attach_local(self, peer: int, memory: int, doorbell: int, sock: int) -> None:
         self.local[peer] = memory, doorbell, sock
@@ -454,12 +459,14 @@ def test_cards_that_a_host_does_not_have_are_named(
 
 def test_topology_file_of_rank_zero_is_everybodys(job: Job, tmp_path: Path) -> None:
     file = tmp_path / "topology.toml"
-    text = topology_file.text(Topology.flat([1, 1], host_link=Link(1e8, 1e8, 1e-3)))
+    text = topology_file.text(Topology.flat([1, 1], host_link=Link(1e8, 2e8, 1e-3)))
     file.write_text(text.replace("host0", "a").replace("host1", "b"))
     job.join(2, lambda rank: env.Settings(host="ab"[rank], topology=str(file) if rank == 0 else ""))
     assert not job.errors
     assert job.worlds[1].topology == job.worlds[0].topology
     assert job.worlds[1].topology.places[0].link.up == 1e8
+    for rank in range(2):
+        assert cast("Any", job.worlds[rank].engine).links == [([0], 1e8, 2e8), ([1], 1e8, 2e8)]
     job.join(2, lambda rank: env.Settings(host="ac"[rank], topology=str(file) if rank == 0 else ""))
     for rank in range(2):
         assert "rank 1 is on host 'c'; the topology has only a, b" in str(job.errors[rank])

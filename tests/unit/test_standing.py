@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from multiring.cli import standing
@@ -26,6 +27,7 @@ def status(rank: int, host: str, **others: Any) -> dict[str, Any]:
     return {
         **told,
         "slowest": None,
+        "slow_link": None,
         "calls": 10 * rank,
         "rates": rates,
         "link": link,
@@ -83,6 +85,28 @@ def test_a_picture_in_80_columns() -> None:
         "[3] cline 212J",
         "multiring: restart 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        ("b", "a", "the link from host b to host a: 4.5 MB/s while all wait, 9% of the 50 that the"),
+        ("b", "b", "the links of host b: 4.5 MB/s while all wait, 9% of the 50 that the plan counts"),
+        ("", "b", "the links to host b: 4.5 MB/s while all wait, 9% of the 50 that the plan counts"),
+        ("b", "", "the links from host b: 4.5 MB/s while all wait, 9% of the 50 that the plan"),
+        ("", "", "several links between the hosts: 4.5 MB/s while all wait, 9% of the 50 that the"),
+    ],
+)
+def test_the_link_that_most_ranks_say_is_slow_is_shown(source: str, target: str, words: str) -> None:
+    slow = {"from": source, "to": target, "bytes_per_second": 4.5e6, "expected": 5e7}
+    others = {**slow, "from": "c"}
+    ranks = [a_rank(rank, "aabb"[rank], slow_link=[slow, others, slow, None][rank]) for rank in range(4)]
+    look = a_look(ranks)
+    assert standing.described(look)["slow_link"] == slow
+    assert words in shown(look)
+    for rank in ranks:
+        rank["status"]["rates"] |= {"calls": 0.0, "in_calls": 0.0}
+    assert standing.described(look)["slow_link"] is None
 
 
 def test_what_was_said_long_ago_is_marked_and_counts_no_more() -> None:

@@ -11,7 +11,7 @@ HOSTS = dict.fromkeys(range(4), "a") | {3: "b"}
 
 def account(waited_for: dict[str, float], calls: int = 10, **others: Any) -> dict[str, Any]:
     waiting = sum(waited_for.values())
-    whole = {"seconds": 20.0, "calls": calls, "bytes": 3 << 20, "slow": [], "places": []}
+    whole = {"seconds": 20.0, "calls": calls, "bytes": 3 << 20, "slow": [], "slow_links": [], "places": []}
     return {**whole, "in_calls": waiting + 1, "waiting": waiting, "waited_for": waited_for, **others}
 
 
@@ -55,4 +55,20 @@ def test_those_that_were_slow_are_told_with_what_kept_them() -> None:
         "another process, most often at train.py:7 in load: time.sleep(1)",
         "ranks 2, 3 (host b) kept the others waiting for 5 s: it computed between collectives",
         "rank 0 (host a) kept the others waiting for 2 s: it was ready to run between collectives and had no core",
+    ]
+
+
+def test_links_that_were_slow_are_told_with_the_least_that_they_carried() -> None:
+    slow = [
+        {"from": "c", "to": "c", "seconds": 30.0, "bytes_per_second": 5e6, "expected": 5e7},
+        {"from": "a", "to": "b", "seconds": 12.0, "bytes_per_second": 2e7, "expected": 5e7},
+        {"from": "c", "to": "c", "seconds": 10.0, "bytes_per_second": 4.5e6, "expected": 5e7},
+        {"from": "", "to": "d", "seconds": 8.0, "bytes_per_second": 1e6, "expected": 5e7},
+        {"from": "", "to": "", "seconds": 7.0, "bytes_per_second": 1e6, "expected": 5e7},
+    ]
+    told = {0: account({"1": 2.0}, slow_links=slow[:2]), 1: account({"0": 0.5}, slow_links=slow)}
+    assert summary(told, HOSTS)[3:] == [
+        "the links of host c carried 4.5 MB/s, 9% of what the plan counts on, for 40 s",
+        "the link from host a to host b carried 20 MB/s, 40% of what the plan counts on, for 12 s",
+        "the links to host d carried 1 MB/s, 2% of what the plan counts on, for 8 s",
     ]

@@ -98,3 +98,17 @@ def test_wrong_trees(levels, places, fault):
 def test_links_are_positive(numbers):
     with pytest.raises(ValueError, match="positive bandwidths"):
         Link(*numbers)
+
+
+def test_the_link_of_each_place_with_the_ranks_that_share_it() -> None:
+    cards = [Link(up=1e6 * (host + 1), down=2e6 * (host + 1), latency=0.0) for host in range(3)]
+    uplinks = [Link(up=3e6, down=4e6, latency=0.0), Link(up=5e6, down=6e6, latency=0.0)]
+    hosts = [Place("abc"[host], cards[host], ranks_in_host([host, 5 - host])) for host in range(3)]
+    racks = (Place("r0", uplinks[0], tuple(hosts[:2])), Place("r1", uplinks[1], tuple(hosts[2:])))
+    assert list(Topology(LEVELS[:3], racks).links()) == [
+        ([0, 1, 4, 5], uplinks[0]),
+        ([0, 5], cards[0]),
+        ([1, 4], cards[1]),
+        ([2, 3], uplinks[1]),
+        ([2, 3], cards[2]),
+    ]

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from multiring.cli.output import folded
+from multiring.launch.summary import link_name
 from multiring.launch.watch import program_name
 from multiring.units import count, ranges
 
@@ -59,10 +60,17 @@ Look = Mapping[str, Any]
 
 
 def described(look: Look) -> dict[str, Any]:
-    """What a launcher tells, with what follows of it: the slowest ranks, the plan, the traffic of each host's link."""
+    """What a launcher tells, with what follows of it: the slow ranks or link, the plan, the traffic of hosts' links."""
     ranks = [{**rank, "host": _host(rank), "old": _is_old(rank)} for rank in look["ranks"]]
     told = {name: value for name, value in look.items() if name != "kind"}
-    return {**told, "ranks": ranks, "slowest": _slowest(ranks), "plan": _plan(ranks), "links": _links(ranks)}
+    return {
+        **told,
+        "ranks": ranks,
+        "slowest": _slowest(ranks),
+        "slow_link": _slow_link(ranks),
+        "plan": _plan(ranks),
+        "links": _links(ranks),
+    }
 
 
 def _host(rank: Look) -> str:
@@ -90,6 +98,16 @@ def _slowest(ranks: Sequence[Look]) -> dict[str, Any] | None:
     places = [rank["status"].get("where") for rank in ranks if rank["rank"] in named and rank["status"]]
     host = next((rank["host"] for rank in ranks if rank["rank"] == named[0]), "")
     return {**slow, "host": host, "where": next(filter(None, places), "")}
+
+
+def _slow_link(ranks: Sequence[Look]) -> dict[str, Any] | None:
+    """The link that keeps the ranks waiting, as most of them say."""
+    told = [status["slow_link"] for status in _fresh(ranks) if status["slow_link"] and _calls(status)]
+    if not told:
+        return None
+    (named, _), *_ = Counter((slow["from"], slow["to"]) for slow in told).most_common(1)
+    slow: dict[str, Any] = next(slow for slow in told if (slow["from"], slow["to"]) == named)
+    return slow
 
 
 def _calls(status: Look) -> bool:
@@ -160,6 +178,11 @@ def _words(look: Look) -> list[Text]:
         told = f"{name} {'keep' if len(slow['ranks']) > 1 else 'keeps'} the others waiting for {slow['share']:.0%} of "
         told += f"the time: {KEEPS[slow['reason']]}"
         found.append(Text(told + (f"; at {_plain(slow['where'])}" if slow["where"] else ""), "yellow"))
+    if (slow := look["slow_link"]) is not None:
+        part = f"{slow['bytes_per_second'] / slow['expected']:.0%} of the {_mega(slow['expected'])}"
+        told = f"{link_name(slow['from'], slow['to'])}: {_mega(slow['bytes_per_second'])} MB/s while all wait, {part}"
+        told += " that the plan counts on"
+        found.append(Text(told, "yellow"))
     found += [Text(line, "yellow") for line in _blocked(ranks)]
     for link in sorted(look["links"], key=_load, reverse=True)[:SHOWN_LINKS]:
         told = f"link of host {link['host']}: {_mega(link['sent'])}"

@@ -239,6 +239,8 @@ def _join(joiner: _Joiner, undo: contextlib.ExitStack) -> World:
         connection.links.spread(hosts.routes_over_cards(arrival.introductions, topology, identity.rank))
         if identity.rank == 0:
             hosts.warn_of_missing_cards(arrival.introductions, topology)
+    if connection.topology:  # somebody knows what the links carry
+        attachment.engine.expect_links([(ranks, link.up, link.down) for ranks, link in topology.links()])
     if arrival.timeline is not None:
         arrival.timeline.host = names[identity.rank]
     return World(

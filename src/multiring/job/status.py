@@ -54,6 +54,8 @@ class Counted:
     """Bytes of the calls of each plan, by its id."""
     slowest: Mapping[str, Any] | None = None
     """Who kept the others waiting at that moment."""
+    slow_link: Mapping[str, Any] | None = None
+    """The link that kept all waiting at that moment."""
     in_flight: list[Mapping[str, Any]] = field(default_factory=list)
 
 
@@ -117,7 +119,7 @@ class StatusTeller:
             found.received[level] += of["bytes_received"]
         for plan, measured in group_of(communicator).plans.measured().items():
             found.of_plans[plan] = measured.nbytes
-        found.slowest = counted["slowest"]
+        found.slowest, found.slow_link = counted["slowest"], counted["slow_link"]
         found.in_flight = counted["in_flight"]
         found.in_calls += max((call["seconds"] for call in found.in_flight if call["is_blocked"]), default=0.0)
         return found
@@ -129,10 +131,11 @@ class StatusTeller:
 
     def _write(self, now: Counted) -> None:
         assert self._communicator is not None
-        reports.write(self._memory, reports.STATUS, {**self._said(self._communicator, now.slowest), **self._rates(now)})
+        reports.write(self._memory, reports.STATUS, {**self._said(self._communicator, now), **self._rates(now)})
 
-    def _said(self, communicator: Communicator, slowest: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _said(self, communicator: Communicator, now: Counted) -> dict[str, Any]:
         """What holds now; ranks are called as at the job's start."""
+        slowest, slow_link = now.slowest, now.slow_link
         world = communicator.world
         names, failure = world.membership.members, world.engine.failure()
         link = world.topology.host_link(world.rank)
@@ -151,6 +154,9 @@ class StatusTeller:
                 "share": slowest["share"],
                 "reason": slowest["reason"],
             },
+            "slow_link": None
+            if slow_link is None
+            else {name: slow_link[name] for name in ("from", "to", "bytes_per_second", "expected")},
             "where": ""
             if slowest is None or world.sampler is None or world.rank not in slowest["ranks"]
             else world.sampler.place,

@@ -43,13 +43,14 @@ def part(cluster: Cluster, one: str, other: str, *, both: bool = True, larger_th
             cluster.run(target, "nft", rules)
 
 
-def throttle(cluster: Cluster, place: str, fraction: float) -> None:
-    """Let the link of a host, rack or site carry a fraction of its rate, both ways: ValueError if it is none."""
+def throttle(cluster: Cluster, place: str, fraction: float, *, up: bool = True, down: bool = True) -> None:
+    """Let the link of a host, rack or site carry a fraction of its rate, both ways or one: ValueError if it is none."""
     if not 0 < fraction <= 1:
         raise ValueError(f"{fraction:g} of the rate of {place}: it must be more than 0, and 1 at most")
     for cable in _cables(cluster, place):
-        for port in (cable.inner, cable.outer):
-            _shape(cluster, port, fraction)
+        for port, is_meant in ((cable.inner, up), (cable.outer, down)):
+            if is_meant:
+                _shape(cluster, port, fraction)
 
 
 def restore(cluster: Cluster, place: str) -> None:

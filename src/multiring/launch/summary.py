@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # which imports NumPy
     from multiring.runtime.trace import SlowSpan
 
 MOST_SLOW = 3
-"""Lines about ranks that were slow while the job ran."""
+"""Lines about ranks, and about links, that were slow while the job ran."""
 
 KEPT_BY = {
     "computes": "it computed between collectives",
@@ -37,6 +37,7 @@ def summary(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str])
         f"the median rank was in calls for {_part(blocked, whole)}, of these waiting for {_part(waiting, whole)}",
         _slowest(accounts, hosts),
         *slow_ranks(accounts, hosts),
+        *slow_links(accounts),
     ]
 
 
@@ -65,6 +66,34 @@ def slow_ranks(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, st
     for slow in seen:
         seconds[tuple(slow["ranks"]), slow["reason"]] += slow["seconds"]
     return [_told(ranks, reason, lasted, accounts, hosts) for (ranks, reason), lasted in seconds.most_common(MOST_SLOW)]
+
+
+def slow_links(accounts: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """The same of links between hosts; of an account only ``slow_links`` is looked at."""
+    seen = max(
+        (account["slow_links"] for account in accounts.values()), key=lambda slow: sum(s["seconds"] for s in slow)
+    )
+    seconds: Counter[str] = Counter()
+    least: dict[str, tuple[float, float]] = {}
+    for slow in seen:
+        name = link_name(slow["from"], slow["to"])
+        seconds[name] += slow["seconds"]
+        part = slow["bytes_per_second"] / slow["expected"]
+        least[name] = min(least.get(name, (part, slow["bytes_per_second"])), (part, slow["bytes_per_second"]))
+    return [
+        f"{name} carried {least[name][1] / 1e6:.3g} MB/s, {least[name][0]:.0%} of what the plan counts on, "
+        f"for {duration(lasted)}"
+        for name, lasted in seconds.most_common(MOST_SLOW)
+    ]
+
+
+def link_name(source: str, target: str) -> str:
+    """The links between hosts that an engine names so."""
+    if source == target:
+        return f"the links of host {source}" if source else "several links between the hosts"
+    if not target:
+        return f"the links from host {source}"
+    return f"the link from host {source} to host {target}" if source else f"the links to host {target}"
 
 
 def slow_spans(spans: Sequence[SlowSpan]) -> list[str]:

@@ -147,6 +147,18 @@ class Topology:
             places = here.places
         raise ValueError(f"rank {rank} is not apart from itself")
 
+    def links(self) -> Iterator[tuple[list[int], Link]]:
+        """The link of each host, rack and site, and the ranks that share it."""
+
+        def walk(place: Place) -> Iterator[tuple[list[int], Link]]:
+            if place.places:
+                yield sorted(place.ranks()), place.link
+                for inner in place.places:
+                    yield from walk(inner)
+
+        for place in self.places:
+            yield from walk(place)
+
     def ranks_by(self, level: str) -> list[list[int]]:
         """The ranks of each place of a level, ascending; places in the order of their lowest ranks."""
         if level not in self.levels:

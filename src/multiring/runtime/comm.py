@@ -311,6 +311,8 @@ class Communicator:
         ``peers`` are counted by rank of the world, ``links`` by the level that joins them to this rank. ``slowest``
         says which ranks of the world keep the others waiting now, and what with, and on such a rank ``where`` in the
         program it is ("" before that is known, and elsewhere); None if nobody does. ``slow_so_far`` are all that did.
+        ``slow_link`` says which link between hosts carries less than the plan counts on, or None; ``slow_links_so_far``
+        are all that did.
         """
         plans = {plan: asdict(measured) for plan, measured in self._group.plans.measured().items()}
         counted = self._group.engine.statistics()

@@ -167,6 +167,7 @@ class World:
             "waiting": counted["seconds_waiting"],
             "waited_for": Counter({members[rank]: peer.get("seconds_waited", 0.0) for rank, peer in peers.items()}),
             "slow": [{**slow, "ranks": [members[rank] for rank in slow["ranks"]]} for slow in counted["slow_so_far"]],
+            "slow_links": counted["slow_links_so_far"],
             "places": [place] if place else [],
         }
         return {name: self.former[name] + account[name] for name in account} if self.former else account

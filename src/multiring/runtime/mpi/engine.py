@@ -445,6 +445,9 @@ class MpiEngine:
         start = -memory.ctypes.data % CACHE_LINE
         return memory[start : start + nbytes]
 
+    def expect_links(self, links: list[tuple[list[int], float, float]]) -> None:
+        """MPI does not say what a link carries."""
+
     def publish(self, communicator: int, calls: Any) -> None:
         raise MultiringError(
             "MULTIRING_ENGINE=mpi cannot be called from compiled code, such as jitted functions of JAX and C programs: "
@@ -467,6 +470,8 @@ class MpiEngine:
             "in_flight": [],  # MPI does not say what it waits for
             "slowest": None,  # the native engine's signs of life tell of it
             "slow_so_far": [],
+            "slow_link": None,
+            "slow_links_so_far": [],
         }
 
     def installed_record(self, handle: int) -> tuple[int, int, float]:

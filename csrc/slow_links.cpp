@@ -1,0 +1,320 @@
+#include "slow_links.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <stdexcept>
+
+namespace multiring {
+namespace {
+
+constexpr auto window = std::chrono::milliseconds(1500);
+// Four hosts in a lab, one of whose cards of 50 MB/s fell to 5: its connections were busy for 0.6 to 1.0 of each
+// window, the others for 0.05 to 0.2 (all_reduce of 4 MB, 2 cores with a load of 8).
+constexpr double least_busy = 0.5;       // part of a window
+constexpr double slow_part = 0.5;        // part of what the plan counts on
+constexpr std::uint64_t bulk = 1 << 16;  // bytes: a message that is smaller waits for the way and not for the rate
+constexpr int looks_for_one_held = 3;    // one look in so many finds that much on its way
+constexpr double least_blocked = 0.2;    // part of the time that the median rank is in calls
+constexpr int windows_to_name = 3, windows_to_clear = 2, windows_to_forget = 8;
+constexpr std::size_t most_kept = 16;  // links that were named
+
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+}
+
+std::string rate_text(double bytes_a_second) {
+    char text[32];
+    const double mega = bytes_a_second / 1e6;
+    std::snprintf(text, sizeof text, mega >= 100 ? "%.0f MB/s" : "%.3g MB/s", mega);
+    return text;
+}
+
+}  // namespace
+
+// ---- places -------------------------------------------------------------------------------------------------------
+
+Places::Places(std::vector<PlaceLink> links, int world_size)
+    : links_(std::move(links)), of_(static_cast<std::size_t>(world_size)) {
+    for (std::size_t place = 0; place < links_.size(); ++place) {
+        if (!(links_[place].up > 0 && links_[place].down > 0))
+            throw std::invalid_argument("a link carries more than 0 bytes a second");
+        for (const int rank : links_[place].ranks) {
+            if (rank < 0 || rank >= world_size)
+                throw std::invalid_argument("rank " + std::to_string(rank) + " in a world of " +
+                                            std::to_string(world_size));
+            of_[static_cast<std::size_t>(rank)].push_back(static_cast<int>(place));
+        }
+    }
+    for (auto& places : of_) {
+        if (places.empty() || places.size() > Network::most_levels)
+            throw std::invalid_argument("a rank is in 1 to " + std::to_string(Network::most_levels) + " places");
+        std::sort(places.begin(), places.end(), [this](int one, int other) {
+            return (*this)[one].ranks.size() != (*this)[other].ranks.size()
+                       ? (*this)[one].ranks.size() < (*this)[other].ranks.size()
+                       : one < other;
+        });
+    }
+}
+
+std::size_t Places::left_by(int rank, int other) const {
+    const std::vector<int>&mine = of(rank), &theirs = of(other);
+    std::size_t left = std::min(mine.size(), theirs.size());
+    while (left > 0 && mine[left - 1] == theirs[left - 1]) --left;
+    return left;
+}
+
+// ---- what a rank measures -----------------------------------------------------------------------------------------
+
+void LinkMeter::look(std::span<const Flow> flows, const Places& places, int rank, Clock::time_point now) {
+    if (began_ == Clock::time_point{}) began_ = now;
+    ++looks_;
+    for (const Flow& flow : flows) {
+        Seen& seen = seen_.try_emplace(flow.peer, Seen{flow, flow, 0}).first->second;
+        seen.latest = flow;
+        seen.looks_held += flow.held >= bulk ? 1 : 0;
+    }
+    if (now - began_ < window) return;
+    const double time = seconds_between(began_, now);
+    network_ = {};
+    for (auto& [peer, seen] : seen_) {
+        const auto sent = static_cast<float>(static_cast<double>(seen.latest.sent - seen.before.sent) / time);
+        const auto received =
+            static_cast<float>(static_cast<double>(seen.latest.received - seen.before.received) / time);
+        const auto busy = static_cast<float>(std::clamp((seen.latest.busy - seen.before.busy) / time, 0.0, 1.0));
+        const bool carries_bulk = looks_for_one_held * seen.looks_held >= looks_;
+        seen.before = seen.latest;
+        seen.looks_held = 0;
+        const std::size_t left = places.left_by(rank, peer);
+        if (left == 0) continue;
+        network_.sent[left - 1] += sent;
+        network_.received[left - 1] += received;
+        if (!carries_bulk) continue;
+        Network::Busy next{peer, sent, busy};
+        for (Network::Busy& kept : network_.busiest)
+            if (next.busy > kept.busy) std::swap(next, kept);
+    }
+    began_ = now;
+    looks_ = 0;
+}
+
+// ---- who is slow --------------------------------------------------------------------------------------------------
+
+SlowLinks::SlowLinks(const EngineOptions& options)
+    : options_(options),
+      latest_(static_cast<std::size_t>(options.world_size)),
+      before_(latest_.size()),
+      began_(Clock::now()) {}
+
+void SlowLinks::expect(std::vector<PlaceLink> links) {
+    if (expects()) throw std::invalid_argument("what links carry was said before");
+    places_ = Places(std::move(links), options_.world_size);
+    expects_.store(true, std::memory_order_release);
+}
+
+void SlowLinks::look(std::span<const Flow> flows, Clock::time_point now) {
+    meter_.look(flows, places_, options_.rank, now);
+}
+
+std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Clock::time_point now,
+                                            bool rank_is_slow) {
+    for (std::size_t rank = 0; rank < latest_.size(); ++rank)
+        if (statuses[rank].counts.seconds > latest_[rank].seconds) latest_[rank] = statuses[rank].counts;
+    if (now - began_ < window) return {};
+    const std::optional<Window> found = judge(statuses);
+    before_ = latest_;
+    const double seconds = seconds_between(began_, now);
+    began_ = now;
+    untold_ = found ? 0 : untold_ + 1;
+    if (!found && untold_ < windows_to_forget) return {};
+
+    std::vector<std::string> lines;
+    const bool is_slow = found && !found->slow.empty();
+    if (is_slow && goes_on(*found)) {
+        ++windows_;
+        slow_seconds_ += seconds;
+    } else {
+        suspects_.clear();
+        windows_ = is_slow ? 1 : 0;
+        slow_seconds_ = is_slow ? seconds : 0;
+    }
+    if (is_slow)
+        for (const auto& [pair, of] : found->slow) ++suspects_[pair];
+    if (name_) {
+        const std::optional<Carried> now_carried = is_slow ? carried(*name_, *found) : std::nullopt;
+        clear_ = now_carried ? 0 : clear_ + 1;
+        if (now_carried)
+            go_on(*now_carried, seconds);
+        else if (clear_ >= windows_to_clear || !found)
+            lines.push_back(clear());
+    }
+    if (!name_ && windows_ >= windows_to_name && !rank_is_slow) {
+        const Name name = name_of(suspects_, windows_ / 2 + 1);
+        const std::optional<Carried> now_carried = carried(name, *found);
+        if (!now_carried) return lines;
+        name_ = name;
+        clear_ = 0;
+        const auto ago = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(slow_seconds_));
+        const SlowLink slow{host(name.from),       host(name.to), now_carried->rate,
+                            now_carried->expected, slow_seconds_, now - ago};
+        begin(slow);
+        const bool is_one = name.from != nowhere && name.to != nowhere && name.from != name.to && !name.both_ways;
+        lines.push_back(words(name) + (is_one ? " carries " : " carry ") + rate_text(slow.rate) + ", " +
+                        std::to_string(std::lround(100 * slow.rate / slow.expected)) + " % of the " +
+                        rate_text(slow.expected) + " that the plan counts on, for " +
+                        std::to_string(std::lround(slow.seconds)) + " s now");
+    }
+    return lines;
+}
+
+// A link is slow that was busy for long while no place's link on the way carried what it can, all ranks together.
+std::optional<SlowLinks::Window> SlowLinks::judge(std::span<const Status> statuses) const {
+    std::vector<double> all_blocked;
+    Window found;
+    for (std::size_t place = 0; place < places_.size(); ++place) {
+        found.up.push_back({0, places_[static_cast<int>(place)].up});
+        found.down.push_back({0, places_[static_cast<int>(place)].down});
+    }
+    for (std::size_t rank = 0; rank < latest_.size(); ++rank) {
+        if (latest_[rank].seconds <= before_[rank].seconds) return {};  // nothing was heard of it
+        all_blocked.push_back(blocked(rank, statuses[rank]));
+        const std::vector<int>& places = places_.of(static_cast<int>(rank));
+        const Network& network = statuses[rank].network;
+        for (std::size_t level = 0; level < places.size(); ++level)
+            for (std::size_t inner = 0; inner <= level; ++inner) {
+                const auto place = static_cast<std::size_t>(places[inner]);
+                found.up[place].rate += network.sent[level];
+                found.down[place].rate += network.received[level];
+            }
+    }
+    const auto middle = all_blocked.begin() + static_cast<std::ptrdiff_t>(all_blocked.size() / 2);
+    std::nth_element(all_blocked.begin(), middle, all_blocked.end());
+    if (*middle < least_blocked) return {};  // whatever it is, it keeps nobody
+    for (std::size_t rank = 0; rank < latest_.size(); ++rank)
+        for (const Network::Busy& flow : statuses[rank].network.busiest) {
+            if (flow.peer < 0 || flow.peer >= options_.world_size || flow.busy < least_busy) continue;
+            const auto from = static_cast<int>(rank);
+            const std::size_t left = places_.left_by(from, flow.peer);
+            double expected = 0;
+            bool is_used = left == 0;
+            const auto pass = [&](const Carried& link) {
+                is_used |= link.rate >= slow_part * flow.busy * link.expected;
+                expected = expected == 0 ? link.expected : std::min(expected, link.expected);
+            };
+            for (std::size_t level = 0; level < left; ++level) {
+                pass(found.up[static_cast<std::size_t>(places_.of(from)[level])]);
+                pass(found.down[static_cast<std::size_t>(places_.of(flow.peer)[level])]);
+            }
+            if (is_used) continue;
+            Carried& slow = found.slow[{places_.of(from)[0], places_.of(flow.peer)[0]}];
+            slow.rate += flow.rate / flow.busy;
+            slow.expected = expected;
+        }
+    return found;
+}
+
+double SlowLinks::blocked(std::size_t rank, const Status& status) const {
+    const double time = latest_[rank].seconds - before_[rank].seconds;
+    double longest = (latest_[rank].in_calls - before_[rank].in_calls) / time;
+    for (const Waiting& waiting : std::span(status.waiting, status.waiting_count))  // not among the others yet
+        if (waiting.is_blocked) longest = std::max(longest, waiting.seconds / time);
+    return longest;
+}
+
+bool SlowLinks::goes_on(const Window& found) const {
+    return std::any_of(found.slow.begin(), found.slow.end(),
+                       [&](const auto& each) { return suspects_.contains(each.first); });
+}
+
+SlowLinks::Name SlowLinks::name_of(const std::map<Pair, int>& windows_of, int least) const {
+    std::vector<Pair> pairs;
+    for (const auto& [pair, windows] : windows_of)
+        if (windows >= least) pairs.push_back(pair);
+    if (pairs.empty()) return {};
+    const auto [from, to] = pairs.front();
+    if (pairs.size() == 1) return {from, to};
+    if (pairs.size() == 2 && pairs.back() == Pair{to, from}) return {from, to, true};
+    for (const int host : {from, to}) {
+        const auto all = [&](auto has) { return std::all_of(pairs.begin(), pairs.end(), has); };
+        if (all([&](const Pair& pair) { return pair.first == host; })) return {host, nowhere};
+        if (all([&](const Pair& pair) { return pair.second == host; })) return {nowhere, host};
+        if (all([&](const Pair& pair) { return pair.first == host || pair.second == host; })) return {host, host};
+    }
+    return {};
+}
+
+// What the named links carry now, nullopt if none of them is slow; of several the one that carries least.
+std::optional<SlowLinks::Carried> SlowLinks::carried(const Name& name, const Window& found) const {
+    std::optional<Carried> least;
+    const auto take = [&](const Carried& each) {
+        if (!least || each.part() < least->part()) least = each;
+    };
+    bool leaves = false, arrives = false;
+    for (const auto& [pair, each] : found.slow) {
+        const bool is_out = pair.first == name.from, is_in = pair.second == name.to;
+        if (name.from == nowhere && name.to == nowhere) take(each);
+        if (name.from == name.to || name.from == nowhere || name.to == nowhere) {
+            leaves |= name.from != nowhere && is_out;
+            arrives |= name.to != nowhere && is_in;
+        } else if ((is_out && is_in) || (name.both_ways && pair == Pair{name.to, name.from})) {
+            take(each);
+        }
+    }
+    if (leaves) take(found.up[static_cast<std::size_t>(name.from)]);
+    if (arrives) take(found.down[static_cast<std::size_t>(name.to)]);
+    return least;
+}
+
+std::string SlowLinks::host(int place) const {
+    return place == nowhere ? "" : options_.host(places_[place].ranks.front());
+}
+
+std::string SlowLinks::words(const Name& name) const {
+    const std::string from = "host " + host(name.from), to = "host " + host(name.to);
+    if (name.from == nowhere && name.to == nowhere) return "several links between the hosts";
+    if (name.from == name.to) return "the links of " + from;
+    if (name.to == nowhere) return "the links from " + from;
+    if (name.from == nowhere) return "the links to " + to;
+    if (name.both_ways) return "the links between " + from + " and " + to;
+    return "the link from " + from + " to " + to;
+}
+
+std::optional<SlowLink> SlowLinks::slowest() const {
+    const std::lock_guard lock(mutex_);
+    return named_;
+}
+
+std::vector<SlowLink> SlowLinks::so_far() const {
+    const std::lock_guard lock(mutex_);
+    return so_far_;
+}
+
+void SlowLinks::begin(const SlowLink& slow) {
+    const std::lock_guard lock(mutex_);
+    named_ = slow;
+    if (so_far_.size() == most_kept) so_far_.erase(so_far_.begin());
+    so_far_.push_back(slow);
+}
+
+void SlowLinks::go_on(const Carried& carried, double seconds) {
+    const std::lock_guard lock(mutex_);
+    named_->rate = carried.rate;
+    named_->expected = carried.expected;
+    named_->seconds += seconds;
+    SlowLink& least = so_far_.back();
+    least.seconds = named_->seconds;
+    if (carried.part() > least.rate / least.expected) return;
+    least.rate = carried.rate;
+    least.expected = carried.expected;
+}
+
+std::string SlowLinks::clear() {
+    const bool is_one = name_->from != nowhere && name_->to != nowhere && name_->from != name_->to && !name_->both_ways;
+    std::string line = words(*name_) + (is_one ? " no longer keeps" : " no longer keep") + " the ranks waiting";
+    name_.reset();
+    const std::lock_guard lock(mutex_);
+    named_.reset();
+    return line;
+}
+
+}  // namespace multiring
