@@ -23,8 +23,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import command_stand_in
+import fork_server
 import pytest
-from forking_launcher import TORCH, TORCH_LIBRARIES
+from forking_launcher import OF_THE_LAUNCHER, TORCH, TORCH_LIBRARIES
 
 from multiring import lab
 
@@ -35,6 +36,12 @@ TUTORIAL = ROOT / "docs" / "tutorial"
 
 TORCHRUN = 'type torchrun > /dev/null 2>&1 || torchrun() { python -m torch.distributed.run "$@"; }'
 """Where torch lies elsewhere than this Python's packages, its script may be missing."""
+
+VARIABLES = {"COLUMNS": "120", "PYTENSOR_FLAGS": "linker=py"}
+"""PyTensor's other linkers compile, for longer than all else that a program of a page does, and leave that at home."""
+
+TENSORFLOW = (*OF_THE_LAUNCHER, "keras", "tensorflow")
+JAX = (*OF_THE_LAUNCHER, "jax", "optax", "multiring.jax")
 
 
 @dataclass(frozen=True)
@@ -103,17 +110,17 @@ def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def run(command: str, directory: Path) -> str:
     """What the command prints, both streams together; it must succeed.
 
-    Ranks of programs for torch are forked, as each would need some seconds to import it.
+    Launchers and their ranks are forked, as each would need some time to import what it needs, a framework seconds.
     """
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with ExitStack() as stack:
-        if imports := _imports(command, directory):
+        if re.search(r"\bmultiring run\b", command):
             folder = Path(stack.enter_context(TemporaryDirectory())) / "bin"
-            path = stack.enter_context(command_stand_in.stand_in(folder, path, imports))
+            path = stack.enter_context(command_stand_in.stand_in(folder, path, _imports(command, directory)))
         job = subprocess.run(
             ["bash", "-c", f"{TORCHRUN}\n{command}"],
             cwd=directory,
-            env={**os.environ, "PATH": path, "COLUMNS": "120", "XDG_CACHE_HOME": str(directory / "cache")},
+            env={**os.environ, **VARIABLES, "PATH": path, "XDG_CACHE_HOME": str(directory / "cache")},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -124,13 +131,25 @@ def run(command: str, directory: Path) -> str:
 
 
 def _imports(command: str, directory: Path) -> Sequence[str]:
-    """What ranks of this command's program import, if that is torch."""
+    """What ranks of this command's program import, for as many programs as can share a server."""
     programs = [directory / word for word in re.findall(r"\bmultiring run .*?([\w/.]+\.py)\b", command)]
     text = "".join(program.read_text() for program in programs)
     imported = set(re.findall(r"^(?:import|from) (\w+)\b", text, re.MULTILINE))
-    if "torch" not in imported or imported & {"jax", "keras", "tensorflow"}:
-        return ()
+    if imported & {"keras", "tensorflow"}:
+        return TENSORFLOW
+    if "jax" in imported:
+        return JAX
+    if "torch" not in imported:
+        return OF_THE_LAUNCHER
     return TORCH_LIBRARIES if imported & {"accelerate", "lightning", "transformers"} else TORCH
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_servers() -> Iterator[None]:
+    """They hold some hundred MB each, and no other tests have these imports."""
+    yield
+    for imports in (TENSORFLOW, JAX):
+        fork_server.end(imports)
 
 
 def marked(blocks: list[Block]) -> list[Any]:

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import IO, Any
 
+import fork_server
+import forking_launcher
 import pytest
 import scripts
 from forking_launcher import TORCH
-from framework_jobs import job, needs
+from framework_jobs import alone, job, needs, of_forks
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "goodput.py"
@@ -30,16 +33,15 @@ def script() -> ModuleType:
     return scripts.loaded(SCRIPT)
 
 
-def run(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, str(file), *words],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
+def forked(command: Sequence[str], *, env: Mapping[str, str], stdout: IO[bytes], **_: Any) -> fork_server.Process:
+    """The place of `subprocess.Popen` in the benchmark: each of its ranks would take seconds to import torch."""
+    python, *words = command
+    assert (python, words[:2]) == (sys.executable, ["-m", "multiring"])
+    with open(os.devnull) as nothing:
+        streams = [nothing.fileno(), stdout.fileno(), stdout.fileno()]
+        return forking_launcher.start_on(
+            streams, *words[2:], imports=TORCH, environment=of_forks(**env), directory=Path.cwd()
+        )
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
@@ -90,7 +92,9 @@ def test_the_training_goes_on_where_rank_0_cannot_look_for_newcomers(tmp_path: P
     assert {event["reason"] for event in told} == {"rank 0 cannot look who is to be admitted: no way to the store"}
 
 
-def test_its_counts_are_those_of_the_job_and_no_sample_is_lost(tmp_path: Path) -> None:
+def test_its_counts_are_those_of_the_job_and_no_sample_is_lost(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every = [
         "--every",
         "3",
@@ -108,8 +112,11 @@ def test_its_counts_are_those_of_the_job_and_no_sample_is_lost(tmp_path: Path) -
         "1",
     ]
     kept = ["--json", str(tmp_path / "result.json"), "--keep", str(tmp_path / "kept")]
-    done = run(SCRIPT, "--ranks", "3", "--model", "digits", "--float64", "--seed", "5", *every, *kept)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["--ranks", "3", "--model", "digits", "--float64", "--seed", "5", *every, *kept]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
+    kinds = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(Popen=forked, **kinds))
+    script.main()
     told = json.loads((tmp_path / "result.json").read_text())
     events, log = events_of(tmp_path / "kept/under-fire"), (tmp_path / "kept/under-fire/log").read_text()
     kills = told["rows"][0]["kills"]
@@ -250,6 +257,6 @@ def test_who_goes_on_is_who_shrink_lets_go_on(script: ModuleType, left: set[int]
     ],
 )
 def test_a_wrong_argument_gets_one_line(file: Path, words: str, message: str) -> None:
-    done = run(file, *words.split())
+    done = alone(file, *words.split(), imports=TORCH)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"{file.stem}: {message}\n"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from framework_jobs import Worlds, needs, succeeds
+from framework_jobs import Worlds, compiled_by_jax, needs
 
-IMPORTS = ("jax", "optax", "multiring.jax", "sklearn.datasets", "pytest")
+IMPORTS = ("jax", "optax", "multiring.jax", "sklearn.datasets", "sklearn.model_selection", "pytest")
 
 pytestmark = needs("jax", "optax", seconds=600)
 
@@ -29,9 +29,10 @@ OTHER_TREES = ("retraced_alone", "other_trees")
 
 
 @pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     chosen = {1: TRAINING, 2: ("overtaken", "mistakes"), 3: TRAINING + OTHER_TREES + COLLECTIVES}
-    with Worlds("jax_ranks.py", chosen, losing={3}, imports=IMPORTS) as worlds:
+    compiling = compiled_by_jax(tmp_path_factory.mktemp("compiled"))
+    with Worlds("jax_ranks.py", chosen, losing={3}, imports=IMPORTS, **compiling) as worlds:
         yield worlds
 
 
@@ -61,7 +62,7 @@ def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:
     worlds.told_of_the_killed_rank("multiring.PeerLost: rank 2.*and rank 2", ranks=3)
 
 
-def test_the_example_learns_digits() -> None:
-    printed = succeeds("../../examples/jax_digits.py", ranks=2)
+def test_the_example_learns_digits(worlds: Worlds) -> None:
+    printed = worlds.prints("../../examples/jax_digits.py", ranks=2)
     accuracy = float(re.search(r"test accuracy ([\d.]+)%, 2 ranks", printed)[1])
     assert accuracy > 95

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from framework_jobs import Worlds, alone, kept_by_jax, needs
+from framework_jobs import Worlds, alone, compiled_by_jax, needs
 
 # Keras imports TensorFlow when it saves a model, on any backend. Nothing here may start it, JAX or their threads: that
 # begins with the first tensor. multiring.keras is not among these, as a test looks at what plain Keras does.
@@ -34,7 +34,7 @@ pytestmark = needs("keras", "tensorflow", "jax", seconds=600)
 def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     backend: str = request.param
     folder = tmp_path_factory.mktemp(backend)
-    return {"KERAS_BACKEND": backend, "FOLDER": str(folder), **kept_by_jax(folder / "compiled")}
+    return {"KERAS_BACKEND": backend, "FOLDER": str(folder), **compiled_by_jax(folder / "compiled")}
 
 
 @pytest.fixture(scope="module")

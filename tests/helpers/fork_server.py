@@ -86,6 +86,10 @@ class Process:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Ask it to end, by SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """End it by SIGKILL."""
         self.send_signal(signal.SIGKILL)
