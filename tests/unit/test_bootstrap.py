@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -344,3 +346,16 @@ def test_an_occupied_meeting_port(environ: Callable[[int], dict[str, str]], mess
     settings = env.Settings(ports=range(port, port + 1))
     with taken, pytest.raises(ResourceError, match=f"^{message.format(port=port)}"), place.meet(settings):
         pass
+
+
+def test_rank_zero_tells_at_once_that_the_meeting_has_an_unknown_name(caplog: pytest.LogCaptureFixture) -> None:
+    with listen.bind("", None) as free:
+        port = free.getsockname()[1]
+    place = bootstrap.rank_identity(by_hand(0, 2, MASTER_ADDR="nosuch.invalid", MASTER_PORT=str(port)))
+    with place.meet(env.Settings(init_timeout=30)):
+        until = time.monotonic() + 30
+        while not caplog.records and time.monotonic() < until:
+            time.sleep(0.01)
+        told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert re.match(r"MASTER_ADDR=nosuch\.invalid: the host of rank 0 does not know this name \(.+\)", told[0])

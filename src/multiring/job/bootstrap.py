@@ -7,10 +7,13 @@ import errno
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import secrets
 import select
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -39,6 +42,8 @@ DRAIN_SECONDS = 10.0
 MIN_SECRET = 16
 SECRET_SECONDS = 10.0
 """Time in which whoever gives a secret through a pipe closes it."""
+
+_log = logging.getLogger("multiring")
 
 NO_RANK = (
     "A process that a rank has started is no rank, though it has a rank's variables: without RANK and MULTIRING_* it "
@@ -295,10 +300,26 @@ def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str
     def meet(settings: env.Settings) -> AbstractContextManager[JobMeeting]:
         remedy = "choose another for all ranks (or two processes have rank 0)"
         host, port = address
+        if rank == 0:  # in a thread: a name server may take long to answer, and rank 0 itself needs no name
+            threading.Thread(target=_tell_unknown, args=(host,), daemon=True).start()
         ports = range(port, port + 1)
         return _served_by_rank_zero(rank, [host], ports, job, launch, settings, f"MASTER_PORT={port}", remedy)
 
     return RankIdentity(rank, size, launcher, meet, job)
+
+
+def _tell_unknown(host: str) -> None:
+    """Warn of a MASTER_ADDR that this host cannot resolve: no error, as other hosts may know it, or all may later."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        _log.warning(
+            "MASTER_ADDR=%s: the host of rank 0 does not know this name (%s), and ranks to which it is unknown too "
+            "will not arrive: correct it for all ranks",
+            host,
+            reason,
+        )
 
 
 def at_lasting_store(
