@@ -114,6 +114,7 @@ class RankIdentity:
 def rank_identity(environ: Mapping[str, str] | None = None) -> RankIdentity:
     """What this process is in its job, by the first launcher that left its mark; a world of one if none did."""
     environ = os.environ if environ is None else environ
+    environ = {name: text for name, text in environ.items() if text}  # an empty one is not set, like settings
     launch = env.read(env.Launch, environ)
     for launcher in (_multiring_run, _torchrun, _mpi, _slurm):
         found = launcher(environ, launch)
@@ -193,7 +194,7 @@ def restarts(environ: Mapping[str, str], launch: env.Launch) -> int:
     counts. A store that outlives a restart still holds what was written before it."""
     if environ.get("MULTIRING_RESTART"):
         return launch.restart
-    return _number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0
+    return _number(environ, "TORCHELASTIC_RESTART_COUNT") if environ.get("TORCHELASTIC_RESTART_COUNT") else 0
 
 
 def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
@@ -458,7 +459,7 @@ def mpi_that_moves_data(identity: RankIdentity) -> Any:
     """The same for MULTIRING_ENGINE=mpi, where MPI itself has to be able to."""
     if not _importable("mpi4py"):
         raise RendezvousError("MULTIRING_ENGINE=mpi needs mpi4py: pip install 'multiring[mpi]'")
-    if identity.launcher not in ("mpirun", "srun") and not _MPI_RANKS & os.environ.keys():
+    if identity.launcher not in ("mpirun", "srun") and not any(map(os.environ.get, _MPI_RANKS)):
         # MPI would start for this process alone, and leave shared memory behind where the launcher ends it.
         raise RendezvousError(
             f"{identity.launcher} started rank {identity.rank} of {identity.world_size} without MPI, which "
