@@ -116,6 +116,13 @@ def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
     assert (ended.returncode, ended.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, "lab up", "data pack", ""])
+def test_h_is_help(inside: Callable[..., Ended], command: str) -> None:
+    short, long = inside(*command.split(), "-h"), inside(*command.split(), "--help")
+    assert short == long
+    assert short.output.startswith(f"Usage: {' '.join(['multiring', *command.split()])} ")
+
+
 @pytest.mark.parametrize("words", [["--version"], ["lab", "status"], ["run", "--help"]])
 def test_an_output_that_cannot_be_written_is_told_in_one_line(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
