@@ -615,6 +615,8 @@ def report(path: str | os.PathLike[str], title: str = "", *, group: Communicator
     from multiring.launch import summary
     from multiring.pages import page
 
+    if not os.fspath(path):
+        raise ValueError("path='': expected the name of a file, such as report.html")
     members = _communicator(group)
     counted = members.stats()
     mine = members.rank, members.hosts[members.rank], counted["seconds_in_calls"], counted["seconds_waiting"]

@@ -302,6 +302,16 @@ def untouched(group: mr.Communicator, error: type[Exception], words: str, **opti
     np.testing.assert_array_equal(x, np.arange(3.0 * size) + 100 * rank)
 
 
+def weights_beyond_a_float() -> list[Any]:
+    mr.init()
+    told = []
+    try:
+        mr.average(1.0 * mr.rank(), weight=1e308 - mr.rank())
+    except ValueError as error:
+        told.append(str(error))
+    return [*told, mr.average(1.0 * mr.rank(), weight=4e307 * (1 + mr.rank()))]
+
+
 def in_flight() -> None:
     """Many works at once in two communicators, waited for in reverse."""
     rank, size = mr.rank(), mr.world_size()

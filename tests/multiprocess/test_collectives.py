@@ -125,6 +125,15 @@ def test_what_rounding_loses_arrives_later_where_it_is_kept(hosts: str, wire: st
     assert len(said) == 7
 
 
+def test_weights_whose_sum_is_beyond_a_float_are_refused_on_all_ranks() -> None:
+    for told, mean in run(collectives.weights_beyond_a_float, 2, None):
+        assert told == (
+            "weight=1e+308: the sum of the weights of all 2 ranks is more than a float64 holds, 1.8e+308: give smaller "
+            "ones"
+        )
+        assert mean == pytest.approx(2 / 3)
+
+
 def test_a_plan_is_forced_by_its_id() -> None:
     topology = Topology.of_hosts(list("aab"))
     usual = planner.choose(topology, "all_reduce", 1 << 20, speeds=speeds_of("aab"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +66,13 @@ PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
         ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"} | by_hand(1, 4), "RANK and WORLD_SIZE", 1, 4),  # torchrun's
         (SLURM | {"WORLD_SIZE": "4"}, "srun", 1, 4),  # a batch script may export it for torch
         ({"PMI_RANK": "0", "PMI_SIZE": "1", "RANK": "0"}, "mpirun", 0, 1),
+        ({"RANK": "", "WORLD_SIZE": ""}, "no launcher", 0, 1),  # an empty variable is not set
+        (run(2, 3) | {"RANK": "", "WORLD_SIZE": ""}, "multiring run", 2, 3),
+        (SLURM | {"RANK": "", "WORLD_SIZE": "", "MASTER_ADDR": "", "OMPI_COMM_WORLD_RANK": ""}, "srun", 1, 4),
+        ({"OMPI_COMM_WORLD_RANK": "", "OMPI_COMM_WORLD_SIZE": "", "PMIX_RANK": ""}, "no launcher", 0, 1),
+        ({"SLURM_PROCID": "", "SLURM_STEP_NODELIST": "", "SLURM_STEP_NUM_TASKS": ""}, "no launcher", 0, 1),
+        ({"PET_NNODES": "", "PET_NPROC_PER_NODE": "", "PET_NODE_RANK": ""}, "no launcher", 0, 1),
+        (by_hand(1, 2, TORCHELASTIC_RESTART_COUNT=""), "RANK and WORLD_SIZE", 1, 2),
     ],
 )
 def test_place(environ: dict[str, str], launcher: str, rank: int, size: int) -> None:
@@ -103,7 +112,7 @@ def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], mon
         (run(3, 3), "the environment of multiring run says rank 3 in a world of 3: ranks are 0 to 2"),
         (by_hand(0, 2) | {"RANK": "x"}, "RANK='x': expected a whole number"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_ADDR=a and MASTER_PORT=None: set both"),
-        (SLURM | {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID='': expected a whole number"),
+        (SLURM | {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID is not set, and others of its launcher are"),
         (by_hand(0, 2, MASTER_ADDR="tcp://a"), "MASTER_ADDR='tcp://a': expected the name or address .* alone, such as"),
         (by_hand(0, 2, MASTER_ADDR="a:29500"), "MASTER_ADDR='a:29500': .*; its port is MASTER_PORT"),
         (by_hand(0, 2, MASTER_ADDR=" a"), "MASTER_ADDR=' a': expected"),
@@ -344,3 +353,16 @@ def test_an_occupied_meeting_port(environ: Callable[[int], dict[str, str]], mess
     settings = env.Settings(ports=range(port, port + 1))
     with taken, pytest.raises(ResourceError, match=f"^{message.format(port=port)}"), place.meet(settings):
         pass
+
+
+def test_rank_zero_tells_at_once_that_the_meeting_has_an_unknown_name(caplog: pytest.LogCaptureFixture) -> None:
+    with listen.bind("", None) as free:
+        port = free.getsockname()[1]
+    place = bootstrap.rank_identity(by_hand(0, 2, MASTER_ADDR="nosuch.invalid", MASTER_PORT=str(port)))
+    with place.meet(env.Settings(init_timeout=30)):
+        until = time.monotonic() + 30
+        while not caplog.records and time.monotonic() < until:
+            time.sleep(0.01)
+        told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert re.match(r"MASTER_ADDR=nosuch\.invalid: the host of rank 0 does not know this name \(.+\)", told[0])

@@ -106,6 +106,30 @@ def test_run_refuses_a_plan_that_every_rank_would_refuse(
         assert fault in line
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        (
+            "WIRE",
+            "host=fp16",
+            "MULTIRING_WIRE=host=fp16: wire 'fp16' for level host: known are bfloat16, float16, int8",
+        ),
+        ("WIRE", "hots=int8", "MULTIRING_WIRE=hots=int8: wire for level 'hots': known are host, rack, site"),
+        ("WIRE", "host=int8,rack=float16", "the sum can be rounded to one format only"),
+        ("INTERFACE", "eth99", "MULTIRING_INTERFACE='eth99' admits no address of this host; it has: "),
+    ],
+)
+def test_run_refuses_settings_that_every_rank_would_refuse(
+    inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(f"MULTIRING_{variable}", value)
+    refused = inside("run", "-n", "2", "true")
+    assert (refused.code, refused.output) == (2, "")
+    (line,) = refused.errors.splitlines()
+    assert line.startswith("multiring run: MULTIRING_")
+    assert told in line
+
+
 def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
     """As after ``| head``."""
     reads, writes = os.pipe()
@@ -114,6 +138,13 @@ def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
     ended = subprocess.run(words, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writes)
     assert (ended.returncode, ended.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "lab up", "data pack", ""])
+def test_h_is_help(inside: Callable[..., Ended], command: str) -> None:
+    short, long = inside(*command.split(), "-h"), inside(*command.split(), "--help")
+    assert short == long
+    assert short.output.startswith(f"Usage: {' '.join(['multiring', *command.split()])} ")
 
 
 @pytest.mark.parametrize("words", [["--version"], ["lab", "status"], ["run", "--help"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def test_hosts_as_people_list_them(text: str, hosts: str) -> None:
         ("n[1-999][1-999]", "more than 65536 hosts"),
         ("n[1-3,5:2", r"-H n\[1-3,5:2: a bracket has no other half: write ranges as in n\[01-04,7\]:2"),
         ("n1-3]", "a bracket has no other half"),
+        (",", "-H ,: a comma has no host beside it: expected host:ranks,host:ranks"),
+        ("a:2,,b:2", "-H a:2,,b:2: a comma has no host beside it"),
+        (",a", "-H ,a: a comma has no host beside it"),
+        (",,localhost:2,,", "-H ,,localhost:2,,: a comma has no host beside it"),
+        ("localhost 2", "-H localhost 2: '2' is not host:ranks,host:ranks"),
         ("./hosts.txt", "the name of a host has no '/': --hostfile reads a file of hosts"),
         (f"a:{10**30}", f"the number of slots in 'a:{10**30}' is not a whole number from 0 to 524288"),
     ],
@@ -67,12 +73,12 @@ def test_what_is_no_list_of_hosts_is_told_why(text: str, message: str) -> None:
     "text",
     [
         "",
-        ",",
         "a:",
         "a:b",
         "host::2",
-        "a:2,,b:2",
-        ",a",
+        "localhost 2",
+        "2",
+        "7:2",
         "-a:2",
         "a:-1",
         "slots=2",
@@ -153,6 +159,13 @@ def test_this_host_is_known_by_name_and_address() -> None:
     assert is_here("localhost")
     assert is_here(socket.gethostname())
     assert is_here("127.0.0.1")
+    assert is_here("localhost.")
+    assert is_here(f"{socket.gethostname()}.")
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert is_here(f"{user}@localhost")
+    assert is_here(f"{user}@127.0.0.1")
+    assert not is_here(f"no-{user}@localhost")
+    assert not is_here(f"{user}@192.0.2.1")
     assert not is_here("192.0.2.1")  # reserved for documentation
     assert not is_here("no-such-host.invalid")
 

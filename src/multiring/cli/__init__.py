@@ -63,7 +63,13 @@ def _run_command() -> None:
         """Synchronous data-parallel training on the machines you have."""
 
     # Help in two plain columns: boxes leave none of 80 columns for what it says.
-    app = typer.Typer(callback=root, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(
+        callback=root,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
     named = next((word for word in _words() if not word.startswith("-")), "")
     for command, about in COMMANDS.items():
         if command == named:

@@ -28,6 +28,7 @@ from multiring.launch.pods import PodOptions, completed
 from multiring.launch.program import resolve
 from multiring.launch.ssh import SSH
 from multiring.launch.start import run_as_typed, run_over_ssh
+from multiring.net import interfaces
 
 HostList = Annotated[str | None, typer.Option("-H", metavar="A:2,B:2", help="Hosts, each with its number of ranks.")]
 HostFile = Annotated[
@@ -154,7 +155,7 @@ def run(
                 f"--nproc-per-node {ranks_per_host} is for hosts that are not listed: -H a:{ranks_per_host},b:"
                 f"{ranks_per_host} lists them with their ranks, and -n is the number in total"
             )
-        _check_plan()
+        _check_settings()
         own = {
             "--bind": bind is not Binding.core,
             "--max-restarts": max_restarts,
@@ -187,10 +188,13 @@ def run(
             code = run_as_typed(job, total, meeting, _note)
         else:
             assignments = _assignments(ranks, hosts, hostfile)
-            _check_min_ranks(min_ranks, sum(assignment.count for assignment in assignments))
+            world_size = sum(assignment.count for assignment in assignments)
+            _check_min_ranks(min_ranks, world_size)
             others = parse_hosts(spares, "--spares") if spares is not None else []
             names = [*(assignment.host for assignment in assignments), *(spare.name for spare in others)]
             _check_python(python, context.command.name, names)
+            if world_size > 1:  # one alone needs no interface
+                _check_interface(names)
             code = run_over_ssh(job, assignments, others, _words(ssh), python, _note)
     except (MultiringError, ValueError) as error:
         typer.echo(f"multiring {context.command.name}: {error}", err=True)
@@ -216,9 +220,17 @@ def _check_directory() -> None:
         raise LaunchError(f"the current directory, in which the ranks would start: {error.strerror}") from None
 
 
-def _check_plan() -> None:
-    """ValueError for a MULTIRING_PLAN that every rank would refuse."""
+def _check_settings() -> None:
+    """ValueError for a MULTIRING_WIRE or MULTIRING_PLAN that every rank would refuse."""
     settings = env.read(env.Settings)
+    wire = env.parse_wire(settings.wire)
+    if isinstance(wire, dict):
+        from multiring.planning import planner  # as below
+
+        try:
+            planner.check_wire_words(wire)
+        except ValueError as error:
+            raise ValueError(f"MULTIRING_WIRE={settings.wire}: {error}") from None
     if settings.plan:
         from multiring.simulate import forced  # NumPy and the planner, which a launcher seldom needs
 
@@ -296,6 +308,13 @@ def _check_python(python: str, command: str | None, names: Sequence[str]) -> Non
             f"--python {python} is for hosts that are reached by ssh, and there are none: start multiring by "
             f"that Python ({python} -m multiring {command} ...)"
         )
+
+
+def _check_interface(names: Sequence[str]) -> None:
+    """ValueError for a MULTIRING_INTERFACE that this host does not have, where it has all ranks."""
+    interface = env.read(env.Settings).interface
+    if interface and all(map(is_here, names)):
+        interfaces.reachable(interface)
 
 
 def _check_min_ranks(min_ranks: int | None, world_size: int) -> None:

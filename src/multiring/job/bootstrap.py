@@ -7,10 +7,13 @@ import errno
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import secrets
 import select
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -39,6 +42,8 @@ DRAIN_SECONDS = 10.0
 MIN_SECRET = 16
 SECRET_SECONDS = 10.0
 """Time in which whoever gives a secret through a pipe closes it."""
+
+_log = logging.getLogger("multiring")
 
 NO_RANK = (
     "A process that a rank has started is no rank, though it has a rank's variables: without RANK and MULTIRING_* it "
@@ -106,9 +111,31 @@ class RankIdentity:
         return Membership.at_start(self.world_size) if self.membership is None else self.membership
 
 
+class _Filled(Mapping[str, str]):
+    """The variables that are not empty, as empty settings count as not set.
+
+    Each is asked for by its name: that of a standby which has yet to become a rank waits then (launch/standby.py).
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def __getitem__(self, name: str) -> str:
+        if text := self._environ[name]:
+            return text
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._environ if self._environ[name])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def rank_identity(environ: Mapping[str, str] | None = None) -> RankIdentity:
     """What this process is in its job, by the first launcher that left its mark; a world of one if none did."""
     environ = os.environ if environ is None else environ
+    environ = _Filled(environ)
     launch = env.read(env.Launch, environ)
     for launcher in (_multiring_run, _torchrun, _mpi, _slurm):
         found = launcher(environ, launch)
@@ -188,7 +215,7 @@ def restarts(environ: Mapping[str, str], launch: env.Launch) -> int:
     counts. A store that outlives a restart still holds what was written before it."""
     if environ.get("MULTIRING_RESTART"):
         return launch.restart
-    return _number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0
+    return _number(environ, "TORCHELASTIC_RESTART_COUNT") if environ.get("TORCHELASTIC_RESTART_COUNT") else 0
 
 
 def _torchrun(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
@@ -295,10 +322,26 @@ def _at_rank_zero(launcher: str, rank: int, size: int, environ: Mapping[str, str
     def meet(settings: env.Settings) -> AbstractContextManager[JobMeeting]:
         remedy = "choose another for all ranks (or two processes have rank 0)"
         host, port = address
+        if rank == 0:  # in a thread: a name server may take long to answer, and rank 0 itself needs no name
+            threading.Thread(target=_tell_unknown, args=(host,), daemon=True).start()
         ports = range(port, port + 1)
         return _served_by_rank_zero(rank, [host], ports, job, launch, settings, f"MASTER_PORT={port}", remedy)
 
     return RankIdentity(rank, size, launcher, meet, job)
+
+
+def _tell_unknown(host: str) -> None:
+    """Warn of a MASTER_ADDR that this host cannot resolve: no error, as other hosts may know it, or all may later."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        _log.warning(
+            "MASTER_ADDR=%s: the host of rank 0 does not know this name (%s), and ranks to which it is unknown too "
+            "will not arrive: correct it for all ranks",
+            host,
+            reason,
+        )
 
 
 def at_lasting_store(
@@ -437,7 +480,7 @@ def mpi_that_moves_data(identity: RankIdentity) -> Any:
     """The same for MULTIRING_ENGINE=mpi, where MPI itself has to be able to."""
     if not _importable("mpi4py"):
         raise RendezvousError("MULTIRING_ENGINE=mpi needs mpi4py: pip install 'multiring[mpi]'")
-    if identity.launcher not in ("mpirun", "srun") and not _MPI_RANKS & os.environ.keys():
+    if identity.launcher not in ("mpirun", "srun") and not any(map(os.environ.get, _MPI_RANKS)):
         # MPI would start for this process alone, and leave shared memory behind where the launcher ends it.
         raise RendezvousError(
             f"{identity.launcher} started rank {identity.rank} of {identity.world_size} without MPI, which "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import socket
 from collections.abc import Iterable, Sequence
@@ -53,6 +54,8 @@ def parse_hosts(text: str, option: str = "-H") -> list[HostEntry]:
     listed = re.sub(r"\s*=\s*", "=", text.strip())
     listed = re.sub(r"\s*,\s*|\s+(?!(max[-_]?)?slots=)", ",", listed).removesuffix(",")
     entries = re.split(r",(?![0-9,-]*\])", listed)  # at no comma within brackets
+    if text.strip() and not all(entries):
+        raise LaunchError(f"{option} {text}: a comma has no host beside it: expected host:ranks,host:ranks")
     return _merge(host for entry in entries for host in _hosts(entry, f"{option} {text}", "host:ranks,host:ranks"))
 
 
@@ -80,7 +83,7 @@ def _hosts(entry: str, where: str, expected: str) -> list[HostEntry]:
     own = match["slots"] if match else None
     is_odd = len(given) < len(options) or (options and ("slots" not in given or own))
     name = word if match is None and _is_bare_ipv6(word, where) else match["name"] if match else ""
-    if is_odd or not name or name.startswith("-"):
+    if is_odd or not name or name.startswith("-") or re.fullmatch("[0-9]+", name):
         raise LaunchError(f"{where}: {entry!r} is not {expected}")
     try:
         slots = parse_whole(own or given.get("slots", "1"), 0, MOST_RANKS)
@@ -183,7 +186,14 @@ def own_name() -> str:
 
 
 def is_here(name: str) -> bool:
-    """Whether ``name`` is this machine, so that no ssh is needed: its own, or one whose address can be bound here."""
+    """Whether ``name`` is this machine, so that no ssh is needed: its own, or one whose address can be bound here.
+
+    A user before it, as in ``me@localhost``, has to be who this process runs as.
+    """
+    user, _, name = name.rpartition("@")
+    if user and user != _own_user():
+        return False
+    name = name.removesuffix(".")  # ends a name to which no domain is to be added
     own = socket.gethostname()
     if name in ("localhost", own, own.partition(".")[0]):
         return True
@@ -192,6 +202,13 @@ def is_here(name: str) -> bool:
     except (OSError, UnicodeError):
         return False  # a name that only ssh knows
     return any(_is_own(family, address) for family, _, _, _, address in found)
+
+
+def _own_user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return ""  # in containers a user may have a number only
 
 
 def _is_own(family: int, address: tuple[object, ...]) -> bool:

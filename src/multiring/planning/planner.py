@@ -19,7 +19,7 @@ from .layout import Layout, canonical, rooted, shape_in
 from .plan import COLLECTIVES, REDUCING, ROOTED, SENT_PART, WIRES, Plan
 from .space import Options, grids, options
 from .speeds import NATIVE, Speeds
-from .topology import Link, Place, Topology
+from .topology import LEVELS, Link, Place, Topology
 
 AUTO = "auto"
 """The wire that is as wide as the buffer, or bfloat16 in the outer levels where that is worth it."""
@@ -87,9 +87,17 @@ def check_wire(wire: Wire, topology: Topology) -> None:
             raise ValueError(f"wire={wire!r}: expected formats by level, such as {{'rack': 'bfloat16'}}, or {AUTO!r}")
         return
     levels = topology.levels[1:]
-    for level, format in wire.items():
+    for level in wire:
         if level not in levels:
             raise ValueError(f"wire for level {level!r}: the topology has {', '.join(levels)}")
+    check_wire_words(wire)
+
+
+def check_wire_words(wire: Mapping[str, str]) -> None:
+    """ValueError unless it names levels between hosts that some topology has, and one format."""
+    for level, format in wire.items():
+        if level not in LEVELS[1:]:
+            raise ValueError(f"wire for level {level!r}: known are {', '.join(LEVELS[1:])}")
         if format not in WIRES:
             raise ValueError(f"wire {format!r} for level {level}: known are {', '.join(WIRES)}")
     if len(set(wire.values())) > 1:

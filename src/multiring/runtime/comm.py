@@ -245,6 +245,11 @@ class Communicator:
             return _finished(Work([self._group.recv_part("scatter", all_of(x, mine), root, timeout)]), async_op)
         if blocks is None:
             raise ValueError(f"scatter: rank {root} is the root and has to give blocks")
+        if isinstance(blocks, (list, tuple)):
+            raise TypeError(
+                f"scatter: blocks is a {type(blocks).__name__}, expected one buffer that has a block for each rank: "
+                "hand over numpy.stack(blocks)"
+            )
         found = source(blocks)
         if (found.count, found.dtype) != (self.size * mine.count, mine.dtype):
             raise ValueError(
@@ -284,6 +289,8 @@ class Communicator:
         staging.
         """
         kind = np.dtype(dtype)
+        if kind.hasobject:
+            raise TypeError(f"dtype={dtype!r}: expected numbers, such as float32: other processes cannot read objects")
         given = shape if isinstance(shape, Sequence) else (shape,)
         extents = tuple(whole_number("shape", extent, "an extent") for extent in given)
         if min(extents, default=0) < 0:

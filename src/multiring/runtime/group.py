@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -301,7 +301,9 @@ class Group:
 
         All members call it, with the same ranks, in the same order as other groups they share; others may.
         """
-        chosen = [self.valid_rank("ranks", rank) for rank in ranks]
+        if isinstance(ranks, (str, bytes)) or not isinstance(ranks, Iterable):
+            raise TypeError(f"ranks={ranks!r}: expected a list of ranks, such as [0, 1]")
+        chosen = [self.valid_rank(f"ranks[{index}]", rank) for index, rank in enumerate(ranks)]
         if not chosen or len(set(chosen)) != len(chosen):
             raise ValueError(f"ranks={chosen}: a group has at least one rank, each once")
         if self.rank not in chosen:

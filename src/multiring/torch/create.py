@@ -79,7 +79,7 @@ def _time_limit(settings: Any) -> float:
     """Seconds that a call may take. Torch always gives a limit, 30 minutes unless asked, so MULTIRING_TIMEOUT counts
     only where it is set, and the shorter of both holds."""
     seconds: float = settings.timeout.total_seconds()
-    return min(seconds, env.read(env.Settings).timeout) if "MULTIRING_TIMEOUT" in os.environ else seconds
+    return min(seconds, env.read(env.Settings).timeout) if os.environ.get("MULTIRING_TIMEOUT") else seconds
 
 
 def _join_job(settings: Any, options: Options | None) -> World:

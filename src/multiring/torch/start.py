@@ -31,7 +31,7 @@ def init(**settings: Any) -> None:
     torch itself needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. mpirun and srun do not set them, nor does
     `multiring run` for a rank that the others are to admit by `grow`. ``settings`` are those of `multiring.init`.
     """
-    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    if all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))):
         bootstrap.master(os.environ, "torch's launcher")  # or torch tries what is no address until its time limit
         dist.init_process_group("multiring", pg_options=Options(**settings))
         return
