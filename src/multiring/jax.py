@@ -135,7 +135,7 @@ def average(
     if weight is not None:
         mine = jnp.asarray(weight if isinstance(weight, jax.core.Tracer) else valid(weight), float)
         share = mine / all_reduce(mine, group=group)
-        leaves = [_weighted(jnp.asarray(leaf), share) for leaf in leaves]
+        leaves = [_weighted(_array(leaf, path), share) for leaf, path in zip(leaves, paths, strict=True)]
 
     def collective(flat: Any, label: int) -> Any:
         return _bind(flat, "all_reduce", op, 0, group, label)
@@ -164,6 +164,19 @@ def _weighted(leaf: Any, share: Any) -> Any:
     return jnp.where(share == 0, jnp.zeros_like(weighted), weighted)  # 0 times NaN would be NaN on all ranks
 
 
+def _array(x: Any, name: str = "the array") -> Any:
+    """``x`` as JAX has it; ValueError where JAX would cut a 64-bit integer of NumPy to what 32 bits hold."""
+    array = jnp.asarray(x)
+    if isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "iu" and x.dtype.itemsize > array.dtype.itemsize:
+        known = np.iinfo(array.dtype)
+        if x.size and (x.min() < known.min or x.max() > known.max):
+            raise ValueError(
+                f"{name} has numbers of {x.dtype} that do not fit {array.dtype}, to which JAX cuts them: "
+                "jax.config.update('jax_enable_x64', True) keeps all 64 bits"
+            )
+    return array
+
+
 def _flattened(tree: Any) -> tuple[list[Any], list[str], Any]:
     """Leaves, their paths, and the structure."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -177,7 +190,7 @@ def _fused(
 
     Its second argument is the label of a bucket.
     """
-    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    arrays = [_array(leaf, name or "the array") for leaf, name in zip(leaves, names, strict=True)]
     sizes = [
         GradientSpec(array.size, _movable(array).dtype.name, part(name, array.shape))
         for array, name in zip(arrays, names, strict=True)
@@ -241,7 +254,7 @@ def _bind(x: Any, collective: str, op: str, root: int, group: Communicator | Non
     communicator = _joined(group)
     if label is None:  # a call of NumPy's that overtakes it on one rank is a Mismatch
         label = label_of("array", ["of a JAX program"])
-    x = jnp.asarray(x)
+    x = _array(x)
     _movable(x)
     if op not in OPS:
         raise ValueError(f"op={op!r}: known are {', '.join(OPS)}")

@@ -643,6 +643,17 @@ def parameters_in_columns() -> None:
         same(last, torch.arange(24.0).view(1, 2, 3, 4) + 100)
 
 
+@worker
+def expanded_parameters() -> None:
+    with group() as (rank, _):
+        own = torch.full((1,), 10.0 + rank)
+        said = caught(ValueError, lambda: broadcast_parameters({"expanded": own.expand(4)}, root=1))
+        assert "expanded on rank 0" in str(said)
+        after = torch.arange(3.0) + 10 * rank
+        broadcast_parameters({"after": after}, root=1)  # no rank has begun the refused one
+        same(after, torch.arange(3.0) + 10)
+
+
 @pytest.mark.parametrize("worker", workers(__name__), ids=lambda worker: worker.__name__)
 def test_layouts(worker: Callable[[], None]) -> None:
     values(worker, world_size=3)

@@ -11,7 +11,7 @@ from torch import Tensor
 from multiring import api
 from multiring.runtime.comm import Communicator, group_of
 from multiring.torch.buffers import form, raw
-from multiring.torch.layouts import target
+from multiring.torch.layouts import refuse_overlap, target
 
 
 def broadcast_parameters(
@@ -20,7 +20,7 @@ def broadcast_parameters(
     """Copy ``model.state_dict()`` or ``model.named_parameters()`` of rank ``root`` into that of all others, in place.
 
     What is no tensor is left alone. ValueError on all ranks if names, types, shapes or orders in memory
-    differ, and for two tensors of one name.
+    differ, or if elements of one to be written share memory; and for two tensors of one name.
     """
     communicator = api.joined(group)
     tensors: dict[str, Tensor] = {}
@@ -30,11 +30,27 @@ def broadcast_parameters(
         if isinstance(value, Tensor):
             tensors[name] = value
     mine = {name: form(tensor) for name, tensor in tensors.items()}
-    for rank, theirs in enumerate(communicator.all_gather_object(mine)):
+    refusals = {} if communicator.rank == root else _refusals(tensors)  # the root is only read
+    everyone = communicator.all_gather_object((mine, refusals))
+    for rank, (theirs, _) in enumerate(everyone):
         for name in [*mine, *(theirs.keys() - mine.keys())]:
             if mine.get(name) != theirs.get(name):
                 raise ValueError(f"{name} is {mine.get(name)} here and {theirs.get(name)} on rank {rank}")
+    for rank, (_, refused) in enumerate(everyone):
+        for name, why in refused.items():
+            raise ValueError(f"{name} on rank {rank}: {why}")
     _broadcast(communicator, [tensors[name] for name in sorted(tensors)], root)
+
+
+def _refusals(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Why tensors cannot be written, by name."""
+    refusals = {}
+    for name, tensor in tensors.items():
+        try:
+            refuse_overlap(tensor)
+        except ValueError as error:
+            refusals[name] = str(error)
+    return refusals
 
 
 def named_pairs(parameters: Any) -> list[tuple[str, Any]]:
