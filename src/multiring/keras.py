@@ -98,9 +98,17 @@ def DistributedOptimizer(
         again = functools.partial(DistributedOptimizer, weight=weight, bucket_bytes=bucket_bytes, group=group)
         return functools.partial(_made_again, base, again), (self.get_config(),)
 
+    set_plain: Callable[[Any, str, Any], None] = base.__setattr__
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        if name == "loss_scale_factor" and value is None:  # by a LossScaleOptimizer around it, as `compile` puts one
+            raise ValueError(_own_scaling(base.__name__))
+        set_plain(self, name, value)
+
     # Keras saves a class by its module and name: these are of the plain one.
     names = {"apply": apply, "averages_over_ranks": False, "__module__": base.__module__, "__doc__": base.__doc__}
     names["__reduce__"] = reduce
+    names["__setattr__"] = set_attribute
     if scales:  # on JAX it passes its own `apply` by
         names["stateless_apply"] = stateless_apply
     optimizer.__class__ = type(base.__name__, (base,), names)
@@ -343,11 +351,14 @@ def _refuse_own_scaling(optimizer: Any) -> None:
     """Around ours a LossScaleOptimizer skips steps in which this rank overflows, while the others wait for it."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if hasattr(inner, "averages_over_ranks"):
-        name = type(inner).__name__
-        raise ValueError(
-            f"a LossScaleOptimizer around DistributedOptimizer({name}) lets every rank skip steps of its own: give "
-            f"compile() DistributedOptimizer(LossScaleOptimizer({name}(...))), or auto_scale_loss=False"
-        )
+        raise ValueError(_own_scaling(type(inner).__name__))
+
+
+def _own_scaling(name: str) -> str:
+    return (
+        f"a LossScaleOptimizer around DistributedOptimizer({name}) lets every rank skip steps of its own: give "
+        f"compile() DistributedOptimizer(LossScaleOptimizer({name}(...))), or auto_scale_loss=False"
+    )
 
 
 def _settle(model: Any) -> None:

@@ -214,13 +214,11 @@ def scaled_losses() -> None:
             np.testing.assert_array_equal(found, kept)
         assert float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)) == 32
         with pytest.raises(ValueError, match=r"give compile\(\) DistributedOptimizer\(LossScaleOptimizer\(SGD"):
-            fit(
-                model,
-                x,
-                y,
-                mrk.DistributedOptimizer(keras.optimizers.SGD(0.1)),
-                [mrk.BroadcastGlobalVariablesCallback()],
-            )
+            fit(model, x, y, mrk.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        plain = mrk.DistributedOptimizer(keras.optimizers.SGD(0.1, loss_scale_factor=4.0))
+        model.compile(plain, "mse", auto_scale_loss=False)
+        plain.loss_scale_factor = 8.0
+        assert plain.get_config()["loss_scale_factor"] == 8
     finally:
         keras.config.set_dtype_policy("float64")
 

@@ -58,8 +58,8 @@ def test_trees_of_other_structure_are_a_mismatch_that_shows_both(worlds: Worlds)
     worlds.succeed(*OTHER_TREES, ranks=3)
 
 
-def test_numbers_that_jax_would_cut_are_refused() -> None:
-    succeeds("jax_narrow_ranks.py", ranks=2)
+def test_numbers_that_jax_would_cut_are_refused(worlds: Worlds) -> None:
+    worlds.prints("jax_narrow_ranks.py", ranks=2)
 
 
 def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:
