@@ -98,7 +98,7 @@ def DistributedOptimizer(
         again = functools.partial(DistributedOptimizer, weight=weight, bucket_bytes=bucket_bytes, group=group)
         return functools.partial(_made_again, base, again), (self.get_config(),)
 
-    set_plain: Callable[[Any, str, Any], None] = base.__setattr__
+    set_plain: Any = base.__setattr__
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
         if name == "loss_scale_factor" and value is None:  # by a LossScaleOptimizer around it, as `compile` puts one
