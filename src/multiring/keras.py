@@ -101,7 +101,7 @@ def DistributedOptimizer(
     set_plain: Any = base.__setattr__
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
-        if name == "loss_scale_factor" and value is None:  # by a LossScaleOptimizer around it, as `compile` puts one
+        if name == "loss_scale_factor" and value is None:  # a LossScaleOptimizer around it does, as `compile` puts one
             raise ValueError(_own_scaling(base.__name__))
         set_plain(self, name, value)
 

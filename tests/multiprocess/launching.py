@@ -136,6 +136,17 @@ class Launch:
                     found.append(int(entry.name))
         return found
 
+    def agent_of(self, host: str) -> int:
+        """The agent on a host that the stand-in for ssh led to."""
+        found = []
+        for pid in self.processes():
+            with suppress(FileNotFoundError):  # it has ended meanwhile
+                words, environment = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
+                if words.endswith(b"\0-m\0multiring.launch.agent\0") and f"FAKE_HOST={host}\0".encode() in environment:
+                    found.append(pid)
+        (agent,) = found
+        return agent
+
     def kill_all(self) -> None:
         """What a test that fails may leave behind."""
         for pid in self.processes():

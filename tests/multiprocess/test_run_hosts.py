@@ -248,13 +248,7 @@ def test_a_lost_host_ends_the_job(hosts: Launch) -> None:
     with hosts.start("-H", "a:1,b:1", "--max-restarts", "2", hosts.script(SLEEP)) as process:
         hosts.wait_for_file("started-0")
         hosts.wait_for_file("started-1")
-        (agent,) = (
-            pid
-            for pid in hosts.processes()
-            if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0-m\0multiring.launch.agent\0")
-            and b"FAKE_HOST=b\0" in Path(f"/proc/{pid}/environ").read_bytes()
-        )
-        os.kill(agent, signal.SIGKILL)
+        os.kill(hosts.agent_of("b"), signal.SIGKILL)
         assert process.wait(30) == 1
         assert process.stderr is not None
         report = "multiring: host b: ssh has ended: exit code 137; try by hand: ssh b true\n    Killed\n"

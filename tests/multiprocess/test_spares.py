@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 from launching import Launch, wait_until
@@ -42,16 +41,6 @@ JOB = """
 """
 
 
-def agent_of(hosts: Launch, host: str) -> int:
-    (agent,) = (
-        pid
-        for pid in hosts.processes()
-        if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0-m\0multiring.launch.agent\0")
-        and f"FAKE_HOST={host}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    )
-    return agent
-
-
 def words(listed: str, spares: str, ranks: int, replacements: int = 4) -> list[str]:
     some = ["-H", listed, "--spares", spares, "--min-ranks", str(ranks), "--max-replacements", str(replacements)]
     return [*some, "--no-summary", "--python", sys.executable]
@@ -65,7 +54,7 @@ def ended(
         for rank in range(ranks):
             hosts.wait_for_file(f"started-{rank}-0")
         for host, number in lost:
-            os.kill(agent_of(hosts, host), number)
+            os.kill(hosts.agent_of(host), number)
         code = process.wait(60)
         assert process.stdout is not None
         assert process.stderr is not None
@@ -148,7 +137,7 @@ def test_where_no_spare_can_help_the_others_go_on(hosts: Launch, spares: str, re
     with hosts.start(*words("a:2,b:2,f:1", spares, 2, replacements), script) as process:
         for rank in range(5):
             hosts.wait_for_file(f"started-{rank}-0")
-        os.kill(agent_of(hosts, "b"), signal.SIGKILL)
+        os.kill(hosts.agent_of("b"), signal.SIGKILL)
         assert process.wait(60) == 0
         assert process.stdout is not None
         assert process.stderr is not None
