@@ -7,18 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from compiling import compiled
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("liveness", "memory", "mailbox", "errors", "wait", "system_files")
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("liveness") / "liveness"
-    sources = [ROOT / "tests/unit/liveness.cpp", *(ROOT / f"csrc/{name}.cpp" for name in SOURCES)]
-    options = ["-std=c++20", "-Wall", "-Werror", f"-I{ROOT / 'csrc'}", "-pthread"]
-    subprocess.run(["c++", *options, *sources, "-o", program], check=True, timeout=200)
-    return program
+    return compiled("liveness", SOURCES, tmp_path_factory.mktemp("liveness"))
 
 
 def test_a_rank_forgets_what_the_one_that_tells_it_has_forgotten(program: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from compiling import compiled
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("slow_links", "errors", "wait", "system_files")
 CARD, SLOW = 50e6, 4.5e6
 
@@ -19,11 +19,7 @@ connections."""
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("slow_links") / "slow_links"
-    sources = [ROOT / "tests/unit/slow_links.cpp", *(ROOT / f"csrc/{name}.cpp" for name in SOURCES)]
-    options = ["-std=c++20", "-Wall", "-Werror", f"-I{ROOT / 'csrc'}", "-pthread"]
-    subprocess.run(["c++", *options, *sources, "-o", program], check=True, timeout=200)
-    return program
+    return compiled("slow_links", SOURCES, tmp_path_factory.mktemp("slow_links"))
 
 
 def said(program: Path, words: Sequence[str]) -> list[str]:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
+from compiling import compiled
 from engines import Rank, all_reduce_plan, in_threads, world
 
-ROOT = Path(__file__).resolve().parents[2]
 NEAR, FAR = (17.0, 40.0), (2.2, 20.0)
 """Bytes a nanosecond in the caches and past them, as seen between cores that share a cache, and that do not."""
 
 
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory):
-    program = tmp_path_factory.mktemp("pace") / "pace"
-    source = ROOT / "tests/unit/streaming_store_tuner.cpp"
-    subprocess.run(["c++", "-std=c++20", "-Wall", "-Werror", f"-I{ROOT / 'csrc'}", source, "-o", program], check=True)
+    program = compiled("streaming_store_tuner", [], tmp_path_factory.mktemp("streamed"))
 
     def run(*stretches: tuple[int, tuple[float, float]], rule: str = "copies") -> list[int]:
         """How many copies of each stretch were streamed."""
