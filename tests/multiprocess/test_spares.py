@@ -155,6 +155,8 @@ def test_where_no_spare_can_help_the_others_go_on(hosts: Launch, spares: str, re
         ),
         (words("a:2", "c:1", 1), r"--spares c:1: it could take the place of no host, as each has 2 ranks or more"),
         (words("a:1", "a:1", 1), "--spares a: it is the machine of host a, and would be lost with it"),
+        (words("localhost:1", "localhost:1", 1)[:-2], "--spares localhost: it is the machine of host localhost"),
+        (words("localhost:1", "127.0.0.1:1", 1)[:-2], "--spares 127.0.0.1: it is the machine of host localhost"),
         (words("a:1", "c:x", 1), r"--spares c:x: 'c:x' is not host:ranks,host:ranks"),
         (words("a:1", "missing", 1)[:-2], r"host missing: .*"),
         (["--launcher", "mpirun", *words("a:1", "c:1", 1)[:-2]], "--spares and --launcher do not go together"),

@@ -36,7 +36,11 @@ def run_over_ssh(
     ``spares`` take the places of hosts that are lost.
     """
     secret = given_secret()
-    names = [*(assignment.host for assignment in assignments), *(spare.name for spare in spares)]
+    hosts = [assignment.host for assignment in assignments]
+    for spare in spares:
+        if spare.name in hosts:
+            raise LaunchError(_not_apart(spare.name, spare.name))
+    names = [*hosts, *(spare.name for spare in spares)]
     # Before there is an event loop or a thread, since they do not survive a fork.
     forked = {name: fork_agent() for name in names if is_here(name)}
 
@@ -88,13 +92,17 @@ def _check_spares(placed: Agents, spares: Sequence[Spare]) -> None:
     for spare in spares:
         name, slots = spare.entry.name, spare.entry.slots
         other = known.setdefault(spare.agent.machine, name)
-        if other != name or name in (assignment.host for assignment, _ in placed):
-            raise LaunchError(f"--spares {name}: it is the machine of host {other}, and would be lost with it")
+        if other != name:
+            raise LaunchError(_not_apart(name, other))
         if slots < fewest:
             raise LaunchError(
                 f"--spares {name}:{slots}: it could take the place of no host, as each has {fewest} ranks or more: "
                 f"give it {fewest} slots at least"
             )
+
+
+def _not_apart(spare: str, other: str) -> str:
+    return f"--spares {spare}: it is the machine of host {other}, and would be lost with it"
 
 
 def run_as_typed(job: Job, ranks: int, meeting: HostMeeting, note: Callable[[str], None]) -> int:
