@@ -205,6 +205,11 @@ WorkHandle start_message(std::shared_ptr<Engine> engine, std::uint32_t communica
     return {std::move(engine), std::move(work)};
 }
 
+// Seconds of Python's monotonic clock.
+double moment(Clock::time_point time) {
+    return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
 nb::dict described(const SlowRank& slow) {
     nb::dict entry;
     entry["ranks"] = slow.ranks;
@@ -212,7 +217,7 @@ nb::dict described(const SlowRank& slow) {
     entry["share"] = slow.share;
     entry["seconds"] = slow.seconds;
     entry["reason"] = word(slow.reason);
-    entry["began"] = std::chrono::duration<double>(slow.began.time_since_epoch()).count();
+    entry["began"] = moment(slow.began);
     return entry;
 }
 
@@ -223,8 +228,17 @@ nb::dict described(const SlowLink& slow) {
     entry["bytes_per_second"] = slow.rate;
     entry["expected"] = slow.expected;
     entry["seconds"] = slow.seconds;
-    entry["began"] = std::chrono::duration<double>(slow.began.time_since_epoch()).count();
+    entry["began"] = moment(slow.began);
     return entry;
+}
+
+template <class Slow>
+void add_slow(nb::dict& to, const char* now_key, const std::optional<Slow>& now, const char* so_far_key,
+              const std::vector<Slow>& so_far) {
+    to[now_key] = now ? nb::object(described(*now)) : nb::none();
+    nb::list all;
+    for (const Slow& each : so_far) all.append(described(each));
+    to[so_far_key] = all;
 }
 
 nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
@@ -269,16 +283,8 @@ nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
         in_flight.append(entry);
     }
     result["in_flight"] = in_flight;
-    const std::optional<SlowRank> slow = engine.slowest();
-    result["slowest"] = slow ? nb::object(described(*slow)) : nb::none();
-    nb::list so_far;
-    for (const SlowRank& each : engine.slow_so_far()) so_far.append(described(each));
-    result["slow_so_far"] = so_far;
-    const std::optional<SlowLink> slow_link = engine.slow_link();
-    result["slow_link"] = slow_link ? nb::object(described(*slow_link)) : nb::none();
-    nb::list links_so_far;
-    for (const SlowLink& each : engine.slow_links_so_far()) links_so_far.append(described(each));
-    result["slow_links_so_far"] = links_so_far;
+    add_slow(result, "slowest", engine.slowest(), "slow_so_far", engine.slow_so_far());
+    add_slow(result, "slow_link", engine.slow_link(), "slow_links_so_far", engine.slow_links_so_far());
     return result;
 }
 
@@ -623,8 +629,7 @@ void bind_work(nb::module_& m) {
             "other", [](const WorkHandle& h) { return h.work->done.is_set() ? h.work->other : any_source; },
             "The rank at the other end of a message that is done; ANY_SOURCE before, and for collectives.")
         .def_prop_ro(
-            "ended",
-            [](const WorkHandle& h) { return std::chrono::duration<double>(h.work->ended.time_since_epoch()).count(); },
+            "ended", [](const WorkHandle& h) { return moment(h.work->ended); },
             "When it was done, in seconds of time.monotonic(); 0 before.")
         .def(
             "error",

@@ -18,7 +18,7 @@ from multiring.errors import system_message
 from multiring.job import admission
 from multiring.job.gatherings import Gatherings
 from multiring.job.store import Server
-from multiring.launch.attempt import Agents, Attempt, JobFailure, Replacements
+from multiring.launch.attempt import Agents, Attempt, JobFailure, Replacements, SpareStarts
 from multiring.launch.connection import AgentConnection, gather
 from multiring.launch.forked import ForkedAgent
 from multiring.launch.hosts import Assignment
@@ -286,8 +286,7 @@ class Launcher:
             replacements,
             is_excluded,
             gatherings,
-            self._spares,
-            start,
+            SpareStarts(self._spares, start),
         )
         await attempt.run()
         self._attempt = None
