@@ -668,6 +668,27 @@ strike()
     nothing_is_left(launch)
 
 
+def test_a_module_that_has_changed_is_imported_anew(launch: Launch) -> None:
+    written = """
+if rank == "1":
+    (here / f"version-{is_second:d}").write_text(str(versioned.VERSION))
+strike()
+"""
+    prepare(launch, "import versioned\n" + REWRITTEN_STRIKES + written, versioned="VERSION = 1\n")
+    with launch.start(*WORDS, "--standby", "1", "script.py", TEST_IMPORTED="4") as process:
+        wait_until(lambda: len(waiting(launch)) == 1, "one waits")
+        wait_until((launch.directory / "version-0").exists, "rank 1 runs")
+        launch.script("VERSION = 2222\n", "versioned.py")
+        (launch.directory / "imported-enough-0").touch()
+        wait_until((launch.directory / "done").exists, "rank 1 is there again")
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert [(launch.directory / f"version-{number}").read_text() for number in (0, 1)] == ["1", "2222"]
+    assert errors.count("versioned.py has changed since standbys imported it: others import it anew") == 1
+    assert errors.count("is started again") == 1
+    nothing_is_left(launch)
+
+
 def test_a_file_that_hides_what_a_standby_needs_is_named(launch: Launch) -> None:
     prepare(launch, REWRITTEN_STRIKES + "\nstrike()\n", "beside/script.py", socket="")
     launch.environment["TEST_IMPORTED"] = "2"

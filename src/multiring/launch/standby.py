@@ -3,8 +3,9 @@
 It is started by its path, by the Python that is to run the script, so it needs nothing but the standard library:
 ``python OPTIONS standby.py DESCRIPTOR train.py ARGUMENTS``, or ``-m module`` in the place of ``train.py``. The
 descriptor is a socket to the agent of its host (`standbys.py`). A standby says there that it is ``ready``, with the
-reason if it cannot be forked, and in ``failed`` why it could not import all, or in ``unfit`` why it cannot stand in for
-a fresh interpreter. `FORK` lets it fork another one, which has the descriptors that come with the word: its standard
+reason if it cannot be forked, in ``failed`` why it could not import all, and in ``unfit`` why it cannot stand in for a
+fresh interpreter. One that was to be a rank ends where a file that was imported has changed, which it says in
+``stale``. `FORK` lets it fork another one, which has the descriptors that come with the word: its standard
 streams and its own socket to the agent. Any other message is what only the rank knows of its environment, with the
 descriptors of the job's secret and of the rank's report: the standby says ``begun``, closes the socket and runs the
 script.
@@ -81,6 +82,7 @@ class AwaitedRank:
         with self._lock:  # an import may have started a thread that asks
             if self._is_known:
                 return
+            imported = _imported_files()
             why_not = self._at_start.why_not_to_fork()
             if not why_not:
                 gc.collect()
@@ -91,6 +93,10 @@ class AwaitedRank:
                 self._fork(descriptors)
                 data, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, MOST_DESCRIPTORS)
             if not data:  # nobody will need it
+                os._exit(0)
+            changed = [path for path, state in imported.items() if _state(path) != state]
+            if changed:
+                self.say("stale", changed[0])
                 os._exit(0)
             _show_environment_as(os._Environ)
             os.environ.update(json.loads(data))
@@ -161,6 +167,22 @@ class _Traces:
         if _threads() > 1:
             return f"what it imports has started threads ({_threads() - 1})"
         return ""
+
+
+def _imported_files() -> dict[str, tuple[int, ...]]:
+    """The files of the modules that are loaded, and their states: those of Python and of what is installed left out."""
+    installed = (os.path.dirname(os.__file__), os.path.join(sys.prefix, "lib"))
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return {path: _state(path) for path in files if isinstance(path, str) and not path.startswith(installed)}
+
+
+def _state(path: str) -> tuple[int, ...]:
+    """What differs if a file was written since; empty if it cannot be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _open_descriptors() -> dict[int, str]:

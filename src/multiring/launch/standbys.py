@@ -224,6 +224,9 @@ class Standbys:
     def end(self) -> None:
         """End those that wait, and start no more."""
         self._most = 0
+        self._end_all()
+
+    def _end_all(self) -> None:
         origin = [] if self._origin is None else [self._origin]
         ended = [*self._waiting, *self._unborn, *origin]
         self._waiting, self._unborn, self._origin = [], [], None
@@ -237,6 +240,10 @@ class Standbys:
         elif kind == "failed" and text not in self._said:
             self._said.add(text)
             self._note(f"a standby has not imported all that a rank does: {text}")
+        elif kind == "stale":
+            self._note(f"{text} has changed since standbys imported it: others import it anew")
+            self._end_all()
+            self.fill(self._wanted)
         elif kind == "ready" and each is self._origin:
             if each.can_be_forked:
                 each.printed = _read(each.output), _read(each.error)
