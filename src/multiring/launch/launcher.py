@@ -56,7 +56,7 @@ class Job:
     max_replacements: int = 0
     """Most ranks that are started again, one by one, when they fail while others go on; counted over all restarts."""
     standby: int = 0
-    """Interpreters that each host keeps ready to become such ranks."""
+    """Processes that each host keeps ready to become such ranks."""
     summary: bool = True
     """Whether it ends with three lines about what the ranks did."""
 
