@@ -346,6 +346,7 @@ else:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert errors.count("is started again") == 2
+    assert ("no standby was forked within 5 s; a fresh interpreter takes its place" in errors) != ends
     nothing_is_left(launch)
 
 

@@ -191,6 +191,7 @@ class Standbys:
                 if self._origin is not None:
                     self._origin.end()
                     self._origin = None
+                self._note(f"no standby was forked within {FORK_SECONDS:g} s; a fresh interpreter takes its place")
                 return None
         found = max(self._waiting, key=lambda each: each.is_ready, default=None)
         if found is not None:
