@@ -298,7 +298,7 @@ std::vector<std::tuple<pid_t, bool, std::uint64_t, nb::bytes>> traced(const Engi
     return result;
 }
 
-// As bytes (flight_recorder.py).
+// The recorded calls as bytes, which flight_recorder.py reads.
 nb::bytes recorded(const Engine& engine) {
     const std::vector<RecordedCall> calls = engine.recorded();
     return nb::bytes(reinterpret_cast<const char*>(calls.data()), calls.size() * sizeof(RecordedCall));

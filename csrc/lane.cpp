@@ -10,7 +10,7 @@ constexpr std::uint32_t most_unread = 1 << 16;  // a token has 16 bits for the l
 constexpr std::size_t most_eager_bytes = std::size_t{64} << 10;  // a larger operation waits for grants
 // A small arena buffer is copied all the same: that is quicker than to wait until peers have read it.
 constexpr std::size_t fewest_bytes_in_place = std::size_t{32} << 10;
-// To read fewer takes no longer than to look at the clock before and after it.
+// Fewer are read in less time than it takes to look at the clock before and after.
 constexpr std::size_t fewest_bytes_timed = 1024;
 // Buffers that do not stay in the cache anyway: what is stored goes past it. What is summed is in it, to be read.
 constexpr std::size_t streaming_bytes = std::size_t{4} << 20;

@@ -17,7 +17,7 @@ struct PublishedCalls {
 
 PublishedCalls& registered() {
     static PublishedCalls* const all =
-        new PublishedCalls;  // never destroyed: it holds Python objects, and Python ends before
+        new PublishedCalls;  // never destroyed: it holds Python objects, and Python is gone by then
     return *all;
 }
 

@@ -460,7 +460,7 @@ void Operations::fail_if_departed(const Work& work) {
 void Operations::check_deadlines() {
     const auto now = Clock::now();
     const auto looked_last = std::exchange(looked_at_deadlines_, now);
-    // With every beat, and more often while calls wait: later, this process was away.
+    // It runs at every beat, and more often while calls wait: after a longer gap this process was stopped.
     if (now - looked_last >= 2 * detector_.interval()) {
         away_since_ = looked_last;
         came_back_ = now;

@@ -59,7 +59,7 @@ class Places {
 // This rank's share: what it sent and received in the last window, and which of its connections were busy longest.
 class LinkMeter {
   public:
-    // At each beat, what the connections to other hosts have counted.
+    // Called at each beat, with what the connections to other hosts have counted.
     void look(std::span<const Flow> flows, const Places& places, int rank, Clock::time_point now);
     const Network& network() const { return network_; }
 

@@ -268,7 +268,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """At the end of an epoch, the metrics become their means over the ranks; put it before callbacks that read them.
+    """Averages the metrics over the ranks at the end of each epoch; put it before callbacks that read them.
 
     ``weight`` is the number of samples of this rank, where it is not the same on all ranks.
     """

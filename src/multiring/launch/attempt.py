@@ -55,7 +55,7 @@ class JobFailure:
 
 
 def culprit(failures: Sequence[JobFailure]) -> JobFailure | None:
-    """The one of which the others are consequences: it blames nobody, most others blame it, and it came first."""
+    """The failure that caused the others: it blames nobody, most others blame it, and it came first."""
     blamed = Counter(failure.blames for failure in failures)
     # max takes the first of equal ones.
     return max(

@@ -161,7 +161,7 @@ class Standbys:
         return (own.command, own.directory, _known(own)) == (recipe.command, recipe.directory, _known(recipe))
 
     def fill(self, wanted: int) -> None:
-        """Have so many wait, or as many as are to be kept if these are fewer."""
+        """Have ``wanted`` wait, or as many as are to be kept if these are fewer."""
         self._wanted = wanted
         try:
             if self._origin is None and self._most and not self._is_alone and wanted > len(self._waiting):
