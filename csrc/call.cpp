@@ -28,6 +28,18 @@ std::string describe(const Call& call) {
     return text + " of communicator " + std::to_string(group.id);
 }
 
+Signature signature_of(const Call& call, std::uint16_t generation) {
+    Signature signature{
+        call.count, call.installed->schedule->plan, call.root, call.label, call.collective, call.dtype, call.op,
+        generation};
+    if (call.is_point()) {
+        signature.collective = Collective::send;
+        signature.plan = call.tag;
+        signature.root = static_cast<std::uint32_t>(call.part_of);
+    }
+    return signature;
+}
+
 double age_of(const Call& call) {
     const auto since = call.deadline - seconds(call.timeout);
     return std::max(0.0, std::chrono::duration<double>(Clock::now() - since).count());

@@ -102,6 +102,7 @@ struct Call {
 };
 std::string describe(const Call& call);  // "all_reduce number 7 of communicator 0"
 double age_of(const Call& call);         // seconds
+Signature signature_of(const Call& call, std::uint16_t generation);
 
 inline constexpr std::uint32_t any_member = ~std::uint32_t{0};  // the `other` of a receive from whoever sends first
 inline constexpr std::uint64_t no_number = ~std::uint64_t{0};   // a receive that waits for its turn has none

@@ -17,6 +17,7 @@ Communicator::Communicator(std::uint32_t id, std::uint16_t incarnation, std::vec
 
 void Communicator::give_number(Call& call) {
     call.number = next_number_++;
+    entered_[call.number % lanes_of_communicator] = {call.number, signature_of(call, endpoint_.generation)};
 }
 
 Lane* Communicator::try_begin(const Call& call) {
@@ -175,9 +176,9 @@ std::vector<Delivery> Communicator::take_parked() {
 }
 
 std::optional<std::uint64_t> Communicator::fingerprint(std::uint64_t number) const {
-    const Lane& lane = *lanes_[number % lanes_of_communicator];
-    if (number >= next_number_ || lane.call().number != number) return {};
-    return lane.signature().fingerprint();
+    const Entered& latest = entered_[number % lanes_of_communicator];
+    if (number >= next_number_ || latest.number != number) return {};
+    return latest.signature.fingerprint();
 }
 
 bool Communicator::is_busy() const {

@@ -70,8 +70,13 @@ class Communicator final : public Group {
 
     std::array<std::unique_ptr<Lane>, lanes_of_communicator> lanes_;
     std::array<std::uint64_t, lanes_of_communicator> next_in_lane_;
-    std::uint64_t next_number_ = 0;  // the next collective that is called here gets it
-    std::uint64_t ended_ = 0;        // collectives
+    struct Entered {
+        std::uint64_t number;
+        Signature signature;
+    };
+    std::array<Entered, lanes_of_communicator> entered_{};  // the latest collectives, begun in a lane or not yet
+    std::uint64_t next_number_ = 0;                         // the next collective that is called here gets it
+    std::uint64_t ended_ = 0;                               // collectives
     std::uint64_t first_failed_ = no_number;
     std::vector<Delivery> parked_;
 

@@ -33,13 +33,7 @@ Lane::~Lane() {
 void Lane::begin(const Call& call) {
     call_ = call;
     schedule_ = call.installed->schedule;
-    signature_ = {call.count,      schedule_->plan, call.root, call.label,
-                  call.collective, call.dtype,      call.op,   endpoint_.generation};
-    if (call.is_point()) {
-        signature_.collective = Collective::send;
-        signature_.plan = call.tag;
-        signature_.root = static_cast<std::uint32_t>(call.part_of);
-    }
+    signature_ = signature_of(call, endpoint_.generation);
     itemsize_ = itemsize(call.dtype);
     slice_ = schedule_->slice_elements(itemsize_);
     segment_count_ = static_cast<std::uint32_t>(std::max<std::size_t>(1, (call.count + slice_ - 1) / slice_));
