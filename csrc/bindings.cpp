@@ -136,7 +136,7 @@ Bytes empty(Engine& engine, std::size_t bytes, bool copy) {
     auto range = std::make_unique<Range>(Range{engine.shared_arena(), nullptr});
     {
         const nb::gil_scoped_release nogil;
-        range->pointer = range->arena->allocate(bytes, copy ? Arena::Use::copy : Arena::Use::array);
+        range->pointer = range->arena->allocate(bytes, copy ? Arena::Purpose::copy : Arena::Purpose::array);
     }
     auto* pointer = static_cast<std::uint8_t*>(range->pointer);
     const nb::capsule owner(range.release(), [](void* p) noexcept {
@@ -337,10 +337,10 @@ nb::dict ops_of_types() {
     return found;
 }
 
-using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using InstructionTable = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using PeerTable = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& table, const PeerTable& peers,
+std::uint32_t install(Engine& engine, std::uint32_t communicator, const InstructionTable& table, const PeerTable& peers,
                       int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan_id,
                       std::size_t grain) {
     if (table.shape(1) != Schedule::columns)
@@ -541,11 +541,10 @@ void bind_arithmetic(nb::module_& m) {
                 throw std::invalid_argument(std::to_string(shape.size()) + " extents, and " +
                                             std::to_string(to_strides.size()) + " and " +
                                             std::to_string(from_strides.size()) + " strides");
-            std::vector<Dimension> dimensions;
-            for (std::size_t i = 0; i < shape.size(); ++i)
-                dimensions.push_back({shape[i], to_strides[i], from_strides[i]});
+            std::vector<StridedAxis> axes;
+            for (std::size_t i = 0; i < shape.size(); ++i) axes.push_back({shape[i], to_strides[i], from_strides[i]});
             const nb::gil_scoped_release nogil;
-            copy_strided(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), dimensions, itemsize);
+            copy_strided(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), axes, itemsize);
         },
         "to"_a, "to_strides"_a, "from_"_a, "from_strides"_a, "shape"_a, "itemsize"_a,
         "Copy elements of ``itemsize`` bytes (1, 2, 4, 8 or 16) from one layout to another.\n\n"
@@ -685,8 +684,8 @@ void bind_engine(nb::module_& m) {
         .def("attached", &Engine::attached, "peer"_a, "Whether messages can go to ``peer``.")
         .def("departed", &Engine::departed, "peer"_a,
              "Whether ``peer`` has said farewell, and nothing that it sent before is on its way.")
-        .def("miss_link", &Engine::miss_link, "peer"_a, "seconds"_a,
-             "A call needs a link to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``\n"
+        .def("miss_connection", &Engine::miss_connection, "peer"_a, "seconds"_a,
+             "A call needs a connection to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``\n"
              "misses it as well, one of the two counts as lost.")
         .def(
             "expect_links",

@@ -366,9 +366,9 @@ class Engine:
         Whether ``peer`` has said farewell, and nothing that it sent before is on its way.
         """
 
-    def miss_link(self, peer: int, seconds: float) -> None:
+    def miss_connection(self, peer: int, seconds: float) -> None:
         """
-        A call needs a link to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``
+        A call needs a connection to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``
         misses it as well, one of the two counts as lost.
         """
 

@@ -38,7 +38,7 @@ CALL = np.dtype(
         ("unused", "u1", 2),
     ]
 )
-"""csrc/recorder.hpp: RecordedCall."""
+"""csrc/call_recorder.hpp: RecordedCall."""
 
 MOST_CALLS = 2000
 """How many the engine keeps."""
