@@ -17,7 +17,7 @@ namespace multiring {
 class CommunicatorBase;
 struct Call;
 
-// Python reads them as they lie in memory (flight_recorder.py has the same fields).
+// Python reads them as they lie in memory (flight_recorder.py).
 struct RecordedCall {
     std::uint64_t record_index;  // counts what was recorded, from 1
     std::int64_t called, ended;  // nanoseconds of the system's clock; 0: it has not ended

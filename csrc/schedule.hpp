@@ -9,11 +9,13 @@
 // *departure*.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "reduce.hpp"
@@ -31,6 +33,7 @@ std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize, std::size_
 // Calls without a residual skip the last two: add the residual to this rank's contribution, and round that, keeping in
 // the residual what is lost.
 enum class InstructionKind : std::uint8_t { send, reduce, store, repay, round };
+inline constexpr std::array<std::string_view, 5> instruction_names{"send", "reduce", "store", "repay", "round"};
 
 struct Instruction {
     InstructionKind kind;

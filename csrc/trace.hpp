@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -29,7 +30,10 @@ enum class TraceEventKind : std::uint8_t {
     idle      // thread: nothing to do until `peer` does its part
 };
 
-// One interval. Python reads them as they lie in memory (trace.py has the same fields).
+inline constexpr std::array<std::string_view, 6> trace_event_names{"call",    "segment", "phase",
+                                                                   "held_up", "caller",  "idle"};
+
+// One interval. Python reads them as they lie in memory.
 struct TraceEvent {
     std::int64_t begin, end;  // nanoseconds
     std::uint64_t number, bytes, plan;
