@@ -24,7 +24,8 @@ struct WireFormat {
     std::size_t bits;   // an element's
     std::size_t block;  // elements that share a scale; 1: there is none
 };
-// Indexed by Wire. planning/plan.py has the same numbers, and docs/algorithms.md the measurements behind the blocks.
+// Indexed by Wire. planning/plan.py has the same numbers (tests/unit/test_wire.py compares them), and
+// docs/algorithms.md the measurements behind the blocks.
 inline constexpr std::array<WireFormat, wire_names.size()> wire_formats{
     {{32, 1}, {16, 1}, {16, 1}, {8, 256}, {4, 64}, {2, 64}, {8, 256}}};
 inline constexpr std::size_t longest_block = 256;

@@ -8,10 +8,13 @@
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <span>
+#include <type_traits>
 
 #include "c_api.hpp"
 #include "describe.hpp"
@@ -52,11 +55,8 @@ void exit_with_failure() {
 }
 
 ErrorKind error_kind(const std::string& name) {
-    if (name == "MultiringError") return ErrorKind::error;
-    if (name == "PeerLost") return ErrorKind::peer_lost;
-    if (name == "CollectiveTimeout") return ErrorKind::timeout;
-    if (name == "Mismatch") return ErrorKind::mismatch;
-    if (name == "ResourceError") return ErrorKind::resource;
+    for (int code = 0; code <= static_cast<int>(last_kind); ++code)
+        if (name == class_name(static_cast<ErrorKind>(code))) return static_cast<ErrorKind>(code);
     throw std::invalid_argument("'" + name + "' is not an error class of multiring");
 }
 
@@ -136,7 +136,7 @@ Bytes empty(Engine& engine, std::size_t bytes, bool copy) {
     auto range = std::make_unique<Range>(Range{engine.shared_arena(), nullptr});
     {
         const nb::gil_scoped_release nogil;
-        range->pointer = range->arena->allocate(bytes, copy ? Arena::Use::copy : Arena::Use::array);
+        range->pointer = range->arena->allocate(bytes, copy ? Arena::Purpose::copy : Arena::Purpose::array);
     }
     auto* pointer = static_cast<std::uint8_t*>(range->pointer);
     const nb::capsule owner(range.release(), [](void* p) noexcept {
@@ -319,6 +319,63 @@ nb::tuple names(const std::array<std::string_view, n>& from) {
     return nb::tuple(list);
 }
 
+nb::tuple rooted_collectives() {
+    nb::list list;
+    for (std::size_t code = 0; code < collective_names.size(); ++code)
+        if (has_root(static_cast<Collective>(code)))
+            list.append(nb::str(collective_names[code].data(), collective_names[code].size()));
+    return nb::tuple(list);
+}
+
+nb::dict sizes_of_wires() {
+    nb::dict found;
+    for (std::size_t wire = 0; wire < wire_names.size(); ++wire)
+        found[nb::str(wire_names[wire].data(), wire_names[wire].size())] =
+            nb::make_tuple(wire_formats[wire].bits, wire_formats[wire].block);
+    return found;
+}
+
+// A structure that Python reads as it lies in memory, as numpy.dtype takes it.
+class MemoryLayout {
+  public:
+    template <class Member>
+    void add(const char* name, std::size_t offset) {
+        const char kind = std::is_floating_point_v<Member> ? 'f' : std::is_signed_v<Member> ? 'i' : 'u';
+        names_.append(name);
+        formats_.append(std::string(1, kind).append(std::to_string(sizeof(Member))));
+        offsets_.append(offset);
+    }
+    nb::dict described(std::size_t bytes) const {
+        nb::dict found;
+        found["names"] = names_;
+        found["formats"] = formats_;
+        found["offsets"] = offsets_;
+        found["itemsize"] = bytes;
+        return found;
+    }
+
+  private:
+    nb::list names_, formats_, offsets_;
+};
+#define ADD(name) layout.add<decltype(Structure::name)>(#name, offsetof(Structure, name))
+
+nb::dict layout_of_trace_event() {
+    using Structure = TraceEvent;
+    MemoryLayout layout;
+    ADD(begin), ADD(end), ADD(number), ADD(bytes), ADD(plan), ADD(communicator), ADD(lane), ADD(segment), ADD(peer);
+    ADD(row), ADD(phase), ADD(kind), ADD(collective), ADD(dtype), ADD(finished);
+    return layout.described(sizeof(Structure));
+}
+
+nb::dict layout_of_recorded_call() {
+    using Structure = RecordedCall;
+    MemoryLayout layout;
+    ADD(record_index), ADD(called), ADD(ended), ADD(number), ADD(tag), ADD(count), ADD(timeout), ADD(communicator);
+    ADD(root), ADD(label), ADD(other), ADD(incarnation), ADD(collective), ADD(part_of), ADD(dtype), ADD(op);
+    return layout.described(sizeof(Structure));
+}
+#undef ADD
+
 nb::tuple sizes() {
     nb::list list;
     for (const auto size : dtype_sizes) list.append(size);
@@ -337,10 +394,10 @@ nb::dict ops_of_types() {
     return found;
 }
 
-using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using InstructionTable = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using PeerTable = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& table, const PeerTable& peers,
+std::uint32_t install(Engine& engine, std::uint32_t communicator, const InstructionTable& table, const PeerTable& peers,
                       const PlanFacts& facts) {
     if (table.shape(1) != Schedule::columns)
         throw std::invalid_argument("instructions have " + std::to_string(table.shape(1)) + " columns, not " +
@@ -551,11 +608,10 @@ void bind_arithmetic(nb::module_& m) {
                 throw std::invalid_argument(std::to_string(shape.size()) + " extents, and " +
                                             std::to_string(to_strides.size()) + " and " +
                                             std::to_string(from_strides.size()) + " strides");
-            std::vector<Dimension> dimensions;
-            for (std::size_t i = 0; i < shape.size(); ++i)
-                dimensions.push_back({shape[i], to_strides[i], from_strides[i]});
+            std::vector<StridedAxis> axes;
+            for (std::size_t i = 0; i < shape.size(); ++i) axes.push_back({shape[i], to_strides[i], from_strides[i]});
             const nb::gil_scoped_release nogil;
-            copy_strided(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), dimensions, itemsize);
+            copy_strided(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), axes, itemsize);
         },
         "to"_a, "to_strides"_a, "from_"_a, "from_strides"_a, "shape"_a, "itemsize"_a,
         "Copy elements of ``itemsize`` bytes (1, 2, 4, 8 or 16) from one layout to another.\n\n"
@@ -695,8 +751,8 @@ void bind_engine(nb::module_& m) {
         .def("attached", &Engine::attached, "peer"_a, "Whether messages can go to ``peer``.")
         .def("departed", &Engine::departed, "peer"_a,
              "Whether ``peer`` has said farewell, and nothing that it sent before is on its way.")
-        .def("miss_link", &Engine::miss_link, "peer"_a, "seconds"_a,
-             "A call needs a link to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``\n"
+        .def("miss_connection", &Engine::miss_connection, "peer"_a, "seconds"_a,
+             "A call needs a connection to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``\n"
              "misses it as well, one of the two counts as lost.")
         .def(
             "expect_links",
@@ -844,6 +900,15 @@ NB_MODULE(_native, m) {
     m.attr("ANY_SOURCE") = any_source;
     m.attr("INTERNAL") = first_internal;
     m.attr("COLLECTIVES") = names(collective_names);
+    m.attr("ROOTED") = rooted_collectives();
+    m.attr("WIRES") = sizes_of_wires();
+    m.attr("INSTRUCTIONS") = names(instruction_names);
+    m.attr("INCARNATIONS") = std::uint32_t{std::numeric_limits<decltype(RecordedCall::incarnation)>::max()} + 1;
+    m.attr("NO_NUMBER") = no_number;
+    m.attr("MOST_RECORDED_CALLS") = CallRecorder::most_calls;
+    m.attr("RECORDED_CALL") = layout_of_recorded_call();
+    m.attr("TRACE_EVENT") = layout_of_trace_event();
+    m.attr("TRACE_EVENTS") = names(trace_event_names);
     m.def(
         "cut",
         [](std::uint64_t numerator, std::uint64_t denominator, std::size_t count, std::size_t itemsize,

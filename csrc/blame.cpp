@@ -5,7 +5,7 @@
 namespace multiring {
 namespace {
 
-struct Step {
+struct PathEntry {
     int rank;
     const Waiting* waiting;
     bool same_call;  // as the step before
@@ -27,7 +27,7 @@ class Search {
 
     void follow(int rank, const Waiting& waiting, bool same_call) {
         const auto before =
-            std::find_if(path_.begin(), path_.end(), [&](const Step& s) { return s.waiting == &waiting; });
+            std::find_if(path_.begin(), path_.end(), [&](const PathEntry& s) { return s.waiting == &waiting; });
         if (before != path_.end()) {
             close_cycle(static_cast<std::size_t>(before - path_.begin()), same_call);
             return;
@@ -82,7 +82,7 @@ class Search {
 
     std::span<const Status> statuses_;
     double silent_seconds_;
-    std::vector<Step> path_;
+    std::vector<PathEntry> path_;
     std::vector<const Waiting*> seen_;
 };
 

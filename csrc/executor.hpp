@@ -22,7 +22,7 @@ inline constexpr int any_source = -1;  // receive from whoever sends first
 class Executor final : public Endpoint {
   public:
     Executor(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
-             Surroundings& surroundings, std::unique_ptr<Trace> trace, std::unique_ptr<Recorder> recorder)
+             Surroundings& surroundings, std::unique_ptr<Trace> trace, std::unique_ptr<CallRecorder> recorder)
         : Endpoint(rank, world_size, generation, std::move(arena), surroundings, std::move(trace), std::move(recorder)),
           world_size_(world_size) {}
 
@@ -58,7 +58,7 @@ class Executor final : public Endpoint {
         return {begun_in_.load(std::memory_order_relaxed), begun_.load(std::memory_order_relaxed)};
     }
 
-    void deliver(Link& from, const Frame& frame, Payload payload) override;
+    void deliver(Transport& from, const Frame& frame, Payload payload) override;
     void released(int peer, std::uint32_t token) override;
     // What was called here as the collective of that number; nothing if none was, or it is long over.
     std::optional<std::uint64_t> fingerprint(std::uint32_t communicator, std::uint64_t number) const;
@@ -67,10 +67,10 @@ class Executor final : public Endpoint {
 
     void lock_for_fork() {
         mutex_.lock();
-        lock_links_for_fork();
+        lock_transports_for_fork();
     }
     void unlock_after_fork() {
-        unlock_links_after_fork();
+        unlock_transports_after_fork();
         mutex_.unlock();
     }
 

@@ -223,7 +223,7 @@ struct Float8 {
     static constexpr bool is_plain = false;
 
     static void load(float* __restrict out, const Stored* __restrict in, std::size_t n) {
-        for (std::size_t i = 0; i < n; ++i) std::memcpy(&out[i], &table.bits[in[i]], 4);
+        for (std::size_t i = 0; i < n; ++i) std::memcpy(&out[i], &values.bits[in[i]], 4);
     }
     static void store(Stored* __restrict out, const float* __restrict in, std::size_t n) {
         for (std::size_t i = 0; i < n; ++i) out[i] = narrow(in[i]);
@@ -266,9 +266,9 @@ struct Float8 {
                                                                               : nan;  // and all codes above
 
     // The float32 of every code, as bits.
-    struct Table {
+    struct CodeValues {
         std::uint32_t bits[256];
-        constexpr Table() : bits{} {
+        constexpr CodeValues() : bits{} {
             for (std::uint32_t code = 0; code < 256; ++code) bits[code] = widen(code);
         }
     };
@@ -287,7 +287,7 @@ struct Float8 {
         }
         return sign | (exponent + 127 - bias) << 23 | mantissa << (23 - mantissa_bits);
     }
-    static constexpr Table table{};
+    static constexpr CodeValues values{};
 };
 
 using Float8E4m3fn = Float8<3, 7, Special::fn>;

@@ -34,8 +34,8 @@ class Liveness {
     void heard(int edge) { ++heard_[static_cast<std::size_t>(edge)]; }
     void take(int edge, std::span<const std::byte> statuses);  // what came over an edge
     // Look at those that we hear directly; those that have left are not missed. `all`: and at what others pass on.
-    void look(std::span<const LocalLink* const> local, std::span<const int> edges, const std::vector<bool>& departed,
-              bool all);
+    void look(std::span<const LocalTransport* const> local, std::span<const int> edges,
+              const std::vector<bool>& departed, bool all);
 
     float elapsed() const { return elapsed_; }  // seconds that count, from the look before the last to the last
     std::span<const Status> statuses() const { return statuses_; }  // indexed by rank

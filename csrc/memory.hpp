@@ -75,8 +75,8 @@ class Arena {
     // A zeroed or used range, aligned to a cache line; small ones share pages. Throws a resource error. The user's
     // arrays may not have the arena's end, which is kept for staging, and what front ends copy there for a call not its
     // second half.
-    enum class Use { engine, array, copy };
-    void* allocate(std::size_t bytes, Use use = Use::engine);
+    enum class Purpose { engine, array, copy };
+    void* allocate(std::size_t bytes, Purpose purpose = Purpose::engine);
     void release(void* pointer);
     // Map all pages of a range, so that its first writer, and its first reader, does not take a fault for every page.
     void populate(void* pointer, std::size_t bytes) noexcept;

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "engine_options.hpp"
-#include "link.hpp"
 #include "slow.hpp"
 #include "status.hpp"
+#include "transport.hpp"
 #include "wait.hpp"
 
 namespace multiring {
@@ -60,18 +60,18 @@ class Places {
 class LinkMeter {
   public:
     // Called at each beat, with what the connections to other hosts have counted.
-    void look(std::span<const Flow> flows, const Places& places, int rank, Clock::time_point now);
-    const Network& network() const { return network_; }
+    void look(std::span<const ConnectionCounts> connections, const Places& places, int rank, Clock::time_point now);
+    const NetworkRates& network() const { return network_; }
 
   private:
     struct Seen {
-        Flow before, latest;
+        ConnectionCounts before, latest;
         int looks_held = 0;  // in this window
     };
     std::map<int, Seen> seen_;  // a peer each
     Clock::time_point began_{};
     int looks_ = 0;
-    Network network_;
+    NetworkRates network_;
 };
 
 class SlowLinks {
@@ -83,8 +83,8 @@ class SlowLinks {
     bool expects() const { return expects_.load(std::memory_order_acquire); }
 
     // The progress thread's, at each beat.
-    void look(std::span<const Flow> flows, Clock::time_point now);
-    const Network& network() const { return meter_.network(); }
+    void look(std::span<const ConnectionCounts> connections, Clock::time_point now);
+    const NetworkRates& network() const { return meter_.network(); }
     // `statuses` by rank. Lines for the log. While a rank is known that keeps the others waiting, no link is named.
     std::vector<std::string> observe(std::span<const Status> statuses, Clock::time_point now, bool rank_is_slow);
 

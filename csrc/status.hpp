@@ -43,7 +43,7 @@ struct Counts {
 };
 
 // What a rank sent to other hosts and received from them in the last window (slow_links.hpp).
-struct Network {
+struct NetworkRates {
     static constexpr std::size_t most_levels = 3;  // hosts, racks, sites
     struct Busy {
         std::int32_t peer = -1;
@@ -70,7 +70,7 @@ struct Status {
     std::uint8_t has_more = 0;   // calls in flight than are told
     std::uint32_t begun_in = 0;  // the communicator of the last collective
     Counts counts;
-    Network network;
+    NetworkRates network;
     Waiting waiting[most_waiting] = {};
 
     std::size_t bytes() const { return offsetof(Status, waiting) + waiting_count * sizeof(Waiting); }

@@ -24,14 +24,14 @@
 #include <vector>
 
 #include "descriptor.hpp"
-#include "link.hpp"
 #include "notice.hpp"
 #include "pool.hpp"
 #include "socket_threads.hpp"
+#include "transport.hpp"
 
 namespace multiring {
 
-class TcpLink final : public Link {
+class TcpTransport final : public Transport {
   public:
     struct StreamEvents {
         std::function<void(int peer)> farewell;
@@ -40,9 +40,10 @@ class TcpLink final : public Link {
         std::function<void(int peer)> unreachable;  // the kernel has given up the connection
     };
     // `data_epoll` watches the sockets for data and for room, `hangup_epoll` for their end, under `hangup_key`.
-    TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
-            SocketThreads& threads, int data_epoll, int hangup_epoll, std::uint64_t hangup_key, StreamEvents events);
-    ~TcpLink() override;
+    TcpTransport(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
+                 SocketThreads& threads, int data_epoll, int hangup_epoll, std::uint64_t hangup_key,
+                 StreamEvents events);
+    ~TcpTransport() override;
 
     bool shares_memory() const override { return false; }
     void post(const Frame& frame, const std::byte* payload) override;
@@ -63,7 +64,7 @@ class TcpLink final : public Link {
     double look(float elapsed, bool is_waited_for);
     void forget_looks();  // nobody looked for a while
     // The progress thread's: what the kernel has counted, as of the last message.
-    const Flow& flow();
+    const ConnectionCounts& connection_counts();
     struct Backlog {
         std::uint64_t unsent = 0, unread = 0;  // bytes
     };
@@ -80,16 +81,16 @@ class TcpLink final : public Link {
         std::shared_ptr<const std::string> text{};  // a notice's text, into which the payload points
     };
     struct Stream final : Served {
-        Stream(TcpLink& link, std::size_t index, Descriptor socket);
-        void serve() override { link.serve(*this); }
+        Stream(TcpTransport& transport, std::size_t index, Descriptor socket);
+        void serve() override { transport.serve(*this); }
         bool has_queued() const override {
             return busy.load(std::memory_order_relaxed) && !wants_room.load(std::memory_order_relaxed) &&
                    !is_broken.load(std::memory_order_relaxed);
         }
 
-        TcpLink& link;
+        TcpTransport& transport;
         const std::size_t index;
-        std::atomic<SocketThread*> thread{nullptr};  // that serves it; nullptr: whoever drains the link
+        std::atomic<SocketThread*> thread{nullptr};  // that serves it; nullptr: whoever drains the transport
         std::atomic<bool> is_settled{false};         // whether one does, once and for all
         Descriptor socket;
         // sending
@@ -145,8 +146,8 @@ class TcpLink final : public Link {
     std::atomic<bool> unanswered_{false};  // nothing came since we sent something
     std::atomic<std::uint64_t> owed_{0};   // credit to be returned to the peer
     double last_unacknowledged_ = 0;       // when the sockets were let go
-    Flow flow_;                            // as it was when last asked for
-    std::uint64_t flow_messages_ = 0;      // that had come and gone then
+    ConnectionCounts counts_;              // as it was when last asked for
+    std::uint64_t counted_messages_ = 0;   // that had come and gone then
     std::atomic<std::uint64_t> messages_sent_{0}, bytes_sent_{0}, messages_received_{0}, bytes_received_{0};
 };
 

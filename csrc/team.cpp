@@ -23,7 +23,7 @@ Team::~Team() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-void Team::post(Task& task) {
+void Team::post(TeamTask& task) {
     task.done_.store(false, std::memory_order_relaxed);
     {
         const std::lock_guard lock(mutex_);
@@ -50,7 +50,7 @@ void Team::work() {
             posted_.wait(lock, [this] { return !tasks_.empty() || ends_.load(std::memory_order_relaxed); });
             if (tasks_.empty()) return;
         }
-        Task* task = nullptr;
+        TeamTask* task = nullptr;
         {
             const std::lock_guard lock(mutex_);
             if (tasks_.empty()) continue;

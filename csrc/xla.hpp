@@ -39,7 +39,7 @@ struct ErrorArguments {
     int code;
 };
 
-struct Api {
+struct FfiApi {
     std::size_t struct_size;
     Extension* extensions;
     Version version;
@@ -86,7 +86,7 @@ struct Attributes {
 struct CallFrame {
     std::size_t struct_size;
     Extension* extensions;
-    const Api* api;
+    const FfiApi* api;
     void* context;
     int stage;
     Buffers arguments, results;

@@ -34,6 +34,34 @@ COLLECTIVES: tuple[str, ...]
 """all_reduce reduce_scatter all_gather broadcast reduce all_to_all barrier send recv gather scatter
 new_group; position = code."""
 
+ROOTED: tuple[str, ...]
+"""The collectives that have a root."""
+
+WIRES: dict[str, tuple[int, int]]
+"""For each format in which float32 travels, in the order of their codes: bits of an element, and how many elements
+share a scale (1: there is none)."""
+
+INSTRUCTIONS: tuple[str, ...]
+"""The kinds of instructions: send reduce store repay round; position = code."""
+
+INCARNATIONS: int
+"""Incarnations of a communicator are told apart by as many numbers, which go around."""
+
+NO_NUMBER: int
+"""In the place of the number of a receive that waits for its turn."""
+
+MOST_RECORDED_CALLS: int
+"""How many calls `Engine.recorded` has at most."""
+
+RECORDED_CALL: Any
+"""How a call of `Engine.recorded` lies in memory, a dict that numpy.dtype takes."""
+
+TRACE_EVENT: Any
+"""How an event of `Engine.traced` lies in memory, a dict that numpy.dtype takes."""
+
+TRACE_EVENTS: tuple[str, ...]
+"""The kinds of these events: call segment phase held_up caller idle; position = code."""
+
 def cut(numerator: int, denominator: int, count: int, itemsize: int, grain: int = 64) -> int:
     """
     The element at which a slice of ``count`` elements is cut at a fraction (docs/design.md).
@@ -386,9 +414,9 @@ class Engine:
         Whether ``peer`` has said farewell, and nothing that it sent before is on its way.
         """
 
-    def miss_link(self, peer: int, seconds: float) -> None:
+    def miss_connection(self, peer: int, seconds: float) -> None:
         """
-        A call needs a link to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``
+        A call needs a connection to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``
         misses it as well, one of the two counts as lost.
         """
 

@@ -1,4 +1,4 @@
-"""Each class name means one thing, in the package and in the engine; docstrings and comments open as sentences do."""
+"""Each class name means one thing, in package and engine together; docstrings and comments open as sentences do."""
 
 from __future__ import annotations
 
@@ -13,17 +13,34 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "src/multiring"
 ENGINE = REPOSITORY / "csrc"
-ALIKE = {"Engine", "Work"}
-"""What the native engine has for a Python class of the same purpose."""
+ALIKE = {
+    "Engine": "a protocol, and the engine that fulfils it",
+    "Work": "the handle that users have, and the engine's that it wraps",
+}
+"""Classes of Python that share a name with one of the bindings (_native.pyi), and what the one is to the other."""
+BOUND = ("Call", "Description", "LabelName", "NativeCalls", "PlanFacts", "Trials")
+"""Classes of the engine that Python has by the bindings alone."""
+MIRRORED = {
+    **ALIKE,
+    **dict.fromkeys(BOUND, "the same class, by the bindings"),
+    "Communicator": "what ranks call, and what runs its calls in the engine",
+    "DeviceBlocks": "a part of a buffer on a device, as Python finds it and as the engine copies it",
+    "DeviceBuffer": "a buffer on a device, as Python finds it and as a work has it",
+    "Extent": "where an instruction's elements lie in a slice, in the native engine and in that by MPI",
+    "Instruction": "a step of a schedule, as it is planned and as it is run",
+    "Schedule": "the instructions of one rank, as they are planned and as they are run",
+    "Signature": "what ranks must agree on in a call, in the native engine and in that by MPI",
+    "SliceLayout": "all extents in a slice, in the native engine and in that by MPI",
+}
+"""Names that a class of Python and one of C++ share because they are the same thing, and why that is so."""
 
 FOLDERS = ("src", "csrc", "tests", "benchmarks", "examples", "tools")
 OPENINGS = r"(?:of|by|for|so|whom|whose|in (?:which|what)|to whom)\b"
 """A docstring or comment that opens with one of these words makes sense only after a second reading."""
 RIDDLE = re.compile(OPENINGS + r"|in\b(?= )", re.IGNORECASE)
 COMMENT = re.compile(OPENINGS, re.IGNORECASE)
-CPP_CLASS = re.compile(
-    r"^\s*(?:struct|class) (?:alignas\([^)]*\) )?(\w+)(?:<[^>;{]*>)?(?: final)?(?: :[^:;{]*)? \{", re.M
-)
+CPP_CLASS = re.compile(r"^\s*(?:struct|class|enum class) (?:alignas\([^)]*\) )?(\w+)(?: final)?(?: : [^;{]*)? \{", re.M)
+CPP_ALIAS = re.compile(r"^\s*using (\w+) =", re.M)
 
 
 def python_classes() -> dict[str, list[str]]:
@@ -37,10 +54,14 @@ def python_classes() -> dict[str, list[str]]:
 
 
 def engine_classes() -> dict[str, list[str]]:
-    """The files of the engine that define a class or struct of each name, nested ones among them."""
+    """The files of the engine that define a class, struct or enumeration of each name, nested ones among them."""
+    return _found_in_engine(CPP_CLASS)
+
+
+def _found_in_engine(pattern: re.Pattern[str]) -> dict[str, list[str]]:
     found = defaultdict(list)
     for path in sorted([*ENGINE.rglob("*.hpp"), *ENGINE.rglob("*.cpp")]):
-        for name in CPP_CLASS.findall(path.read_text()):
+        for name in pattern.findall(path.read_text()):
             found[name].append(str(path.relative_to(ENGINE)))
     return found
 
@@ -86,8 +107,19 @@ def test_no_class_name_stands_for_two_things() -> None:
     assert len(known) > 200
     assert {name: modules for name, modules in known.items() if len(modules) > 1 and name not in ALIKE} == {}
     engine = engine_classes()
-    assert len(engine) > 100
+    assert len(engine) > 150
     assert {name: files for name, files in engine.items() if len(files) > 1} == {}
+
+
+def test_python_and_the_engine_share_the_names_of_the_same_things_alone() -> None:
+    python, engine = python_classes(), engine_classes()
+    assert {name: (python[name], engine[name]) for name in python.keys() & engine.keys() - MIRRORED.keys()} == {}
+    assert MIRRORED.keys() - engine.keys() == set()
+    assert MIRRORED.keys() - python.keys() == set()
+    assert {name: python[name] for name in BOUND if python[name] != ["_native.pyi"]} == {}
+    aliases = _found_in_engine(CPP_ALIAS)
+    assert len(aliases) > 20
+    assert {name: (python[name], aliases[name]) for name in python.keys() & aliases.keys() - MIRRORED.keys()} == {}
 
 
 def test_no_docstring_opens_with_a_riddle() -> None:

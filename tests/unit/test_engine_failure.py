@@ -463,7 +463,7 @@ def test_the_culprit_is_named_across_hosts(hosts):
 
 
 @contextmanager
-def unlinked(hosts: list[int], heartbeat_timeout: float) -> Iterator[list[native.Engine]]:
+def unconnected(hosts: list[int], heartbeat_timeout: float) -> Iterator[list[native.Engine]]:
     """Engines that hear of each other, and have no data connection to other hosts."""
     names = [f"h{host}" for host in hosts]
     timeout = {"heartbeat_timeout": heartbeat_timeout}
@@ -482,16 +482,16 @@ def unlinked(hosts: list[int], heartbeat_timeout: float) -> Iterator[list[native
             engine.shutdown()
 
 
-def test_a_missing_link_is_a_failure_once_both_ends_of_it_miss_it():
+def test_a_missing_connection_is_a_failure_once_both_ends_of_it_miss_it():
     """The first of them may only be the one that cannot connect, and the second late; so may others of its host be."""
-    with unlinked([0, 1, 2, 2], heartbeat_timeout=2.0) as engines:
+    with unconnected([0, 1, 2, 2], heartbeat_timeout=2.0) as engines:
         for _ in range(4):
-            engines[0].miss_link(3, 2.5)
-            engines[2].miss_link(0, 2.5)
-            engines[1].miss_link(2, 2.5)
+            engines[0].miss_connection(3, 2.5)
+            engines[2].miss_connection(0, 2.5)
+            engines[1].miss_connection(2, 2.5)
             time.sleep(0.25)
         assert [engine.failure() for engine in engines] == [None] * 4
-        engines[2].miss_link(1, 3.5)
+        engines[2].miss_connection(1, 3.5)
         deadline = time.monotonic() + 20
         while not all(engine.failure() for engine in engines[:3]) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -505,11 +505,11 @@ def test_a_missing_link_is_a_failure_once_both_ends_of_it_miss_it():
     )
 
 
-def test_a_missing_link_of_long_ago_does_not_count():
-    with unlinked([0, 1], heartbeat_timeout=1.0) as engines:
-        engines[0].miss_link(1, 1.5)
+def test_a_missing_connection_of_long_ago_does_not_count():
+    with unconnected([0, 1], heartbeat_timeout=1.0) as engines:
+        engines[0].miss_connection(1, 1.5)
         time.sleep(1.5)
-        engines[1].miss_link(0, 1.5)
+        engines[1].miss_connection(0, 1.5)
         time.sleep(1.5)
         assert [engine.failure() for engine in engines] == [None] * 2
 
@@ -517,7 +517,7 @@ def test_a_missing_link_of_long_ago_does_not_count():
 def test_a_link_that_stands_is_not_missed():
     with world(2, [0, 1], heartbeat_timeout=1.0) as ranks:
         for rank in ranks:
-            rank.engine.miss_link(1 - rank.rank, 1.5)
+            rank.engine.miss_connection(1 - rank.rank, 1.5)
         time.sleep(1.5)
         assert [rank.engine.failure() for rank in ranks] == [None] * 2
 

@@ -16,7 +16,7 @@ from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring import _native as native
 from multiring.planning.interpret import prove
-from multiring.planning.plan import REDUCING, SENT_PART, WHOLE, WIRES, Phase, Plan, Ring
+from multiring.planning.plan import NARROW, REDUCING, SENT_PART, WHOLE, WIRES, Phase, Plan, Ring
 from multiring.planning.planner import choose
 from multiring.planning.schedule import SEND, schedule
 from multiring.planning.topology import Topology
@@ -252,6 +252,11 @@ def narrowed(values: np.ndarray, wire: str) -> tuple[np.ndarray, np.ndarray]:
     native.widen(code, result.ctypes.data, message.ctypes.data, len(values))
     assert (result[-16:] == 7.5).all()
     return message[:-64], result[:-16]
+
+
+def test_the_engine_and_the_planner_have_the_same_formats():
+    formats = {wire: (each.bits, each.block) for wire, each in NARROW.items()}
+    assert list(native.WIRES.items()) == [("same", (32, 1)), *formats.items()]
 
 
 def test_messages_are_as_long_as_predicted():

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from multiring.bench import DEFAULT_SIZES
-from multiring.bench.contestants import Device, Measurable
+from multiring.bench.contestants import Measurable, MemoryKind
 from multiring.bench.peers import ALL, ON_CUDA, PEERS, start_here
 from multiring.cli.comparison import (
     Collective,
@@ -64,8 +64,8 @@ def bench(
     sizes: Sizes = DEFAULT_SIZES,
     api: ThroughApi = None,
     device: Annotated[
-        Device, typer.Option(help=f"Where the buffers lie. On cuda: through torch, peers {' and '.join(ON_CUDA)}.")
-    ] = Device.cpu,
+        MemoryKind, typer.Option(help=f"Where the buffers lie. On cuda: through torch, peers {' and '.join(ON_CUDA)}.")
+    ] = MemoryKind.cpu,
     apart: Annotated[
         bool, typer.Option("--apart", help="Make each rank a host of its own, which TCP over loopback leads to.")
     ] = False,
@@ -103,9 +103,9 @@ def bench(
         if ranks == 1:
             raise ValueError("-n 1: a collective needs 2 ranks or more")
         site = Site("on one host", ranks or 2, start_here(ranks or 2))
-        if device is Device.cuda:
+        if device is MemoryKind.cuda:
             check_device(api, peers)
-        chosen = choose_peers(peers, ON_CUDA if device is Device.cuda else PEERS)
+        chosen = choose_peers(peers, ON_CUDA if device is MemoryKind.cuda else PEERS)
         check_kept({"--json": json_file}, {"--replay": Path(replayed or "")})
         if replayed is None:
             Comparison(

@@ -15,7 +15,7 @@ import typer
 
 from multiring import env
 from multiring.bench import curves, devices, parse_sizes, replay, report
-from multiring.bench.contestants import Api, Device, Measurable
+from multiring.bench.contestants import Api, Measurable, MemoryKind
 from multiring.bench.launches import Entry, Start, Written, alternate, unnamed_file
 from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import BY_SOCKETS, ON_CUDA, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
@@ -111,7 +111,7 @@ class Comparison:
     seconds: float
     json_file: Path | None
     plot: Path | None
-    device: Device = Device.cpu
+    device: MemoryKind = MemoryKind.cpu
     apart: bool = False
 
     def check(self) -> None:
@@ -135,12 +135,12 @@ class Comparison:
         _check_memory(site.world_size, largest, "buffers", "measure smaller --sizes")
         if self.apart:
             site = replace(site, about=f"{site.about}, each as a host of its own on loopback")
-        if self.device is Device.cuda:
+        if self.device is MemoryKind.cuda:
             site = _with_devices(site, largest, self.peers, apart=self.apart)
         options = ["--collective", self.collective, "--sizes", self.sizes, "--seconds", str(self.seconds)]
-        options += ["--device", self.device.value] if self.device is Device.cuda else []
+        options += ["--device", self.device.value] if self.device is MemoryKind.cuda else []
         options += ["--apart"] if self.apart else []
-        apis = [Api.torch] if self.device is Device.cuda else _apis(self.api, self.peers)
+        apis = [Api.torch] if self.device is MemoryKind.cuda else _apis(self.api, self.peers)
         written = alternate(_entries(apis, self.peers, options), self.launches, site.start, _times)
         figures = {name: [_figures(launch) for launch in done] for name, done in written.launches.items()}
         ours = {api.value: figures.pop(_ours(api)) for api in apis if _ours(api) in figures}

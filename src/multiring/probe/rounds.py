@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from multiring.probe import classes
-from multiring.probe.tree import Capacity, Group, Seconds, needed, suspects
+from multiring.probe.tree import Capacity, HostSet, Seconds, needed, suspects
 
 _Found = TypeVar("_Found")
 
@@ -94,8 +94,8 @@ class Findings:
 
     seconds: Seconds
     hosts: tuple[Capacity, ...]
-    groups: Mapping[Group, Capacity]
-    bursts: Mapping[Group, float] = field(default_factory=dict)
+    groups: Mapping[HostSet, Capacity]
+    bursts: Mapping[HostSet, float] = field(default_factory=dict)
 
 
 Survey = Generator[ProbeRound | Burst, Mapping[Flow, float], _Found]
@@ -106,7 +106,7 @@ Survey = Generator[ProbeRound | Burst, Mapping[Flow, float], _Found]
 class _Direction:
     """Out of a group of hosts into all others, or the other way."""
 
-    group: Group
+    group: HostSet
     outwards: bool
 
     @property
@@ -147,7 +147,7 @@ def survey(hosts: int, seconds: Seconds) -> Survey[Findings]:
     return replace(found, bursts=(yield from _bursts(found)))
 
 
-def _bursts(found: Findings) -> Survey[dict[Group, float]]:
+def _bursts(found: Findings) -> Survey[dict[HostSet, float]]:
     """What the links of all hosts, and of the groups that have one, pass at once, both ways; nothing if one does
     not, as calls wait for that one."""
     everyone = range(len(found.hosts))
@@ -180,7 +180,7 @@ def _rate(found: Findings, flow: Flow) -> float:
     return min(found.hosts[sender].out, found.hosts[receiver].into, *left, *entered)
 
 
-def _capacity(values: Mapping[_Direction, float], group: Group) -> Capacity:
+def _capacity(values: Mapping[_Direction, float], group: HostSet) -> Capacity:
     return Capacity(values[_Direction(group, True)], values[_Direction(group, False)])
 
 

@@ -118,7 +118,7 @@ class World:
             if in_vain >= self.settings.heartbeat_timeout + LONGEST_GAP:
                 hosts = self.topology.hosts
                 for peer in {hosts[peer]: peer for peer in reversed(missing)}.values():  # the lowest of each host
-                    self.engine.miss_link(peer, in_vain)
+                    self.engine.miss_connection(peer, in_vain)
             for peer in sorted(peers):
                 if self.engine.departed(peer) and now - first_seen.setdefault(peer, now) >= LEAVING_SECONDS:
                     name = f"rank {peer} (host {self.topology.hosts[peer]})"

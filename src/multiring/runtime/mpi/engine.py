@@ -26,7 +26,7 @@ from multiring.runtime.mpi.neighbours import Neighbours
 from multiring.runtime.mpi.notices import FailureNotice, Notices
 from multiring.runtime.mpi.operation import Operation
 from multiring.runtime.mpi.program import CACHE_LINE, Program
-from multiring.runtime.mpi.segments import Collective
+from multiring.runtime.mpi.segments import CollectiveOperation
 from multiring.runtime.mpi.signature import of_collective, of_message
 
 if TYPE_CHECKING:
@@ -117,9 +117,9 @@ class MpiEngine:
         """Whether a rank has said farewell."""
         return peer in self._notices.left
 
-    def miss_link(self, peer: int, seconds: float) -> None:
-        """MPI has all links, or ends the job."""
-        raise NotImplementedError(f"no link to rank {peer} is missed: MPI connects by itself")
+    def miss_connection(self, peer: int, seconds: float) -> None:
+        """MPI has all connections, or ends the job."""
+        raise NotImplementedError(f"no connection to rank {peer} is missed: MPI connects by itself")
 
     def connect(self) -> None:
         """Get communicators of MPI that are multiring's own; all ranks call it."""
@@ -179,12 +179,12 @@ class MpiEngine:
     def _start(self, schedule: int, call: Call, owner: object) -> MpiWork:
         return self._in_background(self._begin(schedule, call, owner))
 
-    def _begin(self, schedule: int, call: Call, owner: object) -> Collective:
+    def _begin(self, schedule: int, call: Call, owner: object) -> CollectiveOperation:
         program = self._programs[schedule]
         with self._calling(program.communicator):
             channel = self._channels[program.communicator]
             number, channel.next_number = channel.next_number, channel.next_number + 1
-            operation = Collective(channel, program, of_collective(call, number, program.facts.plan), call, owner)
+            operation = CollectiveOperation(channel, program, of_collective(call, number, program.facts.plan), call, owner)
             self._active.append(operation)
             if program.communicator < INTERNAL:
                 self._segments += operation.segments

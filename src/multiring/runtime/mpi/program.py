@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from multiring._native import PlanFacts, cut
+from multiring._native import INSTRUCTIONS, PlanFacts, cut
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SEND, REDUCE, STORE, REPAY, ROUND = range(5)
+SEND, REDUCE, STORE, REPAY, ROUND = map(INSTRUCTIONS.index, ("send", "reduce", "store", "repay", "round"))
 LARGEST_SEGMENT = 1 << 30
 """Bytes of a message that any MPI can count."""
 

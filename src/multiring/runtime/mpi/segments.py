@@ -23,7 +23,7 @@ _SUM, _AVG = _native.OPS.index("sum"), _native.OPS.index("avg")
 Requests = list[MPI.Request]
 
 
-class Collective(Operation):
+class CollectiveOperation(Operation):
     """A program on the buffer of a call, of ``signature.elements`` elements in each of its blocks."""
 
     def __init__(self, channel: Channel, program: Program, signature: Signature, call: Call, owner: object) -> None:
@@ -139,7 +139,7 @@ class Collective(Operation):
 class Segment:
     """One slice of every block, on its way through the steps; ``staging`` is memory of its own."""
 
-    def __init__(self, call: Collective, index: int, staging: int, tag: int) -> None:
+    def __init__(self, call: CollectiveOperation, index: int, staging: int, tag: int) -> None:
         self._call = call
         self._channel = call.channel
         self._steps = call.program.steps

@@ -1,4 +1,4 @@
-// Link: what carries frames and payloads to and from one other rank.
+// Transport: what carries frames and payloads to and from one other rank.
 #pragma once
 
 #include <atomic>
@@ -18,16 +18,16 @@ struct Payload {
     std::uint32_t token = 0;
 };
 
-class Link;
+class Transport;
 
 // Bytes of small messages that a peer takes before it has a use for them.
 inline constexpr std::int64_t eager_credit = std::int64_t{1} << 20;
 
-// What links deliver to: the executor.
+// What transports deliver to: the executor.
 class Receiver {
   public:
     // A frame whose payload, if it has one, can be read until it is given back.
-    virtual void deliver(Link& from, const Frame& frame, Payload payload) = 0;
+    virtual void deliver(Transport& from, const Frame& frame, Payload payload) = 0;
     // A payload of ours is free again; `token` is what we posted it with.
     virtual void released(int peer, std::uint32_t token) = 0;
     // What the peer sent makes no sense.
@@ -45,19 +45,19 @@ struct Traffic {
 };
 
 // What the kernel has counted of the connections to a peer.
-struct Flow {
+struct ConnectionCounts {
     int peer = -1;
     std::uint64_t sent = 0, received = 0;  // bytes, of those sent the acknowledged ones
     double busy = 0;                       // seconds with something unacknowledged for which the peer had room
     std::uint64_t held = 0;                // bytes that are unacknowledged or unsent now
 };
 
-class Link {
+class Transport {
   public:
-    explicit Link(int peer) : peer(peer), credit_(eager_credit) {}
-    virtual ~Link() = default;
-    Link(const Link&) = delete;
-    Link& operator=(const Link&) = delete;
+    explicit Transport(int peer) : peer(peer), credit_(eager_credit) {}
+    virtual ~Transport() = default;
+    Transport(const Transport&) = delete;
+    Transport& operator=(const Transport&) = delete;
 
     // Whether the peer reads payloads out of our arena; otherwise they are sent from where they lie, and what may be on
     // its way is bounded by grants and the eager credit.
