@@ -10,7 +10,7 @@ import pytest
 from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring.planning.choice import Candidate
-from multiring.planning.compose import LEAD, compose, phase_kinds
+from multiring.planning.compose import compose
 from multiring.planning.cost import HEADER_FACTOR, MOST_SEGMENTS, OUT_OF_CACHE_BYTES
 from multiring.planning.layout import Layout, canonical, shape_in
 from multiring.planning.loads import LinkMap
@@ -18,6 +18,7 @@ from multiring.planning.plan import BLOCKED, Plan
 from multiring.planning.planner import candidates, choose
 from multiring.planning.schedule import SEND, schedule
 from multiring.planning.speeds import INTERNAL_WIRE_OVERHEAD, NATIVE, SWITCH_SECONDS
+from multiring.planning.stages import LEAD, phase_kinds
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 UNIFORM = {

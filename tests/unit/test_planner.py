@@ -12,7 +12,7 @@ from topologies import CORE, card, nested, tree, unequal
 
 from multiring.planning.bound import cut_bound
 from multiring.planning.choice import Candidate
-from multiring.planning.compose import ALL, LEAD, SPLIT, Stage, compose
+from multiring.planning.compose import compose
 from multiring.planning.interpret import prove, prove_by_classes, prove_in_full
 from multiring.planning.layout import Dimension, canonical, rooted, shape_in
 from multiring.planning.plan import COLLECTIVES, Plan, Tiling
@@ -20,6 +20,7 @@ from multiring.planning.planner import candidates, choose
 from multiring.planning.schedule import schedule
 from multiring.planning.space import grids, options
 from multiring.planning.speeds import Speeds
+from multiring.planning.stages import ALL, LEAD, SPLIT, Stage
 from multiring.planning.topology import LEVELS, Topology
 
 ROOTED = ("broadcast", "reduce")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from multiring.units import count, precise_duration, rate, size
 
-from .compose import Stage
-from .cost import LinkLoad, PhaseTime, Prediction
 from .plan import Phase, Plan
+from .prediction import LinkLoad, PhaseTime, Prediction
 from .speeds import NATIVE, Speeds
+from .stages import Stage
 from .topology import Topology
 
 if TYPE_CHECKING:

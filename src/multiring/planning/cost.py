@@ -20,11 +20,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from .compose import Stage, phase_kinds, phase_wire
 from .layout import Layout, Shape
 from .loads import Key, LinkMap, Loads
 from .plan import BLOCKED, REDUCING, SENT_PART
+from .prediction import LinkLoad, PhaseTime, Prediction
 from .speeds import NATIVE, Speeds
+from .stages import Stage, phase_kinds, phase_wire
 from .topology import Link
 from .traffic import hands_on, mean_messages, messages, pairs
 
@@ -57,60 +58,6 @@ FEWEST_SEGMENTS, MOST_SEGMENTS = 2, 32
 HEADER_FACTOR = 1.1
 """Time that small messages take of a link, as a multiple of what their bytes alone take: calls of 4 KB took 362 to 367
 us back to back where the bytes alone take the busiest link 328."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkLoad:
-    """Bytes that the link of a place sends and receives in one call.
-
-    ``level`` and ``rank`` name the place: that of the level around the rank. ``count`` links look alike; this is
-    the busiest of them.
-    """
-
-    level: str
-    rank: int
-    count: int
-    link: Link
-    up: float
-    down: float
-
-    @property
-    def seconds(self) -> float:
-        """The time that these bytes take alone."""
-        return max(self.up / self.link.up, self.down / self.link.down)
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseTime:
-    """What one phase takes by itself, the whole buffer being one segment; its longest rings have ``members``."""
-
-    kind: str
-    level: str
-    method: str
-    members: int
-    steps: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """How long a call takes, in how many segments, ``window`` of them in flight, and why.
-
-    In every phase each link between hosts passes ``burst_seconds`` of its rate at once.
-    """
-
-    seconds: float
-    segment_bytes: int
-    segments: int
-    window: int
-    phases: tuple[PhaseTime, ...]
-    links: tuple[LinkLoad, ...]
-    burst_seconds: float = 0.0
-
-    @property
-    def unpipelined(self) -> float:
-        """Seconds with the whole buffer as one segment."""
-        return sum(phase.seconds for phase in self.phases)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from .balance import fastest_shares
-from .compose import ALL, LEAD, Stage
 from .layout import Shape
+from .stages import ALL, LEAD, Stage
 from .topology import Link
 from .traffic import crossing, meets_all, partners
 

@@ -13,12 +13,14 @@ from functools import lru_cache, partial
 
 from .bound import cut_bound
 from .choice import TIE, Candidate, Choice
-from .compose import LEAD, Stage, compose
-from .cost import CostModel, Prediction
+from .compose import compose
+from .cost import CostModel
 from .layout import Layout, canonical, rooted, shape_in
 from .plan import COLLECTIVES, REDUCING, ROOTED, SENT_PART, WIRES, Plan
+from .prediction import Prediction
 from .space import Options, grids, options
 from .speeds import NATIVE, Speeds
+from .stages import LEAD, Stage
 from .topology import LEVELS, Link, Place, Topology
 
 AUTO = "auto"

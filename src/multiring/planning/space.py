@@ -8,9 +8,9 @@ from functools import cache
 from itertools import accumulate, groupby, product
 
 from .balance import fastest_shares
-from .compose import ALL, LEAD, SPLIT, Stage
 from .layout import Dimension, Grid, Shape, shape_in
 from .plan import BLOCKED, METHODS_OF
+from .stages import ALL, LEAD, SPLIT, Stage
 from .traffic import LARGEST_TREE, LONGEST_RING
 
 FACTORISATIONS = 2
