@@ -1,6 +1,7 @@
-// SocketThreads: threads beside the progress thread that read and write streams of TCP links. One thread moves 2 to 4
-// GB a second through sockets, both ways together: less than fast networks, and less than what a core sums. A link's
-// first stream stays with the thread that drives the call; the others go to these threads when they first carry much.
+// SocketThreads: threads beside the progress thread that read and write streams of TCP links. One thread moves less
+// through sockets than a fast network does or a core sums (benchmarks/results/2026-11-28-constants.md, Engine).
+// A link's first stream stays with the thread that drives the call; the others go to these threads when they first
+// carry much.
 //
 // A thread sleeps on an epoll of its own. What it delivers wakes the progress thread as any delivery does. A stream's
 // locks are those of its link; `mutex_` guards what was added since the thread last looked, and no other lock is taken
