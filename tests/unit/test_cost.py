@@ -14,7 +14,7 @@ from multiring.planning.compose import compose
 from multiring.planning.cost import HEADER_FACTOR, MOST_SEGMENTS, OUT_OF_CACHE_BYTES
 from multiring.planning.layout import Layout, canonical, shape_in
 from multiring.planning.loads import LinkMap
-from multiring.planning.plan import BLOCKED, Plan
+from multiring.planning.plan import IN_BLOCKS, Plan
 from multiring.planning.planner import candidates, choose
 from multiring.planning.schedule import SEND, schedule
 from multiring.planning.speeds import INTERNAL_WIRE_OVERHEAD, NATIVE, SWITCH_SECONDS
@@ -256,7 +256,7 @@ def test_the_busiest_rank_has_the_messages_of_the_schedules(topology, collective
     for stages in {candidate.stages for candidate in candidates(topology, collective, 1 << 20)}:
         grid = tuple(stage.dimension for stage in stages)
         shape = Layout(grid, order, shape_in(tree, topology.levels, grid)).shape
-        links = LinkMap(shape, collective in BLOCKED, stages[0].mode == LEAD)
+        links = LinkMap(shape, collective in IN_BLOCKS, stages[0].mode == LEAD)
         found: dict[object, tuple[float, float]] = {}
         for depth, kind in phase_kinds(collective, stages):
             for key, (between, within) in (

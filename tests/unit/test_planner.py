@@ -271,7 +271,7 @@ def test_a_choice_is_short_in_a_notebook_and_a_table_in_print() -> None:
 def test_a_plan_over_links_with_bursts_says_what_they_save() -> None:
     link = replace(card(400), burst=100e3)
     small, large = (str(choose(Topology.flat([2, 2], CORE, link), "all_reduce", size)) for size in (4 << 10, 1 << 20))
-    assert "links pass at once what they have saved, 1.92 ms of their rate" in small  # 100 kB less the 4 KB of a call
+    assert "passes at once, in every phase, what takes 1.92 ms at its rate" in small  # 100 kB less the 4 KB of a call
     assert ", in 1 segment, at most" in small
     assert "bursts" not in large
 

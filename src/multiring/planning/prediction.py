@@ -11,8 +11,7 @@ from .topology import Link
 class LinkLoad:
     """Bytes that the link of a place sends and receives in one call.
 
-    ``level`` and ``rank`` name the place: that of the level around the rank. ``count`` links look alike; this is
-    the busiest of them.
+    The place is the one of ``level`` that holds ``rank``. ``count`` links look alike, and this is the busiest of them.
     """
 
     level: str
@@ -24,13 +23,13 @@ class LinkLoad:
 
     @property
     def seconds(self) -> float:
-        """The time that these bytes take alone."""
+        """Seconds that these bytes take by themselves."""
         return max(self.up / self.link.up, self.down / self.link.down)
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """What one phase takes by itself, the whole buffer being one segment; its longest rings have ``members``."""
+    """Seconds of one phase by itself, with the whole buffer as one segment; its longest ring has ``members``."""
 
     kind: str
     level: str
@@ -42,9 +41,9 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long a call takes, in how many segments, ``window`` of them in flight, and why.
+    """The seconds of a call, its segments, of which ``window`` are in flight, and what each phase and link has of them.
 
-    In every phase each link between hosts passes ``burst_seconds`` of its rate at once.
+    In every phase each link between hosts passes at once the bytes that take ``burst_seconds`` at its rate.
     """
 
     seconds: float
