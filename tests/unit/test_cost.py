@@ -278,3 +278,11 @@ def test_no_call_is_shorter_than_its_busiest_rank_handles_its_messages():
     chain = found["reduce rank+host 4 ring, all_reduce rack 2 direct, broadcast rank+host 4 ring"]
     assert tree == pytest.approx(4 * (4 * 100e-6 + 2 * NATIVE.local_overhead) / 2)
     assert chain < 0.75 * tree
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "barrier"])
+def test_no_bytes_take_the_latencies_and_messages_alone(collective: str) -> None:
+    for topology in (UNIFORM["four hosts"], UNEVEN["3 and 2"]):
+        none, few = (choose(topology, collective, nbytes).chosen.prediction for nbytes in (0, 8))
+        assert 0 < none.seconds == pytest.approx(few.seconds, rel=1e-3)
+        assert (none.segments, none.phases[0].steps) == (1, few.phases[0].steps)

@@ -137,7 +137,7 @@ class _Pipeline:
         are ``window_bytes`` at most, or as many as fill the phases once where these are more.
         """
         first, busy = self.first_seconds(size, self.burst_seconds), self.busy_seconds(size)
-        if not busy:
+        if not busy or not size:
             return FEWEST_SEGMENTS
         wanted = (2 * first + HELD_UP_SECONDS) / busy
         allowed = max(self.window_bytes / size, first / busy)
