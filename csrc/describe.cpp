@@ -257,8 +257,8 @@ Description describe_dlpack(nb::handle x) {
 
 // ---- plain buffers ------------------------------------------------------------------------------------------------
 
-// What a type says of its tensors in C (DLPack 1.2, DLPackExchangeAPI): torch tells that in 0.1 us, and what
-// __dlpack__ gives in 3.
+// What a type says of its tensors in C (DLPack 1.2, DLPackExchangeAPI), many times as fast as by __dlpack__
+// (benchmarks/results/2026-11-28-constants.md, Engine).
 struct ExchangeTable {
     std::uint32_t major, minor;
     const ExchangeTable* older;

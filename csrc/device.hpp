@@ -115,7 +115,8 @@ class DeviceTransfer {
 class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
   public:
     static constexpr std::uint32_t slots = 8;
-    // Fewer bytes a copy leave a device's link idle between copies: 4 MB went at 46 GB/s both ways at once, 1 MB at 36.
+    // Fewer bytes a copy leave a device's link idle between copies (benchmarks/results/2026-11-28-constants.md,
+    // Engine).
     static constexpr std::size_t usual_slot_bytes = std::size_t{4} << 20;
 
     DeviceQueue(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::size_t slot_bytes);

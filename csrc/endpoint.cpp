@@ -9,7 +9,8 @@ namespace {
 
 constexpr std::uint32_t most_lanes = 1 << 16;                        // a token is a lane and an index, 16 bits each
 constexpr std::size_t point_segment_bytes = std::size_t{256} << 10;  // bytes of a send's segment
-// Its segments in flight: 1 MB stays in the cache, 4 MB keep a network of 5 Gbit/s busy.
+// Its segments in flight: few enough for the cache, enough for a network (benchmarks/results/2026-11-28-constants.md,
+// Engine).
 constexpr std::uint32_t point_window_in_memory = 4, point_window_on_network = 16;
 
 }  // namespace

@@ -8,9 +8,9 @@
 namespace multiring {
 namespace {
 
-// Four hosts in a lab, one of whose cards of 50 MB/s fell to 5: its connections were busy for 0.6 to 1.0 of each
-// window, the others for 0.05 to 0.2 (all_reduce of 4 MB, 2 cores with a load of 8).
-constexpr double least_busy = 0.5;       // part of a window
+// A link is slow whose connections are busy for this part of a window. Measured:
+// benchmarks/results/2026-11-28-constants.md, Engine.
+constexpr double least_busy = 0.5;
 constexpr double slow_part = 0.5;        // part of what the plan counts on
 constexpr std::uint64_t bulk = 1 << 16;  // bytes: a message that is smaller waits for the way and not for the rate
 constexpr int looks_for_one_held = 3;    // one look in so many finds that much on its way

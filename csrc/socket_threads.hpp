@@ -1,5 +1,5 @@
-// SocketThreads: threads beside the progress thread that read and write streams of TCP transports. One thread moves 2
-// to 4 GB a second through sockets, both ways together: less than fast networks, and less than what a core sums. A
+// SocketThreads: threads beside the progress thread that read and write streams of TCP transports. One thread moves
+// less through sockets than a fast network does or a core sums (benchmarks/results/2026-11-28-constants.md, Engine). A
 // transport's first stream stays with the thread that drives the call; the others go to these threads when they first
 // carry much.
 //

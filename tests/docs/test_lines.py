@@ -47,6 +47,20 @@ def test_only_the_newest_result_of_each_kind_is_kept() -> None:
     assert sorted(kinds) == sorted(set(kinds))
 
 
+def test_each_measurement_that_a_constant_names_stands_there() -> None:
+    """A comment or docstring of the source names the file, and its heading after a comma."""
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "csrc").glob("*.[ch]pp")]
+    joined = (re.sub(r"\n\s*(?://|#)?\s*", " ", source.read_text()) for source in sources)
+    named = {found for text in joined for found in re.findall(r"benchmarks/results/(\S+\.md), ([\w ]+)", text)}
+    assert len(named) >= 5
+    headings = {
+        (file.name, heading)
+        for file in RESULTS.glob("*.md")
+        for heading in re.findall(r"^## (.*)", file.read_text(), re.MULTILINE)
+    }
+    assert named - headings == set()
+
+
 def test_a_page_leads_to_each_account_of_what_was_run() -> None:
     """A page has what a reader decides by; the rest stands in a dated file beside the results."""
     accounts = [file.name for file in RESULTS.glob("*.md")]

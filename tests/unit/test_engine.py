@@ -24,7 +24,7 @@ from engines import (
 
 from multiring import _native as native
 from multiring.errors import ResourceError
-from multiring.planning.plan import BLOCKED, COLLECTIVES, FINEST_GRAIN, REDUCING, ROOTED
+from multiring.planning.plan import COLLECTIVES, FINEST_GRAIN, IN_BLOCKS, REDUCING, ROOTED
 from multiring.planning.schedule import REDUCE, REPAY, ROUND, SEND, STORE, Instruction, Schedule, cut
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
@@ -417,7 +417,7 @@ def test_the_engine_and_the_planner_sort_collectives_alike():
     int8, avg = native.DTYPES.index("int8"), native.OPS.index("avg")
     for code, collective in enumerate(native.COLLECTIVES):
         nbytes = native.Call(code, 0, 5, int8, 1.0).nbytes(3)
-        assert nbytes == (15 if collective in BLOCKED else 5), collective
+        assert nbytes == (15 if collective in IN_BLOCKS else 5), collective
         if collective in REDUCING:
             with pytest.raises(ValueError, match="avg is not defined for int8"):
                 native.Call(code, 0, 5, int8, 1.0, op=avg)

@@ -33,13 +33,12 @@ from multiring.cli.comparison import (
     recording_of,
 )
 from multiring.cli.errors import given, leave_out, one_line_errors
-from multiring.cli.options import check_kept, no_such_option, output_file, whole
+from multiring.cli.options import PROGRAM_FOLLOWS, check_kept, check_program, output_file, ranks_option
 
 
 def register(app: typer.Typer) -> None:
     """Add the command; options after PROGRAM are its own."""
-    settings = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-    app.command(context_settings=settings)(bench)
+    app.command(context_settings=PROGRAM_FOLLOWS)(bench)
 
 
 def bench(
@@ -49,16 +48,7 @@ def bench(
         typer.Argument(metavar="PROGRAM", help="With --record: the training script and its arguments."),
     ] = None,
     ranks: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "-np",
-            "--np",
-            parser=whole(1),
-            metavar="N",
-            help="Number of ranks, all on this host.",
-            show_default="2; 1 with --record",
-        ),
+        int | None, ranks_option("Number of ranks, all on this host.", default="2; 1 with --record")
     ] = None,
     collective: Collective = Measurable.all_reduce,
     sizes: Sizes = DEFAULT_SIZES,
@@ -92,8 +82,7 @@ def bench(
                 "this is a rank of a job already: multiring bench starts its own; "
                 "`multiring run -n 4 -m multiring.cli.bench_rank` measures the job that it is in"
             )
-        if program and program[0].startswith("-") and program[0] != "-m":
-            raise ValueError(no_such_option(context, program[0]))
+        check_program(context, program or [])
         if record is not None:
             leave_out(context, given(context) - {"program", "ranks", "record"}, "--record FILE measures nothing")
             _record(record, program or [], ranks or 1)

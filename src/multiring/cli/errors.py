@@ -14,7 +14,7 @@ import typer
 
 from multiring.cli.options import no_such_option
 from multiring.errors import MultiringError
-from multiring.files import is_of_output
+from multiring.files import is_output_failure
 
 USAGE_ERROR = 2
 
@@ -86,7 +86,7 @@ def one_line_errors(command: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
             raise  # typer ends the command quietly
-        if is_of_output(error):
+        if is_output_failure(error):
             raise
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except (MultiringError, ValueError, ImportError) as error:

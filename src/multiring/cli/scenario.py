@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import track
+from typer.models import OptionInfo
 
 from multiring import units
 from multiring.cli.errors import given, leave_out
@@ -57,6 +58,12 @@ Job = Annotated[Path | None, typer.Option(metavar="FILE", help="Your own model: 
 Strategies = Annotated[
     str, typer.Option(help=f"all, or some of {', '.join(NAMES)}, multiring:4x8x8, masters:16; comma-separated.")
 ]
+
+
+def sweep_option(about: str) -> OptionInfo:
+    """The option of what a command does at several numbers of hosts or samples; ``about`` is its help."""
+    option: OptionInfo = typer.Option(metavar="hosts=1..1024", help=about)
+    return option
 
 
 @dataclass(frozen=True)
@@ -229,6 +236,19 @@ def gaps_of(points: Sequence[Point], key: str) -> list[str]:
 def exposed_of(result: Result) -> str:
     """Its exposed communication, in a cell of a table."""
     return "-" if result.exposed is None else units.precise_duration(result.exposed)
+
+
+CELLS = ("step", "exposed", "efficiency", "busiest link")
+"""The headings of what `cells_of` gives."""
+
+
+def cells_of(result: Result) -> tuple[str, str, str, str]:
+    """A strategy's result in the cells of a table; all are empty where it has none."""
+    if result.seconds is None:
+        return "", "", "", ""
+    busiest = result.busiest
+    link = f"{busiest.link}, {busiest.seconds / result.seconds:.0%} busy" if busiest else ""
+    return units.precise_duration(result.seconds), exposed_of(result), f"{result.efficiency:.1%}", link
 
 
 def asynchrony_of(points: Sequence[Point]) -> str:

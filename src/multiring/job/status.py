@@ -22,7 +22,7 @@ from multiring.runtime.world import World
 _log = logging.getLogger("multiring")
 
 EVERY = 1.0
-"""Seconds between two statuses, each of which took 60 us of a processor (4 ranks of one host, AMD EPYC, 2026-11-27)."""
+"""Seconds between two statuses. What one takes: benchmarks/results/2026-11-28-constants.md, Job."""
 
 MOST_WAITED_FOR = 3
 """Ranks that a status names as waited for: those that were waited for longest."""

@@ -12,7 +12,7 @@ from math import inf, log2
 
 from multiring.planning import topology_file
 from multiring.planning.choice import Choice, Table, summary, tables
-from multiring.planning.cost import LinkLoad, Prediction
+from multiring.planning.prediction import LinkLoad, Prediction
 from multiring.planning.topology import Place, Topology
 from multiring.units import count, duration
 

@@ -22,15 +22,20 @@ from .plan import SHARE_UNITS
 
 
 def shortest_time(bandwidths: Sequence[float], beyond: float = 0.0) -> float:
-    """Fewest seconds per byte of an all-reduce in which each byte is forwarded ``beyond`` times past its owner."""
+    """Fewest seconds a byte of an all-reduce between members with these bandwidths, in bytes a second.
+
+    ``beyond`` is how many times the owner of a byte sends it in the dimensions around.
+    """
     if len(bandwidths) < 2:
         return 0.0
     return max(1 / min(bandwidths), (2 * (len(bandwidths) - 1) + beyond) / sum(bandwidths))
 
 
 def fastest_shares(shape: Shape, whole: Shape) -> tuple[int, ...] | None:
-    """The shares of the children of a shape, part of ``whole``, that reach the shortest time, in 64ths; None if equal
-    ones do."""
+    """The shares of the children of a shape, in 64ths, that reach the shortest time; None if equal shares do.
+
+    The shape is a part of ``whole``.
+    """
     bandwidths, beyond = shape.bandwidths, _beyond(whole, shape.depth)
     if len(bandwidths) - 2 + beyond <= 0 or min(bandwidths) == max(bandwidths):
         return None
@@ -40,7 +45,7 @@ def fastest_shares(shape: Shape, whole: Shape) -> tuple[int, ...] | None:
 
 
 def _beyond(whole: Shape, depth: int) -> float:
-    """How many times a byte owned after the dimension of a depth is sent, and received, in the dimensions around it."""
+    """How many times the owner of a byte after a dimension sends it, and receives it, in the dimensions around."""
     total, part = 0.0, 1.0
     for shapes in whole.by_depth[depth:]:
         members = max(len(shape.children) for shape in shapes)

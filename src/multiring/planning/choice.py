@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from multiring.units import count, precise_duration, rate, size
 
-from .compose import Stage
-from .cost import LinkLoad, PhaseTime, Prediction
 from .plan import Phase, Plan
+from .prediction import LinkLoad, PhaseTime, Prediction
 from .speeds import NATIVE, Speeds
+from .stages import Stage
 from .topology import Topology
 
 if TYPE_CHECKING:
@@ -123,12 +123,12 @@ def summary(choice: Choice) -> str:
         f"predicted  {precise_duration(prediction.seconds)}, in {segments}",
     ]
     if choice.speeds.ranks_per_core > 1:
-        lines.append(
-            f"turns      {choice.speeds.ranks_per_core:.3g} ranks share a core, and wait for one another on it"
-        )
+        lines.append(f"cores      {choice.speeds.ranks_per_core:.3g} ranks share one, and wait for their turns on it")
     if prediction.burst_seconds:
-        saved = precise_duration(prediction.burst_seconds)
-        lines.append(f"bursts     in every phase links pass at once what they have saved, {saved} of their rate")
+        credit = precise_duration(prediction.burst_seconds)
+        lines.append(
+            f"bursts     each link between hosts passes at once, in every phase, what takes {credit} at its rate"
+        )
     if choice.bound:
         reached = choice.bound / prediction.seconds
         bound = precise_duration(choice.bound)

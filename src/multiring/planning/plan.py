@@ -27,17 +27,20 @@ REDUCING = ("reduce_scatter", "all_reduce", "reduce")
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
 ROOTED = ("broadcast", "reduce")
-BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
-"""The collectives whose buffer is ``world_size`` blocks; block r is the span [r/n, (r+1)/n)."""
+"""The collectives that have a root."""
+
+IN_BLOCKS = ("reduce_scatter", "all_gather", "all_to_all")
+"""The collectives whose buffer is one block for each of n ranks; block r is the span [r/n, (r+1)/n)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowFormat:
-    """A format, narrower, in which float32 that is summed may be sent; csrc/arithmetic.hpp has the same formats.
+    """A narrower format in which float32 may be sent that is summed; csrc/arithmetic.hpp has the same formats.
 
-    An element has ``bits``, and each ``block`` of elements a scale of 32 bits if it is longer than one. ``error`` is
-    the largest relative error of an element; in blocks, relative to the largest element of its block: half a step of
-    the codes, and what the scale is rounded. That element has ``steps`` of the smallest code, 0 without blocks.
+    An element has ``bits``. Where ``block`` is more than 1, so many elements share a scale of 32 bits. ``error`` is the
+    largest error of an element, as a part of its value; with a scale, as a part of the largest value in its block (half
+    a step of the codes, and the rounding of the scale). The largest code is ``steps`` times the smallest; 0 without a
+    scale.
     """
 
     bits: int
@@ -69,7 +72,7 @@ FINEST_GRAIN = 64
 """Bytes of a cache line: slices are cut at multiples of it, or of a coarser grain."""
 
 SHARE_UNITS = 64
-"""Shares that follow from measured bandwidths are rounded to this many parts."""
+"""Number of equal parts to which shares by bandwidth are rounded."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -136,10 +139,11 @@ class Ring:
 
 
 class Tiling(Sequence[Ring]):
-    """Rings that repeat: the same pattern laid over many units of ranks, made only when asked for.
+    """Rings that repeat: one pattern laid over many units of ranks. A ring is made when somebody asks for it.
 
-    A *tile* is (pattern, units): the members of the pattern's rings are positions in a unit, a unit is a tuple of
-    ranks. 1,280 hosts of 8 ranks are one ring and 1,280 units.
+    A *unit* is a tuple of ranks, such as those of one host. A *tile* is (pattern, units): the members of the pattern's
+    rings are positions in a unit, and each unit has its own copy of these rings. In 1,280 hosts of 8 ranks the phase
+    within hosts is one tile: a pattern of one ring, and 1,280 units.
     """
 
     def __init__(self, tiles: Iterable[tuple[Sequence[Ring], Sequence[tuple[int, ...]]]]):
@@ -227,7 +231,7 @@ class Phase:
         return tuple(ring for ring in self.rings if rank in ring.members)
 
     def tiles(self) -> Sequence[tuple[Sequence[Ring], Sequence[tuple[int, ...]] | None]]:
-        """(pattern, units) where the rings repeat; where they do not, one pattern of ranks and None."""
+        """The tiles of the rings. Rings that do not repeat are one pattern, whose members are ranks, with None."""
         return self.rings.tiles if isinstance(self.rings, Tiling) else ((self.rings, None),)
 
 
@@ -277,7 +281,7 @@ class Plan:
     @property
     def blocks(self) -> int:
         """Number of blocks of the buffer: 1 where the buffer is the caller's."""
-        return self.world_size if self.collective in BLOCKED else 1
+        return self.world_size if self.collective in IN_BLOCKS else 1
 
     @property
     def wire(self) -> str:

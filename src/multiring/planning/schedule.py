@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 SEND, REDUCE, STORE = "send", "reduce", "store"
 REPAY, ROUND = "repay", "round"
-"""What calls with a residual alone do: add it to what this rank contributes; round that, and keep what is lost."""
+"""Instructions that only calls with a residual execute: add the residual to what this rank contributes; round that, and
+keep what is lost."""
 
 _CODES = {kind: code for code, kind in enumerate((SEND, REDUCE, STORE, REPAY, ROUND))}
 _WIRE_CODES = {wire: code for code, wire in enumerate(("", *WIRES))}
@@ -37,9 +38,10 @@ def cut(fraction: Fraction, count: int, itemsize: int, grain: int = FINEST_GRAIN
 class Instruction:
     """Send a span to ``peers``, reduce it over ``peers``, or store it from the one peer.
 
-    ``lo`` and ``hi`` are fractions of ``block``. ``final`` marks the reduction that completes the span. The messages
-    are in the format ``wire``, and the sum is ``rounded`` to one; empty is the buffer's own. A residual ``keeps`` what
-    the sum loses. ``repay`` and ``round`` have no peers, and ``wire`` is what is rounded to.
+    ``lo`` and ``hi`` are fractions of ``block``. ``final`` marks the reduction that completes the span. Messages are in
+    the format ``wire``, and the sum is rounded to the format ``rounded``; an empty format is the buffer's own. Where
+    ``keeps`` is set, what rounding the sum loses is added to the residual. ``repay`` and ``round`` have no peers;
+    ``round`` rounds to ``wire``.
     """
 
     kind: str
@@ -93,18 +95,18 @@ class Schedule:
 def schedule(plan: Plan, rank: int) -> Schedule:
     """Expand a plan for one rank: in each step of a phase the sends of all its rings, then the waits.
 
-    A phase that reduces begins with what it does to the residual, where the plan is narrow.
+    Where the plan has a narrow wire, a phase that reduces begins with what it does to the residual.
     """
     if not 0 <= rank < plan.world_size:
         raise ValueError(f"rank {rank} is outside the world of {plan.world_size}")
     last_reducing = max((p for p, phase in enumerate(plan.phases) if phase.kind in REDUCING), default=-1)
     instructions: list[Instruction] = []
-    debts = _Debts(plan.wire, rank)
+    residual = _Residual(plan.wire, rank)
     for number, phase in enumerate(plan.phases):
         is_last = number == last_reducing
-        instructions += debts.before(phase, number, is_last)
-        debts.note(phase)
-        instructions += _expand(phase, number, rank, plan.blocks, is_last, plan.wire, debts)
+        instructions += residual.before(phase, number, is_last)
+        residual.note(phase)
+        instructions += _expand(phase, number, rank, plan.blocks, is_last, plan.wire, residual)
     return Schedule(
         plan.id,
         plan.collective,
@@ -117,18 +119,19 @@ def schedule(plan: Plan, rank: int) -> Schedule:
     )
 
 
-class _Debts:
-    """What a rank does with its residual: where it adds it, and where it keeps what rounding loses.
+class _Residual:
+    """What one rank does with its residual in each phase: which spans it adds it to, and whose loss it keeps.
 
-    It adds it where no other rank holds the same partial sum, or copies of one sum would differ; after an all_reduce
-    they all round alike, and one of them keeps the loss, or it would be added more than once.
+    A rank adds its residual only where no other rank holds the same partial sum; otherwise copies of one sum would
+    differ. After an all_reduce several ranks hold a sum and round it alike; the first of them alone keeps the loss,
+    which would otherwise be added several times.
     """
 
     def __init__(self, wire: str, rank: int) -> None:
         self._wire = wire
         self._rank = rank
-        self._copied: list[Span] = []  # other ranks have the same sum
-        self._silent: list[Span] = []  # and one of them keeps what is lost of it
+        self._copied: list[Span] = []  # spans whose sum other ranks hold too
+        self._kept_elsewhere: list[Span] = []  # those among them whose loss another rank keeps
 
     def before(self, phase: Phase, number: int, is_last: bool) -> Iterator[Instruction]:
         """The instructions with which this rank enters a phase."""
@@ -145,16 +148,16 @@ class _Debts:
                     yield Instruction(ROUND, number, (), 0, span.lo, span.hi, wire=phase.wire)
 
     def note(self, phase: Phase) -> None:
-        """A phase begins: whose sums it leaves with several ranks."""
+        """Note the spans whose sums a phase leaves with several ranks."""
         if phase.kind == "all_reduce":
             for ring in phase.rings_of(self._rank):
                 self._copied += ring.spans
                 if ring.members[0] != self._rank:
-                    self._silent += ring.spans
+                    self._kept_elsewhere += ring.spans
 
     def keeps(self, ring: Ring) -> bool:
         """Whether this rank keeps what rounding the ring's sum loses."""
-        return not _meet(ring.spans, self._silent)
+        return not _meet(ring.spans, self._kept_elsewhere)
 
 
 def _meet(spans: Sequence[Span], others: Sequence[Span]) -> bool:
@@ -162,7 +165,7 @@ def _meet(spans: Sequence[Span], others: Sequence[Span]) -> bool:
 
 
 def _expand(
-    phase: Phase, number: int, rank: int, blocks: int, final: bool, wire: str, debts: _Debts
+    phase: Phase, number: int, rank: int, blocks: int, final: bool, wire: str, residual: _Residual
 ) -> Iterator[Instruction]:
     rings = phase.rings_of(rank)
     pieces = [_Pieces(ring) for ring in rings]
@@ -183,7 +186,7 @@ def _expand(
                 kind = REDUCE if isinstance(wait, Reduce) else STORE
                 completes = isinstance(wait, Reduce) and wait.completes and final
                 rounded = wire if completes else ""
-                keeps = bool(rounded) and debts.keeps(ring)
+                keeps = bool(rounded) and residual.keeps(ring)
                 peers = tuple(ring.members[i] for i in wait.peers)
                 for block, lo, hi in in_blocks(piece.of(wait.shares), blocks):
                     yield Instruction(kind, number, peers, block, lo, hi, completes, phase.wire, rounded, keeps)

@@ -14,12 +14,13 @@ from functools import partial
 from math import isqrt, prod
 
 from . import planner
-from .compose import LEAD, SPLIT, Stage, compose
+from .compose import compose
 from .cost import LOCAL_WINDOW_BYTES, WIRE_WINDOW_BYTES
 from .double_tree import double_tree, equal_hosts
 from .layout import Dimension
 from .plan import WHOLE, Phase, Plan, Ring
 from .speeds import NATIVE, Speeds
+from .stages import LEAD, SPLIT, Stage
 from .topology import Topology
 
 SEGMENT_BYTES = 256 << 10

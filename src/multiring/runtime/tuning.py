@@ -19,9 +19,7 @@ TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """The collectives whose plans are tried; the others have one plan, or nothing to send."""
 
 MAX_CANDIDATES = 32
-"""Number of plans that a first rung tries at most. On unequal hosts twenty plans for 4 MB are predicted within 2 %, and
-the fastest were the 16th to 20th of them; for 256 KB and less the fastest was predicted to take up to 1.6 times as long
-as the first."""
+"""Number of plans that a first rung tries at most. Measured: benchmarks/results/2026-11-28-constants.md, Tuning."""
 
 TOP_PREDICTED = 4
 """Number of candidates that are taken first, for their predicted time alone."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from multiring.planning.cost import LinkLoad, PhaseTime, Prediction
 from multiring.planning.methods import steps
 from multiring.planning.plan import Phase, Plan
+from multiring.planning.prediction import LinkLoad, PhaseTime, Prediction
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
