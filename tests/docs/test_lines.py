@@ -40,17 +40,19 @@ def test_what_is_unreleased_stands_under_added_changed_or_fixed() -> None:
     assert headings == [heading for heading in ("Added", "Changed", "Fixed") if heading in headings]
 
 
-def test_only_the_newest_result_of_each_kind_is_kept() -> None:
-    names = [file.name for file in RESULTS.iterdir()]
+def test_a_result_is_named_by_a_page_or_the_newest_of_its_kind() -> None:
+    """Results of one kind have one name after the date."""
+    names = sorted(file.name for file in RESULTS.iterdir())
+    dated = [re.fullmatch(r"\d{4}-\d\d-\d\d-([\w-]+\.(?:json|md))", name) for name in names]
+    assert [name for name, match in zip(names, dated, strict=True) if match is None] == []
+    newest = {match[1]: match[0] for match in dated if match}
     pages = "".join(document.read_text() for document in DOCUMENTS)
-    kinds = [re.sub(r"^\d{4}-\d\d-\d\d-", "", name) for name in names if name not in pages]
-    assert sorted(kinds) == sorted(set(kinds))
+    assert [name for name in names if name not in pages and name not in newest.values()] == []
 
 
 def test_a_page_leads_to_each_account_of_what_was_run() -> None:
     """A page has what a reader decides by; the rest stands in a dated file beside the results."""
     accounts = [file.name for file in RESULTS.glob("*.md")]
     assert accounts != []
-    assert [name for name in accounts if not re.match(r"\d{4}-\d\d-\d\d-[\w-]+\.md$", name)] == []
     pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
     assert set(accounts) - set(re.findall(r"\]\(\S+/benchmarks/results/([^)#]+)", pages)) == set()
