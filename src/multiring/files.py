@@ -39,5 +39,5 @@ def write_text(path: Path, text: str) -> None:
 
 
 def is_of_output(error: OSError) -> bool:
-    """Whether it says why a standard stream, which has no name, cannot be written, other than that nobody reads."""
+    """True if it says why a standard stream, which has no name, cannot be written, other than that nobody reads."""
     return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

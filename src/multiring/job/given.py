@@ -1,4 +1,4 @@
-"""Who a process is in its job by the arguments of `init`: for workers of cluster engines, which no launcher started."""
+"""Identity of a process by the arguments of `init`: for workers of cluster engines, which no launcher started."""
 
 from __future__ import annotations
 

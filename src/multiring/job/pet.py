@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from multiring import env
 
 WORDS = ("auto", "cpu", "gpu", "xpu")
-"""What may stand for the number of ranks a host."""
+"""Words that may stand for the number of ranks a host."""
 
 
 @dataclass(frozen=True)
 class TorchrunOptions:
-    """What the variables say; None where they say nothing."""
+    """Options of torchrun, from the variables; None for those that are not set."""
 
     hosts: int | None = None
     ranks_per_host: int | str | None = None

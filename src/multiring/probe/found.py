@@ -58,7 +58,7 @@ class _Builder:
         return Topology(LEVELS[: height + 1], tuple(self._place(node, height) for node in self._root.nodes))
 
     def _place(self, node: Node, height: int) -> Place:
-        """What stands for a node at a height; what is alone there stands in a place of its own with the same link."""
+        """Return the place of a node at a height; a node of less height gets a place of its own with the same link."""
         link = Link(node.capacity.out, node.capacity.into, self._latency[node.hosts], self._burst(node))
         if height == 1:
             host = self._hosts[min(node.hosts)]
@@ -69,7 +69,7 @@ class _Builder:
         return Place(name, link, tuple(self._place(each, height - 1) for each in inside))
 
     def _burst(self, node: Node) -> float:
-        """What its link passes at once; it is also the link of all other hosts."""
+        """Return the bytes that its link passes at once; a host has the value of all other hosts."""
         bursts = self._findings.bursts
         return bursts.get(node.hosts, bursts.get(self._root.hosts - node.hosts, 0.0))
 

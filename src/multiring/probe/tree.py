@@ -57,7 +57,7 @@ class Node:
 
     @property
     def height(self) -> int:
-        """How many switches are on the longest way down."""
+        """Number of switches on the longest way down."""
         return 1 + max(node.height for node in self.nodes) if self.nodes else 0
 
 
@@ -145,7 +145,7 @@ def needed(hosts: Sequence[Capacity], groups: Mapping[Group, Capacity], seconds:
 def _excess(
     group: Group, hosts: Sequence[Capacity], groups: Mapping[Group, Capacity], links: Collection[Group]
 ) -> float:
-    """How many times more the links of the hosts, and of some groups, would let through than was measured."""
+    """Return the factor by which links of the hosts, and of some groups, would let more through than was measured."""
     capacities = {**{frozenset([host]): capacity for host, capacity in enumerate(hosts)}, **groups}
     leaving = _Flow({each: (capacity.out, capacity.into) for each, capacity in capacities.items()}, links, len(hosts))
     entering = _Flow({each: (capacity.into, capacity.out) for each, capacity in capacities.items()}, links, len(hosts))
@@ -153,7 +153,7 @@ def _excess(
 
 
 class _Flow:
-    """What links let through one way: ``capacities`` are (with the flow, against it) for what leaves a group."""
+    """Flow through links one way: ``capacities`` are (with the flow, against it) for what leaves a group."""
 
     def __init__(self, capacities: Mapping[Group, tuple[float, float]], links: Collection[Group], hosts: int):
         self._capacities = capacities
@@ -161,7 +161,7 @@ class _Flow:
         self._everyone = frozenset(range(hosts))
 
     def through(self, group: Group) -> float:
-        """What a group can send to the rest, its own link apart: the least cut of a tree."""
+        """Return the rate from a group to the rest, its own link left out: the least cut of a tree."""
         return min(sum(self._let_out(part) for part in self.parts(group)), self._beyond(group))
 
     def _let_out(self, part: Group) -> float:
@@ -173,7 +173,7 @@ class _Flow:
         return own if len(part) == 1 else min(own, sum(map(self._let_in, self.parts(part))))
 
     def _beyond(self, group: Group) -> float:
-        """What all others can take from a group."""
+        """Return the rate that all others can take from a group."""
         around = min((link for link in self._links if link > group), key=len, default=self._everyone)
         beside = sum(self._let_in(part) for part in self.parts(around) if not part & group)
         further = min(self._capacities[around][0], self._beyond(around)) if around != self._everyone else 0.0

@@ -41,7 +41,7 @@ CALL = np.dtype(
 """csrc/recorder.hpp: RecordedCall."""
 
 MOST_CALLS = 2000
-"""How many the engine keeps."""
+"""Number of calls that the engine keeps."""
 
 VERSION = "2.10"
 """The version of the format; the analyser takes files of one version together."""
@@ -194,7 +194,7 @@ def _in_main_thread() -> bool:
 
 
 def record_of(calls: np.ndarray[Any, Any], rank: int, groups: Groups) -> dict[str, Any]:
-    """What torch's analyser reads, of the calls of a ``rank`` as the engine gives them (`CALL`).
+    """Return the record that torch's analyser reads, from calls of a ``rank`` as the engine gives them (`CALL`).
 
     Collectives belong to their group, and have the number there that messages of errors name. The messages of a tag
     from one rank to another are a group of their own, for the analyser asks all members of a group for each call.
