@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(RESULTS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LONGEST = 130
 
 
@@ -21,6 +22,15 @@ def test_lines_are_short(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_links_say_what_they_lead_to(document: Path) -> None:
     assert re.findall(r"\[[\w./-]+\.md\]\(", document.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_open_with_their_subject(page: Path) -> None:
+    """Tables and blocks of code are no sentences."""
+    prose = re.sub(r"^```.*?^```$|^\|.*?$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    paragraph, sentence = r"\n(?:\n|[-*] )(?:\*\*.*?\*\*:? )?", r"[.!?:]\)?\s+(?:\*\*)?"
+    opening = rf"(?:{paragraph}|{sentence})((?:Of|By|For|So|Whom|Whose)\s[^.]*)"
+    assert re.findall(opening, prose) == []
 
 
 def test_a_version_has_one_line_for_each_change() -> None:
