@@ -40,5 +40,5 @@ def write_text(path: Path, text: str) -> None:
 
 
 def is_output_failure(error: OSError) -> bool:
-    """Whether a standard stream, which has no name, could not be written although somebody reads it."""
+    """True if it says why a standard stream, which has no name, cannot be written, other than that nobody reads."""
     return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -1,4 +1,4 @@
-"""How one function runs as a rank in a worker of a cluster engine, and how its driver says what became of it.
+"""One function as a rank in a worker of a cluster engine, and the driver's report of what became of it.
 
 Such workers are reused: a rank leaves nothing behind in its process, be it environment, descriptors or a communicator.
 """
@@ -23,12 +23,12 @@ MAX_ERROR = 1 << 20
 """Most bytes of a pickled exception; of a larger one the driver gets the words alone."""
 
 CONSEQUENCES = (PeerLost, CollectiveTimeout, Mismatch)
-"""What a rank raises because of another one."""
+"""Errors that a rank raises because of another one."""
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """What a worker has to know to be a rank: the arguments of `init`, and who the driver is."""
+    """Arguments of `init` for a worker that is to be a rank, and its driver."""
 
     rank: int
     size: int
@@ -56,7 +56,7 @@ class RankAssignment:
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Why a rank ended without a result."""
+    """Reason why a rank ended without a result."""
 
     rank: int
     words: str
@@ -68,7 +68,7 @@ class RankFailure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it was raised because of what another rank did."""
+        """True if it was raised because of what another rank did."""
         return isinstance(self.exception(), CONSEQUENCES)
 
     def exception(self) -> Exception:
@@ -184,7 +184,7 @@ class Reporter:
 
 
 class Reports:
-    """What the ranks of a job have told the store of their driver."""
+    """Reports of a job's ranks to the store of their driver."""
 
     def __init__(self, server: Server, size: int) -> None:
         self._server = server
@@ -195,7 +195,7 @@ class Reports:
         return list(self._said("came"))
 
     def place(self, rank: int) -> dict[str, str]:
-        """Where a rank has begun; empty if it has not."""
+        """Return the place at which a rank has begun; empty if it has not."""
         said = self._server.peek(_key("came", rank))
         return {} if said is None else dict(json.loads(said))
 
@@ -209,7 +209,7 @@ class Reports:
         return list(self._said("ended"))
 
     def failures(self) -> list[RankFailure]:
-        """Why ranks ended that have no result."""
+        """Return the failures of the ranks that have no result."""
         return [pickle.loads(said) for said in self._said("ended").values() if said]
 
     def gone(self) -> list[int]:
@@ -231,7 +231,7 @@ def _key(what: str, rank: int) -> str:
 
 
 def seen(failures: Iterable[RankFailure], lost: int) -> str:
-    """What ranks other than the lost one saw, to be appended to a message."""
+    """Return what ranks other than the lost one saw, to be appended to a message."""
     return "".join(f"; rank {failure.rank} saw {failure.words}" for failure in failures if failure.rank != lost)
 
 

@@ -1,4 +1,4 @@
-"""What is measured: multiring through NumPy or torch, on the CPU or on CUDA devices, and its peers."""
+"""The contestants: multiring through NumPy or torch, on the CPU or on CUDA devices, and its peers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ BUFFERS = ("private", "arena")
 
 
 class Api(str, Enum):
-    """What multiring is called through; Gloo and DeepSpeed are called through torch, MPI through mpi4py."""
+    """The library that multiring is called through; Gloo and DeepSpeed are called through torch, MPI through mpi4py."""
 
     numpy = "numpy"
     torch = "torch"
 
 
 class MemoryKind(str, Enum):
-    """Where the buffers lie."""
+    """The memory in which the buffers lie."""
 
     cpu = "cpu"
     cuda = "cuda"
@@ -324,7 +324,7 @@ def _private(count: int) -> Array:
 
 
 def _maker(kind: str) -> Callable[[int], Array]:
-    """What makes a buffer of some elements."""
+    """Return a function that makes a buffer of a number of elements."""
     if kind == "private":
         return _private
     from multiring import api

@@ -83,7 +83,7 @@ def summarise(
 
 
 def through(peer: str) -> Api:
-    """What a peer takes."""
+    """Return the library that a peer is called through."""
     return Api.torch if peer in ("gloo", "deepspeed", "nccl") else Api.numpy
 
 

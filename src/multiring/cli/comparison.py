@@ -1,4 +1,4 @@
-"""What `multiring bench` and `multiring lab peers` share: their options, and measuring beside peers in turns."""
+"""Options and measurements that `multiring bench` and `multiring lab peers` share: ours beside peers, in turns."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from multiring.simulate.training import simulate_step
 from multiring.units import count, duration, size
 
 LEAST_OF_A_RANK = 24 << 20
-"""What Python and NumPy take, bytes."""
+"""Bytes that Python and NumPy take."""
 
 Collective = Annotated[Measurable, typer.Option("--collective", help="What to measure.")]
 Sizes = Annotated[
     str, typer.Option(help="Sizes of the buffer, all blocks together, rounded up to equal blocks of float32.")
 ]
 MOST, MOST_SECONDS, MOST_SPEED = 1_000_000, 86400.0, 1e12
-"""What is asked for at most: launches, steps or samples; seconds of a size; samples a second."""
+"""Upper limits of options: launches, steps or samples; seconds for a size; samples a second."""
 
 Launches = Annotated[
     int, typer.Option(parser=whole(1, MOST), metavar="N", help="How often each is launched, in turns.")
@@ -89,7 +89,7 @@ Steps = Annotated[int, typer.Option(parser=whole(1, MOST), metavar="N", help="Wi
 
 @dataclass(frozen=True)
 class Site:
-    """Where it is measured: on how many ranks, how they are started, the links between them (None: one host), and what
+    """Place of the measurement: number of ranks, how they start, the links between them (None: one host), and what
     else a result should tell."""
 
     about: str
@@ -101,7 +101,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is measured beside which peers, how often and how long, and where the figures go besides the terminal."""
+    """Calls that are measured beside peers, their number and seconds, and the files that the figures go to."""
 
     collective: str
     sizes: str
@@ -168,7 +168,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Replay:
-    """Which training steps are measured beside which peers, and how often."""
+    """Training steps that are measured beside peers, and their number."""
 
     recording: Recording
     api: Api | None
@@ -292,7 +292,7 @@ def recording_of(context: typer.Context, text: str, samples: int, speed: float) 
 
 
 def _apis(api: Api | None, peers: Sequence[str]) -> list[Api]:
-    """What multiring is called through: that which is insisted on, or what each peer takes."""
+    """Return the libraries that multiring is called through: the one that ``--api`` names, or those of the peers."""
     return [api] if api else sorted({through(peer) for peer in peers} or {Api.numpy})
 
 
@@ -306,7 +306,7 @@ def _figures(launch: Any) -> list[Figure]:
 
 
 def _times(launch: Any) -> str:
-    """What a launch measured of buffers that peers have too, in a line."""
+    """Return in a line what a launch measured of buffers that peers have too."""
     figures = _figures(launch)
     kind = "private" if any(figure.buffer == "private" for figure in figures) else figures[0].buffer
     return ", ".join(f"{size(each.nbytes)} {duration(each.seconds)}" for each in figures if each.buffer == kind)

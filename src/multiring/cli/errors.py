@@ -1,4 +1,4 @@
-"""How commands say what a user did wrong."""
+"""Messages of commands about what a user did wrong."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def leave_out(context: typer.Context, names: Collection[str], why: str) -> None:
 
 
 def _is_unread(output: TextIO) -> bool:
-    """Whether nobody reads what is printed any more, as after ``| head``."""
+    """True if nobody reads what is printed any more, as after ``| head``."""
     poll = select.poll()
     poll.register(output, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))  # a pipe's, a socket's

@@ -31,7 +31,7 @@ OF_OTHERS = {
     "--bind-to": "--bind",
     "--restarts": "--max-restarts",
 }
-"""What torchrun, mpirun and horovodrun call it."""
+"""Our names of options, by the names that torchrun, mpirun and horovodrun have for them."""
 
 
 def whole(least: int, most: int = MOST_RANKS) -> Callable[[str | int], int]:
@@ -89,7 +89,7 @@ def check_kept(written: Mapping[str, Path | None], read: Mapping[str, Path | Non
 
 
 def why_not_written(file: Path) -> str:
-    """Why a file could not be written; "" if it could."""
+    """Return why a file could not be written; "" if it could."""
     if file.is_symlink() and file.resolve().is_file() and file.parent != Path("/dev"):
         return f"it is a symbolic link, to {file.resolve()}; name the file itself"
     if file.is_dir():

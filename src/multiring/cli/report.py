@@ -84,7 +84,7 @@ def write(
 
 
 def _slow(timeline: Path) -> list[str]:
-    """What a timeline says of slow ranks, in words."""
+    """Return in words what a timeline says of slow ranks."""
     lines = summary.slow_spans(slow_spans(timeline))
     return [f"In {timeline.name}, {line}." for line in lines or ["no rank kept the others waiting"]]
 
@@ -109,7 +109,7 @@ def _page(point: Point, points: list[Point], names: list[str], key: str, slow: l
 
 
 def _said(result: Result) -> str:
-    """What stands at the end of a strategy's bar."""
+    """Return the text at the end of a strategy's bar."""
     if result.seconds is None:
         return ""
     return f"{exposed_of(result)} of {units.precise_duration(result.seconds)}, efficiency {percent(result.efficiency)}"

@@ -1,4 +1,4 @@
-"""What `multiring simulate` and `multiring report` share: the scenario that is asked for, and its simulation."""
+"""The scenario of `multiring simulate` and `multiring report`, from their options, and its simulation."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sweep_option(about: str) -> OptionInfo:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, at one point of a sweep."""
+    """A scenario as the options ask for it, at one point of a sweep."""
 
     machine: str | None
     topology: Path | None
@@ -187,7 +187,7 @@ def simulated(requests: Sequence[Request], names: Sequence[str]) -> list[Point]:
 
 
 def summary_of(point: Point) -> str:
-    """What is trained where, in a line."""
+    """Return model, batch and cluster in a line."""
     training = point.training
     ranks = training.topology.world_size
     where = f"{_count(len(set(training.topology.hosts)), 'host')}, {_count(ranks, 'rank')}"
@@ -223,7 +223,7 @@ def approximation_of(points: Sequence[Point]) -> str:
 
 
 def gaps_of(points: Sequence[Point], key: str) -> list[str]:
-    """Where in a sweep a strategy has no result, and why at the first of these points, in a line each."""
+    """Return a line for each strategy without a result: the points of the sweep, and the reason at the first."""
     lines = []
     for results in zip(*(point.results for point in points), strict=True):
         gaps = [(p.request, r) for p, r in zip(points, results, strict=True) if r.seconds is None]
@@ -252,7 +252,7 @@ def cells_of(result: Result) -> tuple[str, str, str, str]:
 
 
 def asynchrony_of(points: Sequence[Point]) -> str:
-    """What the step of a strategy is whose ranks do not wait for each other, in a line; empty if there is none."""
+    """Return a line on the step of a strategy whose ranks do not wait for each other; "" if there is none."""
     names = [r.strategy for r in points[0].results if r.strategy in ASYNCHRONOUS and r.seconds is not None]
     if not names:
         return ""

@@ -1,4 +1,4 @@
-"""Who this process is in its job, and where the job meets: read from the environment that a launcher made."""
+"""Identity of this process in its job, and the job's meeting point: read from the environment of a launcher."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Taken:
 
     descriptor: int
     file: tuple[int, int]
-    """What holds the descriptor's number since then."""
+    """Device and inode that the descriptor's number has had since then."""
     job: tuple[str, tuple[str, ...]]
     secret: bytes
 
@@ -72,7 +72,7 @@ class JobMeeting:
     store: JobStore
     secret: bytes | None
     lasting: bool = False
-    """Whether processes come and go at the store: how often this one was there says nothing about the others."""
+    """True if processes come and go at the store: how often this one was there says nothing about the others."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class RankIdentity:
     meet: Callable[[env.Settings], AbstractContextManager[JobMeeting]]
     job: str = ""
     restart: int = 0
-    """How often all ranks were started before: what is left over from an earlier start is refused."""
+    """Number of earlier starts of all ranks: data of an earlier start are refused."""
     replacement: int = 0
     """Above 0: this process takes the place of a rank that was lost, and is to be admitted by the others."""
     gathers: bool = False
-    """Whether ranks that are lost before all have met once are started again, so that all gather anew."""
+    """True if ranks that are lost before all have met once are started again, so that all gather anew."""
     membership: Membership | None = None
-    """Who is in a job that goes on; None: it starts."""
+    """Members of a job that goes on; None: the job starts."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.world_size <= env.MOST_RANKS:
@@ -133,7 +133,7 @@ class _Filled(Mapping[str, str]):
 
 
 def rank_identity(environ: Mapping[str, str] | None = None) -> RankIdentity:
-    """What this process is in its job, by the first launcher that left its mark; a world of one if none did."""
+    """Return the identity of this process by the first launcher that set its variables; a world of one if none did."""
     environ = os.environ if environ is None else environ
     environ = _Filled(environ)
     launch = env.read(env.Launch, environ)
@@ -212,7 +212,7 @@ def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> RankIdenti
 
 
 def restarts(environ: Mapping[str, str], launch: env.Launch) -> int:
-    """How often all ranks were started before: what MULTIRING_RESTART says, even if that is 0, or else what torchrun
+    """Return the number of earlier starts of all ranks: MULTIRING_RESTART, even if that is 0, or else what torchrun
     counts. A store that outlives a restart still holds what was written before it."""
     if environ.get("MULTIRING_RESTART"):
         return launch.restart
@@ -258,7 +258,7 @@ def _mpi(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
 
 
 def _pmi_is_sruns(environ: Mapping[str, str]) -> bool:
-    """Whether PMI_RANK is from `srun --mpi=pmi2`; an mpirun in an allocation starts by srun too, and adds a mark."""
+    """True if PMI_RANK is from `srun --mpi=pmi2`; an mpirun in an allocation starts by srun too, and adds a mark."""
     step = environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS")
     return (environ["PMI_RANK"], environ.get("PMI_SIZE")) == step and "MPI_LOCALRANKID" not in environ
 
@@ -289,7 +289,7 @@ def _slurm(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | Non
 
 
 def slurm_ports(ports: range, number: int) -> range:
-    """Those of ``ports`` that are tried in the step of this number; spread, as ranks take the first ones for data."""
+    """Return the ports of ``ports`` for the step of this number; spread, as ranks take the first ones for data."""
     stride = max(len(ports) // SLURM_CHOICES, 1)
     return ports[number % stride :: stride][:SLURM_CHOICES]
 
@@ -576,7 +576,7 @@ def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: 
 
 
 def _drain(descriptor: int) -> bytes:
-    """What can be read until the end; OSError if the end does not come."""
+    """Return all that can be read until the end; OSError if the end does not come."""
     content = b""
     until = time.monotonic() + SECRET_SECONDS
     poll = select.poll()

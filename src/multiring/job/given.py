@@ -1,7 +1,4 @@
-"""The arguments of `init` by which a process says which rank of which job it is.
-
-Workers of cluster engines give them, as no launcher has started these workers.
-"""
+"""Identity of a process by the arguments of `init`: for workers of cluster engines, which no launcher started."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ WORDS = ("auto", "cpu", "gpu", "xpu")
 
 @dataclass(frozen=True)
 class TorchrunOptions:
-    """What the variables ask for; None where a variable is not set."""
+    """Options of torchrun, from the variables; None for those that are not set."""
 
     hosts: int | None = None
     ranks_per_host: int | str | None = None

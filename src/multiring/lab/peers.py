@@ -11,7 +11,7 @@ from multiring.lab.cluster import Cluster
 
 
 def start(cluster: Cluster, library: str, program: Sequence[str]) -> Command:
-    """What runs Python with the arguments ``program`` on every rank of a lab, as ``library`` needs it."""
+    """Return the command that runs Python with the arguments ``program`` on every rank of a lab, for ``library``."""
     if library in ("multiring", "gloo"):
         return Command(cluster.launch_command("--no-summary", *program))
     found = mpi(library)

@@ -38,7 +38,7 @@ from multiring.net.loop import check_room, within
 from multiring.version import __version__
 
 DRAIN_SECONDS = 0.5
-"""How long the output of ranks that have ended is waited for: a process that they left behind may hold it open."""
+"""Seconds that the agent waits for output of ranks that have ended: a process they left behind may hold it open."""
 
 REACH_SECONDS = 3.0
 
@@ -53,18 +53,18 @@ JOB_VARIABLES = (
     "MULTIRING_REPLACEMENT",
     "MULTIRING_MAX_REPLACEMENTS",
 )
-"""What the launcher sets for all ranks."""
+"""Variables that the launcher sets for all ranks."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL)
 """Signals after which a rank that has not begun is not wanted any more."""
 
 OF_THE_START = ("MASTER_ADDR", "MASTER_PORT")
-"""Where the ranks of a start meet, and no newcomer: torch then says what it misses, where it would wait."""
+"""Variables of a start's meeting point, which no newcomer gets: torch then names what it misses, and does not wait."""
 
 
 @dataclass(frozen=True)
 class TypedCommand:
-    """What was typed on this host; ``secret`` is None if none was given."""
+    """The command that was typed on this host; ``secret`` is None if none was given."""
 
     program: Sequence[str]
     ranks: int
@@ -89,13 +89,13 @@ class Agent:
         self._typed = typed
         self._code: int | None = None
         self.reason = ""
-        """Why the job ended, in a line; empty where it ended well, or where nobody told."""
+        """Reason of the job's end, in a line; empty if it ended well, or if nobody told."""
         self._leaving = False
         self._refusal = ""
         self._launcher_group = os.getpgid(os.getppid())
         self._ranks: dict[int, RankProcess] = {}
         self._former: list[RankProcess] = []
-        """Those in whose place others were started."""
+        """Processes in whose place others were started."""
         self._unborn: dict[int, int | None] = {}
         """Ranks that are forked once the imports are done; the signal that is to end one of them."""
         self._recipes: dict[int, Recipe] = {}
@@ -310,7 +310,7 @@ class Agent:
         self._have_standbys()
 
     def _recipes_for(self, variables: dict[str, str]) -> dict[int, Recipe]:
-        """What each rank of this host executes."""
+        """Return the recipe of each rank of this host."""
         job = {name: variables[name] for name in JOB_VARIABLES}
         recipes = {}
         for local_rank, (rank, share) in enumerate(zip(self._assignment.ranks, self._shares, strict=True)):
@@ -511,7 +511,7 @@ def _naming(rank: int, command: Sequence[str]) -> Iterator[None]:
 
 
 def _of_replacement(recipe: Recipe, number: int) -> Recipe:
-    """What the replacement of that number runs in the place of a rank."""
+    """Return the recipe of the replacement of that number in the place of a rank."""
     environment = {name: value for name, value in recipe.environment.items() if name not in OF_THE_START}
     return replace(recipe, environment={**environment, "MULTIRING_REPLACEMENT": str(number)})
 

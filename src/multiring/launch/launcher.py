@@ -36,7 +36,7 @@ from multiring.net import interfaces
 from multiring.version import __version__
 
 RELATIVE_IMPORT = "attempted relative import with no known parent package"
-"""What Python says of a script that belongs into a package."""
+"""Python's message for a script that belongs into a package."""
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -44,7 +44,7 @@ _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be run, and how; the words of ``program`` as they were typed."""
+    """The program of a job and its options; the words of ``program`` are those that were typed."""
 
     program: tuple[str, ...]
     binding: str = "core"
@@ -60,7 +60,7 @@ class Job:
     fork: bool = False
     """Whether each host does the script's imports once and forks its ranks there."""
     summary: bool = True
-    """Whether it ends with three lines about what the ranks did."""
+    """True if it ends with three lines about what the ranks did."""
 
 
 class Launcher:
@@ -152,7 +152,7 @@ class Launcher:
         }
 
     async def _look(self) -> Message:
-        """What those who watch see of the job."""
+        """Return the view of the job for its watchers."""
         attempt = self._shown
         if attempt is not None:
             await attempt.look()

@@ -1,4 +1,4 @@
-"""What launcher and agent say to each other: a JSON object on a line of its own.
+"""Messages between launcher and agent: a JSON object on a line of its own.
 
 =============  =====================================  =====================================================
 to the agent   fields                                 meaning

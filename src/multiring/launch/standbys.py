@@ -23,13 +23,13 @@ from multiring.launch.program import words_before_script
 from multiring.net.loop import within
 
 NICE = 5
-"""How much a standby's priority is below that of ranks: on one core with a rank it has a quarter of the time."""
+"""Difference by which a standby's priority is lower than a rank's: beside a rank it has a quarter of a core."""
 
 MOST_FAILURES = 3
 """Standbys in a row that end before they are needed: then no more are started."""
 
 FORK_SECONDS = 5.0
-"""How long a rank that is to start again waits for a fork; then it starts in a fresh interpreter."""
+"""Seconds that a rank which is to start again waits for a fork; then it starts in a fresh interpreter."""
 
 TAIL_BYTES = 4096
 
@@ -49,7 +49,7 @@ class Standby:
         self.can_be_forked = False
         self._has_begun = False
         self.printed: tuple[bytes, bytes] = (b"", b"") if origin is None else origin.printed
-        """What its imports have written where it was forked after them: to its output, and to its errors."""
+        """Output and errors that its imports had written before it was forked."""
         self.process: Process | None = None
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.output, output = os.pipe()
@@ -94,13 +94,13 @@ class Standby:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it runs the script: how it ends then is how the rank ends."""
+        """True if it runs the script: how it ends then is how the rank ends."""
         self.hear()
         return self._has_begun
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was there and is no more."""
+        """True if it was there and is no more."""
         return self.process is not None and self.process.poll() is not None
 
     def become(self, recipe: Recipe, secret: int, report: int) -> Process:
@@ -137,7 +137,7 @@ class Standby:
 
 
 class Standbys:
-    """Those of a host that wait."""
+    """Standbys of a host."""
 
     def __init__(self, recipe: Recipe, most: int, note: Callable[[str], None], *, at_start: bool = False) -> None:
         """``most`` are kept, for ranks whose recipes differ from this one in what hangs on the rank alone.
@@ -152,7 +152,7 @@ class Standbys:
         self._wanted = 0
         self._origin: Standby | None = None
         self._is_alone = False
-        """Whether an interpreter that has done the imports cannot be forked."""
+        """True if an interpreter that has done the imports cannot be forked."""
         self._waiting: list[Standby] = []
         self._unborn: list[Standby] = []
         self._changed = asyncio.Event()
@@ -160,7 +160,7 @@ class Standbys:
         self._failures = 0
 
     def are_for(self, recipe: Recipe) -> bool:
-        """Whether they can become what ``recipe`` is of."""
+        """True if they can become a process of ``recipe``."""
         own = self._recipe
         return (own.command, own.directory, _known(own)) == (recipe.command, recipe.directory, _known(recipe))
 
@@ -297,7 +297,7 @@ class Standbys:
 
 
 def _known(recipe: Recipe) -> dict[str, str]:
-    """What of a rank's environment does not hang on which rank it is."""
+    """Return the part of a rank's environment that is the same for every rank."""
     return {name: value for name, value in recipe.environment.items() if name not in standby.UNKNOWN}
 
 
@@ -310,7 +310,7 @@ def _start(recipe: Recipe, streams: Streams, descriptor: int) -> subprocess.Pope
 
 
 def _read(descriptor: int) -> bytes:
-    """What can be read from a pipe at once."""
+    """Return the bytes that can be read from a pipe at once."""
     os.set_blocking(descriptor, False)
     text = bytearray()
     with suppress(BlockingIOError):
@@ -328,7 +328,7 @@ def _bind(process: int, cpus: Sequence[int]) -> None:
 
 
 def _can_restore_priority() -> bool:
-    """Whether the priority of a process that was lowered can be raised again: not without CAP_SYS_NICE or a limit."""
+    """True if the priority of a process that was lowered can be raised again: not without CAP_SYS_NICE or a limit."""
     found: list[bool] = []
 
     def try_it() -> None:  # the kernel keeps it by thread

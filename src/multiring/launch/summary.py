@@ -1,4 +1,4 @@
-"""What a job did, in three lines and some: how much, how long its ranks waited, for whom, and what kept those."""
+"""Summary of a job in a few lines: calls, waits of its ranks, the ranks they waited for, and why these were late."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def summary(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str])
 
 
 def _slowest(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str]) -> str:
-    """Who was waited for in the end: those that wait for a late rank are waited for themselves meanwhile."""
+    """Return a line on the slowest rank: those that wait for a late rank are waited for themselves meanwhile."""
     caused: Counter[int] = Counter()
     suffered = {}
     for rank, account in accounts.items():

@@ -50,7 +50,7 @@ class Refused(RendezvousError):
 
 @dataclass(frozen=True)
 class Hello:
-    """What one side says of itself.
+    """Introduction of one side of a connection.
 
     ``peer`` is the rank it believes to speak to, -1 for any; ``restart`` counts the starts of all ranks, ``generation``
     the changes of membership since the last one. A link of several ``streams`` opens them in one ``session``, each with

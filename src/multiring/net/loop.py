@@ -17,7 +17,7 @@ from multiring.errors import ResourceError, system_message
 _T = TypeVar("_T")
 
 CLOSE_SECONDS = 20.0
-"""How long the tasks of a thread may take to end when they are cancelled."""
+"""Seconds that the tasks of a thread may take to end when they are cancelled."""
 
 _log = logging.getLogger("multiring")
 
@@ -108,7 +108,7 @@ class LoopThread:
 
     @property
     def closed(self) -> bool:
-        """Whether the loop has ended, as it has in a process that was forked: its thread is the parent's."""
+        """True if the loop has ended, as it has in a process that was forked: its thread is the parent's."""
         return self._is_left or self._loop.is_closed() or not self._thread.is_alive()
 
     async def _cancel_all(self) -> None:

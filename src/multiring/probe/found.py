@@ -59,7 +59,7 @@ class _Builder:
         return Topology(LEVELS[: height + 1], tuple(self._place(branch, height) for branch in self._root.branches))
 
     def _place(self, branch: Branch, height: int) -> Place:
-        """What stands for a branch at a height; what is alone there stands in a place of its own with the same link."""
+        """Return the place of a branch at a height; a lower branch gets a place of its own with the same link."""
         link = Link(branch.capacity.out, branch.capacity.into, self._latency[branch.hosts], self._burst(branch))
         if height == 1:
             host = self._hosts[min(branch.hosts)]
@@ -70,7 +70,7 @@ class _Builder:
         return Place(name, link, tuple(self._place(each, height - 1) for each in inside))
 
     def _burst(self, branch: Branch) -> float:
-        """What its link passes at once; it is also the link of all other hosts."""
+        """Return the bytes that its link passes at once; a host has the value of all other hosts."""
         bursts = self._findings.bursts
         return bursts.get(branch.hosts, bursts.get(self._root.hosts - branch.hosts, 0.0))
 

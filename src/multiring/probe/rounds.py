@@ -1,4 +1,4 @@
-"""What is measured, round by round: pure, so that the same survey runs on a network and on an imagined one.
+"""Survey of a network, round by round: pure, so that it runs on a real network and on an imagined one.
 
 ::
 
@@ -89,7 +89,7 @@ class ProbeRound:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a survey found: round trips, what each host can send and receive, and what suspected groups can; the bytes
+    """Result of a survey: round trips, what each host can send and receive, and what suspected groups can; the bytes
     that the links of hosts and groups pass at once, if all do."""
 
     seconds: Seconds
@@ -148,7 +148,7 @@ def survey(hosts: int, seconds: Seconds) -> Survey[Findings]:
 
 
 def _bursts(found: Findings) -> Survey[dict[HostSet, float]]:
-    """What the links of all hosts, and of the groups that have one, pass at once, both ways; nothing if one does
+    """Bytes that the links of all hosts, and of the groups that have one, pass at once, both ways; nothing if one does
     not, as calls wait for that one."""
     everyone = range(len(found.hosts))
     capacities = {frozenset([host]): capacity for host, capacity in enumerate(found.hosts)}
@@ -187,7 +187,7 @@ def _capacity(values: Mapping[_Direction, float], group: HostSet) -> Capacity:
 def _measured(
     rounds: Iterable[Sequence[_Direction]], hosts: int, seconds: Seconds, window: float = WINDOW_SECONDS
 ) -> Survey[dict[_Direction, float]]:
-    """What passes each way, those of a round at the same time."""
+    """Measure the bytes a second of each direction, those of a round at the same time."""
     values: dict[_Direction, float] = {}
     for directions in rounds:
         flows = dict.fromkeys(flow for direction in directions for flow in direction.flows(hosts))
@@ -216,7 +216,7 @@ def _doubtful(values: Mapping[_Direction, float]) -> list[_Direction]:
 
 
 def _sum(rates: Rates, flows: Iterable[Flow]) -> float:
-    """What flows carry together; at least something, since it is to be divided by."""
+    """Return the sum of the flows' rates; above 0, as others are divided by it."""
     return max(sum(rates[flow] for flow in flows), 1.0)
 
 

@@ -57,7 +57,7 @@ class Branch:
 
     @property
     def height(self) -> int:
-        """How many switches are on the longest way down."""
+        """Number of switches on the longest way down."""
         return 1 + max(branch.height for branch in self.branches) if self.branches else 0
 
 
@@ -147,7 +147,7 @@ def needed(hosts: Sequence[Capacity], groups: Mapping[HostSet, Capacity], second
 def _excess(
     group: HostSet, hosts: Sequence[Capacity], groups: Mapping[HostSet, Capacity], links: Collection[HostSet]
 ) -> float:
-    """How many times more the links of the hosts, and of some groups, would let through than was measured."""
+    """Return the factor by which links of the hosts, and of some groups, would let more through than was measured."""
     capacities = {**{frozenset([host]): capacity for host, capacity in enumerate(hosts)}, **groups}
     leaving = _Flow({each: (capacity.out, capacity.into) for each, capacity in capacities.items()}, links, len(hosts))
     entering = _Flow({each: (capacity.into, capacity.out) for each, capacity in capacities.items()}, links, len(hosts))
@@ -155,7 +155,7 @@ def _excess(
 
 
 class _Flow:
-    """What links let through one way: ``capacities`` are (with the flow, against it) for what leaves a group."""
+    """Flow through links one way: ``capacities`` are (with the flow, against it) for what leaves a group."""
 
     def __init__(self, capacities: Mapping[HostSet, tuple[float, float]], links: Collection[HostSet], hosts: int):
         self._capacities = capacities
@@ -163,7 +163,7 @@ class _Flow:
         self._everyone = frozenset(range(hosts))
 
     def through(self, group: HostSet) -> float:
-        """What a group can send to the rest, its own link apart: the least cut of a tree."""
+        """Return the rate from a group to the rest, its own link left out: the least cut of a tree."""
         return min(sum(self._let_out(part) for part in self.parts(group)), self._beyond(group))
 
     def _let_out(self, part: HostSet) -> float:
@@ -175,7 +175,7 @@ class _Flow:
         return own if len(part) == 1 else min(own, sum(map(self._let_in, self.parts(part))))
 
     def _beyond(self, group: HostSet) -> float:
-        """What all others can take from a group."""
+        """Return the rate that all others can take from a group."""
         around = min((link for link in self._links if link > group), key=len, default=self._everyone)
         beside = sum(self._let_in(part) for part in self.parts(around) if not part & group)
         further = min(self._capacities[around][0], self._beyond(around)) if around != self._everyone else 0.0

@@ -1,4 +1,4 @@
-"""What engines have in common: the native one (``_native.Engine``), and that over MPI (``mpi.engine``).
+"""Interfaces of engines: of the native one (``_native.Engine``), and of that over MPI (``mpi.engine``).
 
 A call is one value, `_native.Call`, for both. Buffers are addresses, which the caller answers for; types, reductions
 and collectives are codes (``_native``).
@@ -35,7 +35,7 @@ class Part(Waitable, Protocol):
 
     @property
     def ended(self) -> float:
-        """When it was done, in seconds of time.monotonic(); 0 before."""
+        """Time of its end, in seconds of time.monotonic(); 0 before."""
 
 
 class DevicePart(Part, Protocol):
@@ -142,6 +142,6 @@ class Engine(LocalEngine, Protocol):
 
 @runtime_checkable
 class Connecting(Protocol):
-    """What an engine has besides that connects the hosts by itself; another is given links (`multiring.net.links`)."""
+    """Further methods of an engine that connects the hosts itself; others are given links (`multiring.net.links`)."""
 
     def connect(self) -> None: ...

@@ -27,7 +27,7 @@ from multiring.runtime.engine import Engine
 from multiring.whole_files import replace
 
 CALL = np.dtype(_native.RECORDED_CALL)
-"""What the engine keeps of a call, as it lies in memory."""
+"""A call as the engine keeps it in memory."""
 
 VERSION = "2.10"
 """The version of the format; the analyser takes files of one version together."""
@@ -179,7 +179,7 @@ def _in_main_thread() -> bool:
 
 
 def record_of(calls: np.ndarray[Any, Any], rank: int, groups: Groups) -> dict[str, Any]:
-    """What torch's analyser reads, of the calls of a ``rank`` as the engine gives them (`CALL`).
+    """Return the record that torch's analyser reads, from calls of a ``rank`` as the engine gives them (`CALL`).
 
     Collectives belong to their group, and have the number there that messages of errors name. The messages of a tag
     from one rank to another are a group of their own, for the analyser asks all members of a group for each call.

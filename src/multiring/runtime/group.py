@@ -387,7 +387,7 @@ class Group:
 
 
 def _chooser(plans: Plans, tuner: Tuner | None) -> ChoosePlan:
-    """What chooses plans for the calls of a group; it does not refer to the group, which owns those calls."""
+    """Return the chooser of plans for a group's calls; it does not refer to the group, which owns those calls."""
     if tuner is None:
         return plans.handle
     return lambda *wanted: tuner.trials(*wanted) or plans.handle(*wanted)

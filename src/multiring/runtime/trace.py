@@ -44,12 +44,12 @@ _lacking: set[Path] = set()  # files where something could not be written: that 
 _prepared: set[Path] = set()  # files of this process: init after shutdown adds to what it wrote before
 
 Thread = tuple[int, bool, int, bytes]
-"""What the engine gives: id, whether it is the progress thread, how many events were overwritten, and the others."""
+"""Events of a thread, from the engine: id, True for the progress thread, number of overwritten events, events."""
 
 
 @dataclass
 class Timeline:
-    """Where a rank's timeline goes, and what is known of it; `prepare` makes one."""
+    """File of a rank's timeline, and its header; `prepare` makes one."""
 
     path: Path
     rank: int
@@ -143,7 +143,7 @@ def resume(path: str, rank: int, host: str, restart: int, generation: int) -> Ti
 
 @dataclass(frozen=True)
 class SlowSpan:
-    """How long a rank kept the others waiting, and what with; ``where`` in its program it was, "" if nobody knows."""
+    """Seconds that a rank kept the others waiting, the reason, and ``where`` it was in its program, "" if unknown."""
 
     rank: int
     host: str
@@ -153,7 +153,7 @@ class SlowSpan:
 
 
 def slow_spans(path: Path) -> list[SlowSpan]:
-    """What a timeline tells of slow ranks, in its order.
+    """Return the spans of slow ranks in a timeline, in its order.
 
     OSError if it cannot be read, ValueError with its path if it is no timeline of a job.
     """

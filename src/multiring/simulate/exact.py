@@ -92,7 +92,7 @@ class _ExactCluster:
         self.simulation.run()
 
     def connection_of(self, source: int, target: int, number: int) -> tuple[Flow, Use, float]:
-        """What message ``number`` to a rank is sent over, with its links and its latency."""
+        """Return the connection of message ``number`` to a rank, with its links and its latency."""
         return self._connections(source, target, number % self._turns(source, target))
 
     def _connection(self, source: int, target: int, turn: int) -> tuple[Flow, Use, float]:
@@ -177,7 +177,7 @@ class _Rank:
                 self._cluster.simulation.send(connection, use, step.nbytes, latency, arrived)
 
     def receiver(self, call: int, segment: int, source: int) -> Callable[[], None]:
-        """What happens here when a message arrives."""
+        """Return the function that runs when a message arrives."""
 
         def arrived() -> None:
             row = self._row(call, segment)

@@ -38,7 +38,7 @@ def input_of(schema: Any, names: Sequence[str], *, label: bool = False) -> Model
 
 
 def _kind(schema: Any, name: str) -> str:
-    """What a column holds, as Spark writes it, "vector" for both kinds of vectors."""
+    """Return the type of a column as Spark writes it, "vector" for both kinds of vectors."""
     if name not in schema.names:
         raise ValueError(f"column {name!r} is not in the DataFrame, which has {', '.join(schema.names)}")
     kind: str = schema[name].dataType.simpleString()
@@ -141,7 +141,7 @@ def unpacked(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def fits_a_barrier(rdd: Any) -> bool:
-    """Whether all that Spark computes in one stage with this RDD has as many partitions, as a barrier stage needs."""
+    """True if all that Spark computes in one stage with this RDD has as many partitions, as a barrier stage needs."""
     partitions, seen, left = rdd.getNumPartitions(), set(), [rdd._jrdd.rdd()]
     while left:
         one = left.pop()

@@ -44,7 +44,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class _Group(Protocol):
-    """What is needed here of a `MultiringGroup`."""
+    """Methods of a `MultiringGroup` that calls on CUDA devices need."""
 
     communicator: Communicator
     group: Group
@@ -75,7 +75,7 @@ def also_on_cuda(method: _Method) -> _Method:
 
 
 def _is_first_on_cuda(argument: Any) -> bool | None:
-    """Whether the first tensor of a call is; None where there is none."""
+    """True if the first tensor of a call is on a CUDA device; None if it has no tensor."""
     if isinstance(argument, Tensor):
         return argument.is_cuda
     if isinstance(argument, list | tuple):
@@ -154,11 +154,11 @@ class DeviceWork(dist.Work):
     block_current_stream = synchronize
 
     def is_completed(self) -> bool:
-        """Whether it succeeded or failed, on the device too."""
+        """True if it succeeded or failed, on the device too."""
         return all(part.done() for part in self._parts) and (self._event is None or self._event.query())  # type: ignore[no-untyped-call]
 
     def is_success(self) -> bool:
-        """Whether it is completed without an error."""
+        """True if it is completed without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -378,7 +378,7 @@ class _Call:
         self._kept: list[Tensor] = []
 
     def work(self) -> DeviceWork | None:
-        """What torch gets. The current stream waits at once where the caller asks for no work."""
+        """Return the work for torch. The current stream waits at once if the caller asks for no work."""
         group = self._group
         blocks = group.communicator.world.settings.blocking_wait
         work = DeviceWork(
@@ -571,7 +571,7 @@ def _refuse_other_numbers(tensor: Tensor) -> None:
 
 
 def _apart(read: Tensor, written: Tensor, place: int) -> Tensor:
-    """What is read, or a copy where it lies in what is written, and not at the place, in bytes from the start of that,
+    """Return ``read``, or a copy if it overlaps ``written`` and does not begin ``place`` bytes after the start of that,
     where each chunk is written after it was read."""
     begin, end = read.data_ptr(), read.data_ptr() + read.nbytes
     first, last = written.data_ptr(), written.data_ptr() + written.nbytes

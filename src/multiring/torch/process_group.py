@@ -112,18 +112,18 @@ class MultiringGroup(dist.ProcessGroup):
     _device_types = property(lambda self: [torch.device("cpu"), torch.device("cuda")][: 1 + torch.cuda.is_available()])
 
     def _get_backend(self, device: torch.device) -> DeviceBackend:
-        """What torch asks for by the device; RuntimeError, which it expects, if the group does not serve it."""
+        """Return the backend for a device; RuntimeError, which torch expects, if the group does not serve it."""
         if torch.device(device).type not in [known.type for known in self._device_types]:
             raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
         return DeviceBackend(self)
 
     @property
     def options(self) -> Backend.Options:
-        """What torch reads the time limit of a group from."""
+        """Options from which torch reads the time limit of a group."""
         return Backend.Options(self.getBackendName(), timedelta(seconds=self._timeout))
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many collectives were completed here; where nothing is in flight it is the same on all ranks."""
+        """Return the number of collectives completed here; where nothing is in flight it is the same on all ranks."""
         return self.group.engine.completed(self.group.number)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -401,7 +401,7 @@ class MultiringGroup(dist.ProcessGroup):
         return StepInFlight([], finish)
 
     def _work(self, opts: Any, steps: list[StepInFlight], result: list[Any]) -> TorchWork | None:
-        """What torch gets; nothing if all is done and it does not ask for a work: one takes as long as a small call."""
+        """Return the work for torch; None if all is done and torch asks for none: a work costs like a small call."""
         parts = [part for step in steps for part in step.parts]
         finish = [step.finish for step in steps if step.finish is not None]
         if not parts and not opts.asyncOp:
@@ -592,7 +592,7 @@ def _check_lists(name: str, outputs: Sequence[Sequence[Tensor]], inputs: Sequenc
 
 
 def _splits(which: str, tensor: Tensor, counts: list[int], size: int) -> list[int]:
-    """How many rows of a tensor belong to each rank; equally many if nobody said."""
+    """Return the number of a tensor's rows for each rank; equal numbers if nobody said."""
     if not counts:
         return _equal(tensor, size)
     rows = tensor.shape[0] if tensor.dim() else 0

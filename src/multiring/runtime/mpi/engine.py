@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPIN_SECONDS = 100e-6
-"""How long a call asks MPI again and again before it sleeps in between, where the ranks fit the cores."""
+"""Seconds that a call polls MPI before it sleeps in between, where the ranks fit the cores."""
 
 SHORTEST_SLEEP, LONGEST_SLEEP = 20e-6, 500e-6
 """Between two looks at MPI, which wakes nobody: doubled while nothing happens."""
 
 LEFT_SECONDS = 1.0
-"""How long after a rank's farewell what it sent before may still arrive."""
+"""Seconds after a rank's farewell in which its earlier messages may still arrive."""
 
 _SEND = COLLECTIVES.index("send")
 _log = logging.getLogger("multiring")
@@ -68,7 +68,7 @@ class MpiWork:
 
 
 class MpiEngine:
-    """As `multiring.runtime.engine.Engine` says, for the ranks of ``world``, whose hosts are called ``hosts``."""
+    """A `multiring.runtime.engine.Engine` for the ranks of ``world``, whose hosts are called ``hosts``."""
 
     def __init__(self, world: MPI.Intracomm, hosts: list[str], settings: env.Settings) -> None:
         self._rank = world.Get_rank()
@@ -114,7 +114,7 @@ class MpiEngine:
         return True
 
     def departed(self, peer: int) -> bool:
-        """Whether a rank has said farewell."""
+        """True if a rank has said farewell."""
         return peer in self._notices.left
 
     def miss_connection(self, peer: int, seconds: float) -> None:
@@ -184,7 +184,9 @@ class MpiEngine:
         with self._calling(program.communicator):
             channel = self._channels[program.communicator]
             number, channel.next_number = channel.next_number, channel.next_number + 1
-            operation = CollectiveOperation(channel, program, of_collective(call, number, program.facts.plan), call, owner)
+            operation = CollectiveOperation(
+                channel, program, of_collective(call, number, program.facts.plan), call, owner
+            )
             self._active.append(operation)
             if program.communicator < INTERNAL:
                 self._segments += operation.segments

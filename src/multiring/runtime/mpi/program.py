@@ -106,7 +106,7 @@ class Program:
         return max(least, min(self.facts.segment_bytes, LARGEST_SEGMENT) // itemsize // least * least)
 
     def staging_bytes(self, elements: int, itemsize: int, narrows: bool) -> int:
-        """What any segment of a call takes; cuts are rounded, so the last segment, if shorter, may take the most."""
+        """Bytes of staging for any segment of a call; cuts are rounded, so a shorter last segment may take the most."""
         full = min(self.slice_elements(itemsize), elements)
         last = elements - (elements - 1) // full * full if full else 0
         return max(self.layout(length, itemsize, narrows).staging_bytes for length in {full, last})
@@ -125,7 +125,7 @@ class Program:
 
 
 def staged_bytes(nbytes: int) -> int:
-    """What a copy takes in the staging: whole cache lines."""
+    """Bytes of a copy in the staging: whole cache lines."""
     return -(-nbytes // CACHE_LINE) * CACHE_LINE
 
 
