@@ -58,6 +58,8 @@ class AgentConnection(ABC):
         self.machine = ""
         """What tells its machine from others; known once it was greeted."""
         self.streams = streams
+        self.child: int | None = None
+        """The process that leads to it, where that is a child of this one."""
         self._greeted = False
         self._heard = b""
         """What came that is no message, such as what a shell prints when one logs in."""
