@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from multiring.launch.processes import descendants
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of processes needs root")
 
+CLUSTERS = Path(__file__).parents[2] / "docs" / "clusters.md"
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -97,3 +100,30 @@ def test_a_launcher_that_is_process_1_reaps_orphans_and_lets_ranks_save(launch: 
     assert others.endswith("multiring: host pod-0: ended by SIGTERM\n")
     for rank in range(2):
         assert re.fullmatch("step [0-9]+\n", (launch.directory / f"saved-{rank}").read_text())
+
+
+def test_a_rank_that_is_process_1_tells_the_others_that_it_was_told_to_end(launch: Launch) -> None:
+    (recipe,) = re.findall(r"^```python\n(import signal\n.*?)^```$", CLUSTERS.read_text(), re.MULTILINE | re.DOTALL)
+    loop = """
+        import os
+        import numpy as np
+
+        while True:
+            mr.all_reduce(x := np.arange(5) * (mr.rank() + 1))
+            assert x.tolist() == [0, 3, 6, 9, 12]
+            open(f"started-{mr.rank()}", "w").close()
+    """
+    script = launch.script(recipe + textwrap.dedent(loop))
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    words = (sys.executable, script)
+    with (
+        container(launch, *words, **job, RANK="0", MULTIRING_HOST="pod-0") as (other, _),
+        container(launch, *words, **job, RANK="1", MULTIRING_HOST="pod-1") as (evicted, init),
+    ):
+        for rank in range(2):
+            launch.wait_for_file(f"started-{rank}")
+        os.kill(init, signal.SIGTERM)
+        assert evicted.communicate(timeout=60)[1].endswith("Evicted: told to end by SIGTERM\n")
+        errors = other.communicate(timeout=60)[1]
+    assert (other.returncode, evicted.returncode) == (1, 1)
+    assert "PeerLost: rank 1 (host pod-1) ended with Evicted: told to end by SIGTERM; " in errors
