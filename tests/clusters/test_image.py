@@ -44,6 +44,7 @@ def index_of_torch(directory: Path) -> None:
     (directory / "torch" / "index.html").write_text('<a href="torch-1.0-py3-none-any.whl">torch</a>', encoding="utf-8")
 
 
+@pytest.mark.timeout(400)  # it installs NumPy
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
 def test_its_steps_end_in_two_ranks_that_train_as_a_user_with_no_rights(tmp_path: Path) -> None:
     packed: list[list[str]] = []

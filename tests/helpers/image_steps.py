@@ -118,7 +118,7 @@ def build(
         known = string.Template(text)
         if word == "FROM":
             stage = Stage(work / str(len(stages)))
-            shutil.copytree(first.root, stage.root, symlinks=True, ignore=lambda path, _: mounted(path, first.root))
+            shutil.copytree(first.root, stage.root, symlinks=True)
             stages[text.partition(" AS ")[2]] = stage
         elif word == "ARG":
             name, _, default = text.partition("=")
@@ -141,12 +141,6 @@ def build(
         else:
             raise ValueError(f"{dockerfile}: {word} {text} is no step that can be taken here")
     return stage
-
-
-def mounted(path: str, root: Path) -> list[str]:
-    """What of a directory is this machine's, and shows only while a command runs."""
-    inside = Path("/") / Path(path).relative_to(root)
-    return os.listdir(path) if inside in (Path("/usr"), Path("/dev"), Path(sys.base_prefix)) else []
 
 
 def copy(text: str, stage: Stage, stages: Mapping[str, Stage], context: Path) -> None:
