@@ -366,7 +366,7 @@ class Agent:
 
     def _reap_orphans(self) -> None:
         started: list[processes.Process | None] = [rank.process for rank in (*self._ranks.values(), *self._former)]
-        started += [] if self._standbys is None else self._standbys.processes
+        started += [] if self._standbys is None else self._standbys.children
         if None not in started:  # else one that is being forked may be a child already
             processes.reap_orphans({each.pid for each in started if each is not None})
 

@@ -161,8 +161,8 @@ class Standbys:
         return (own.command, own.directory, _known(own)) == (recipe.command, recipe.directory, _known(recipe))
 
     @property
-    def processes(self) -> list[Process | None]:
-        """Those of all standbys; None for each that is being forked."""
+    def children(self) -> list[Process | None]:
+        """The processes of all standbys; None for each that is being forked."""
         origin = [] if self._origin is None else [self._origin]
         return [each.process for each in (*self._waiting, *self._unborn, *origin)]
 
