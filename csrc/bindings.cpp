@@ -889,8 +889,12 @@ NB_MODULE(_native, m) {
         try {
             std::rethrow_exception(p);
         } catch (const EngineError& error) {
-            const nb::object made = make_error(error.failure);
-            PyErr_SetObject(made.type().ptr(), made.ptr());
+            try {
+                const nb::object made = make_error(error.failure);
+                PyErr_SetObject(made.type().ptr(), made.ptr());
+            } catch (nb::python_error& raised) {  // a signal, whose handler has run meanwhile
+                raised.restore();
+            }
         }
     });
     m.attr("DTYPES") = names(dtype_names);

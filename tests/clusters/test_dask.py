@@ -28,6 +28,7 @@ import multiring.dask
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::ResourceWarning")]  # sockets of Dask's own
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
 LAUNCHERS = ("MULTIRING_", "SLURM_", "OMPI_", "PMI", "PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 PATIENT = {  # a loaded machine needs more time
     "distributed.comm.timeouts.connect": "300s",
@@ -71,6 +72,14 @@ def test_results_come_by_rank(workers: int | None, ranks: int, client: Client) -
     expected = [10 * ranks * (ranks + 1) // 2 * index + ranks for index in range(5)]
     assert [each["sum"] for each in found] == [expected] * ranks
     assert len({each["process"] for each in found}) == ranks
+
+
+def test_a_script_of_any_launcher_is_handed_over(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from anywhere import main
+
+    client.upload_file(str(EXAMPLES / "anywhere.py"))
+    assert mr.dask.run(client, main) == [(rank, 3, 3.0, -2.0) for rank in range(3)]
 
 
 def test_addresses_say_which_worker_is_which_rank(client: Client) -> None:

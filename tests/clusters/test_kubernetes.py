@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
+from image_steps import steps
 
 yaml = pytest.importorskip("yaml")
 MANIFESTS = Path(__file__).parents[2] / "examples" / "kubernetes"
@@ -55,6 +56,13 @@ def test_the_indexed_job_has_only_fields_of_kubernetes() -> None:
     assert [unknown(d, kinds[d["kind"]], [client]) for d in found] == [[], [], []]
     found[2]["spec"]["template"]["spec"]["subDomain"] = "digits"
     assert unknown(found[2], "V1Job", [client]) == [".spec.template.spec.subDomain"]
+
+
+def test_the_user_of_the_image_reads_the_secret() -> None:
+    pod = documents("indexed-job.yaml")[2]["spec"]["template"]["spec"]
+    (user,) = (text for word, text in steps((MANIFESTS / "Dockerfile").read_text(encoding="utf-8")) if word == "USER")
+    assert user == f"1000:{pod['securityContext']['fsGroup']}"
+    assert pod["volumes"][0]["secret"]["defaultMode"] & 0o040  # Kubernetes gives the volume to that group
 
 
 def test_the_pytorchjob_has_only_fields_of_its_operator() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -640,3 +641,22 @@ def test_a_failure_names_the_call_that_meets_it_also_where_its_plan_is_new():
         with pytest.raises(PeerLost, match=r"rank 1 is gone; this all_reduce was not started") as caught:
             ranks[0].run(all_reduce_plan(2, "ring"), np.zeros(10))
     assert (caught.value.rank, caught.value.collective) == (1, "all_reduce")
+
+
+class ToldToEnd(BaseException):
+    pass
+
+
+def test_what_the_handler_of_a_signal_raises_while_an_error_is_made_is_raised(monkeypatch: pytest.MonkeyPatch):
+    def end(*_: object) -> None:
+        raise ToldToEnd
+
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        with world(2) as ranks:
+            ranks[0].engine.fail("PeerLost", 1, "rank 1 has ended")
+            monkeypatch.setattr(PeerLost, "__init__", lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
+            with pytest.raises(ToldToEnd):
+                ranks[0].run(all_reduce_plan(2, "direct"), np.zeros(100))
+    finally:
+        signal.signal(signal.SIGUSR1, before)

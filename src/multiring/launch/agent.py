@@ -414,8 +414,15 @@ class Agent:
                 self._send("exit", rank=number, code=code, **rank.report)
         if self._standbys is not None:
             self._standbys.report_exits()
+        self._reap_orphans()
         if self._leaving and not self._running:  # what is left to be read is passed on meanwhile
             asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._end)
+
+    def _reap_orphans(self) -> None:
+        started: list[processes.Process | None] = [rank.process for rank in (*self._ranks.values(), *self._former)]
+        started += [] if self._standbys is None else self._standbys.children
+        if None not in started:  # else one that is being forked may be a child already
+            processes.reap_orphans({each.pid for each in started if each is not None})
 
     def _start_no_more(self) -> None:
         """Have no standbys any more: what ends from now on is meant to."""

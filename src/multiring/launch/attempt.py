@@ -126,7 +126,8 @@ class Attempt:
         self._over = asyncio.Event()
         """Set at the first failure or interrupt, or when all have ended."""
         self._ended = asyncio.Event()
-        self._interrupted = False
+        self._interrupted: int | None = None
+        """The signal that the ranks were sent because somebody ended the job."""
         self._min_ranks = min_ranks
         self._failed: set[int] = set()
         self._left: set[int] = set()
@@ -208,7 +209,7 @@ class Attempt:
 
     def interrupt(self, number: int, without: Collection[int]) -> None:
         """End the ranks by a signal, ``without`` those that have got it; kill them if they are ending already."""
-        self._interrupted = True
+        self._interrupted = number
         if self._over.is_set():
             self._tell("kill")
         else:
@@ -269,10 +270,13 @@ class Attempt:
             agent.send(kind, **fields)
 
     async def _end_ranks(self) -> None:
-        if await self._have_ended(GRACE_SECONDS if self._interrupted else PATIENCE_SECONDS):
+        if await self._have_ended(PATIENCE_SECONDS if self._interrupted is None else GRACE_SECONDS):
             return
         self._judged = True
-        self.signal(signal.SIGTERM)
+        if (
+            self._interrupted != signal.SIGTERM
+        ):  # after one they may be saving, in a handler that another would call again
+            self.signal(signal.SIGTERM)
         if not await self._have_ended(GRACE_SECONDS):
             self._tell("kill")
             if not await self._have_ended(GRACE_SECONDS):
@@ -496,10 +500,10 @@ class Attempt:
 
     def _fail(self, failure: JobFailure, ranks: Collection[int]) -> None:
         if failure.rank is not None and self._waits(failure.rank):
-            if not self._judged and not self._interrupted:
+            if not self._judged and self._interrupted is None:
                 self._output.note(f"{failure.what}; the others had not admitted it")
             return
-        if not self._judged and not self._interrupted:
+        if not self._judged and self._interrupted is None:
             # What the job has recovered from is not why it ends.
             self._failures = [other for other in self._failures if not self._is_recovered(other)]
             self._failures.append(failure)

@@ -58,6 +58,8 @@ class AgentConnection(ABC):
         self.machine = ""
         """Text that tells its machine from others; known once it was greeted."""
         self.streams = streams
+        self.child: int | None = None
+        """The process that leads to it, where that is a child of this one."""
         self._greeted = False
         self._heard = b""
         """Bytes that came and are no message, such as the lines that a shell prints at a login."""

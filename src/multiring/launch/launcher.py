@@ -25,7 +25,9 @@ from multiring.launch.hosts import Assignment
 from multiring.launch.join import JoinedAgent
 from multiring.launch.messages import Message, to_text
 from multiring.launch.output import Output
+from multiring.launch.processes import reap_orphans
 from multiring.launch.program import module_name, portable, why_no_standby
+from multiring.launch.signals import on_signal
 from multiring.launch.spares import Spare, Spares
 from multiring.launch.ssh import SshAgent
 from multiring.launch.stdin import Input
@@ -72,6 +74,8 @@ class Launcher:
         self._given_secret = given_secret
         self._agents = agents
         self._spare_hosts = spare_hosts
+        connected = [*(agent for _, agent in agents), *(spare.agent for spare in spare_hosts)]
+        self._children = {agent.child for agent in connected if agent.child is not None}
         self._standby = min(job.standby, job.max_replacements)  # no more are ever needed
         self._fork = job.fork
         self._is_local = len(agents) == 1 and not spare_hosts and isinstance(self._first, ForkedAgent)
@@ -324,6 +328,8 @@ class Launcher:
             loop.add_signal_handler(number, self._forward, number)
         loop.add_signal_handler(signal.SIGWINCH, self._resize)
         loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+        if os.getpid() == 1:  # that of a container, whose orphans come here
+            on_signal(signal.SIGCHLD, self._reap_orphans)
 
     def _interrupt(self, number: int) -> None:
         self._interrupted = self._interrupted or number
@@ -332,6 +338,9 @@ class Launcher:
             self._attempt.interrupt(sent, self._ranks_at_terminal() if number == signal.SIGINT else ())
         elif self._task is not None:
             self._task.cancel()
+
+    def _reap_orphans(self) -> None:
+        reap_orphans(self._children)
 
     def _ranks_at_terminal(self) -> tuple[int, ...]:
         """The ranks that get a Ctrl-C, or a Ctrl-Z, from the terminal itself."""

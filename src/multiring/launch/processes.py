@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -143,6 +144,18 @@ def descendants(root: int) -> list[int]:
         found += below
         unvisited += below
     return found
+
+
+def reap_orphans(known: Collection[int]) -> None:
+    """Take the exit codes of adopted processes that have ended, which stay listed until then.
+
+    ``known`` are the children whose exit codes others ask for; they have been asked already.
+    """
+    with contextlib.suppress(ChildProcessError):  # there is no child
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid in known:  # it has ended just now, and its signal is still to come
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def is_stopped(pid: int) -> bool:

@@ -164,6 +164,12 @@ class Standbys:
         own = self._recipe
         return (own.command, own.directory, _known(own)) == (recipe.command, recipe.directory, _known(recipe))
 
+    @property
+    def children(self) -> list[Process | None]:
+        """The processes of all standbys; None for each that is being forked."""
+        origin = [] if self._origin is None else [self._origin]
+        return [each.process for each in (*self._waiting, *self._unborn, *origin)]
+
     def fill(self, wanted: int) -> None:
         """Have ``wanted`` wait, or as many as are to be kept if these are fewer."""
         self._wanted = wanted
