@@ -60,7 +60,7 @@ endif
 test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment of their own with an old Python
 	$(LEGACY_PYTHON) -m pytest --durations=10 -k 'chainer or theano or legacy' $(LEGACY_TESTS)
 
-test-engines: $(VENV)/.package $(VENV)/.engines  ## ranks in the workers of cluster engines (Spark with Java, Dask), and manifests for Kubernetes, in an environment of their own
+test-engines: $(VENV)/.package $(VENV)/.engines  ## ranks in the workers of cluster engines (Spark with Java, Dask, Ray), and manifests for Kubernetes, in an environment of their own
 	$(ENGINES_TESTS) || $(ENGINES_TESTS) --last-failed --last-failed-no-failures none  # what failed once more, as in `test`
 
 check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite

@@ -2,5 +2,5 @@
 
 from importlib.util import find_spec
 
-NEEDS = {"test_spark.py": "pyspark", "test_dask.py": "distributed"}
+NEEDS = {"test_spark.py": "pyspark", "test_dask.py": "distributed", "test_ray.py": "ray"}
 collect_ignore = [file for file, package in NEEDS.items() if find_spec(package) is None]
