@@ -12,13 +12,8 @@ SECONDS ?= 60#      of `make fuzz` for each target
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
-# The suite in two processes side by side, as half of it waits; labs are in one of them, as they look at what is left.
-# What takes the time of links comes later, alone.
-BESIDE = tests/unit tests/multiprocess tests/fuzz tests/wheel tests/cuda
-ALONE = $(addprefix tests/lab/test_,lab.py lab_probe.py simulator_against_lab.py)
-IN_TURN = tests/frontends tests/docs tests/faults $(filter-out $(ALONE),$(wildcard tests/lab/test_*.py))
 LEGACY_PYTHON = $(VENV)/legacy/bin/python
-LEGACY_TESTS = tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs
+LEGACY_TESTS = $(LEGACY_PYTHON) -m pytest -k 'chainer or theano or legacy' tests/frontends/test_chainer.py tests/frontends/test_theano.py tests/docs
 ENGINES_TESTS = SPARK_LOCAL_IP=127.0.0.1 $(VENV)/engines/bin/python -m pytest -o cache_dir=$(CURDIR)/build/suite/engines --durations=10 \
   -k clusters tests/clusters tests/docs/test_documents.py
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
@@ -51,14 +46,13 @@ setup: $(VENV)/.wheel  ## all that the targets below install; the wheels, and wh
 
 test: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.mpich $(VENV)/.frameworks wheel $(if $(strip $(LEGACY)),$(VENV)/.legacy)  ## the whole suite
 ifeq ($(strip $(TESTS)),)
-	BESIDE="$(BESIDE)" IN_TURN="$(IN_TURN)" ALONE="$(ALONE)" LEGACY_TESTS="$(LEGACY_TESTS)" \
-	  tools/suite.sh $(BIN)/python $(if $(strip $(LEGACY)),$(LEGACY_PYTHON))
+	$(BIN)/python tools/suite.py $(if $(strip $(LEGACY)),$(LEGACY_TESTS))
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
 
 test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment of their own with an old Python
-	$(LEGACY_PYTHON) -m pytest --durations=10 -k 'chainer or theano or legacy' $(LEGACY_TESTS)
+	$(LEGACY_TESTS)
 
 test-engines: $(VENV)/.package $(VENV)/.engines  ## ranks in the workers of cluster engines (Spark with Java, Dask, Ray), and manifests for Kubernetes, in an environment of their own
 	$(ENGINES_TESTS) || $(ENGINES_TESTS) --last-failed --last-failed-no-failures none  # what failed once more, as in `test`

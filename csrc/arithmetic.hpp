@@ -15,17 +15,28 @@ namespace multiring {
 using Reduction = void (*)(void* destination, const void* const* sources, int source_count, std::size_t count,
                            double divisor);
 
-// Formats in which float32 may travel. int8 is blocks of elements, each a float32, its scale, and then its elements'
-// codes of -127 to 127; the last block of a message may be shorter. A block that holds infinity or NaN is NaN as a
-// whole.
-enum class Wire : std::uint8_t { same, bfloat16, float16, int8 };
-inline constexpr std::array<std::string_view, 4> wire_names{"same", "bfloat16", "float16", "int8"};
-// planning/plan.py has the same number. Blocks of 64 to 512 elements are narrowed at 13 to 20 GB/s of float32 by a core
-// of an AMD EPYC with AVX2, and at 6 to 9 without; of 256, scales are 1.5 % of what travels.
-inline constexpr std::size_t scaled_elements = 256;
+// Formats in which float32 may travel. Those of blocks send for each block a float32, its scale, and then its elements'
+// codes; the last block of a message may be shorter. A block that holds infinity or NaN is NaN as a whole.
+enum class Wire : std::uint8_t { same, bfloat16, float16, int8, int4, int2, float8 };
+inline constexpr std::array<std::string_view, 7> wire_names{"same", "bfloat16", "float16", "int8",
+                                                            "int4", "int2",     "float8"};
+struct WireFormat {
+    std::size_t bits;   // an element's
+    std::size_t block;  // elements that share a scale; 1: there is none
+};
+// Indexed by Wire. planning/plan.py has the same numbers, and docs/algorithms.md the measurements behind the blocks.
+inline constexpr std::array<WireFormat, wire_names.size()> wire_formats{
+    {{32, 1}, {16, 1}, {16, 1}, {8, 256}, {4, 64}, {2, 64}, {8, 256}}};
+inline constexpr std::size_t longest_block = 256;
+
+constexpr const WireFormat& format_of(Wire wire) {
+    return wire_formats[static_cast<std::size_t>(wire)];
+}
 // What `count` elements take in a narrow format.
 constexpr std::size_t narrow_bytes(Wire wire, std::size_t count) {
-    return wire == Wire::int8 ? count + (count + scaled_elements - 1) / scaled_elements * sizeof(float) : 2 * count;
+    const WireFormat& format = format_of(wire);
+    const std::size_t scales = format.block == 1 ? 0 : (count + format.block - 1) / format.block;
+    return (count * format.bits + 7) / 8 + scales * sizeof(float);
 }
 
 }  // namespace multiring

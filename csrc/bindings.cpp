@@ -116,9 +116,7 @@ void make_call(Call* self, int collective, std::uintptr_t pointer, std::size_t c
                     .tag = static_cast<std::uint64_t>(tag),
                     .part_of = code<Collective>(part_of, collective_names, "collective")};
     check_op(call);
-    const bool may_be_narrow = call.collective == Collective::all_reduce && call.dtype == Dtype::float32 &&
-                               (call.op == Op::sum || call.op == Op::avg);
-    if (call.residual != nullptr && !may_be_narrow)
+    if (call.residual != nullptr && !may_be_narrow(call))
         throw std::invalid_argument("residual: an all_reduce of float32 by sum or avg has one, and this is " +
                                     std::string(name(call.collective)) + " of " + std::string(name(call.dtype)) +
                                     " by " + std::string(name(call.op)) + ": leave it out, nothing of it is rounded");
@@ -205,6 +203,11 @@ WorkHandle start_message(std::shared_ptr<Engine> engine, std::uint32_t communica
     return {std::move(engine), std::move(work)};
 }
 
+// Seconds of Python's monotonic clock.
+double moment(Clock::time_point time) {
+    return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
 nb::dict described(const SlowRank& slow) {
     nb::dict entry;
     entry["ranks"] = slow.ranks;
@@ -212,7 +215,7 @@ nb::dict described(const SlowRank& slow) {
     entry["share"] = slow.share;
     entry["seconds"] = slow.seconds;
     entry["reason"] = word(slow.reason);
-    entry["began"] = std::chrono::duration<double>(slow.began.time_since_epoch()).count();
+    entry["began"] = moment(slow.began);
     return entry;
 }
 
@@ -223,8 +226,17 @@ nb::dict described(const SlowLink& slow) {
     entry["bytes_per_second"] = slow.rate;
     entry["expected"] = slow.expected;
     entry["seconds"] = slow.seconds;
-    entry["began"] = std::chrono::duration<double>(slow.began.time_since_epoch()).count();
+    entry["began"] = moment(slow.began);
     return entry;
+}
+
+template <class Slow>
+void add_slow(nb::dict& to, const char* now_key, const std::optional<Slow>& now, const char* so_far_key,
+              const std::vector<Slow>& so_far) {
+    to[now_key] = now ? nb::object(described(*now)) : nb::none();
+    nb::list all;
+    for (const Slow& each : so_far) all.append(described(each));
+    to[so_far_key] = all;
 }
 
 nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
@@ -269,16 +281,8 @@ nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
         in_flight.append(entry);
     }
     result["in_flight"] = in_flight;
-    const std::optional<SlowRank> slow = engine.slowest();
-    result["slowest"] = slow ? nb::object(described(*slow)) : nb::none();
-    nb::list so_far;
-    for (const SlowRank& each : engine.slow_so_far()) so_far.append(described(each));
-    result["slow_so_far"] = so_far;
-    const std::optional<SlowLink> slow_link = engine.slow_link();
-    result["slow_link"] = slow_link ? nb::object(described(*slow_link)) : nb::none();
-    nb::list links_so_far;
-    for (const SlowLink& each : engine.slow_links_so_far()) links_so_far.append(described(each));
-    result["slow_links_so_far"] = links_so_far;
+    add_slow(result, "slowest", engine.slowest(), "slow_so_far", engine.slow_so_far());
+    add_slow(result, "slow_link", engine.slow_link(), "slow_links_so_far", engine.slow_links_so_far());
     return result;
 }
 
@@ -294,7 +298,7 @@ std::vector<std::tuple<pid_t, bool, std::uint64_t, nb::bytes>> traced(const Engi
     return result;
 }
 
-// As bytes (flight_recorder.py).
+// The recorded calls as bytes, which flight_recorder.py reads.
 nb::bytes recorded(const Engine& engine) {
     const std::vector<RecordedCall> calls = engine.recorded();
     return nb::bytes(reinterpret_cast<const char*>(calls.data()), calls.size() * sizeof(RecordedCall));
@@ -422,6 +426,7 @@ void bind_call(nb::module_& m) {
         .def_ro("label", &Call::label)
         .def_prop_ro("tag", [](const Call& call) { return static_cast<std::int64_t>(call.tag); })
         .def_prop_ro("part_of", [](const Call& call) { return static_cast<int>(call.part_of); })
+        .def("check_has_residual", &check_has_residual, "ValueError if narrow wires concern it and it has no residual.")
         .def_prop_ro("residual", [](const Call& call) { return reinterpret_cast<std::uintptr_t>(call.residual); })
         .def("nbytes", &bytes_of, "size"_a, "Bytes of all blocks together, in a communicator of ``size`` ranks.");
 }
@@ -623,8 +628,7 @@ void bind_work(nb::module_& m) {
             "other", [](const WorkHandle& h) { return h.work->done.is_set() ? h.work->other : any_source; },
             "The rank at the other end of a message that is done; ANY_SOURCE before, and for collectives.")
         .def_prop_ro(
-            "ended",
-            [](const WorkHandle& h) { return std::chrono::duration<double>(h.work->ended.time_since_epoch()).count(); },
+            "ended", [](const WorkHandle& h) { return moment(h.work->ended); },
             "When it was done, in seconds of time.monotonic(); 0 before.")
         .def(
             "error",
@@ -706,8 +710,9 @@ void bind_engine(nb::module_& m) {
              "Install a schedule and return its handle.\n\n"
              "``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,\n"
              "final, wire, rounded, keeps) per instruction, kind being 0 send, 1 reduce, 2 store, 3 repay, 4 round, wire\n"
-             "and rounded 0 as it is, 1 bfloat16, 2 float16, 3 int8; ``peers[first_peer:first_peer + peer_count]`` are\n"
-             "its peers. Slices are cut at multiples of ``grain`` bytes. ValueError for a malformed table.")
+             "and rounded 0 as it is, 1 bfloat16, 2 float16, 3 int8, 4 int4, 5 int2, 6 float8;\n"
+             "``peers[first_peer:first_peer + peer_count]`` are its peers. Slices are cut at multiples of ``grain``\n"
+             "bytes. ValueError for a malformed table.")
         .def("start_message", &start_message, "communicator"_a, "peer"_a, "call"_a, "owner"_a.none(),
              "Start sending a message to a rank, or receiving one from it, as the call's collective says: send or\n"
              "recv.\n\n"
@@ -757,17 +762,19 @@ void bind_engine(nb::module_& m) {
              "What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.")
         .def(
             "calls",
-            [](std::shared_ptr<Engine> engine, int rank, int size, double timeout, nb::object choose_plan) {
+            [](std::shared_ptr<Engine> engine, int rank, int size, double timeout, nb::object choose_plan,
+               bool need_residual) {
                 return std::make_shared<NativeCalls>(std::move(engine), rank, size, timeout,
-                                                     choose_plan_by(std::move(choose_plan)));
+                                                     choose_plan_by(std::move(choose_plan)), need_residual);
             },
-            "rank"_a, "size"_a, "timeout"_a, "choose_plan"_a,
+            "rank"_a, "size"_a, "timeout"_a, "choose_plan"_a, "need_residual"_a = false,
             nb::sig("def calls(self, rank: int, size: int, timeout: float, "
-                    "choose_plan: collections.abc.Callable[[int, int, int, float], int | Trials]) -> NativeCalls"),
+                    "choose_plan: collections.abc.Callable[[int, int, int, float], int | Trials], "
+                    "need_residual: bool = False) -> NativeCalls"),
             "The calls of a communicator of ``size`` ranks, whose usual time limit is ``timeout`` seconds.\n\n"
             "``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or\n"
             "`Trials` that are not all taken. It is asked once for each size class, and again once all trials are\n"
-            "taken.")
+            "taken. Where sums ``need_residual``, an all_reduce of float32 by sum or avg without one is a ValueError.")
         .def(
             "publish",
             [](const Engine&, std::uint32_t communicator, std::shared_ptr<NativeCalls> calls) {

@@ -3,48 +3,21 @@
 #include <algorithm>
 #include <utility>
 
-#include "executor.hpp"
-#include "lane.hpp"
-
 namespace multiring {
 
-std::string describe(const Call& call) {
-    const Communicator& communicator = *call.installed->communicator;
-    std::string text(call.called());
-    if (call.number != no_number) text += " number " + std::to_string(call.number);
-    if (call.is_point()) {
-        text += call.collective == Collective::send ? " to " : " from ";
-        text += call.other == any_member ? "any rank" : "rank " + std::to_string(communicator.members[call.other]);
-        if (call.part_of == Collective::send) text += " with tag " + std::to_string(call.tag);
-    }
-    return text + " of communicator " + std::to_string(communicator.id);
-}
-
-double age_of(const Call& call) {
-    const auto since = call.deadline - seconds(call.timeout);
-    return std::max(0.0, std::chrono::duration<double>(Clock::now() - since).count());
-}
-
-Communicator::Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members_given, int self,
-                           Executor& executor)
-    : id(id), incarnation(incarnation), members(std::move(members_given)), self(self), executor_(executor) {
-    unmatched.communicator = this;
-    for (std::size_t i = 0; i < members.size(); ++i) member_of_[members[i]] = static_cast<int>(i);
-    for (std::uint64_t i = 0; i < lane_count; ++i) {
-        lanes_[i] = std::make_unique<Lane>(executor);
+Communicator::Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members, int self,
+                           Endpoint& endpoint)
+    : Group(id, incarnation, std::move(members), self), endpoint_(endpoint) {
+    unmatched_.group = this;
+    for (std::uint64_t i = 0; i < lanes_of_communicator; ++i) {
+        lanes_[i] = std::make_unique<Lane>(endpoint);
         next_in_lane_[i] = i;
     }
 }
 
-Communicator::~Communicator() = default;
-
-int Communicator::member_of(int world_rank) const {
-    const auto found = member_of_.find(world_rank);
-    return found == member_of_.end() ? -1 : found->second;
-}
-
 void Communicator::give_number(Call& call) {
     call.number = next_number_++;
+    entered_[call.number % lanes_of_communicator] = {call.number, signature_of(call, endpoint_.generation)};
 }
 
 Lane* Communicator::try_begin(const Call& call) {
@@ -55,8 +28,8 @@ Lane* Communicator::try_begin(const Call& call) {
         served_.erase(served);
         return lane;
     }
-    Lane& lane = *lanes_[call.number % lane_count];
-    if (lane.is_active() || next_in_lane_[call.number % lane_count] != call.number) return nullptr;
+    Lane& lane = *lanes_[call.number % lanes_of_communicator];
+    if (lane.is_active() || next_in_lane_[call.number % lanes_of_communicator] != call.number) return nullptr;
     lane.begin(call);
     if (!parked_.empty())
         std::erase_if(parked_, [&](const Delivery& delivery) {
@@ -69,7 +42,7 @@ Lane* Communicator::try_begin(const Call& call) {
 
 Lane* Communicator::begin_point(Call& call) {
     if (call.collective == Collective::recv && (call.other == any_member || queued_.count(call.tag) != 0)) {
-        call.installed = &unmatched;
+        call.installed = &unmatched_;
         call.number = no_number;
         call.queue_number = next_queue_number_++;
         queued_[call.tag].push_back(call);
@@ -80,12 +53,12 @@ Lane* Communicator::begin_point(Call& call) {
 }
 
 Lane& Communicator::start_point(Call call) {
-    auto& installed = point_schedules[{call.collective, call.other}];
-    if (!installed) installed = executor_.make_point_schedule(*this, call.collective, call.other);
+    auto& installed = point_schedules_[{call.collective, call.other}];
+    if (!installed) installed = endpoint_.make_point_schedule(*this, call.collective, call.other);
     call.installed = installed.get();
     Lane& lane = free_point_lane();
     call.number = next_point_[tagged(call)]++;
-    if (executor_.recorder) executor_.recorder->has_number(call);
+    if (endpoint_.recorder) endpoint_.recorder->has_number(call);
     lane.begin(call);
     const Point point{tagged(call), call.number};
     points_[point] = &lane;
@@ -130,7 +103,7 @@ Lane& Communicator::free_point_lane() {
     const auto found = std::find_if(point_lanes_.begin(), point_lanes_.end(),
                                     [](const auto& lane) { return !lane->is_active() && !lane->outstanding(); });
     if (found != point_lanes_.end()) return **found;
-    return *point_lanes_.emplace_back(std::make_unique<Lane>(executor_));
+    return *point_lanes_.emplace_back(std::make_unique<Lane>(endpoint_));
 }
 
 void Communicator::end(Lane& lane, bool completed) {
@@ -138,7 +111,7 @@ void Communicator::end(Lane& lane, bool completed) {
     if (call.is_point()) {
         points_.erase({tagged(call), call.number});
     } else {
-        next_in_lane_[call.number % lane_count] += lane_count;
+        next_in_lane_[call.number % lanes_of_communicator] += lanes_of_communicator;
         ++ended_;
         if (!completed) first_failed_ = std::min(first_failed_, call.number);
     }
@@ -156,15 +129,15 @@ void Communicator::deliver(const Delivery& delivery) {
         deliver_point(delivery);
         return;
     }
-    Lane& lane = *lanes_[frame.number % lane_count];
+    Lane& lane = *lanes_[frame.number % lanes_of_communicator];
     if (lane.is_active() && lane.call().number == frame.number) {
         lane.accept(delivery);
-    } else if (frame.number >= next_in_lane_[frame.number % lane_count]) {
+    } else if (frame.number >= next_in_lane_[frame.number % lanes_of_communicator]) {
         parked_.push_back(delivery);
     } else if (lane.call().number == frame.number && lane.signature() != frame.signature()) {
-        executor_.mismatch(delivery, &lane.signature());
+        endpoint_.mismatch(delivery, &lane.signature());
     } else if (frame.type == FrameType::data) {
-        executor_.mismatch(delivery, nullptr);
+        endpoint_.mismatch(delivery, nullptr);
     }  // else a grant of something that was sent on credit, or what is waited for is on its way
 }
 
@@ -185,11 +158,11 @@ void Communicator::deliver_point(const Delivery& delivery) {
         try {
             serve(frame.plan);
         } catch (const EngineError& error) {
-            executor_.surroundings.fail(error.failure);
+            endpoint_.surroundings.fail(error.failure);
         }
-        executor_.surroundings.wake_progress();
+        endpoint_.surroundings.wake_progress();
     } else if (frame.type == FrameType::data) {
-        executor_.garbage(delivery.from->peer, "a message that was received already");
+        endpoint_.garbage(delivery.from->peer, "a message that was received already");
     }
 }
 
@@ -203,9 +176,9 @@ std::vector<Delivery> Communicator::take_parked() {
 }
 
 std::optional<std::uint64_t> Communicator::fingerprint(std::uint64_t number) const {
-    const Lane& lane = *lanes_[number % lane_count];
-    if (number >= next_number_ || lane.call().number != number) return {};
-    return lane.signature().fingerprint();
+    const Entered& latest = entered_[number % lanes_of_communicator];
+    if (number >= next_number_ || latest.number != number) return {};
+    return latest.signature.fingerprint();
 }
 
 bool Communicator::is_busy() const {

@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <mutex>
 
+#include "endpoint.hpp"
 #include "engine_options.hpp"
-#include "executor.hpp"
 #include "memory.hpp"
 #include "wait.hpp"
 

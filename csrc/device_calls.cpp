@@ -20,7 +20,7 @@ constexpr int part_of_wait_for_device = 16;
 }  // namespace
 
 std::shared_ptr<DeviceQueue> Operations::queue_of(const Call& call, int ordinal, std::size_t slot_bytes) {
-    const std::pair key{call.installed->communicator->id, ordinal};
+    const std::pair key{call.installed->group->id, ordinal};
     const auto found = queues_.find(key);
     if (found != queues_.end() && slot_bytes <= found->second->slot_bytes) return found->second;
     std::erase_if(retired_, [](const auto& queue) { return queue->close(); });

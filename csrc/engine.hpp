@@ -7,13 +7,13 @@
 // The engine has no lock of its own. Those of its parts are taken in this order, some of them or all:
 //
 //     1. Operations::devices_mutex_, and under it a DeviceQueue's and the Team's; or a link's for receiving
-//     2. Executor::mutex_
+//     2. Executor::mutex_; Endpoint::links_mutex_
 //     3. a Communicator's, and under it its schedules' (layout_mutex_) and, if it is free, a DeviceQueue's
 //     4. the mailbox of another engine of this process
 //     5. Operations::mutex_, Peers::mutex_, Control's, EngineState's or FailureDetector's: one alone, but for fork(),
 //        which takes the executor's and then all of these in this order, with SocketThreads' after Control's
 //     6. SocketThreads::mutex_; a link's for sending, under which no failure is reported, and under it those of its
-//        queues and of a SocketThread; Executor::lanes_mutex_, the pool's, the arena's, that of the labels, that of the
+//        queues and of a SocketThread; Endpoint::lanes_mutex_, the pool's, the arena's, that of the labels, that of the
 //        cores, the recorder's
 //
 // With several engines in one process fork() holds the locks of one while it takes those of the next.

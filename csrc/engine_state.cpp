@@ -72,7 +72,7 @@ std::optional<Notice> EngineState::fail(Failure failure) {
         failure.message = options_.rank_name(options_.rank) + ": " + failure.message;
     }
     const std::lock_guard lock(mutex_);
-    // Who leaves still learns, and tells, that what it did was not what others did.
+    // A rank that leaves still hears of mismatches, and tells others of them.
     if (failure_) {  // another rank's words may explain the labels of ours, which others wait for as well
         if (!is_mismatch || failure_->kind != ErrorKind::mismatch ||
             !take_over_labels(failure_->message, failure.message))
@@ -106,7 +106,7 @@ Failure EngineState::raised() const {
     throw_shut_down();  // what goes wrong while a rank leaves is not kept
 }
 
-// With what other ranks have yet to say of it, if they say it soon.
+// Throws `failure`; a mismatch waits for a moment for the labels that other ranks have not told yet.
 void EngineState::raise(Failure failure) const {
     while (failure.kind == ErrorKind::mismatch && lacks_labels(failure.message)) {
         Clock::time_point since;

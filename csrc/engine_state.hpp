@@ -9,7 +9,7 @@
 #include <mutex>
 #include <optional>
 
-#include "communicator.hpp"
+#include "call.hpp"
 #include "engine_options.hpp"
 #include "errors.hpp"
 #include "notice.hpp"

@@ -40,16 +40,16 @@ FailureDetector::FailureDetector(const EngineOptions& options, const EngineState
 
 Waiting FailureDetector::waiting_of(const Work& work) const {
     const Call& call = work.lane != nullptr ? work.lane->call() : work.call;
-    const Communicator& communicator = *call.installed->communicator;
+    const Group& group = *call.installed->group;
     Waiting waiting;
     waiting.number = call.number;
     waiting.tag = call.tag;
-    waiting.communicator = communicator.id;
+    waiting.communicator = group.id;
     waiting.seconds = static_cast<float>(age_of(call));
     waiting.collective = call.collective;
     waiting.is_blocked = work.waiters.load(std::memory_order_relaxed) > 0;
     if (work.lane == nullptr) return waiting;
-    if (call.is_point()) waiting.other = communicator.members[call.other];
+    if (call.is_point()) waiting.other = group.members[call.other];
     waiting.bytes = work.lane->bytes_left();
     const std::vector<int> ranks = work.lane->waited_for();
     waiting.rank_count = static_cast<std::uint8_t>(std::min(ranks.size(), Waiting::most_ranks));
@@ -81,9 +81,9 @@ void FailureDetector::publish_status(const Works& works) {
     status.counts = counts_;
     status.network = network_;
     // A caller that waits for a call waits for those before it in its communicator, too.
-    std::vector<const Communicator*> blocked;
+    std::vector<const Group*> blocked;
     for (const auto& work : works)
-        if (work->waiters.load(std::memory_order_relaxed) > 0) blocked.push_back(work->call.installed->communicator);
+        if (work->waiters.load(std::memory_order_relaxed) > 0) blocked.push_back(work->call.installed->group);
     for (const auto& work : works) {
         if (work->lane == nullptr) continue;
         if (status.waiting_count == Status::most_waiting) {
@@ -93,7 +93,7 @@ void FailureDetector::publish_status(const Works& works) {
         Waiting waiting = waiting_of(*work);
         if (!work->call.is_point())
             waiting.is_blocked |=
-                std::find(blocked.begin(), blocked.end(), work->call.installed->communicator) != blocked.end();
+                std::find(blocked.begin(), blocked.end(), work->call.installed->group) != blocked.end();
         status.waiting[status.waiting_count++] = waiting;
     }
     arena_->header().status.publish(status);

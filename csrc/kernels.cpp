@@ -228,6 +228,34 @@ struct Float8 {
     static void store(Stored* __restrict out, const float* __restrict in, std::size_t n) {
         for (std::size_t i = 0; i < n; ++i) out[i] = narrow(in[i]);
     }
+    // Choices are masks, which every compiler vectorises.
+    static Stored narrow(float value, bool has_negative_zero = special != Special::fnuz) {
+        constexpr int dropped = 23 - mantissa_bits;
+        constexpr std::int32_t smallest_normal = (128 - bias) << 23;
+        // A float with this exponent has the smallest subnormal number as its last place: let the adder round.
+        constexpr std::int32_t rounder = (127 + 24 - bias - mantissa_bits) << 23;
+        constexpr std::int32_t largest = too_large, no_number = nan;
+        std::int32_t bits;
+        std::memcpy(&bits, &value, 4);
+        const std::int32_t sign = (bits >> 24) & 0x80;
+        bits &= 0x7fffffff;
+        float magnitude, at;
+        std::memcpy(&magnitude, &bits, 4);
+        std::memcpy(&at, &rounder, 4);
+        magnitude += at;
+        std::int32_t subnormal;
+        std::memcpy(&subnormal, &magnitude, 4);
+        subnormal -= rounder;
+        const std::int32_t odd = (bits >> dropped) & 1;
+        const std::int32_t normal = (bits - ((127 - bias) << 23) + ((1 << (dropped - 1)) - 1) + odd) >> dropped;
+        const std::int32_t is_subnormal = (bits - smallest_normal) >> 31, is_nan = (0x7f800000 - bits) >> 31;
+        std::int32_t code = (subnormal & is_subnormal) | (normal & ~is_subnormal);
+        const std::int32_t is_too_large = (largest - code) >> 31;
+        code = (code & ~is_too_large) | (largest & is_too_large);
+        code = (code & ~is_nan) | (no_number & is_nan);
+        const std::int32_t has_sign = has_negative_zero ? -1 : -code >> 31;
+        return static_cast<Stored>((sign & has_sign) | code);
+    }
 
   private:
     static constexpr std::uint32_t hidden = 1u << mantissa_bits;
@@ -259,31 +287,6 @@ struct Float8 {
         }
         return sign | (exponent + 127 - bias) << 23 | mantissa << (23 - mantissa_bits);
     }
-    static Stored narrow(float value) {
-        constexpr int dropped = 23 - mantissa_bits;
-        constexpr std::uint32_t smallest_normal = (128u - bias) << 23;
-        // A float with this exponent has the smallest subnormal number as its last place: let the adder round.
-        constexpr std::uint32_t rounder = (127u + 24 - bias - mantissa_bits) << 23;
-        std::uint32_t bits;
-        std::memcpy(&bits, &value, 4);
-        const std::uint32_t sign = (bits >> 24) & 0x80;
-        bits &= 0x7fffffff;
-        float magnitude, at;
-        std::memcpy(&magnitude, &bits, 4);
-        std::memcpy(&at, &rounder, 4);
-        magnitude += at;
-        std::uint32_t subnormal;
-        std::memcpy(&subnormal, &magnitude, 4);
-        subnormal -= rounder;
-        const std::uint32_t odd = (bits >> dropped) & 1;
-        const std::uint32_t normal = (bits - ((127u - bias) << 23) + ((1u << (dropped - 1)) - 1) + odd) >> dropped;
-        std::uint32_t code = bits < smallest_normal ? subnormal : normal;
-        if (bits >= smallest_normal && code > too_large) code = too_large;
-        if (bits > 0x7f800000) code = nan;
-        if (special == Special::fnuz && code == 0) return 0;
-        return static_cast<Stored>(sign | code);
-    }
-
     static constexpr Table table{};
 };
 
@@ -292,58 +295,134 @@ using Float8E5m2 = Float8<2, 15, Special::infinities>;
 using Float8E4m3fnuz = Float8<3, 8, Special::fnuz>;
 using Float8E5m2fnuz = Float8<2, 16, Special::fnuz>;
 
-// Blocks of int8, each behind its scale: a wire, and no type of arrays. An element is its code times the scale,
-// exactly: a scale has 17 significant bits at most. The largest element of a block becomes 127 times the scale, of
-// which the same scale follows again, so what has been rounded is rounded to itself.
-struct Int8Blocks {
+// Codes of the largest element of a block as the integer `top`, packed: a block of n takes m = n * bits / 8 bytes,
+// rounded up, and byte i holds the codes of elements i, i + m, i + 2m, ..., the first in its lowest bits.
+template <int bits>
+struct IntegerCodes {
+    static constexpr std::uint32_t top = (1u << (bits - 1)) - 1;
+    static constexpr int spare = top == 1 ? 0 : bits - 1;  // bits that a product with a code has more than the scale
+    static constexpr float tiny = 0x1p-141f;               // scales up to this are powers of two
+    static constexpr std::uint32_t least = 1;              // bits of the smallest scale
+    static constexpr std::size_t per_byte = 8 / bits;
+
+    static void load(float* __restrict out, const std::uint8_t* __restrict in, std::size_t n, float scale) {
+        const std::size_t m = (n + per_byte - 1) / per_byte;
+        for (std::size_t k = 0; k * m < n; ++k) {
+            const std::size_t here = n - k * m < m ? n - k * m : m;
+            const int above = static_cast<int>(32 - bits * (k + 1));
+            for (std::size_t i = 0; i < here; ++i) {
+                const std::int32_t code = static_cast<std::int32_t>(std::uint32_t{in[i]} << above) >> (32 - bits);
+                out[k * m + i] = scale * static_cast<float>(code);
+            }
+        }
+    }
+    static void store(std::uint8_t* __restrict out, const float* __restrict in, std::size_t n, float lift,
+                      float inverse) {
+        const std::size_t m = (n + per_byte - 1) / per_byte;
+        for (std::size_t k = 0; k * m < n; ++k) {
+            const std::size_t here = n - k * m < m ? n - k * m : m;
+            const int below = static_cast<int>(bits * k);
+            for (std::size_t i = 0; i < here; ++i) {
+                const float last_place_is_one = in[k * m + i] * lift * inverse + 0x1.8p23f;  // the adder rounds
+                std::uint32_t code;
+                std::memcpy(&code, &last_place_is_one, 4);
+                code = (code & ((1u << bits) - 1)) << below;
+                out[i] = static_cast<std::uint8_t>(k == 0 ? code : out[i] | code);
+            }
+        }
+    }
+};
+
+// Codes of e4m3fn, whose largest number, 448, is that of a block. No zero has a sign.
+struct Float8Codes {
+    static constexpr std::uint32_t top = 448;
+    static constexpr int spare = 4;
+    static constexpr float tiny = 0x1p-121f;
+    static constexpr std::uint32_t least = 1u << 9;  // times the smallest code, 2^-9, it is the smallest float32
+
+    static void load(float* __restrict out, const std::uint8_t* __restrict in, std::size_t n, float scale) {
+        for (std::size_t i = 0; i < n; ++i) {
+            const std::int32_t magnitude = in[i] & 0x7f, is_subnormal = (magnitude - 8) >> 31;
+            const float subnormal = static_cast<float>(magnitude) * 0x1p-9f;
+            std::int32_t bits;
+            std::memcpy(&bits, &subnormal, 4);
+            bits = (bits & is_subnormal) | (((magnitude << 20) + (120 << 23)) & ~is_subnormal);
+            const std::uint32_t with_sign = static_cast<std::uint32_t>(bits) | (in[i] & 0x80u) << 24;
+            float value;
+            std::memcpy(&value, &with_sign, 4);
+            out[i] = scale * value;
+        }
+    }
+    static void store(std::uint8_t* __restrict out, const float* __restrict in, std::size_t n, float lift,
+                      float inverse) {
+        for (std::size_t i = 0; i < n; ++i) out[i] = Float8E4m3fn::narrow(in[i] * lift * inverse, false);
+    }
+};
+
+// Blocks of codes, each behind its scale: a wire, and no type of arrays. An element is its code times the scale,
+// exactly: a scale has as few significant bits as that needs. The largest element of a block becomes the top code times
+// the scale, of which the same scale follows again, so what has been rounded is rounded to itself.
+template <Wire wire, class Codes>
+struct Blocks {
     using Stored = std::uint8_t;
 
     static void load(float* __restrict out, const Stored* __restrict in, std::size_t n) {
-        for (; n >= scaled_elements; n -= scaled_elements) {
-            load_block(out, in, scaled_elements);
-            out += scaled_elements, in += sizeof(float) + scaled_elements;
+        for (; n >= block; n -= block) {
+            load_block(out, in, block);
+            out += block, in += bytes;
         }
         if (n != 0) load_block(out, in, n);
     }
     static void store(Stored* __restrict out, const float* __restrict in, std::size_t n) {
-        for (; n >= scaled_elements; n -= scaled_elements) {
-            store_block(out, in, scaled_elements);
-            out += sizeof(float) + scaled_elements, in += scaled_elements;
+        for (; n >= block; n -= block) {
+            store_block(out, in, block);
+            out += bytes, in += block;
         }
         if (n != 0) store_block(out, in, n);
     }
 
   private:
-    static constexpr float largest_scale = 0x1.0204p121f;  // 127 times it is finite, and of the next one is not
+    static constexpr std::size_t block = format_of(wire).block, bytes = narrow_bytes(wire, block);
+    static_assert(tile_elements % block == 0 && longest_block % block == 0);
+
+    // The top code times it is finite, and times the next one is not.
+    static constexpr float largest_scale() {
+        const std::uint64_t mantissa = (0xffffffull << 16) / Codes::top;  // 0xffffff: that of the largest float32
+        std::uint64_t unit = 1;
+        while (mantissa / unit >> (24 - Codes::spare) != 0) unit *= 2;
+        return static_cast<float>(mantissa / unit * unit) * 0x1p88f;
+    }
 
     // Scale from the bits of the largest magnitude.
     static float scale_of(std::uint32_t largest) {
+        constexpr float top = Codes::top;
         float magnitude, scale;
         std::uint32_t bits;
         std::memcpy(&magnitude, &largest, 4);
         if (largest == 0) return 0;
         if (largest >= 0x7f800000) {
             bits = 0x7fc00000;  // the same NaN, whichever it was
-        } else if (magnitude <= 127 * 0x1p-141f) {
-            // Where the scales are so few that the nearest one may be far: a power of two.
-            for (bits = 1; 127 * bits < largest;) bits *= 2;
-        } else {
-            scale = magnitude / 127;
+        } else if (magnitude <= top * Codes::tiny) {
+            // Where the scales are so few that the nearest one may be far, or products would have too many places.
+            std::memcpy(&scale, &Codes::least, 4);
+            while (top * scale < magnitude) scale *= 2;
             std::memcpy(&bits, &scale, 4);
-            int dropped = 7;
+        } else {
+            scale = magnitude / top;
+            std::memcpy(&bits, &scale, 4);
+            int dropped = Codes::spare;
             if (bits < 0x00800000)  // subnormal
-                for (dropped = 0; bits >> dropped >= 1u << 17;) ++dropped;
+                for (dropped = 0; bits >> dropped >= 1u << (24 - Codes::spare);) ++dropped;
             bits = (bits + ((1u << dropped) >> 1)) >> dropped << dropped;
         }
         std::memcpy(&scale, &bits, 4);
-        return scale > largest_scale ? largest_scale : scale;
+        return scale > largest_scale() ? largest_scale() : scale;
     }
 
     static void load_block(float* __restrict out, const Stored* __restrict in, std::size_t n) {
         float scale;
         std::memcpy(&scale, in, sizeof scale);
-        const auto* codes = reinterpret_cast<const std::int8_t*>(in + sizeof scale);
-        for (std::size_t i = 0; i < n; ++i) out[i] = scale * static_cast<float>(codes[i]);
+        Codes::load(out, in + sizeof scale, n, scale);
     }
     static void store_block(Stored* __restrict out, const float* __restrict in, std::size_t n) {
         std::int32_t largest = 0;
@@ -357,19 +436,18 @@ struct Int8Blocks {
         std::memcpy(out, &scale, sizeof scale);
         out += sizeof scale;
         if (!(scale > 0)) {  // zeros, or NaN
-            std::memset(out, 0, n);
+            std::memset(out, 0, narrow_bytes(wire, n) - sizeof scale);
             return;
         }
         const float lift = scale < 0x1p-100f ? 0x1p64f : 1.0f;  // the inverse of a subnormal scale is no float32
-        const float inverse = 1 / (scale * lift);
-        for (std::size_t i = 0; i < n; ++i) {
-            const float last_place_is_one = in[i] * lift * inverse + 0x1.8p23f;  // the adder rounds
-            std::uint32_t bits;
-            std::memcpy(&bits, &last_place_is_one, 4);
-            out[i] = static_cast<Stored>(bits);
-        }
+        Codes::store(out, in, n, lift, 1 / (scale * lift));
     }
 };
+
+using Int8Blocks = Blocks<Wire::int8, IntegerCodes<8>>;
+using Int4Blocks = Blocks<Wire::int4, IntegerCodes<4>>;
+using Int2Blocks = Blocks<Wire::int2, IntegerCodes<2>>;
+using Float8Blocks = Blocks<Wire::float8, Float8Codes>;
 
 // ---- operations ---------------------------------------------------------------------------------------------------
 
@@ -681,9 +759,12 @@ const Kernels MULTIRING_KERNELS{
         MULTIRING_FLOATS(Float8E4m3fnuz),
         MULTIRING_FLOATS(Float8E5m2fnuz),
     },
-    {narrow_all<Bfloat16>, narrow_all<Float16>, narrow_all<Int8Blocks>},
-    {widen_all<Bfloat16>, widen_all<Float16>, widen_all<Int8Blocks>},
-    {round_all<Bfloat16>, round_all<Float16>, round_all<Int8Blocks>},
+    {narrow_all<Bfloat16>, narrow_all<Float16>, narrow_all<Int8Blocks>, narrow_all<Int4Blocks>, narrow_all<Int2Blocks>,
+     narrow_all<Float8Blocks>},
+    {widen_all<Bfloat16>, widen_all<Float16>, widen_all<Int8Blocks>, widen_all<Int4Blocks>, widen_all<Int2Blocks>,
+     widen_all<Float8Blocks>},
+    {round_all<Bfloat16>, round_all<Float16>, round_all<Int8Blocks>, round_all<Int4Blocks>, round_all<Int2Blocks>,
+     round_all<Float8Blocks>},
     repay_all,
     copy_bytes<Stores::kept>,
     copy_bytes<Stores::streaming>,

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "executor.hpp"
-
 namespace multiring {
 namespace {
 
@@ -12,7 +10,7 @@ constexpr std::uint32_t most_unread = 1 << 16;  // a token has 16 bits for the l
 constexpr std::size_t most_eager_bytes = std::size_t{64} << 10;  // a larger operation waits for grants
 // A small arena buffer is copied all the same: that is quicker than to wait until peers have read it.
 constexpr std::size_t fewest_bytes_in_place = std::size_t{32} << 10;
-// To read fewer takes no longer than to look at the clock before and after it.
+// Fewer are read in less time than it takes to look at the clock before and after.
 constexpr std::size_t fewest_bytes_timed = 1024;
 // Buffers that do not stay in the cache anyway: what is stored goes past it. What is summed is in it, to be read.
 constexpr std::size_t streaming_bytes = std::size_t{4} << 20;
@@ -23,25 +21,19 @@ constexpr std::size_t most_times_needed = 64;
 
 }  // namespace
 
-Lane::Lane(Executor& executor) : executor_(executor), id_(executor.register_lane(*this)) {
-    if (executor.trace) tracer_ = std::make_unique<LaneTracer>(*executor.trace, id_);
+Lane::Lane(Endpoint& endpoint) : endpoint_(endpoint), id_(endpoint.register_lane(*this)) {
+    if (endpoint.trace) tracer_ = std::make_unique<LaneTracer>(*endpoint.trace, id_);
 }
 
 Lane::~Lane() {
-    executor_.unregister_lane(id_);
+    endpoint_.unregister_lane(id_);
     release_staging();
 }
 
 void Lane::begin(const Call& call) {
     call_ = call;
     schedule_ = call.installed->schedule;
-    signature_ = {call.count,      schedule_->plan, call.root, call.label,
-                  call.collective, call.dtype,      call.op,   executor_.generation};
-    if (call.is_point()) {
-        signature_.collective = Collective::send;
-        signature_.plan = call.tag;
-        signature_.root = static_cast<std::uint32_t>(call.part_of);
-    }
+    signature_ = signature_of(call, endpoint_.generation);
     itemsize_ = itemsize(call.dtype);
     slice_ = schedule_->slice_elements(itemsize_);
     segment_count_ = static_cast<std::uint32_t>(std::max<std::size_t>(1, (call.count + slice_ - 1) / slice_));
@@ -56,7 +48,7 @@ void Lane::begin(const Call& call) {
     if (schedule_->departure_count != 0)
         rows = std::clamp<std::size_t>(most_unread / schedule_->departure_count, 1, rows);
     rows_in_use_ = static_cast<std::uint32_t>(std::min<std::size_t>(rows, segment_count_));
-    in_arena_ = bytes >= fewest_bytes_in_place && (call.transfer || executor_.arena->contains(call.pointer, bytes));
+    in_arena_ = bytes >= fewest_bytes_in_place && (call.transfer || endpoint_.arena->contains(call.pointer, bytes));
     streaming_ = bytes >= streaming_bytes;
 
     const std::size_t arrivals = 2 * std::size_t{rows_in_use_} * schedule_->arrival_count;
@@ -65,7 +57,7 @@ void Lane::begin(const Call& call) {
         arrival_capacity_ = arrivals;
     }
     rows_.assign(rows_in_use_, Row{});
-    team_ = call.transfer ? executor_.team.load(std::memory_order_acquire) : nullptr;
+    team_ = call.transfer ? endpoint_.team.load(std::memory_order_acquire) : nullptr;
     if (team_ != nullptr && rows_in_use_ > shared_capacity_) {
         shared_ = std::make_unique<Shared[]>(rows_in_use_);
         shared_capacity_ = rows_in_use_;
@@ -107,15 +99,13 @@ void Lane::end() {
             record.nanoseconds.fetch_add(static_cast<std::uint64_t>(took.count()), std::memory_order_relaxed);
         };
         count(call_.installed->record);
-        if (!call_.installed->communicator->is_internal())
-            count(executor_.done[static_cast<std::size_t>(call_.collective)]);
+        if (!call_.installed->group->is_internal()) count(endpoint_.done[static_cast<std::size_t>(call_.collective)]);
     }
     if (tracer_) tracer_->end(began_, finished());
     active_ = false;
     call_.transfer.reset();
     driven_by_progress.store(false, std::memory_order_relaxed);
-    if (!call_.installed->communicator->is_internal())
-        executor_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
+    if (!call_.installed->group->is_internal()) endpoint_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
 }
 
 // What the lane's previous collective left with its readers must be read before its staging changes shape.
@@ -138,9 +128,9 @@ bool Lane::prepare() {
 void Lane::take_slots() {
     const std::size_t needed = rows_in_use_ * slot_bytes_;
     // Not for the job's own calls, which are few, nor in the lanes of messages, which are as many as these.
-    const bool is_own = call_.installed->communicator->is_internal();
+    const bool is_own = call_.installed->group->is_internal();
     const bool goes_around = call_.installed->any_shared && !is_own && !call_.is_point();
-    const std::size_t most = goes_around ? executor_.spare_staging.of_a_lane() : 0;
+    const std::size_t most = goes_around ? endpoint_.spare_staging.of_a_lane() : 0;
     const std::size_t wanted = spare_refused_ ? 0 : std::min(most, most_times_needed * needed);
     if (std::max(needed, wanted) > staging_bytes_) grow_staging(needed, wanted);
     slots_ = std::max(needed, std::min(most, staging_bytes_)) / slot_bytes_;
@@ -153,18 +143,18 @@ void Lane::grow_staging(std::size_t needed, std::size_t wanted) {
     if (wanted > std::max(needed, staging_bytes_) && grow_for_speed(needed, wanted)) return;
     if (needed <= staging_bytes_) return;
     release_staging();
-    stage_in(executor_.arena->allocate(needed), needed, 0);
+    stage_in(endpoint_.arena->allocate(needed), needed, 0);
 }
 
 bool Lane::grow_for_speed(std::size_t needed, std::size_t wanted) {
     const std::size_t spare = wanted - needed, more = spare > spare_bytes_ ? spare - spare_bytes_ : 0;
-    const bool has_room = executor_.arena->allocated_bytes() < executor_.arena->size() / 2;
-    if (more > 0 && !(has_room && executor_.spare_staging.take(more))) return false;
+    const bool has_room = endpoint_.arena->allocated_bytes() < endpoint_.arena->size() / 2;
+    if (more > 0 && !(has_room && endpoint_.spare_staging.take(more))) return false;
     void* grown = nullptr;
     try {
-        grown = executor_.arena->allocate(wanted);
+        grown = endpoint_.arena->allocate(wanted);
     } catch (const EngineError&) {  // no hole is as large, or the machine's memory is full
-        executor_.spare_staging.give_back(more);
+        endpoint_.spare_staging.give_back(more);
         spare_refused_ = true;  // to try again in every call would take longer than what it is for
         return false;
     }
@@ -178,13 +168,13 @@ void Lane::stage_in(void* memory, std::size_t bytes, std::size_t spare) {
     staging_ = static_cast<std::byte*>(memory);
     staging_bytes_ = bytes;
     spare_bytes_ = spare;
-    executor_.arena->populate(staging_, bytes);
+    endpoint_.arena->populate(staging_, bytes);
 }
 
 void Lane::release_staging() {
-    if (staging_ != nullptr) executor_.arena->release(std::exchange(staging_, nullptr));
+    if (staging_ != nullptr) endpoint_.arena->release(std::exchange(staging_, nullptr));
     staging_bytes_ = 0;
-    executor_.spare_staging.give_back(std::exchange(spare_bytes_, 0));
+    endpoint_.spare_staging.give_back(std::exchange(spare_bytes_, 0));
 }
 
 bool Lane::advance() {
@@ -317,7 +307,7 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
         }
         read_at = staged;
     }
-    if (is_shared) frame.argument = executor_.arena->offset(read_at);
+    if (is_shared) frame.argument = endpoint_.arena->offset(read_at);
     if (is_narrow(in)) data = read_at;
     outstanding_.fetch_add(in.message_count, std::memory_order_relaxed);
     Link* const* links = call_.installed->message_links.data() + in.first_message;
@@ -350,8 +340,8 @@ Frame Lane::frame_of(FrameType type) const {
     Frame frame;
     frame.type = type;
     frame.sign(signature_);
-    frame.communicator = call_.installed->communicator->id;
-    frame.incarnation = call_.installed->communicator->incarnation;
+    frame.communicator = call_.installed->group->id;
+    frame.incarnation = call_.installed->group->incarnation;
     frame.number = call_.number;
     return frame;
 }
@@ -468,8 +458,8 @@ bool Lane::has_read_what_was_sent(const Row& row, const Instruction& in) {
         const Link& from = *arrival_of(row, in, i).from;
         if (!from.is_given_up()) continue;
         spoilt_ = true;
-        executor_.surroundings.suspect(
-            from.peer, executor_.surroundings.rank_name(from.peer) + " has given up a call, and has not told why");
+        endpoint_.surroundings.suspect(
+            from.peer, endpoint_.surroundings.rank_name(from.peer) + " has given up a call, and has not told why");
         return false;
     }
     return true;
@@ -509,7 +499,7 @@ void Lane::wait_for_team() {
 }
 
 double Lane::divisor(const Instruction& in) const {
-    return in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->communicator->members.size()) : 1.0;
+    return in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->group->members.size()) : 1.0;
 }
 
 void Lane::reduce(const Instruction& in, void* destination, std::size_t count, const Sources& sources,
@@ -549,7 +539,7 @@ bool Lane::flush() {
 void Lane::accept(const Delivery& delivery) {
     const Frame& frame = delivery.frame;
     if (frame.signature() != signature_) {
-        executor_.mismatch(delivery, &signature_);
+        endpoint_.mismatch(delivery, &signature_);
         return;
     }
     if (frame.type == FrameType::waits) return;  // we agree
@@ -567,7 +557,7 @@ void Lane::accept(const Delivery& delivery) {
         const auto& links = call_.installed->links;
         const auto link = std::find(links.begin(), links.end(), delivery.from);
         if (link == links.end() || !(call_.installed->any_direct || call_.is_point())) {
-            executor_.garbage(delivery.from->peer, "a grant to a rank that sends it nothing");
+            endpoint_.garbage(delivery.from->peer, "a grant to a rank that sends it nothing");
             return;
         }
         // Over several connections grants may overtake each other.
@@ -577,7 +567,7 @@ void Lane::accept(const Delivery& delivery) {
                !granted.compare_exchange_weak(before, frame.segment, std::memory_order_release)) {
         }
     }
-    if (driven_by_progress.load(std::memory_order_relaxed)) executor_.surroundings.wake_progress();
+    if (driven_by_progress.load(std::memory_order_relaxed)) endpoint_.surroundings.wake_progress();
 }
 
 void Lane::accept_data(const Delivery& delivery) {
@@ -587,18 +577,18 @@ void Lane::accept_data(const Delivery& delivery) {
         has_early_.store(true, std::memory_order_release);
         return;
     }
-    const int member = call_.installed->communicator->member_of(delivery.from->peer);
+    const int member = call_.installed->group->member_of(delivery.from->peer);
     const std::uint32_t index = schedule_->arrival_of(static_cast<std::uint32_t>(member), frame.ordinal);
     if (frame.segment >= segment_count_ || index == Schedule::no_arrival ||
         arrival_bytes(frame.segment, index) != frame.bytes || delivery.payload.data == nullptr) {
-        executor_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
+        endpoint_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
                                                    std::to_string(frame.segment) + ", " + std::to_string(frame.bytes) +
                                                    " bytes, is not in the schedule of " + describe(call_));
         return;
     }
     Arrival& slot = arrival(frame.segment, index);
     if (slot.data.load(std::memory_order_relaxed) != nullptr) {
-        executor_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
+        endpoint_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
                                                    std::to_string(frame.segment) + " of " + describe(call_) + " twice");
         return;
     }
@@ -608,7 +598,7 @@ void Lane::accept_data(const Delivery& delivery) {
 }
 
 void Lane::take_early() {
-    const std::lock_guard lock(call_.installed->communicator->mutex);
+    const std::lock_guard lock(call_.installed->group->mutex);
     has_early_.store(false, std::memory_order_relaxed);
     std::vector<Delivery> again;
     again.swap(early_);
@@ -621,7 +611,7 @@ bool Lane::released(int peer, std::uint32_t index) {
         return false;
     if (eager_) call_.installed->links.front()->return_credit(call_.count * itemsize_);
     outstanding_.fetch_sub(1, std::memory_order_acq_rel);
-    if (driven_by_progress.load(std::memory_order_relaxed)) executor_.surroundings.wake_progress();
+    if (driven_by_progress.load(std::memory_order_relaxed)) endpoint_.surroundings.wake_progress();
     return true;
 }
 
@@ -642,7 +632,7 @@ void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
     if (!has_begun && !row_is_clear(segment))
         return visit_readers(segment % rows_in_use_ * departures, departures, visit);
     const auto& all = schedule_->instructions;
-    const auto& members = call_.installed->communicator->members;
+    const auto& members = call_.installed->group->members;
     std::size_t at = has_begun ? rows_[segment % rows_in_use_].next : 0;
     while (at < all.size() && !all[at].waits()) ++at;
     bool found = false;
@@ -669,7 +659,7 @@ Link* Lane::held_up_by(std::uint32_t segment) const {
     visit_missing(segment, [&](int rank) {
         if (first < 0) first = rank;
     });
-    return first < 0 ? nullptr : executor_.link(first);
+    return first < 0 ? nullptr : endpoint_.link(first);
 }
 
 void Lane::trace_progress(const Row& row) {

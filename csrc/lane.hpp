@@ -18,7 +18,8 @@
 #include <span>
 #include <vector>
 
-#include "communicator.hpp"
+#include "call.hpp"
+#include "endpoint.hpp"
 #include "reduce.hpp"
 #include "team.hpp"
 #include "trace.hpp"
@@ -26,11 +27,9 @@
 
 namespace multiring {
 
-class Executor;
-
 class Lane {
   public:
-    explicit Lane(Executor& executor);
+    explicit Lane(Endpoint& endpoint);
     ~Lane();
 
     // Under the communicator's mutex: take up an operation, and what arrived for it; let go of it.
@@ -182,7 +181,7 @@ class Lane {
     // Whether the send's bytes are read where the caller keeps them, and still are.
     bool is_leaving(const Row& row, const Instruction& in) const;
 
-    Executor& executor_;
+    Endpoint& endpoint_;
     std::uint32_t id_;  // in Executor's table, for tokens
 
     // the current operation
@@ -198,7 +197,7 @@ class Lane {
     bool spoilt_ = false;   // what was read is not what was sent: the call cannot end well
     bool narrows_ = false;  // the schedule's wires hold: float32 is summed
     Clock::time_point began_{};
-    std::unique_ptr<LaneTracer> tracer_;  // if the executor traces
+    std::unique_ptr<LaneTracer> tracer_;  // if the endpoint traces
     std::uint32_t base_ = 0, next_ = 0;   // segments in flight: [base_, next_)
     std::atomic<std::uint32_t> limit_{0};
     std::atomic<bool> has_early_{false};
@@ -228,7 +227,7 @@ class Lane {
     std::size_t unread_capacity_ = 0;
     std::atomic<std::uint32_t> outstanding_{0};  // how many are unread
     std::byte* staging_ = nullptr;
-    std::size_t staging_bytes_ = 0, spare_bytes_ = 0;  // the second of the executor's
+    std::size_t staging_bytes_ = 0, spare_bytes_ = 0;  // the second of the endpoint's
     bool spare_refused_ = false;
     std::size_t next_slot_at_ = 0;
     std::size_t slot_bytes_ = 0, slots_ = 1, first_slot_ = 0;  // layout of the current operation

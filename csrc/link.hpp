@@ -91,7 +91,7 @@ class Link {
     virtual bool flush() = 0;
     // After this returns no caller's memory is read any more; nothing more is sent.
     virtual void abandon() {}
-    // Whether the peer may have let what we sent it lie. Where memory is shared, the lanes know.
+    // Whether the peer may not have read all that we sent. Where memory is shared, the lanes know.
     virtual bool may_be_unread() const { return false; }
     // Nothing more is sent or received, or this is a forked child: let go of descriptors and mappings.
     virtual void disown() noexcept = 0;

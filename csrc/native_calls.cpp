@@ -17,7 +17,7 @@ struct PublishedCalls {
 
 PublishedCalls& registered() {
     static PublishedCalls* const all =
-        new PublishedCalls;  // never destroyed: it holds Python objects, and Python ends before
+        new PublishedCalls;  // never destroyed: it holds Python objects, and Python is gone by then
     return *all;
 }
 
@@ -47,8 +47,27 @@ void check_op(const Call& call) {
     if (reduces(call.collective)) check_op(call.op, call.dtype);
 }
 
-NativeCalls::NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan)
-    : engine(std::move(engine)), rank(rank), size(size), timeout(timeout), choose_plan_(std::move(choose_plan)) {}
+bool may_be_narrow(const Call& call) {
+    return call.collective == Collective::all_reduce && call.dtype == Dtype::float32 &&
+           (call.op == Op::sum || call.op == Op::avg);
+}
+
+void check_has_residual(const Call& call) {
+    if (!may_be_narrow(call) || call.residual != nullptr) return;
+    throw std::invalid_argument("all_reduce of float32 by " + std::string(name(call.op)) +
+                                " without a residual, over a wire that rounds most elements to 0: give residual= "
+                                "(torch: wire_feedback=True), sum in float64, or name another format than int2 in "
+                                "MULTIRING_WIRE");
+}
+
+NativeCalls::NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan,
+                         bool need_residual)
+    : engine(std::move(engine)),
+      rank(rank),
+      size(size),
+      timeout(timeout),
+      choose_plan_(std::move(choose_plan)),
+      need_residual_(need_residual) {}
 
 void NativeCalls::run(Call call, const Engine::CheckSignals& check_signals) {
     const AssignedPlan plan = prepare(call);
@@ -90,6 +109,7 @@ NativeCalls::AssignedPlan NativeCalls::prepare(Call& call) {
     if (call.root >= static_cast<std::uint32_t>(size))
         throw std::invalid_argument("root=" + std::to_string(call.root) + ": ranks of this communicator are 0 to " +
                                     std::to_string(size - 1));
+    if (need_residual_) check_has_residual(call);
     AssignedPlan found = assigned_plan(call);
     call.installed = &engine->installed(found.handle);
     return found;

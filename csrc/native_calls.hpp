@@ -32,12 +32,15 @@ bool is_defined(Op op, Dtype dtype);
 std::size_t bytes_of(const Call& call, int size);  // bytes of all blocks together, over `size` ranks
 void check_op(Op op, Dtype dtype);                 // std::invalid_argument if it is not defined for the type
 void check_op(const Call& call);                   // the same, if its collective reduces
+bool may_be_narrow(const Call& call);              // whether narrow wires concern it
+void check_has_residual(const Call& call);         // std::invalid_argument if that is so, and it has none
 
 // Each call names its collective, buffer, op, root, label and timeout. What is wrong with op or root is
-// std::invalid_argument.
+// std::invalid_argument, and so is a sum of float32 without a residual where these sums `need_residual`.
 class NativeCalls {
   public:
-    NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan);
+    NativeCalls(std::shared_ptr<Engine> engine, int rank, int size, double timeout, ChoosePlan choose_plan,
+                bool need_residual);
 
     void run(Call call, const Engine::CheckSignals& check_signals);
     std::shared_ptr<Work> start(Call call, void* owner, const Engine::CheckSignals& check_signals,
@@ -61,6 +64,7 @@ class NativeCalls {
                                 std::invocable auto&& start_work);
 
     const ChoosePlan choose_plan_;
+    const bool need_residual_;
     std::mutex mutex_;
     std::map<std::tuple<Collective, int, std::uint32_t>, Chosen> chosen_;  // indexed by collective, bits of size, root
 };

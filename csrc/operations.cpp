@@ -66,7 +66,7 @@ class Operations::TimedCall {
         if (!operations_.executor_.trace || call == nullptr) return;
         event_.kind = TraceEvent::Kind::caller;
         event_.begin = nanoseconds_of(start_);
-        event_.communicator = call->installed->communicator->id;
+        event_.communicator = call->installed->group->id;
         event_.collective = call->collective;
         event_.dtype = call->dtype;
         event_.number = call->number;
@@ -403,7 +403,7 @@ void Operations::finish(Work& work, std::optional<Failure> failure) {
     end_idling();
     if (work.lane != nullptr) {
         const Call& call = work.lane->call();
-        if (call.is_point()) work.other = call.installed->communicator->members[call.other];
+        if (call.is_point()) work.other = call.installed->group->members[call.other];
         executor_.end(*work.lane, !failure);
     }
     work.failure = std::move(failure);
@@ -445,7 +445,7 @@ void Operations::fail_if_departed(const Work& work) {
     if (work.lane != nullptr) {
         departed = peers_.departed_of(work.lane->waited_for());
     } else if (work.call.is_point()) {
-        const Communicator& of = *work.call.installed->communicator;
+        const Group& of = *work.call.installed->group;
         departed = peers_.departed_of(of.members);
         if (departed.size() + 1 < of.members.size()) return;
     }
@@ -460,7 +460,7 @@ void Operations::fail_if_departed(const Work& work) {
 void Operations::check_deadlines() {
     const auto now = Clock::now();
     const auto looked_last = std::exchange(looked_at_deadlines_, now);
-    // With every beat, and more often while calls wait: later, this process was away.
+    // It runs at every beat, and more often while calls wait: after a longer gap this process was stopped.
     if (now - looked_last >= 2 * detector_.interval()) {
         away_since_ = looked_last;
         came_back_ = now;

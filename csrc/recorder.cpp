@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "communicator.hpp"
+#include "call.hpp"
 
 namespace multiring {
 namespace {
@@ -15,15 +15,15 @@ std::int64_t now() {
 
 }  // namespace
 
-void Recorder::enter(Call& call, const Communicator& communicator) {
+void Recorder::enter(Call& call, const Group& group) {
     RecordedCall made{};
     made.called = now();
     made.number = call.number;
     made.tag = call.tag;
     made.count = call.count;
     made.timeout = call.timeout;
-    made.communicator = communicator.id;
-    made.incarnation = communicator.incarnation;
+    made.communicator = group.id;
+    made.incarnation = group.incarnation;
     made.root = call.root;
     made.label = call.label;
     made.other = call.other;

@@ -14,7 +14,7 @@
 
 namespace multiring {
 
-class Communicator;
+class Group;
 struct Call;
 
 // Python reads them as they lie in memory (flight_recorder.py has the same fields).
@@ -39,8 +39,8 @@ class Recorder {
   public:
     static constexpr std::size_t most_calls = 2000;  // as many as torch's keeps
 
-    void enter(Call& call, const Communicator& communicator);  // the call gets its record index here
-    void has_number(const Call& call);                         // a message, which is numbered when it begins
+    void enter(Call& call, const Group& group);  // the call gets its record index here
+    void has_number(const Call& call);           // a message, which is numbered when it begins
     void complete(const Call& call);
     std::vector<RecordedCall> calls() const;  // in the order in which they were made
 

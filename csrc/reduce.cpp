@@ -78,7 +78,7 @@ void widen(Wire wire, float* destination, const void* source, std::size_t count)
 void reduce_narrow(Reduction reduction, float* destination, std::span<const void* const> sources, std::size_t count,
                    double divisor, Wire arriving, Wire rounded, float* residual) {
     constexpr std::size_t piece = 1024;
-    static_assert(piece % scaled_elements == 0);
+    static_assert(piece % longest_block == 0);
     std::vector<float> widened(sources.size() * piece);
     std::vector<const void*> pieces(sources.size());
     std::byte narrowed[2 * piece];  // in any format

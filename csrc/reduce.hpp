@@ -20,8 +20,9 @@ void widen(Wire wire, float* destination, const void* source, std::size_t count)
 
 // The reduction of float32 whose sources, but for the destination, are in the format `arriving`. Every contribution is
 // rounded once, this rank's too, so that whoever sums them gets the same; the sum is float32, and is `rounded` where
-// later messages that carry it are narrow. Rounding what is rounded changes nothing: in int8, of the same blocks. What
-// rounding the sum loses is added to `residual`, if that is given, as this rank's contribution lacks it: times divisor.
+// later messages that carry it are narrow. Rounding what is rounded changes nothing, of the same blocks where there are
+// some. What rounding the sum loses is added to `residual`, if that is given, as this rank's contribution lacks it:
+// times divisor.
 void reduce_narrow(Reduction reduction, float* destination, std::span<const void* const> sources, std::size_t count,
                    double divisor, Wire arriving, Wire rounded, float* residual = nullptr);
 

@@ -90,10 +90,11 @@ Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int
         in.rounded = wire_of(field[11], row);
         in.keeps = field[12] != 0;
         narrows |= in.wire != Wire::same || in.rounded != Wire::same;
-        constexpr std::size_t scaled_bytes = scaled_elements * sizeof(float);
-        if ((in.wire == Wire::int8 || in.rounded == Wire::int8) && grain % scaled_bytes != 0)
-            refuse(row, "int8 needs a grain that is a multiple of " + std::to_string(scaled_bytes) + ", not " +
-                            std::to_string(grain));
+        for (const Wire wire : {in.wire, in.rounded})
+            if (const std::size_t bytes = format_of(wire).block * sizeof(float); grain % bytes != 0)
+                refuse(row, std::string(wire_names[static_cast<std::size_t>(wire)]) +
+                                " needs a grain that is a multiple of " + std::to_string(bytes) + ", not " +
+                                std::to_string(grain));
         if (in.kind == Instruction::Kind::round && in.wire == Wire::same) refuse(row, "it rounds to no narrow format");
         in.first_message = static_cast<std::uint32_t>(messages.size());
         if (in.kind == Instruction::Kind::send) in.send_index = send_count++;

@@ -76,7 +76,7 @@ struct PlanFacts {
     std::size_t segment_bytes;  // slice of one block
     std::uint32_t window;       // segments in flight at most
     std::uint64_t plan;
-    std::size_t grain;  // bytes at whose multiples slices are cut: whole blocks where any rank sends int8
+    std::size_t grain;  // bytes at whose multiples slices are cut: whole blocks where any rank sends some
 };
 
 class Schedule : public PlanFacts {

@@ -8,7 +8,6 @@
 namespace multiring {
 namespace {
 
-constexpr auto window = std::chrono::milliseconds(1500);
 // Four hosts in a lab, one of whose cards of 50 MB/s fell to 5: its connections were busy for 0.6 to 1.0 of each
 // window, the others for 0.05 to 0.2 (all_reduce of 4 MB, 2 cores with a load of 8).
 constexpr double least_busy = 0.5;       // part of a window
@@ -16,8 +15,6 @@ constexpr double slow_part = 0.5;        // part of what the plan counts on
 constexpr std::uint64_t bulk = 1 << 16;  // bytes: a message that is smaller waits for the way and not for the rate
 constexpr int looks_for_one_held = 3;    // one look in so many finds that much on its way
 constexpr double least_blocked = 0.2;    // part of the time that the median rank is in calls
-constexpr int windows_to_name = 3, windows_to_clear = 2, windows_to_forget = 8;
-constexpr std::size_t most_kept = 16;  // links that were named
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
@@ -74,7 +71,7 @@ void LinkMeter::look(std::span<const Flow> flows, const Places& places, int rank
         seen.latest = flow;
         seen.looks_held += flow.held >= bulk ? 1 : 0;
     }
-    if (now - began_ < window) return;
+    if (now - began_ < CountWindows::length) return;
     const double time = seconds_between(began_, now);
     network_ = {};
     for (auto& [peer, seen] : seen_) {
@@ -100,11 +97,7 @@ void LinkMeter::look(std::span<const Flow> flows, const Places& places, int rank
 
 // ---- who is slow --------------------------------------------------------------------------------------------------
 
-SlowLinks::SlowLinks(const EngineOptions& options)
-    : options_(options),
-      latest_(static_cast<std::size_t>(options.world_size)),
-      before_(latest_.size()),
-      began_(Clock::now()) {}
+SlowLinks::SlowLinks(const EngineOptions& options) : options_(options), counts_(options.world_size) {}
 
 void SlowLinks::expect(std::vector<PlaceLink> links) {
     if (expects()) throw std::invalid_argument("what links carry was said before");
@@ -118,15 +111,11 @@ void SlowLinks::look(std::span<const Flow> flows, Clock::time_point now) {
 
 std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Clock::time_point now,
                                             bool rank_is_slow) {
-    for (std::size_t rank = 0; rank < latest_.size(); ++rank)
-        if (statuses[rank].counts.seconds > latest_[rank].seconds) latest_[rank] = statuses[rank].counts;
-    if (now - began_ < window) return {};
+    counts_.take(statuses);
+    if (!counts_.is_over(now)) return {};
     const std::optional<Window> found = judge(statuses);
-    before_ = latest_;
-    const double seconds = seconds_between(began_, now);
-    began_ = now;
-    untold_ = found ? 0 : untold_ + 1;
-    if (!found && untold_ < windows_to_forget) return {};
+    const double seconds = counts_.next(now, found.has_value());
+    if (counts_.stands_untold()) return {};
 
     std::vector<std::string> lines;
     const bool is_slow = found && !found->slow.empty();
@@ -145,10 +134,10 @@ std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Cl
         clear_ = now_carried ? 0 : clear_ + 1;
         if (now_carried)
             go_on(*now_carried, seconds);
-        else if (clear_ >= windows_to_clear || !found)
+        else if (clear_ >= CountWindows::to_clear || !found)
             lines.push_back(clear());
     }
-    if (!name_ && windows_ >= windows_to_name && !rank_is_slow) {
+    if (!name_ && windows_ >= CountWindows::to_name && !rank_is_slow) {
         const Name name = name_of(suspects_, windows_ / 2 + 1);
         const std::optional<Carried> now_carried = carried(name, *found);
         if (!now_carried) return lines;
@@ -157,7 +146,7 @@ std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Cl
         const auto ago = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(slow_seconds_));
         const SlowLink slow{host(name.from),       host(name.to), now_carried->rate,
                             now_carried->expected, slow_seconds_, now - ago};
-        begin(slow);
+        named_.begin(slow);
         const bool is_one = name.from != nowhere && name.to != nowhere && name.from != name.to && !name.both_ways;
         lines.push_back(words(name) + (is_one ? " carries " : " carry ") + rate_text(slow.rate) + ", " +
                         std::to_string(std::lround(100 * slow.rate / slow.expected)) + " % of the " +
@@ -175,8 +164,8 @@ std::optional<SlowLinks::Window> SlowLinks::judge(std::span<const Status> status
         found.up.push_back({0, places_[static_cast<int>(place)].up});
         found.down.push_back({0, places_[static_cast<int>(place)].down});
     }
-    for (std::size_t rank = 0; rank < latest_.size(); ++rank) {
-        if (latest_[rank].seconds <= before_[rank].seconds) return {};  // nothing was heard of it
+    for (std::size_t rank = 0; rank < counts_.ranks(); ++rank) {
+        if (!counts_.has_heard_of(rank)) return {};
         all_blocked.push_back(blocked(rank, statuses[rank]));
         const std::vector<int>& places = places_.of(static_cast<int>(rank));
         const Network& network = statuses[rank].network;
@@ -190,7 +179,7 @@ std::optional<SlowLinks::Window> SlowLinks::judge(std::span<const Status> status
     const auto middle = all_blocked.begin() + static_cast<std::ptrdiff_t>(all_blocked.size() / 2);
     std::nth_element(all_blocked.begin(), middle, all_blocked.end());
     if (*middle < least_blocked) return {};  // whatever it is, it keeps nobody
-    for (std::size_t rank = 0; rank < latest_.size(); ++rank)
+    for (std::size_t rank = 0; rank < counts_.ranks(); ++rank)
         for (const Network::Busy& flow : statuses[rank].network.busiest) {
             if (flow.peer < 0 || flow.peer >= options_.world_size || flow.busy < least_busy) continue;
             const auto from = static_cast<int>(rank);
@@ -214,8 +203,9 @@ std::optional<SlowLinks::Window> SlowLinks::judge(std::span<const Status> status
 }
 
 double SlowLinks::blocked(std::size_t rank, const Status& status) const {
-    const double time = latest_[rank].seconds - before_[rank].seconds;
-    double longest = (latest_[rank].in_calls - before_[rank].in_calls) / time;
+    const Counts &before = counts_.before(rank), &latest = counts_.latest(rank);
+    const double time = latest.seconds - before.seconds;
+    double longest = (latest.in_calls - before.in_calls) / time;
     for (const Waiting& waiting : std::span(status.waiting, status.waiting_count))  // not among the others yet
         if (waiting.is_blocked) longest = std::max(longest, waiting.seconds / time);
     return longest;
@@ -279,41 +269,23 @@ std::string SlowLinks::words(const Name& name) const {
     return "the link from " + from + " to " + to;
 }
 
-std::optional<SlowLink> SlowLinks::slowest() const {
-    const std::lock_guard lock(mutex_);
-    return named_;
-}
-
-std::vector<SlowLink> SlowLinks::so_far() const {
-    const std::lock_guard lock(mutex_);
-    return so_far_;
-}
-
-void SlowLinks::begin(const SlowLink& slow) {
-    const std::lock_guard lock(mutex_);
-    named_ = slow;
-    if (so_far_.size() == most_kept) so_far_.erase(so_far_.begin());
-    so_far_.push_back(slow);
-}
-
 void SlowLinks::go_on(const Carried& carried, double seconds) {
-    const std::lock_guard lock(mutex_);
-    named_->rate = carried.rate;
-    named_->expected = carried.expected;
-    named_->seconds += seconds;
-    SlowLink& least = so_far_.back();
-    least.seconds = named_->seconds;
-    if (carried.part() > least.rate / least.expected) return;
-    least.rate = carried.rate;
-    least.expected = carried.expected;
+    named_.go_on([&](SlowLink& now, SlowLink& least) {
+        now.rate = carried.rate;
+        now.expected = carried.expected;
+        now.seconds += seconds;
+        least.seconds = now.seconds;
+        if (carried.part() > least.rate / least.expected) return;
+        least.rate = carried.rate;
+        least.expected = carried.expected;
+    });
 }
 
 std::string SlowLinks::clear() {
     const bool is_one = name_->from != nowhere && name_->to != nowhere && name_->from != name_->to && !name_->both_ways;
     std::string line = words(*name_) + (is_one ? " no longer keeps" : " no longer keep") + " the ranks waiting";
     name_.reset();
-    const std::lock_guard lock(mutex_);
-    named_.reset();
+    named_.clear();
     return line;
 }
 

@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,6 +18,7 @@
 
 #include "engine_options.hpp"
 #include "link.hpp"
+#include "slow.hpp"
 #include "status.hpp"
 #include "wait.hpp"
 
@@ -59,7 +59,7 @@ class Places {
 // This rank's share: what it sent and received in the last window, and which of its connections were busy longest.
 class LinkMeter {
   public:
-    // At each beat, what the connections to other hosts have counted.
+    // Called at each beat, with what the connections to other hosts have counted.
     void look(std::span<const Flow> flows, const Places& places, int rank, Clock::time_point now);
     const Network& network() const { return network_; }
 
@@ -89,11 +89,11 @@ class SlowLinks {
     std::vector<std::string> observe(std::span<const Status> statuses, Clock::time_point now, bool rank_is_slow);
 
     // Any thread's: the slow link, once it was named and until it is slow no longer.
-    std::optional<SlowLink> slowest() const;
+    std::optional<SlowLink> slowest() const { return named_.now(); }
     // All that were named so far, the latest ones of very many, in the order of time.
-    std::vector<SlowLink> so_far() const;
-    void lock_for_fork() { mutex_.lock(); }
-    void unlock_after_fork() { mutex_.unlock(); }
+    std::vector<SlowLink> so_far() const { return named_.so_far(); }
+    void lock_for_fork() { named_.lock_for_fork(); }
+    void unlock_after_fork() { named_.unlock_after_fork(); }
 
   private:
     using Pair = std::pair<int, int>;  // hosts, by their places
@@ -120,26 +120,21 @@ class SlowLinks {
     std::optional<Carried> carried(const Name& name, const Window& found) const;
     std::string host(int place) const;
     std::string words(const Name& name) const;
-    void begin(const SlowLink& slow);
     void go_on(const Carried& carried, double seconds);
     std::string clear();
 
     const EngineOptions& options_;
     Places places_;  // once `expects_`
     LinkMeter meter_;
-    std::vector<Counts> latest_, before_;  // indexed by rank; `before_` at the beginning of the window
-    Clock::time_point began_;
+    CountWindows counts_;
     std::map<Pair, int> suspects_;  // windows in which each was slow, of those below
     double slow_seconds_ = 0;       // how long they have been slow
     int windows_ = 0;               // consecutive windows in which one of them was slow
     int clear_ = 0;                 // consecutive windows in which what was named was not slow
-    int untold_ = 0;                // consecutive windows of which nothing can be told
     std::optional<Name> name_;      // what was named
 
     std::atomic<bool> expects_{false};
-    mutable std::mutex mutex_;
-    std::optional<SlowLink> named_;
-    std::vector<SlowLink> so_far_;
+    NamedSlow<SlowLink> named_;
 };
 
 }  // namespace multiring

@@ -6,12 +6,9 @@
 namespace multiring {
 namespace {
 
-constexpr auto window = std::chrono::milliseconds(1500);
 constexpr std::uint64_t least_calls = 6;            // in a window
 constexpr double least_share = 0.1;                 // part of the time that the others wait
 constexpr double same_rhythm = 0.2, few_calls = 2;  // part, and number, of calls by which ranks may differ
-constexpr std::size_t most_kept = 16;               // ranks that were named
-constexpr int windows_to_name = 3, windows_to_clear = 2, windows_to_forget = 8;
 
 // What a rank did in a window, each as a part of the time.
 struct Shares {
@@ -42,38 +39,30 @@ double median(const std::vector<Shares>& all, Value value) {
 
 }  // namespace
 
-SlowRanks::SlowRanks(const EngineOptions& options)
-    : options_(options),
-      latest_(static_cast<std::size_t>(options.world_size)),
-      before_(latest_.size()),
-      began_(Clock::now()) {}
+SlowRanks::SlowRanks(const EngineOptions& options) : options_(options), counts_(options.world_size) {}
 
 std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, Clock::time_point now,
                                             bool link_is_slow) {
-    for (std::size_t rank = 0; rank < latest_.size(); ++rank)
-        if (statuses[rank].counts.seconds > latest_[rank].seconds) latest_[rank] = statuses[rank].counts;
+    counts_.take(statuses);
     const auto own = static_cast<std::size_t>(options_.rank);
-    if (options_.world_size < 2 || now - began_ < window) return {};
-    if (latest_[own].calls - before_[own].calls < least_calls) return {};  // the window goes on
+    if (options_.world_size < 2 || !counts_.is_over(now)) return {};
+    if (counts_.latest(own).calls - counts_.before(own).calls < least_calls) return {};  // the window goes on
     const std::optional<SlowRank> found = link_is_slow ? SlowRank{} : judge();
-    before_ = latest_;
-    const double seconds = std::chrono::duration<double>(now - began_).count();
-    began_ = now;
+    const double seconds = counts_.next(now, found.has_value());
+    if (counts_.stands_untold()) return {};
 
     std::vector<std::string> lines;
     const std::optional<SlowRank> named = slowest();
-    untold_ = found ? 0 : untold_ + 1;
-    if (!found && untold_ < windows_to_forget) return lines;
     const std::vector<int> suspects = found ? found->ranks : std::vector<int>{};
     windows_ = !suspects.empty() && suspects == suspects_ ? windows_ + 1 : 1;
     late_seconds_ = windows_ > 1 ? late_seconds_ + seconds : seconds;
     suspects_ = suspects;
     clear_ = named && suspects != named->ranks ? clear_ + 1 : 0;
-    if (named && (clear_ >= windows_to_clear || !found)) {
+    if (named && (clear_ >= CountWindows::to_clear || !found)) {
         lines.push_back(names(named->ranks) + " no longer keeps the others waiting");
-        clear();
+        named_.clear();
     }
-    if (!suspects.empty() && windows_ >= windows_to_name) {
+    if (!suspects.empty() && windows_ >= CountWindows::to_name) {
         SlowRank slow = *found;
         slow.seconds = late_seconds_;
         slow.began = now - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(late_seconds_));
@@ -86,9 +75,9 @@ std::vector<std::string> SlowRanks::observe(std::span<const Status> statuses, Cl
 
 std::optional<SlowRank> SlowRanks::judge() const {
     std::vector<Shares> all;
-    for (std::size_t rank = 0; rank < latest_.size(); ++rank) {
-        if (latest_[rank].seconds <= before_[rank].seconds) return {};  // nothing was heard of it
-        all.push_back(shares(before_[rank], latest_[rank]));
+    for (std::size_t rank = 0; rank < counts_.ranks(); ++rank) {
+        if (!counts_.has_heard_of(rank)) return {};
+        all.push_back(shares(counts_.before(rank), counts_.latest(rank)));
     }
     const double calls = median(all, [](const Shares& each) { return each.calls; });
     const double in_calls = median(all, [](const Shares& each) { return each.in_calls; });
@@ -142,34 +131,18 @@ std::string SlowRanks::describe(const SlowRank& slow) const {
     return text + "does not run";
 }
 
-std::optional<SlowRank> SlowRanks::slowest() const {
-    const std::lock_guard lock(mutex_);
-    return named_;
-}
-
-std::vector<SlowRank> SlowRanks::so_far() const {
-    const std::lock_guard lock(mutex_);
-    return so_far_;
-}
-
 void SlowRanks::name(const SlowRank& slow, bool is_new) {
-    const std::lock_guard lock(mutex_);
-    named_ = slow;
     if (!is_new) {
-        const double share = std::max(so_far_.back().share, slow.share);
-        so_far_.back() = slow;
-        so_far_.back().share = share;
+        named_.go_on([&](SlowRank& now, SlowRank& kept) {
+            const double share = std::max(kept.share, slow.share);
+            now = kept = slow;
+            kept.share = share;
+        });
         return;
     }
-    if (so_far_.size() == most_kept) so_far_.erase(so_far_.begin());
-    so_far_.push_back(slow);
+    named_.begin(slow);
     if (std::find(slow.ranks.begin(), slow.ranks.end(), options_.rank) != slow.ranks.end())
         named_here_.store(true, std::memory_order_relaxed);
-}
-
-void SlowRanks::clear() {
-    const std::lock_guard lock(mutex_);
-    named_.reset();
 }
 
 }  // namespace multiring

@@ -8,13 +8,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "engine_options.hpp"
+#include "slow.hpp"
 #include "status.hpp"
 #include "wait.hpp"
 
@@ -45,15 +45,15 @@ class SlowRanks {
     std::vector<std::string> observe(std::span<const Status> statuses, Clock::time_point now, bool link_is_slow);
 
     // Any thread's: the slow rank, once it was named and until it is slow no longer.
-    std::optional<SlowRank> slowest() const;
+    std::optional<SlowRank> slowest() const { return named_.now(); }
     // All that were named so far, the latest ones of very many, in the order of time.
-    std::vector<SlowRank> so_far() const;
+    std::vector<SlowRank> so_far() const { return named_.so_far(); }
     // Whether this rank has been named since this was asked last.
     bool take_named_here() {
         return named_here_.load(std::memory_order_relaxed) && named_here_.exchange(false, std::memory_order_relaxed);
     }
-    void lock_for_fork() { mutex_.lock(); }
-    void unlock_after_fork() { mutex_.unlock(); }
+    void lock_for_fork() { named_.lock_for_fork(); }
+    void unlock_after_fork() { named_.unlock_after_fork(); }
 
   private:
     // The rank that was late in the window that ends, an empty one if none was, nullopt if that is unknown.
@@ -61,21 +61,16 @@ class SlowRanks {
     std::string names(const std::vector<int>& ranks) const;
     std::string describe(const SlowRank& slow) const;
     void name(const SlowRank& slow, bool is_new);
-    void clear();
 
     const EngineOptions& options_;
-    std::vector<Counts> latest_, before_;  // indexed by rank; `before_` at the beginning of the window
-    Clock::time_point began_;
+    CountWindows counts_;
     std::vector<int> suspects_;  // ranks that were late in the last window
     double late_seconds_ = 0;    // how long they have been late
     int windows_ = 0;            // consecutive windows in which they were late
     int clear_ = 0;              // consecutive windows in which those that were named were not late
-    int untold_ = 0;             // consecutive windows of which nothing can be told
 
     std::atomic<bool> named_here_{false};
-    mutable std::mutex mutex_;
-    std::optional<SlowRank> named_;
-    std::vector<SlowRank> so_far_;
+    NamedSlow<SlowRank> named_;
 };
 
 }  // namespace multiring

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "communicator.hpp"
+#include "call.hpp"
 
 namespace multiring {
 namespace {
@@ -60,7 +60,7 @@ void LaneTracer::begin(const Call& call, std::uint64_t bytes, std::uint64_t plan
     template_.number = call.number;
     template_.bytes = bytes;
     template_.plan = plan;
-    template_.communicator = call.installed->communicator->id;
+    template_.communicator = call.installed->group->id;
     template_.collective = call.is_point() && call.part_of != Collective::send ? call.part_of : call.collective;
     template_.dtype = call.dtype;
     rows_.assign(rows, {});

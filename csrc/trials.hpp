@@ -42,8 +42,8 @@ class Trials {
     void enter(std::size_t number) { stamp(number).entered = now(); }
     void leave(std::size_t number) { stamp(number).left = now(); }
 
-    // Waits until a call has ended, so many seconds at most, and tells when that was, in seconds of time.monotonic();
-    // throws what the call threw.
+    // Waits until a call has ended, for a number of seconds at most, and tells when that was, in seconds of
+    // time.monotonic(); throws what the call threw.
     using End = std::function<double(double)>;
 
     // The call goes on without its caller, and is left when it ends.

@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "communicator.hpp"
+#include "call.hpp"
 #include "device.hpp"
 #include "errors.hpp"
 #include "executor.hpp"

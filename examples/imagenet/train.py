@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import hashlib
 import math
@@ -22,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+import account
 import checkpoints
 import torch
 import torch.distributed as dist
@@ -41,6 +43,9 @@ from multiring.data import DataError, cuts
 
 MISTAKES = (ValueError, OSError, DataError)
 """What wrong arguments and wrong data raise."""
+
+STEPS_ALONE = 3
+"""Steps that each rank takes by itself, to know what it would reach without the others."""
 
 
 class Training:
@@ -69,12 +74,18 @@ class Training:
         self.world = mr.world_size()
         self.at_start = self.world
         self.state: dict[str, Any] = {"loader": self.loader.state_dict(), "best": 0.0, "result": {}}
+        self.history = account.begun()
+        self.alone = 0.0  # images/s that this rank computes by itself, once they are measured
         self.whole = False  # whether this rank has all that a training goes on from
         self.may_begin = not replaces()
         self.waited_in_vain = False
         self.sums = torch.zeros(2, dtype=torch.float64)  # losses and samples since the last line
+        self.epoch_sums = torch.zeros(
+            2, dtype=torch.float64
+        )  # the same since they were last added to the history, or ranks changed
         self.began = self.told = time.perf_counter()
         self.trained = 0
+        self.since = (self.began, 0)  # when the epoch began, or ranks changed; what had been trained on
 
     def _loader(self) -> multiring.torch.Loader:
         workers: dict[str, Any] = {"num_workers": self.args.workers, "pin_memory": self.device.type == "cuda"}
@@ -129,7 +140,8 @@ class Training:
         oldest = mr.oldest()
         newcomer = replaces() and not self.whole
         agree(self._begin() if mr.rank() == oldest and not self.whole else None, self.facts(), newcomer)
-        state, self.at_start = multiring.torch.broadcast_object((self.state, self.at_start), oldest)
+        held = (self.state, self.at_start, self.history)
+        state, self.at_start, self.history = multiring.torch.broadcast_object(held, oldest)
         if state != self.state:
             self.may_begin = False  # what follows may arrive in part, which is no beginning
         self.state = state
@@ -140,8 +152,35 @@ class Training:
         self.loader.load_state_dict(self.state["loader"])
         self.world = dist.get_world_size()
         self.sums.zero_()
+        if self.args.page and not self.alone and self.preset.statistics == "rank":
+            self.alone = self.speed_alone()
+        self.epoch_sums.zero_()
+        self.restart_clock()
+        self.told = self.since[0]
         # Statistics of batch norms stay those of each rank until they are averaged.
         self.parallel = DistributedDataParallel(self.net, forward_sync_buffers=False)
+
+    def restart_clock(self) -> None:
+        """Begin to measure an epoch's speed."""
+        self.since = (time.perf_counter(), self.trained)
+
+    def speed_alone(self) -> float:
+        """Images/s of steps on this rank's part of a batch, without reading images or waiting for others.
+
+        The steps are those of a copy. Other ranks measure at the same time where they begin together, and share cores.
+        """
+        net = copy.deepcopy(self.net).train()
+        some = min(math.ceil(self.preset.batch / self.world), self.preset.micro)
+        pixels, label = self.images[0]
+        batch, labels = pixels.expand(some, *pixels.shape), torch.full((some,), label)
+        for step in range(1 + STEPS_ALONE):
+            if step == 1:  # the first is slower
+                began = time.perf_counter()
+            net.zero_grad()
+            self.loss(net, batch, labels, self.preset.smoothing).backward()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return some * STEPS_ALONE / (time.perf_counter() - began)
 
     def _begin(self) -> str | None:
         """Take the checkpoint up, if there is one, or begin anew; what is wrong if neither can be done.
@@ -181,6 +220,8 @@ class Training:
                     raise
                 self.parallel, self.waited_in_vain = None, False
                 first = str(error).partition("\n")[0]
+                lost = f"{first}; {len(agreement.members)} ranks go on"
+                self.history["changes"].append([self.epoch, self.done, lost])
                 where = f"go on in epoch {self.epoch} near step {self.done}" if self.whole else "begin"
                 self.tell(f"{first}; {len(agreement.members)} ranks {where}")
 
@@ -228,7 +269,9 @@ class Training:
                 loss = self.loss(self.parallel, part, expected, preset.smoothing)
                 (loss * (self.world / together)).backward()
             self.sums[0] += loss.item()
+            self.epoch_sums[0] += loss.item()
         self.sums[1] += len(labels)
+        self.epoch_sums[1] += len(labels)
         self.optimizer.step()
         if self.average:
             self.average.follow(self.net)
@@ -256,6 +299,7 @@ class Training:
         self.sums.zero_()
         steps = self.epoch * self.each + self.done
         now = time.perf_counter()
+        account.add_point(self.history, steps, *sums.tolist(), now - self.told)
         left = (self.preset.epochs * self.each - steps) * (now - self.began) / max(self.trained, 1) * self.preset.batch
         self.tell(
             f"epoch {self.epoch} step {self.done} of {self.each}  loss {sums[0] / sums[1]:.6f}  rate "
@@ -265,14 +309,35 @@ class Training:
 
     def end_epoch(self) -> None:
         """Validate, and go to the next epoch."""
+        ended, (began, trained) = time.perf_counter(), self.since
+        self.add_losses()
+        losses, images = self.history["sums"]
+        alone = torch.tensor([self.alone], dtype=torch.float64)
+        dist.all_reduce(alone, dist.ReduceOp.MIN)
         result = self.validate()
         best = max(self.state["best"], result["top1"])
+        self.history["epochs"].append(
+            {
+                "epoch": self.epoch,
+                "step": (self.epoch + 1) * self.each,
+                "ranks": self.world,
+                "loss": losses / images if images else None,
+                "speed": (self.trained - trained) / (ended - began) if self.trained > trained else None,
+                "expected": self.world * alone.item() or None,
+                "top-1": result["top1"],
+                "top-5": result["top5"],
+                "validation loss": result["loss"],
+            }
+        )
+        self.history["sums"] = [0.0, 0.0]
         self.loader.set_epoch(self.epoch + 1)
         self.tell(f"epoch {self.epoch} validated: {told(result)}")
         self.state = {"loader": self.loader.state_dict(), "best": best, "result": result}
         self.save()
         if self.epoch < self.preset.epochs:
             self.admitted()
+        self.restart_clock()
+        self.told += self.since[0] - ended  # validation is no part of the images/s of a line
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -282,17 +347,36 @@ class Training:
         net.eval()
         ends = cuts(len(self.validation), [1] * self.world)
         mine = Subset(self.validation, range(ends[dist.get_rank()], ends[dist.get_rank() + 1]))
-        counts = torch.zeros(4, dtype=torch.float64)
+        classes = len(self.images.classes)
+        counts = torch.zeros(2, dtype=torch.float64)
+        of_class = torch.zeros(2, classes, dtype=torch.float64)  # images, and those that were right
+        mistakes = []  # pairs of a class and another one that it was taken for
         for pixels, labels in DataLoader(mine, self.preset.micro, num_workers=self.args.workers):
             answers = self.answers(net, pixels).cpu()
-            first = answers.topk(min(5, answers.shape[1])).indices == labels[:, None]
+            guessed = answers.topk(min(5, answers.shape[1])).indices
+            hits = guessed == labels[:, None]
+            right = hits[:, 0]
+            of_class += torch.stack([torch.bincount(each, minlength=classes) for each in (labels, labels[right])])
+            mistakes.append(torch.stack([labels, guessed[:, 0]])[:, ~right])
             lost = F.cross_entropy(answers, labels, reduction="sum")
-            counts += torch.stack([torch.tensor(len(labels)), first[:, 0].sum(), first.sum(), lost]).double()
+            counts += torch.stack([hits.sum(), lost]).double()
         dist.all_reduce(counts)
-        seen, right, near, lost = counts.tolist()
+        dist.all_reduce(of_class)
+        self.history["worst"] = self.confused(*of_class, torch.cat(mistakes, 1) if mistakes else torch.empty(2, 0))
+        (seen, exact), (near, lost) = of_class.sum(1).tolist(), counts.tolist()
         if seen != len(self.validation):
             raise ValueError(f"{seen:.0f} of {len(self.validation)} validation images were seen")
-        return {"images": seen, "right": right, "top1": right / seen, "top5": near / seen, "loss": lost / seen}
+        return {"images": seen, "right": exact, "top1": exact / seen, "top5": near / seen, "loss": lost / seen}
+
+    def confused(self, seen: Tensor, right: Tensor, mistakes: Tensor) -> list[dict[str, Any]]:
+        """What the worst classes were taken for; no matrix of all classes by all, which may be 22,000."""
+        worst = account.worst_classes(seen, right)
+        taken = torch.zeros(len(worst), len(seen), dtype=torch.float64)
+        for row, label in enumerate(worst):
+            taken[row] = torch.bincount(mistakes[1][mistakes[0] == label].long(), minlength=len(seen))
+        if worst:
+            dist.all_reduce(taken)
+        return account.confused(self.images.classes, worst, seen, right, taken)
 
     def admitted(self) -> bool:
         """Whether ranks were admitted in the place of lost ones; all ranks make the same number of calls.
@@ -305,6 +389,8 @@ class Training:
         for wait in range(waits + 1):
             if multiring.torch.grow() is not None:
                 self.parallel, self.waited_in_vain = None, False
+                admitted = f"ranks were admitted; {dist.get_world_size()} ranks go on"
+                self.history["changes"].append([self.epoch, self.done, admitted])
                 self.tell(f"{dist.get_world_size()} ranks go on in epoch {self.epoch} at step {self.done}")
                 return True
             time.sleep(0.1 if wait < waits else 0)
@@ -315,10 +401,17 @@ class Training:
         if dist.get_rank() == 0:
             print(line, flush=True)
 
+    def add_losses(self) -> None:
+        """Add what each rank had of this epoch to what all remember; all ranks call it."""
+        dist.all_reduce(self.epoch_sums)
+        self.history["sums"] = [a + b for a, b in zip(self.history["sums"], self.epoch_sums.tolist(), strict=True)]
+        self.epoch_sums.zero_()
+
     def save(self) -> None:
         """Write a checkpoint on rank 0; all ranks call it."""
         if not self.args.checkpoint:
             return
+        self.add_losses()
         # Each rank has statistics of its own; who resumes from this has the mean of them, so the others take it too.
         agree_on_statistics(self.net)
         if self.average:
@@ -326,7 +419,8 @@ class Training:
         if dist.get_rank() == 0:
             average = self.average.network.state_dict() if self.average else None
             states = {"net": self.net.state_dict(), "average": average, "optimizer": self.optimizer.state_dict()}
-            checkpoints.save(self.args.checkpoint, {"facts": self.facts(), "state": self.state, **states})
+            whole = {"facts": self.facts(), "state": self.state, "history": self.history, **states}
+            checkpoints.save(self.args.checkpoint, whole)
 
     def _load(self, path: Path) -> None:
         whole = checkpoints.load(path, self.facts(), self.device)
@@ -334,7 +428,13 @@ class Training:
         self.optimizer.load_state_dict(whole["optimizer"])
         if self.average:
             self.average.network.load_state_dict(whole["average"])
-        self.state = whole["state"]
+        self.state, self.history = whole["state"], whole["history"]
+
+    def page(self, path: Path) -> None:
+        """Write a page about the whole training on rank 0; all ranks call it."""
+        answer = f"{self.args.preset}: {told(self.state['result'])}"
+        title = f"{self.args.preset} on {self.args.data}: {self.preset.epochs} epochs, batch {self.preset.batch}"
+        mr.report(path, title, answer=answer, sections=account.sections(self.history))
 
     def result(self) -> str:
         """One line about the whole training."""
@@ -393,7 +493,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--wait", type=at_least(0), default=0, metavar="SECONDS", help="for replacements, once after a loss"
     )
-    parser.add_argument("--page", type=Path, metavar="FILE", help="a page about the job's communication, for a browser")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a page about the training, for a browser")
     return parser.parse_args(words)
 
 
@@ -413,7 +513,7 @@ def main(kind: type[Training] = Training) -> None:
     except DataError as error:  # a worker wraps it in what it was doing
         sys.exit(f"train: {str(error).strip().splitlines()[-1]}")
     if args.page:
-        mr.report(args.page, f"{args.preset} on {args.data}")
+        training.page(args.page)
     training.tell(training.result())
     dist.destroy_process_group()
 

@@ -228,6 +228,9 @@ class Call:
     def tag(self) -> int: ...
     @property
     def part_of(self) -> int: ...
+    def check_has_residual(self) -> None:
+        """ValueError if narrow wires concern it and it has no residual."""
+
     @property
     def residual(self) -> int: ...
     def nbytes(self, size: int) -> int:
@@ -403,8 +406,9 @@ class Engine:
 
         ``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,
         final, wire, rounded, keeps) per instruction, kind being 0 send, 1 reduce, 2 store, 3 repay, 4 round, wire
-        and rounded 0 as it is, 1 bfloat16, 2 float16, 3 int8; ``peers[first_peer:first_peer + peer_count]`` are
-        its peers. Slices are cut at multiples of ``grain`` bytes. ValueError for a malformed table.
+        and rounded 0 as it is, 1 bfloat16, 2 float16, 3 int8, 4 int4, 5 int2, 6 float8;
+        ``peers[first_peer:first_peer + peer_count]`` are its peers. Slices are cut at multiples of ``grain``
+        bytes. ValueError for a malformed table.
         """
 
     def start_message(self, communicator: int, peer: int, call: Call, owner: object | None) -> Work:
@@ -463,14 +467,19 @@ class Engine:
         """
 
     def calls(
-        self, rank: int, size: int, timeout: float, choose_plan: Callable[[int, int, int, float], int | Trials]
+        self,
+        rank: int,
+        size: int,
+        timeout: float,
+        choose_plan: Callable[[int, int, int, float], int | Trials],
+        need_residual: bool = False,
     ) -> NativeCalls:
         """
         The calls of a communicator of ``size`` ranks, whose usual time limit is ``timeout`` seconds.
 
         ``choose_plan(collective, nbytes, root, timeout)`` returns the handle of an installed schedule, or
         `Trials` that are not all taken. It is asked once for each size class, and again once all trials are
-        taken.
+        taken. Where sums ``need_residual``, an all_reduce of float32 by sum or avg without one is a ValueError.
         """
 
     def publish(self, communicator: int, calls: NativeCalls) -> None:

@@ -607,10 +607,19 @@ def stats(*, group: Communicator | None = None) -> dict[str, Any]:
     return _communicator(group).stats()
 
 
-def report(path: str | os.PathLike[str], title: str = "", *, group: Communicator | None = None) -> None:
+def report(
+    path: str | os.PathLike[str],
+    title: str = "",
+    *,
+    answer: str = "",
+    sections: Sequence[str] = (),
+    group: Communicator | None = None,
+) -> None:
     """Write a page about this job so far: topology, plans, predicted and measured times, who waits for whom, and why.
 
-    All ranks call it; rank 0 writes the file, HTML that needs no network. OSError if it cannot.
+    All ranks call it; rank 0 writes the file, HTML that needs no network. ``answer``, rank 0's, is the first line in
+    the place of who waits for whom; ``sections`` are HTML that follows it, such as ``multiring.pages.page`` makes of
+    tables and curves. OSError if the file cannot be written.
     """
     from multiring.launch import summary
     from multiring.pages import page
@@ -637,7 +646,8 @@ def report(path: str | os.PathLike[str], title: str = "", *, group: Communicator
         said = [*summary.slow_ranks(accounts, hosts), *summary.slow_links(accounts)]
         said = [f"{line[0].upper()}{line[1:]}." for line in said]
         topology = members.world.topology.restrict(members.members)
-        write_text(Path(path), page.of_job(title or f"A job of {members.size} ranks", topology, used, ranks, said))
+        title = title or f"A job of {members.size} ranks"
+        write_text(Path(path), page.of_job(title, topology, used, ranks, said, answer, sections))
 
 
 def shard(

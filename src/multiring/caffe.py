@@ -76,7 +76,7 @@ class Distribution:
         names = [name for name, _ in [*named, *scalars]]
         # A view is asked for whenever it is needed: Caffe moves a blob's memory when the blob is reshaped.
         self._averaged = [(blob, "diff") for _, blob in named] + [(blob, "data") for _, blob in scalars]
-        # No wire rounds float64: in one block of int8 a loss would make zeros of small gradients.
+        # No wire rounds float64: in one block of a narrow wire a loss would make zeros of small gradients.
         types = [blob.data.dtype.name for _, blob in named] + ["float64"] * len(scalars)
         gradients = [
             GradientSpec(view.size, dtype, part(name, view.shape))

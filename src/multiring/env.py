@@ -262,8 +262,9 @@ class Settings:
         "",
         _wire,
         "level=format,...",
-        "format in which float32, metrics too, is summed between the places of a level: bfloat16, float16 or int8; "
-        "auto: bfloat16 where it pays; what it loses can be [sent later](algorithms.md#what-rounding-loses)",
+        "format in which float32, metrics too, is summed between the places of a level: bfloat16, float16, float8, "
+        "int8, int4 or int2; auto: bfloat16 where it pays; what it loses can be [sent "
+        "later](algorithms.md#what-rounding-loses)",
         agree=True,
     )
     plan: str = _knob(

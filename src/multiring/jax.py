@@ -126,8 +126,8 @@ def average(
 
     With ``weight`` the ranks count by their weights: the number of samples that each has in this step. It may be
     traced; what a rank of weight 0 has may be NaN, and weights that add up to 0 give NaN. Trees that are not the same
-    on all ranks are a Mismatch, which names leaves by their paths, or by ``names`` where given. Over a wire of int8
-    metrics need a call of their own, as small leaves beside large ones may come back as 0.
+    on all ranks are a Mismatch, which names leaves by their paths, or by ``names`` where given. Over a wire of
+    blocks metrics need a call of their own, as small leaves beside large ones may come back as 0.
     """
     leaves, paths, structure = _flattened(tree)
     check_bucket_bytes(bucket_bytes)

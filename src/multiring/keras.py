@@ -53,20 +53,8 @@ def DistributedOptimizer(
     A ``LossScaleOptimizer`` goes inside: it looks for overflow in what was averaged, so that all ranks skip the same
     steps. A copy of the optimizer, or a pickled one, averages too and begins without state, as copies of Keras's do.
     """
+    _check(optimizer, weight, bucket_bytes, group)
     base = type(optimizer)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"{base.__module__}.{base.__qualname__} is no optimizer of Keras 3")
-    if hasattr(base, "averages_over_ranks"):
-        raise ValueError(f"this {base.__name__} averages over the ranks already")
-    if group is not None:
-        api.joined(group)  # refuses what is none, before a step is compiled
-    check_bucket_bytes(bucket_bytes)
-    scales = issubclass(base, keras.optimizers.LossScaleOptimizer)
-    if callable(weight) and scales:
-        raise ValueError(
-            "a LossScaleOptimizer does not count the batches that it skips, so that a weight cannot be a function of "
-            "their number: give a number"
-        )
     average_gradients, weight_of = _averaging(), _weighing(weight)
 
     @_not_compiled
@@ -105,18 +93,42 @@ def DistributedOptimizer(
             raise ValueError(_own_scaling(base.__name__))
         set_plain(self, name, value)
 
-    # Keras saves a class by its module and name: these are of the plain one.
-    names = {"apply": apply, "averages_over_ranks": False, "__module__": base.__module__, "__doc__": base.__doc__}
-    names["__reduce__"] = reduce
-    names["__setattr__"] = set_attribute
-    if scales:  # on JAX it passes its own `apply` by
+    names = {"apply": apply, "averages_over_ranks": False, "__reduce__": reduce, "__setattr__": set_attribute}
+    if _scales(base):  # on JAX it passes its own `apply` by
         names["stateless_apply"] = stateless_apply
-    optimizer.__class__ = type(base.__name__, (base,), names)
+    optimizer.__class__ = _derived(base, names)
+    return optimizer
+
+
+def _check(optimizer: Any, weight: Any, bucket_bytes: Any, group: Any) -> None:
+    """TypeError or ValueError for what cannot be served, before a step is compiled."""
+    base = type(optimizer)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"{base.__module__}.{base.__qualname__} is no optimizer of Keras 3")
+    if hasattr(base, "averages_over_ranks"):
+        raise ValueError(f"this {base.__name__} averages over the ranks already")
+    if group is not None:
+        api.joined(group)
+    check_bucket_bytes(bucket_bytes)
+    if callable(weight) and _scales(base):
+        raise ValueError(
+            "a LossScaleOptimizer does not count the batches that it skips, so that a weight cannot be a function of "
+            "their number: give a number"
+        )
+
+
+def _scales(base: type) -> bool:
+    return issubclass(base, keras.optimizers.LossScaleOptimizer)
+
+
+def _derived(base: Any, names: dict[str, Any]) -> type:
+    """A class of the same name that has ``names`` besides. Keras saves it by the module and name of ``base``."""
+    derived = type(base.__name__, (base,), {**names, "__module__": base.__module__, "__doc__": base.__doc__})
     registered = keras.saving.get_registered_name(base)
     if registered != base.__name__:
-        for each in (type(optimizer), base):  # the last one is what the name stands for when a model is loaded
+        for each in (derived, base):  # the last one is what the name stands for when a model is loaded
             keras.saving.register_keras_serializable(*registered.split(">"))(each)
-    return optimizer
+    return derived
 
 
 def _made_again(base: Any, wrap: Callable[[Any], Any], config: dict[str, Any]) -> Any:
@@ -256,7 +268,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """At the end of an epoch, the metrics become their means over the ranks; put it before callbacks that read them.
+    """Averages the metrics over the ranks at the end of each epoch; put it before callbacks that read them.
 
     ``weight`` is the number of samples of this rank, where it is not the same on all ranks.
     """

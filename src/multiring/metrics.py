@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multiring.env import parse_metrics
 from multiring.errors import MultiringError, ResourceError
+from multiring.planning.plan import BLOCKED
 from multiring.runtime.comm import Communicator
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _on_bus(collective: str, size: int) -> float:
     """Bytes that cross the slowest link of a ring, for each byte of all blocks together (NCCL's tests)."""
     if collective == "all_reduce":
         return 2 * (size - 1) / size
-    return (size - 1) / size if collective in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+    return (size - 1) / size if collective in BLOCKED else 1.0
 
 
 class Exporter:

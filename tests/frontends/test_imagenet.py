@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, opened, table_of
 from forking_launcher import TORCH
 from framework_jobs import alone, job, needs
 
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 APPLICATION = ROOT / "examples" / "imagenet"
 sys.path.insert(0, str(APPLICATION))
 
+import account  # noqa: E402
 import agreement  # noqa: E402
 import checkpoints  # noqa: E402
 import networks  # noqa: E402
@@ -249,15 +251,29 @@ def validated(done: subprocess.CompletedProcess[str]) -> list[str]:
     return re.findall(r"^epoch \d+ validated: top-1 \S+ (\(\d+ of \d+\))", done.stdout, re.MULTILINE)
 
 
+def validation_loss(done: subprocess.CompletedProcess[str]) -> str:
+    return re.findall(r"^epoch \d+ validated: .* loss (\S+)$", done.stdout, re.MULTILINE)[-1]
+
+
 def told(done: subprocess.CompletedProcess[str]) -> list[str]:
     """The mistakes that ranks tell; the launcher repeats them further to the right."""
     return re.findall(r"^(?:\[\d\] )?train: (.*)$", done.stderr, re.MULTILINE)
 
 
-def test_one_two_and_three_ranks_train_the_same(glyphs: Path) -> None:
-    """The last batch of an epoch has 4 of the 40 images, which three ranks cut into 1, 1 and 2."""
+def cells(file: Path, caption: str) -> list[list[str]]:
+    """The rows of a table of a page, without its headings."""
+    (found,) = re.findall(rf"<caption>{caption}</caption>.*?<tbody>(.*?)</tbody>", file.read_text("utf-8"), re.DOTALL)
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", found)]
+
+
+def test_one_two_and_three_ranks_train_the_same(glyphs: Path, tmp_path: Path) -> None:
+    """The last batch of an epoch has 4 of the 40 images, which three ranks cut into 1, 1 and 2.
+
+    The page says the same of each: the mean loss of an epoch, and what the worst classes were taken for.
+    """
     shape = ["epochs=2", "batch=12", "statistics=world", "rate=0.02", "warm_up=0", "schedule=steps"]
-    one, *others = (trains(glyphs, ranks, *shape) for ranks in (1, 2, 3))
+    pages = {ranks: tmp_path / f"{ranks}.html" for ranks in (1, 2, 3)}
+    one, *others = (trains(glyphs, ranks, *shape, options=("--page", str(pages[ranks]))) for ranks in pages)
     assert len(losses(one)) == 8
     assert losses(one)[-1] < losses(one)[0]
     for other in others:
@@ -265,6 +281,22 @@ def test_one_two_and_three_ranks_train_the_same(glyphs: Path) -> None:
         assert validated(other) == validated(one)
         assert len(validated(other)) == 2
         assert validated(other)[0].endswith(" of 15)")
+    sizes = [12, 12, 12, 4]
+    means = [sum(map(float.__mul__, losses(one)[at : at + 4], map(float, sizes))) / 40 for at in (0, 4)]
+    worst = "the worst classes of the last validation"
+    right = int(validated(one)[-1][1:].partition(" ")[0])
+    for ranks, file in pages.items():
+        epochs = cells(file, "epochs")
+        assert [row[:2] for row in epochs] == [["0", str(ranks)], ["1", str(ranks)]]
+        assert [float(row[2]) for row in epochs] == pytest.approx(means, rel=1e-4)
+        assert epochs[-1][6] == f"{right / 15:.2%}"
+        assert cells(file, worst) == cells(pages[1], worst)
+        mistakes = 0
+        for _, images, hits, taken in cells(file, worst):
+            times = list(map(int, re.findall(r"\((\d+)\)", taken)))
+            assert int(images) - int(hits) == sum(times)
+            mistakes += sum(times)
+        assert mistakes == 15 - right
 
 
 def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_same_bits(
@@ -295,12 +327,18 @@ def test_a_training_that_was_killed_goes_on_in_the_middle_of_an_epoch_to_the_sam
 
     # It is over, which those must find out who are left when rank 0 is lost before it has told the others.
     before = second.read_bytes()
-    again = trains(packed, 3, *shape, options=options, launcher=("--min-ranks", "2"), TEST_KILL="0:start")
+    page = tmp_path / "all.html"
+    paged = (*options, "--page", str(page))
+    again = trains(packed, 3, *shape, options=paged, launcher=("--min-ranks", "2"), TEST_KILL="0:start")
     assert losses(again) == []
     lost, last = again.stdout.splitlines()
     assert lost.endswith("; 2 ranks begin")
     assert last.startswith("[1] glyphs: 2 epochs, batch 8, world 2: top-1")  # its first number is [1]
     assert second.read_bytes() == before
+    means = [sum(losses(whole)[at : at + 5]) / 5 for at in (0, 5)]
+    assert [(row[0], float(row[2])) for row in cells(page, "epochs")] == [
+        (epoch, pytest.approx(mean, abs=2e-6)) for epoch, mean in zip("01", means, strict=True)
+    ]
     other = trains(packed, 1, *shape, "rate=0.3", options=options)
     assert other.returncode == 1
     assert told(other) == [
@@ -336,8 +374,54 @@ def test_the_model_has_had_each_sample_once_an_epoch_though_a_rank_was_killed(tm
     assert "2 ranks go on in epoch 0 near step 6\n" in done.stdout
     assert "3 ranks go on in epoch 0 at step 9\n" in done.stdout
     assert done.stdout.endswith("times [2.0], world 3, alike True\n")
-    assert "glyphs on " in (tmp_path / "job.html").read_text("utf-8")
+    page = tmp_path / "job.html"
+    first = page.read_text("utf-8").partition("</h1>")[0]
+    assert first.endswith("<h1>glyphs: top-1 0.00% (0 of 7), top-5 100.00%, loss " + validation_loss(done))
+    assert cells(page, "the worst classes of the last validation") == [["one", "7", "0", "other (7)"]]
+    changes = cells(page, "ranks lost and admitted")
+    found = [(int(epoch), what.rpartition("; ")[2]) for epoch, _, what in changes]
+    assert found == [(0, f"{ranks} ranks go on") for ranks in (2, 3, 2, 3)]
+    assert "rank 2" in changes[0][2]
+    for _, ranks, _, speed, expected, part, *_ in cells(page, "epochs"):
+        assert ranks == "3"
+        assert float(part.rstrip("%")) == pytest.approx(100 * float(speed) / float(expected), abs=0.1)
+    if CHROMIUM:
+        seen = opened(page, tmp_path / "profile", width=500)
+        assert seen["width"] == 500
+        assert table_of(seen, "ranks lost and admitted")[1:] == changes
+        assert seen["headings"][1:3] == ["Loss", "Accuracy on the validation images"]
+        drawn = [picture["curves"] for picture in seen["pictures"]]
+        assert drawn[:3] == [2, 2, 1]
+        (texts,) = [[text for text, _ in picture["texts"]] for picture in seen["pictures"][:1]]
+        assert any(text.endswith(" validation") for text in texts)
     assert validated(done) == ["(0 of 7)"] * 2
+
+
+def test_old_points_of_a_curve_become_one_and_keep_their_sums() -> None:
+    history = account.begun()
+    number = 2 * account.MOST_POINTS + 7
+    for step in range(1, number + 1):
+        account.add_point(history, step, 2.0 * step, 3, 0.5)
+    points = history["points"]
+    assert account.MOST_POINTS / 2 < len(points) <= account.MOST_POINTS
+    assert [point[0] for point in points] == sorted({point[0] for point in points})
+    assert points[-1][0] == number
+    sums = [sum(column) for column in list(zip(*points, strict=True))[1:]]
+    assert sums == [number * (number + 1), 3 * number, 0.5 * number]
+
+
+def test_the_worst_of_many_classes_and_what_they_were_taken_for() -> None:
+    """Class k has k + 4 images, of which k % 7 are mistaken; class 0 of 22,000 is unseen."""
+    seen = torch.arange(22000, dtype=torch.float64) + 4
+    seen[0] = 0
+    right = seen - torch.arange(22000) % 7
+    worst = account.worst_classes(seen, right)
+    assert worst == sorted((k for k in range(1, 300) if k % 7), key=lambda k: ((4 + k - k % 7) / (k + 4), k))[:10]
+    assert worst[0] == 6
+    taken = torch.zeros(len(worst), 22000)
+    taken[0, 21999], taken[0, 8], taken[0, 3], taken[0, 5] = 3, 1, 1, 1
+    first = account.confused([f"n{k}" for k in range(22000)], worst, seen, right, taken)[0]
+    assert first == {"name": "n6", "seen": 10, "right": 4, "taken": [["n21999", 3], ["n3", 1], ["n5", 1]]}
 
 
 # --- mistakes ---

@@ -406,7 +406,7 @@ def program_of(words: Sequence[str]) -> CodeType:
     """What ``python WORDS`` would run in ``__main__``, which is made ready for it: -c TEXT, -m MODULE or a file."""
     sys.path_importer_cache.clear()  # a fresh interpreter has seen no directory yet
     if (reports := sys.modules.get("multiring.job.reports")) is not None:
-        reports._is_forked = False  # to its launcher it is the process that was started
+        reports.tell_in_child()
     if words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
         return compile(words[1], "<string>", "exec")

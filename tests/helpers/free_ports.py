@@ -8,9 +8,7 @@ import socket
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 def free_ports(count: int) -> range:

@@ -34,4 +34,4 @@ def run(names: Iterable[str]) -> None:
     """Call, one after the other, what the program offers by these names, and print which of them returned."""
     for each in [named(name) for name in names]:
         each()
-        print("finished", each.__name__, flush=True)
+        print(f"finished {each.__name__}\n", end="", flush=True)  # at once: others may write between two writes

@@ -88,19 +88,23 @@ def test_the_ssh_script_fails_as_ssh_does(cluster: Cluster) -> None:
     assert (done.returncode, done.stderr) == (255, f"lab {cluster.name} has no host nowhere\n")
 
 
+@pytest.mark.timed
 def test_a_stream_gets_the_rate_of_the_card(cluster: Cluster) -> None:
     assert rate_is(cluster, [Stream("a", "b")], 8 << 20, CARD)
 
 
+@pytest.mark.timed
 def test_down_may_be_slower_than_up(cluster: Cluster) -> None:
     assert rate_is(cluster, [Stream("c", "d")], 1 << 20, SLOW_CARD)
     assert rate_is(cluster, [Stream("d", "c")], 8 << 20, CARD)
 
 
+@pytest.mark.timed
 def test_the_hosts_of_a_rack_share_its_uplink(cluster: Cluster) -> None:
     assert rate_is(cluster, [Stream("c", "a"), Stream("d", "b")], 4 << 20, UPLINK)
 
 
+@pytest.mark.timed
 def test_cards_of_a_host_add_up() -> None:
     link = Link(2 * CARD, 2 * CARD, 50e-6)
     hosts = (Place(name, link, ranks_in_host([rank]), cards=2) for rank, name in enumerate("ab"))
@@ -110,6 +114,7 @@ def test_cards_of_a_host_add_up() -> None:
         assert rate_is(cluster, [Stream("a", "b", card=1)], 8 << 20, CARD)
 
 
+@pytest.mark.timed
 def test_racks_are_as_far_apart_as_asked() -> None:
     with lab.up(racks(latency=10e-3)) as cluster:
         assert measure_round_trip(cluster, "a", "c") == pytest.approx(20e-3, rel=0.25)

@@ -55,6 +55,7 @@ def difference(built: Topology, found: Topology) -> float:
     return worst
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
 def test_every_set_of_hosts_is_bounded_as_it_was_built(path: Path, tmp_path: Path) -> None:
     built = topology_file.load(path)

@@ -18,7 +18,7 @@ import numpy as np
 import multiring as mr
 from multiring.runtime.comm import group_of
 from multiring.runtime.group import GROUPS
-from multiring.training.buckets import Bucket, Buckets, GradientSpec
+from multiring.training.buckets import Bucket, Buckets, GradientSpec, ResidualOf
 
 Array = np.ndarray[Any, Any]
 
@@ -510,8 +510,8 @@ def narrow() -> list[float]:
         mr.shutdown()
 
 
-def narrow_buckets(size_of_values: float) -> None:
-    """Means of gradients that travel in int8, and who had them, whatever the size of the gradients beside the marks.
+def narrow_buckets(size_of_values: float, error: float = 0.0080, keeps: bool = False) -> None:
+    """Means of gradients that travel in blocks, and who had them, whatever the size of the gradients beside the marks.
 
     Values are between one and two times ``size_of_values``, so that an eighth of them is far from what is rounded off.
     """
@@ -523,11 +523,10 @@ def narrow_buckets(size_of_values: float) -> None:
             [size_of_values * (1 + (np.arange(g.elements) * 7 + r * 5) % 11 / 11) for r in range(size)]
             for g in gradients
         ]
-        bound = (
-            2 * size_of_values * 0.0080
-        )  # error of the mean over the ranks, whose largest values are below two sizes
+        bound = 2 * size_of_values * error  # error of the mean over the ranks, whose largest values are below two sizes
+        kept: ResidualOf | None = (lambda _, count: np.zeros(count, np.float32)) if keeps else None
         for bucket_bytes in (100, 3_000, 1 << 20):
-            fused = Buckets(communicator, gradients, [4, 3, 2, 1, 0], bucket_bytes=bucket_bytes)
+            fused = Buckets(communicator, gradients, [4, 3, 2, 1, 0], bucket_bytes=bucket_bytes, residual_of=kept)
             for lacking in range(size):  # gradient 3 is on every other rank; nobody has gradient 4
                 fused.begin()
                 for i in range(4):
@@ -539,7 +538,8 @@ def narrow_buckets(size_of_values: float) -> None:
                     having = [r for r in range(size) if i < 3 or (i == 3 and r != lacking)]
                     mean = sum((values[i][r] for r in having), np.zeros(gradients[i].elements)) / size
                     assert (np.abs(fused.slot(i) - mean) <= bound).all(), (bucket_bytes, i)
-        for bucket in (Bucket(communicator, gradients), Bucket(communicator, [GradientSpec(256, "float32")] * 2)):
+        for some in (gradients, [GradientSpec(256, "float32")] * 2):
+            bucket = Bucket(communicator, some, residual_of=kept)
             for slot in bucket.slots:
                 slot[:] = size_of_values * (1 + rank)
             bucket.marks[:] = [rank == i % size for i in range(len(bucket.marks))]
@@ -551,8 +551,8 @@ def narrow_buckets(size_of_values: float) -> None:
         mr.shutdown()
 
 
-def narrow_blocks() -> str:
-    """The bits of sums that travel in int8, checked to be near those of float64; what travels as it is, is exact."""
+def narrow_blocks(block: int = 256, error: float = 0.0080) -> str:
+    """The bits of sums that travel in blocks, checked to be near those of float64; what travels as it is, is exact."""
     mr.init()
     try:
         rank, size = mr.rank(), mr.world_size()
@@ -561,9 +561,9 @@ def narrow_blocks() -> str:
             rows = np.random.default_rng(count).standard_normal((size, count)) * (1 + np.arange(count) % 1000)
             rows = rows.astype(np.float32)
             exact = rows.astype(np.float64).sum(axis=0)
-            starts = np.arange(0, count, 256)
-            largest = [np.maximum.reduceat(np.abs(row), starts).repeat(256)[:count] for row in rows if count]
-            bound = sum(large.astype(np.float64) for large in largest) * 0.0080
+            starts = np.arange(0, count, block)
+            largest = [np.maximum.reduceat(np.abs(row), starts).repeat(block)[:count] for row in rows if count]
+            bound = sum(large.astype(np.float64) for large in largest) * error
             for make in (np.empty, mr.empty):
                 x = make(count, np.float32)
                 x[:] = rows[rank]
@@ -581,6 +581,34 @@ def narrow_blocks() -> str:
             mr.all_reduce(wide)
             np.testing.assert_allclose(wide, exact, rtol=1e-12, atol=1e-9)
         return digest.hexdigest()
+    finally:
+        mr.shutdown()
+
+
+def two_bits() -> list[Any]:
+    """What is said of sums in int2 without a residual, and the bits of those with one, which go on after it."""
+    mr.init()
+    try:
+        rank, size, count = mr.rank(), mr.world_size(), 5_003
+        rows = np.random.default_rng(3).standard_normal((size, count)).astype(np.float32)
+        said = []
+        for op, of in (("sum", count), ("avg", 3)):
+            try:
+                mr.all_reduce(rows[rank, :of].copy(), op)
+            except ValueError as error:
+                said.append(str(error))
+        wide = rows[rank].astype(np.float64)
+        mr.all_reduce(wide)
+        np.testing.assert_allclose(wide, rows.sum(axis=0, dtype=np.float64), rtol=1e-12, atol=1e-12)
+        total, residual = np.zeros(count), np.zeros(count, np.float32)
+        for _ in range(8):
+            x = rows[rank].copy()
+            mr.all_reduce(x, residual=residual)
+            total += x
+        owed = mr.all_gather(residual).reshape(size, count).sum(axis=0, dtype=np.float64)
+        np.testing.assert_allclose(total + owed, 8 * wide, atol=1e-3)
+        assert len(np.unique(np.abs(x[:64]))) <= 2  # 0 and the scale
+        return [said, hashlib.sha256(total.tobytes()).hexdigest()]
     finally:
         mr.shutdown()
 

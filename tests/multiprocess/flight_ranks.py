@@ -30,16 +30,24 @@ def _call_together() -> None:
 
 def _disagree(x: np.ndarray, collective: Callable[..., Any] = mr.all_reduce) -> None:
     """Make a call, rank CULPRIT once all others have made theirs: who has not made it yet blames another one."""
-    signs = [Path(os.environ["SIGNS"], f"{rank} called") for rank in range(mr.world_size()) if rank != CULPRIT]
     if mr.rank() == CULPRIT:
-        until = time.monotonic() + 30
-        while not all(sign.exists() for sign in signs) and time.monotonic() < until:
-            time.sleep(0.01)
+        _wait_for_the_others()
         collective(x)
     else:
         work = collective(x, async_op=True)
-        Path(os.environ["SIGNS"], f"{mr.rank()} called").touch()
+        _show_the_culprit()
         work.wait()
+
+
+def _show_the_culprit() -> None:
+    Path(os.environ["SIGNS"], str(mr.rank())).touch()
+
+
+def _wait_for_the_others() -> None:
+    signs = [Path(os.environ["SIGNS"], str(rank)) for rank in range(mr.world_size()) if rank != CULPRIT]
+    until = time.monotonic() + 30
+    while not all(sign.exists() for sign in signs) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def _error_of(how: str) -> str:
@@ -58,7 +66,9 @@ def _error_of(how: str) -> str:
             _disagree(np.zeros(500, np.float32), mr.broadcast if is_culprit else mr.all_reduce)
         elif how == "killed":
             if is_culprit:
+                _wait_for_the_others()  # to have ended the calls before
                 os.kill(os.getpid(), signal.SIGKILL)
+            _show_the_culprit()
             mr.all_reduce(np.zeros(500, np.float32))
         elif how == "group":
             group = mr.new_group([2, CULPRIT])

@@ -140,7 +140,7 @@ class Launch:
         """The agent on a host that the stand-in for ssh led to."""
         found = []
         for pid in self.processes():
-            with suppress(FileNotFoundError):  # it has ended meanwhile
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
                 words, environment = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
                 if words.endswith(b"\0-m\0multiring.launch.agent\0") and f"FAKE_HOST={host}\0".encode() in environment:
                     found.append(pid)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 from free_ports import free_port, free_ports
 from mpi_jobs import FREELY, directory_of, start
 
-SCRIPT = str(Path(__file__).parents[2] / "examples/anywhere.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = str(EXAMPLES / "anywhere.py")
 RUN = [sys.executable, "-m", "multiring", "run"]
 
 
@@ -59,3 +62,13 @@ def test_two_pods_of_kubeflow() -> None:
     pod = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "127.0.0.1"}
     pod["PET_MASTER_PORT"] = str(free_port())
     check([start([*RUN, SCRIPT], **pod, PET_NODE_RANK=node) for node in "01"], 4)
+
+
+def test_two_nodes_of_skypilot() -> None:
+    """The command of the example, by which each node's script finds the first one."""
+    _, _, indented = (EXAMPLES / "skypilot.yaml").read_text().partition("run: |\n")
+    command = textwrap.dedent(indented).replace(":29400", f":{free_port()}")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    node = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2\n", "PATH": path}
+    words = ["bash", "-c", f"cd {EXAMPLES.parent} && {command}"]
+    check([start(words, **node, SKYPILOT_NODE_RANK=number) for number in "01"], 8)

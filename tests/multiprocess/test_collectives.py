@@ -94,20 +94,51 @@ def test_float32_travels_narrow_between_hosts_if_asked_for() -> None:
         assert run(collectives.narrow, 3, "aab", environment={"MULTIRING_WIRE": f"host={wire}"}) == [[exact, sum_]] * 3
 
 
-@pytest.mark.parametrize("hosts", ["ab", "aab", "abcc"])
-def test_sums_that_travel_in_int8_have_the_same_bits_on_all_ranks(hosts: str) -> None:
-    bits = run(collectives.narrow_blocks, len(hosts), hosts, environment={"MULTIRING_WIRE": "host=int8"})
+@pytest.mark.parametrize(
+    ("hosts", "wire", "block", "error"),
+    [("ab", "float8", 256, 0.073), ("aab", "int4", 64, 0.15), ("abcc", "int8", 256, 0.0080)],
+)
+def test_sums_that_travel_in_blocks_have_the_same_bits_on_all_ranks(
+    hosts: str, wire: str, block: int, error: float
+) -> None:
+    bits = run(
+        collectives.narrow_blocks, len(hosts), hosts, block, error, environment={"MULTIRING_WIRE": f"host={wire}"}
+    )
     assert len(set(bits)) == 1
 
 
-@pytest.mark.parametrize("size_of_values", [1e-3, 1e6])
-@pytest.mark.parametrize("hosts", ["ab", "aabc"])
-def test_gradients_and_marks_in_int8_leave_each_other_alone(hosts: str, size_of_values: float) -> None:
-    run(collectives.narrow_buckets, len(hosts), hosts, size_of_values, environment={"MULTIRING_WIRE": "host=int8"})
+@pytest.mark.parametrize(
+    ("hosts", "size_of_values", "wire", "error"),
+    [
+        ("ab", 1e6, "int8", 0.0080),
+        ("aabc", 1e-3, "int8", 0.0080),
+        ("aabc", 1e6, "int4", 0.15),
+        ("aabc", 1e6, "int2", 3.0),
+        ("ab", 1e-3, "int2", 3.0),
+        ("ab", 1e-3, "float8", 0.073),
+    ],
+)
+def test_gradients_and_marks_in_blocks_leave_each_other_alone(
+    hosts: str, size_of_values: float, wire: str, error: float
+) -> None:
+    """Each mark has a block in int2, where what is owed from before may come as well."""
+    arguments = size_of_values, error, wire == "int2"
+    run(collectives.narrow_buckets, len(hosts), hosts, *arguments, environment={"MULTIRING_WIRE": f"host={wire}"})
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
-@pytest.mark.parametrize("hosts", ["aabb", "abb"])
+def test_sums_in_two_bits_need_a_residual() -> None:
+    found = run(collectives.two_bits, 3, "aab", environment={"MULTIRING_WIRE": "host=int2"})
+    assert all(each == found[0] for each in found)
+    for said, op in zip(found[0][0], ("sum", "avg"), strict=True):
+        assert said == (
+            f"all_reduce of float32 by {op} without a residual, over a wire that rounds most elements to 0: give "
+            "residual= (torch: wire_feedback=True), sum in float64, or name another format than int2 in MULTIRING_WIRE"
+        )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "wire"), [("aabb", "bfloat16"), ("abb", "float16"), ("aabb", "int8"), ("abb", "int4"), ("abb", "float8")]
+)
 def test_what_rounding_loses_arrives_later_where_it_is_kept(hosts: str, wire: str) -> None:
     found = run(collectives.keeping, len(hosts), hosts, 20, environment={"MULTIRING_WIRE": f"host={wire}"})
     assert all(each == found[0] for each in found)

@@ -46,8 +46,10 @@ def record(path: Path) -> dict[str, Any]:
 
 
 def failed(how: str, directory: Path, **environment: str) -> list[str]:
-    """What the survivors raised."""
+    """What the survivors raised; AssertionError for a rank that was not killed and did not end well."""
     outcomes = start(flight_ranks.fails, 3, how, environment=settings(directory, **environment)).wait()
+    for outcome in outcomes:
+        assert outcome.code in (0, -signal.SIGKILL), outcome.error
     return [outcome.value for outcome in outcomes if outcome.code == 0]
 
 

@@ -27,11 +27,13 @@ def test_every_collective_with_the_bits_of_the_native_engine(implementation: str
         ("aba", ("grid", 5_003), ""),
         ("aab", ("narrow",), "host=bfloat16"),
         ("aab", ("narrow_blocks",), "host=int8"),
+        ("aab", ("narrow_blocks", 64, 0.15), "host=int4"),
+        ("aab", ("two_bits",), "host=int2"),
         ("aabb", ("keeping", 6), "host=int8"),
         ("aab", ("keeping", 6), "host=bfloat16"),
     ],
 )
-def test_plans_of_several_levels(hosts: str, program: tuple[str | int, ...], wire: str) -> None:
+def test_plans_of_several_levels(hosts: str, program: tuple[str | float, ...], wire: str) -> None:
     settings = {**SAME_PLANS, "MULTIRING_WIRE": wire}
     native = jobs.run(mpi_programs.on_hosts, len(hosts), hosts, *program, environment=settings)
     assert run_ranks(mpi_programs.on_hosts, len(hosts), hosts, *program, **settings) == native

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launching import REGROW, Launch, wait_until
 
@@ -136,13 +138,30 @@ def nothing_is_left(launch: Launch) -> None:
     wait_until(lambda: launch.processes() == [], "all processes have ended")
 
 
-def second(launch: Launch) -> int:
-    """The process that became rank 1 in the place of the one that was killed."""
-    ranks = set(marked(launch, "rank-1-*"))
-    (fresh,) = ranks & set(marked(launch, "imported-*-fresh-*"))
-    (found,) = ranks - {fresh}
-    assert found in standbys(launch)
+def replacement(launch: Launch) -> int:
+    """The process that became rank 1 in the place of the one that was killed, and was no fresh interpreter."""
+    (found,) = set(marked(launch, "rank-1-*")) - set(marked(launch, "imported-*-fresh-*"))
     return found
+
+
+def origin(launch: Launch) -> int:
+    """The process that has done the imports, of which the one in the place of rank 1 is a fork."""
+    (found,) = standbys(launch)
+    assert found != replacement(launch)
+    return found
+
+
+def waiting(launch: Launch) -> list[int]:
+    """The processes that could become ranks: not those that have imported, nor ranks."""
+    others = {*marked(launch, "rank-*"), *standbys(launch)}
+    found: list[int] = []
+    if not standbys(launch):
+        return found
+    for pid in set(launch.processes()) - others:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            if b"standby.py" in Path(f"/proc/{pid}/cmdline").read_bytes() and os.getpgid(pid) == pid:
+                found.append(pid)
+    return sorted(found)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +190,7 @@ def test_a_script_sees_what_it_sees_in_a_fresh_interpreter(launch: Launch, name:
     fresh, ready = (json.loads((launch.directory / f"facts-{number}").read_text()) for number in (0, 1))
     assert ready == fresh
     struck = float((launch.directory / "struck").read_text())
-    imported = launch.directory / f"imported--standby-{second(launch)}"
+    imported = launch.directory / f"imported--standby-{origin(launch)}"
     assert float(imported.read_text()) < struck  # nothing was to be waited for
     nothing_is_left(launch)
 
@@ -258,7 +277,161 @@ def test_each_host_has_its_own(hosts: Launch) -> None:
     result = hosts.run(*words, "script.py")
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(marked(hosts, "imported-a-*")) == 2
-    assert second(hosts) in marked(hosts, "imported-b-*")
+    assert len(marked(hosts, "imported-b-*")) == 2  # the replacement has not imported again
+    assert replacement(hosts) not in standbys(hosts)
+    nothing_is_left(hosts)
+
+
+def test_one_interpreter_is_enough_for_ranks_that_are_lost_at_once(launch: Launch) -> None:
+    """They have what it printed, other random numbers than each other, and those of an import that seeds."""
+    draws = """
+        import random, numpy, seeded
+        print("imported")
+        print("warned", file=__import__("sys").stderr)
+    """
+    seeded = "import numpy.random\nGENERATOR = numpy.random.default_rng(5)\n"
+    lost = """
+if rank == "0":
+    wait_for("done-*", 3)
+elif (here / "struck").exists():
+    print("drawn", rank, draws.random.random(), draws.numpy.random.rand(), draws.seeded.GENERATOR.random())
+    (here / f"done-{rank}").touch()
+else:
+    wait_for("ready")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    prepare(launch, "import draws\n" + REWRITTEN_STRIKES + lost, draws=draws, seeded=seeded)
+    words = ("-n", "4", "--min-ranks", "1", "--max-replacements", "3", "--standby", "1", "--no-summary")
+    with launch.start(*words, "script.py", OPENBLAS_NUM_THREADS="2") as process:
+        wait_until(lambda: len(waiting(launch)) == 1, "one waits")
+        wait_until(lambda: len(marked(launch, "rank-*")) == 4, "the ranks run")
+        (launch.directory / "struck").touch()
+        (launch.directory / "ready").touch()
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "standby" not in errors
+    assert len(standbys(launch)) == 1
+    drawn = [line.split()[3:] for line in output.splitlines() if "drawn" in line]
+    expected = str(np.random.default_rng(5).random())
+    assert [each[2] for each in drawn] == [expected] * 3
+    assert len({each[0] for each in drawn}) == len({each[1] for each in drawn}) == 3
+    for rank in range(1, 4):
+        assert output.count(f"[{rank}] imported") == errors.count(f"[{rank}] warned") == 2
+    nothing_is_left(launch)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_one_that_cannot_be_forked_any_more_is_left(launch: Launch, ends: bool) -> None:
+    """It is stopped or killed while a rank waits for a fork; the rank starts again all the same."""
+    twice = """
+if rank == "0":
+    wait_for("done")
+elif len(list(here.glob("rank-1-*"))) == 3:
+    (here / "done").touch()
+else:
+    wait_for("strike-" + os.environ["MULTIRING_REPLACEMENT"])
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    prepare(launch, REWRITTEN_STRIKES + twice)
+    with launch.start(*WORDS, "--standby", "1", "script.py") as process:
+        wait_until(lambda: len(waiting(launch)) == 1, "one waits")
+        (first,) = standbys(launch)
+        os.kill(first, signal.SIGSTOP)
+        (launch.directory / "strike-0").touch()
+        wait_until(lambda: len(marked(launch, "rank-1-*")) == 2, "rank 1 is there again")
+        (launch.directory / "strike-1").touch()
+        wait_until(lambda: waiting(launch) == [], "rank 1 waits for a fork")
+        if ends:
+            os.kill(first, signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert errors.count("is started again") == 2
+    assert ("no standby was forked within 5 s; a fresh interpreter takes its place" in errors) != ends
+    nothing_is_left(launch)
+
+
+LEFT_BEHIND = {
+    "": "import numpy, random, threading; t = threading.Thread(target=int); t.start(); t.join()",
+    r"what it imports has started threads \(1\)": """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+""",
+    "what it imports has opened .*/opened": "opened = open('opened', 'w')",
+    "what it imports has drawn from the generator of random, or has seeded it": "import random; random.seed(1)",
+    "what it imports shares memory: /dev/zero.*": "import mmap; shared = mmap.mmap(-1, 9)",
+    "what it imports has started a process": """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0)
+""",
+}
+
+
+@pytest.mark.parametrize("why", LEFT_BEHIND)
+def test_what_imports_leave_behind_keeps_it_from_being_forked(why: str, tmp_path: Path) -> None:
+    program = """
+import sys
+from multiring.launch.standby import _Traces
+traces = _Traces()
+exec(sys.argv[1])
+print(traces.why_not_to_fork(), flush=True)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, LEFT_BEHIND[why]],
+        cwd=tmp_path,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "2"},  # its thread ends before a fork
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert re.fullmatch(why + "\n", ended.stdout), ended.stdout + ended.stderr
+
+
+def test_where_it_cannot_be_forked_each_does_the_imports(launch: Launch) -> None:
+    threads = """
+        import threading
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    """
+    prepare(launch, "import threads\n" + REWRITTEN_STRIKES + "\nstrike()\n", threads=threads)
+    launch.environment["TEST_IMPORTED"] = "4"
+    result = launch.run("-n", "2", *WORDS[2:], "--standby", "2", "script.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = [line for line in result.stderr.splitlines() if "standby" in line]
+    assert len(told) == 1
+    assert re.fullmatch(
+        r"multiring: host \S+: standbys cannot be forked: what it imports has started threads \(1\); each does the "
+        "imports itself",
+        told[0],
+    )
+    assert replacement(launch) in standbys(launch)
+    nothing_is_left(launch)
+
+
+def test_a_spare_host_has_some_before_it_is_needed(hosts: Launch) -> None:
+    job = """
+if os.environ["MULTIRING_REPLACEMENT"] == "0":
+    mr.init()
+    (here / f"met-{rank}-{os.getpid()}").touch()
+if rank == "0":
+    wait_for("done-*", 2)
+elif os.environ["MULTIRING_REPLACEMENT"] != "0":
+    print("on", os.environ["FAKE_HOST"], "as", os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"])
+    (here / f"done-{rank}").touch()
+else:
+    wait_for("never")
+"""
+    prepare(hosts, "import multiring.api\n" + REWRITTEN_STRIKES + "\nimport multiring as mr\n" + job)
+    words = ("-H", "a:1,b:2", "--spares", "c:3", "--python", sys.executable, "--min-ranks", "1")
+    with hosts.start(*words, "--max-replacements", "2", "--standby", "1", "script.py") as process:
+        wait_until(lambda: len(marked(hosts, "imported-c-standby-*")) == 1, "the spare host has imported")
+        wait_until(lambda: len(marked(hosts, "rank-*")) == 3, "the ranks run")
+        wait_until(lambda: len(marked(hosts, "met-*")) == 3, "the ranks have met")
+        os.kill(hosts.agent_of("b"), signal.SIGKILL)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, output + errors
+    for local_rank in range(2):
+        assert f"[{local_rank + 1}] on c as {local_rank} 2\n" in output
+    assert len(marked(hosts, "imported-c-*")) == 1  # none of its ranks has imported
     nothing_is_left(hosts)
 
 
@@ -281,10 +454,10 @@ def test_none_is_left(launch: Launch, end: str) -> None:
     environment = {"fails": {"TEST_FAILS": "1"}, "well": {"TEST_WELL": "1"}}.get(end, {})
     words = ("-n", "2", *most, "--max-replacements", "5", "--standby", "2")
     with launch.start(*words, "script.py", **environment) as process:
-        wait_until(lambda: len(standbys(launch)) == 2, "the standbys are ready")
+        wait_until(lambda: len(waiting(launch)) == 2, "the standbys are ready")
         wait_until(lambda: len(marked(launch, "rank-*")) == 2, "the ranks run")
         rank = marked(launch, "rank-1-*")[0]
-        for pid in standbys(launch):
+        for pid in (*standbys(launch), *waiting(launch)):
             assert b"standby.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
             held = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
             assert len(held) == 4, held  # its standard streams and its socket
@@ -310,9 +483,12 @@ def test_none_is_left(launch: Launch, end: str) -> None:
 def test_one_that_is_killed_is_replaced_and_none_counts_as_a_rank(launch: Launch) -> None:
     prepare(launch, WAITS)
     with launch.start(*WORDS, "--standby", "1", "script.py", TEST_WELL="1") as process:
-        wait_until(lambda: len(standbys(launch)) == 1, "the standby is ready")
+        wait_until(lambda: len(waiting(launch)) == 1, "the standby is ready")
+        (first,) = waiting(launch)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: waiting(launch) not in ([], [first]), "another one is ready")
         os.kill(standbys(launch)[0], signal.SIGKILL)
-        wait_until(lambda: len(standbys(launch)) == 2, "another one is ready")
+        wait_until(lambda: len(standbys(launch)) == 2, "another interpreter imports")
         watch = [sys.executable, "-m", "multiring", "top", "--once", "--json", str(process.pid)]
         shown = subprocess.run(watch, env=launch.environment, capture_output=True, text=True, timeout=60)
         assert [rank["rank"] for rank in json.loads(shown.stdout)["ranks"]] == [0, 1], shown.stderr
@@ -366,7 +542,7 @@ def test_it_waits_at_a_lower_priority_that_it_can_leave(launch: Launch, may_rais
     result = launch.run(*WORDS, "--standby", "1", "script.py", prefix=prefix)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "failed: exit code" not in result.stderr
-    assert second(launch) in standbys(launch)
+    assert origin(launch) in standbys(launch)
     lower = {int((launch.directory / f"priority-{pid}").read_text()) for pid in standbys(launch)}
     assert lower == {min(own + 5, 19) if may_raise else own}
     nothing_is_left(launch)
@@ -449,7 +625,7 @@ strike()
     assert result.returncode == 0, result.stdout + result.stderr
     assert "standby" not in result.stderr
     struck = float((launch.directory / "struck").read_text())
-    assert float((launch.directory / f"imported--standby-{second(launch)}").read_text()) < struck
+    assert float((launch.directory / f"imported--standby-{origin(launch)}").read_text()) < struck
     nothing_is_left(launch)
 
 
@@ -486,10 +662,31 @@ strike()
     launch.environment.update(MULTIRING_SECRET_FD="33", MULTIRING_REPORT_FD="44")
     result = launch.run(*WORDS, "--standby", "1", "script.py", prefix=("bash", "-c", 'exec "$@" 33< other', "bash"))
     assert result.returncode == 0, result.stdout + result.stderr
-    assert second(launch) in standbys(launch)
+    assert origin(launch) in standbys(launch)
     first, its = [(launch.directory / f"secret-{number}").read_text() for number in (0, 1)]
     assert first == its
     assert re.fullmatch("[0-9a-f]{64}", its)
+    nothing_is_left(launch)
+
+
+def test_a_module_that_has_changed_is_imported_anew(launch: Launch) -> None:
+    written = """
+if rank == "1":
+    (here / f"version-{is_second:d}").write_text(str(versioned.VERSION))
+strike()
+"""
+    prepare(launch, "import versioned\n" + REWRITTEN_STRIKES + written, versioned="VERSION = 1\n")
+    with launch.start(*WORDS, "--standby", "1", "script.py", TEST_IMPORTED="4") as process:
+        wait_until(lambda: len(waiting(launch)) == 1, "one waits")
+        wait_until((launch.directory / "version-0").exists, "rank 1 runs")
+        launch.script("VERSION = 2222\n", "versioned.py")
+        (launch.directory / "imported-enough-0").touch()
+        wait_until((launch.directory / "done").exists, "rank 1 is there again")
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert [(launch.directory / f"version-{number}").read_text() for number in (0, 1)] == ["1", "2222"]
+    assert errors.count("versioned.py has changed since standbys imported it: others import it anew") == 1
+    assert errors.count("is started again") == 1
     nothing_is_left(launch)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 
@@ -190,9 +191,18 @@ def world(size: int, hosts: list[int] | None = None, streams: int = 1, **options
     try:
         yield [Rank(engine, rank) for rank, engine in enumerate(engines)]
     finally:
-        for engine in engines:
-            with suppress(Mismatch):  # what a test provoked and has seen elsewhere
-                engine.shutdown()
+        close(engines)
+
+
+def close(engines: Sequence[native.Engine]) -> None:
+    """Shut down at once, as each waits for a moment until the others have read what it sent."""
+
+    def shut_down(engine: native.Engine) -> None:
+        with suppress(Mismatch):  # what a test provoked and has seen elsewhere
+            engine.shutdown()
+
+    with ThreadPoolExecutor(len(engines)) as pool:
+        list(pool.map(shut_down, engines))
 
 
 def errors_of(ranks: list[Rank], program) -> list[BaseException | None]:

@@ -72,6 +72,7 @@ PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
         ({"OMPI_COMM_WORLD_RANK": "", "OMPI_COMM_WORLD_SIZE": "", "PMIX_RANK": ""}, "no launcher", 0, 1),
         ({"SLURM_PROCID": "", "SLURM_STEP_NODELIST": "", "SLURM_STEP_NUM_TASKS": ""}, "no launcher", 0, 1),
         ({"PET_NNODES": "", "PET_NPROC_PER_NODE": "", "PET_NODE_RANK": ""}, "no launcher", 0, 1),
+        ({"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}, "no launcher", 0, 1),
         (by_hand(1, 2, TORCHELASTIC_RESTART_COUNT=""), "RANK and WORLD_SIZE", 1, 2),
     ],
 )
@@ -134,6 +135,7 @@ def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], mon
         ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"}, "HOROVOD_SIZE=2 speaks of several ranks"),
         ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1"}, "FLUX_JOB_SIZE=2 speaks of several ranks"),
         ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}, "MPI_LOCALNRANKS=2 speaks of several ranks"),
+        ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}, "SKYPILOT_NUM_NODES=2 speaks of several ranks"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is not set, and others of its launcher are"),
         ({"PMI_RANK": "1"}, "PMI_SIZE is not set, and others of its launcher are"),
         ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2 speaks of several ranks"),

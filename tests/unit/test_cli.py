@@ -109,11 +109,7 @@ def test_run_refuses_a_plan_that_every_rank_would_refuse(
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
-        (
-            "WIRE",
-            "host=fp16",
-            "MULTIRING_WIRE=host=fp16: wire 'fp16' for level host: known are bfloat16, float16, int8",
-        ),
+        ("WIRE", "host=fp16", "'fp16' for level host: known are bfloat16, float16, int8, int4, int2, float8"),
         ("WIRE", "hots=int8", "MULTIRING_WIRE=hots=int8: wire for level 'hots': known are host, rack, site"),
         ("WIRE", "host=int8,rack=float16", "the sum can be rounded to one format only"),
         ("INTERFACE", "eth99", "MULTIRING_INTERFACE='eth99' admits no address of this host; it has: "),

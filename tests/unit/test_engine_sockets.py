@@ -56,8 +56,18 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def threads_at_rest() -> int:
+    """The number of threads once those that a test before has joined are gone: it stays the same for 0.1 s."""
+    found, since = threads(), time.monotonic()
+    while time.monotonic() < since + 0.1:
+        time.sleep(0.01)
+        if threads() != found:
+            found, since = threads(), time.monotonic()
+    return found
+
+
 def test_they_are_made_for_the_first_large_message() -> None:
-    alone = threads()
+    alone = threads_at_rest()
     with world(2, [0, 1], streams=4, socket_threads=3) as ranks:
         assert has_threads(alone + 2)  # the progress threads
         plan = all_reduce_plan(2, "direct")
@@ -72,7 +82,7 @@ def test_they_are_made_for_the_first_large_message() -> None:
 
 @pytest.mark.parametrize(("streams", "count"), [(1, 2), (3, 0)])
 def test_there_are_none_where_nothing_is_left_for_them(streams: int, count: int) -> None:
-    alone = threads()
+    alone = threads_at_rest()
     with world(2, [0, 1], streams=streams, socket_threads=count) as ranks:
         plan = all_reduce_plan(2, "direct")
         results = in_threads(ranks, lambda rank: rank.run(plan, contribution(rank.rank, LARGE)))

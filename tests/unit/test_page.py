@@ -165,6 +165,39 @@ def test_curves_leave_out_what_is_not_known() -> None:
         assert f">{label}</text>" in drawn
 
 
+def test_a_history_has_places_and_values_to_scale() -> None:
+    points = {"training": [(10.0, 4.0), (20.0, 2.0), (40.0, 1.0)], "validation": [(40.0, 3.0)]}
+    drawn = page.history("Loss & more", "steps", points)
+    assert drawn.startswith("<h2>Loss &amp; more</h2>")
+    x, y = ([float(found) for found in re.findall(rf'c{axis}="([\d.]+)"', drawn)] for axis in "xy")
+    assert (x[2] - x[1]) / (x[1] - x[0]) == pytest.approx(2, abs=0.01)
+    assert (y[1] - y[0]) / (y[2] - y[1]) == pytest.approx(2, abs=0.01)
+    assert x[3] == x[2]
+    for label in ("1 training", "3 validation"):
+        assert f">{label}</text>" in drawn
+    many = page.history("Loss", "steps", {"training": [(float(step), 1.0) for step in range(page.MOST_DOTS + 1)]})
+    assert "<circle" not in many
+    assert len(re.findall(r"[\d.]+,[\d.]+", many)) == page.MOST_DOTS + 1
+    assert page.history("Loss", "steps", {"training": []}) == ""
+
+
+def test_an_answer_and_sections_of_a_job_come_first() -> None:
+    ranks = [page.RankTimes(r, "a", 2.0, 1.0 + r / 100) for r in range(4)]
+    own = page.paragraph("7 < 8 of 9")
+    shown = words(parsed(page.of_job("a job", Topology.flat([4]), [], ranks, answer="top-1 90 %", sections=[own])))
+    order = [
+        "top-1 90 %",
+        "a job",
+        "4 ranks on 1 host",
+        "7 < 8 of 9",
+        "Who waits for whom",
+        "No rank holds up",
+        "Topology",
+    ]
+    places = [shown.rindex(each) for each in order]
+    assert places == sorted(places)
+
+
 def test_near_values_fill_the_picture() -> None:
     drawn = page.curves("efficiency", "hosts", [1, 2], {"ring": [0.991, 0.986], "multiring": [0.992, 0.9905]})
     heights = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawn)]

@@ -41,7 +41,7 @@ class Written:
 
 
 def alternate(entries: Mapping[str, Entry], launches: int, start: Start, about: Callable[[Any], str]) -> Written:
-    """What each entry's launches wrote; they take turns, so that each meets the same moods of the machine.
+    """What each entry's launches wrote; they take turns, so that each meets the same load of the machine.
 
     A line about each launch tells how far it is, with what ``about`` says of what it wrote. Ctrl-C ends it early, and
     in the first launch is raised. CalledProcessError if a launch fails; it has said why.

@@ -118,7 +118,7 @@ def run(
         typer.Option(
             parser=whole(0),
             metavar="K",
-            help="Keep K interpreters on each host that have imported what the script does, to be such ranks at once.",
+            help="Keep K processes on each host, forked where the script's imports are done, to be such ranks at once.",
         ),
     ] = 0,
     spares: Annotated[

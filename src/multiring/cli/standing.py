@@ -1,4 +1,4 @@
-"""How a job stands that is watched: from what its launcher tells (`launch/watch.py`) to data and to a picture."""
+"""A running job as data and as a picture, made of what its launcher tells (`launch/watch.py`)."""
 
 from __future__ import annotations
 

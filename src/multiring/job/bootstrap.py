@@ -187,9 +187,10 @@ _SIZES = (
     "FLUX_JOB_SIZE",
     "JSM_NAMESPACE_SIZE",
     "PALS_LOCAL_SIZE",
+    "SKYPILOT_NUM_NODES",
 )
-"""Variables that hold a number of ranks. SLURM_NTASKS is none: it is the whole allocation's, which a batch script or a
-shell in the allocation has too."""
+"""Variables that hold a number of ranks, or of hosts that each have some. SLURM_NTASKS is none: it is the whole
+allocation's, which a batch script or a shell in the allocation has too."""
 
 
 def _above_one(text: str) -> bool:

@@ -46,6 +46,12 @@ def leave_in_child() -> None:
     _is_forked = True
 
 
+def tell_in_child() -> None:
+    """Tell in this process after all: it was forked before it was a rank, and to the launcher it is the one."""
+    global _is_forked
+    _is_forked = False
+
+
 def memory() -> int | None:
     """The descriptor of this process's memory; None where no launcher asks, or where it was not inherited."""
     descriptor = env.read(env.Launch).report_fd

@@ -34,6 +34,7 @@ from multiring.job.late_ranks import RETRY_SECONDS, LateRanks
 from multiring.job.leader_store import LeaderStore
 from multiring.net import auth, dial
 from multiring.net.acceptor import Acceptor, RankConnection
+from multiring.net.closing import closed_on_error
 from multiring.net.framing import Message
 from multiring.net.loop import within
 from multiring.net.membership import Membership
@@ -253,11 +254,8 @@ class Survivor:
                 continue
             except asyncio.TimeoutError:
                 return None
-            try:
+            with closed_on_error(connection):
                 await self._hear(rank, news)
-            except BaseException:
-                connection.close()
-                raise
             return connection
         return None
 
@@ -266,13 +264,10 @@ class Survivor:
         hello = replace(self._acceptor.hello, role=auth.SURVIVOR, rank=self._rank)
         sock, _ = await dial.connect(address, auth.client(self._acceptor.secret, hello))
         connection = await RankConnection.over(sock, self._acceptor.patience)
-        try:
+        with closed_on_error(connection):
             news = await connection.receive()
             if news["rank"] != rank:
                 raise auth.Refused(f"it leads to rank {news['rank']}")
-        except BaseException:
-            connection.close()
-            raise
         return connection, news
 
     async def _hear(self, rank: int, news: Message) -> None:

@@ -95,6 +95,8 @@ class Agent:
         """Those in whose place others were started."""
         self._recipes: dict[int, Recipe] = {}
         self._standbys: Standbys | None = None
+        self._untold: list[str] = []
+        """Notes that the launcher gets when there are ranks."""
         self._left = 0
         """Replacements that are left to the job: more standbys could become nothing."""
         self._starting: set[asyncio.Task[None]] = set()
@@ -107,6 +109,7 @@ class Agent:
             "prepare": self._prepare,
             "listen": self._listen,
             "reach": self._reach,
+            "warm": self._warm,
             "start": self._start,
             "replace": self._replace,
             "input": self._feed,
@@ -197,7 +200,7 @@ class Agent:
             raise LaunchError(f"there is no directory {self._directory}: the job's directory must exist on every host")
         self._command = resolve(program, self._directory, self._environment)
         self._standby = message["standby"]
-        check_room_for(self._assignment.count, standbys=self._standby)
+        check_room_for(self._assignment.count, standbys=self._standby + bool(self._standby))  # and their origin
         self._shares = cores.divide(
             cores.allowed_cores(), cores.cgroup_quota(), self._assignment.count, message["binding"]
         )
@@ -221,36 +224,54 @@ class Agent:
         self._secret = bytes.fromhex(message["secret"])
         if self._typed is not None and self._typed.secret is not None:
             self._secret = self._typed.secret
-        job = {name: message["variables"][name] for name in JOB_VARIABLES}
         self._terminal = Terminal(**message["terminal"])
         self._left = message["left"]
+        self._recipes = self._recipes_for(message["variables"])
+        if self._standbys is not None and not self._standbys.are_for(self._recipes[self._assignment.first]):
+            self._standbys.end()
+            self._standbys = None
         replacements = dict(message["replacements"])
-        for local_rank, rank in enumerate(self._assignment.ranks):
-            place = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self._assignment.count}
-            share = self._shares[local_rank]
-            recipe = self._recipes[rank] = Recipe(
-                self._command,
-                {
-                    "OMP_NUM_THREADS": str(share.threads),
-                    **self._environment,
-                    **job,
-                    **{prefix + name: str(value) for name, value in place.items() for prefix in ("", env.PREFIX)},
-                },
-                self._directory,
-                share.cpus,
-            )
+        for rank, recipe in self._recipes.items():
             try:
                 if not replacements:
                     await self._launch(rank, recipe, self._terminal)
                 elif rank in replacements:
-                    await self._launch(rank, _of_replacement(recipe, replacements[rank]), None)
+                    await self._launch_ready(rank, _of_replacement(recipe, replacements[rank]), None)
             except (OSError, subprocess.SubprocessError) as error:
                 raise LaunchError(
                     f"cannot start rank {rank}, {shlex.join(self._command)}: {system_message(error)}"
                 ) from None
-        if self._standby:
-            recipe = self._recipes[self._assignment.first]
-            self._standbys = Standbys(recipe, self._standby, self._note)
+        self._have_standbys()
+        while self._untold:
+            self._note(self._untold.pop(0))
+
+    async def _warm(self, message: Message) -> None:
+        if self._standbys is not None:  # those of a start before
+            self._standbys.end()
+            self._standbys = None
+        self._left = message["left"]
+        self._recipes = self._recipes_for(message["variables"])
+        self._have_standbys()
+
+    def _recipes_for(self, variables: dict[str, str]) -> dict[int, Recipe]:
+        """What each rank of this host executes."""
+        job = {name: variables[name] for name in JOB_VARIABLES}
+        recipes = {}
+        for local_rank, (rank, share) in enumerate(zip(self._assignment.ranks, self._shares, strict=True)):
+            place = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": self._assignment.count}
+            environment = {
+                "OMP_NUM_THREADS": str(share.threads),
+                **self._environment,
+                **job,
+                **{prefix + name: str(value) for name, value in place.items() for prefix in ("", env.PREFIX)},
+            }
+            recipes[rank] = Recipe(self._command, environment, self._directory, share.cpus)
+        return recipes
+
+    def _have_standbys(self) -> None:
+        if self._standby and self._standbys is None:
+            self._standbys = Standbys(self._recipes[self._assignment.first], self._standby, self._note)
+        if self._standbys is not None:
             self._standbys.fill(self._left)
 
     async def _replace(self, message: Message) -> None:
@@ -270,21 +291,27 @@ class Agent:
     async def _start_again(self, number: int, recipe: Recipe, terminal: Terminal | None, afresh: bool = False) -> None:
         """Start a rank in the place of one that has ended: from a standby, unless ``afresh`` or at a terminal."""
         self._former.append(self._ranks.pop(number))
-        afresh = afresh or (number == 0 and terminal is not None)
-        while self._standbys is not None and not afresh and (standby := self._standbys.take()) is not None:
-            try:
-                await self._launch(number, recipe, terminal, standby)
-            except OSError:  # it has just ended
-                continue
-            self._standbys.fill(self._left)
-            return
         try:
-            await self._launch(number, recipe, terminal)
+            await self._launch_ready(number, recipe, terminal, afresh)
         except (OSError, subprocess.SubprocessError) as error:  # the other ranks of the host go on
             self._pass_on(number, 2, f"cannot start rank {number} again: {system_message(error)}\n".encode())
             self._send("exit", rank=number, code=1, blames=None, account=None)
-        if self._standbys is not None:
-            self._standbys.fill(self._left)
+
+    async def _launch_ready(self, number: int, recipe: Recipe, terminal: Terminal | None, afresh: bool = False) -> None:
+        """Start a rank from a standby that can be had, unless ``afresh`` or at a terminal."""
+        standbys = self._standbys
+        if standbys is None:
+            await self._launch(number, recipe, terminal)
+            return
+        afresh = afresh or (number == 0 and terminal is not None)
+        try:
+            while not afresh and (standby := await standbys.take()) is not None:
+                with contextlib.suppress(OSError):  # it has just ended
+                    await self._launch(number, recipe, terminal, standby)
+                    return
+            await self._launch(number, recipe, terminal)
+        finally:
+            standbys.fill(self._left)
 
     async def _launch(
         self, number: int, recipe: Recipe, terminal: Terminal | None, standby: Standby | None = None
@@ -312,7 +339,10 @@ class Agent:
         self._send("output", rank=rank, stream=stream, text=to_text(data))
 
     def _note(self, text: str) -> None:
-        self._send("note", text=text)
+        if self._ranks:
+            self._send("note", text=text)
+        else:  # nobody listens to a spare host
+            self._untold.append(text)
 
     def _report_exits(self) -> None:
         for number in sorted(self._running):

@@ -41,9 +41,6 @@ MOST_LISTED = 16
 
 Agents = Sequence[tuple[Assignment, AgentConnection]]
 
-StartOn = Callable[[AgentConnection, Mapping[int, int], int], None]
-"""Lets an agent that is prepared start ranks as the replacements of these numbers, after which so many are left."""
-
 
 @dataclass(frozen=True)
 class JobFailure:
@@ -58,7 +55,7 @@ class JobFailure:
 
 
 def culprit(failures: Sequence[JobFailure]) -> JobFailure | None:
-    """The one of which the others are consequences: it blames nobody, most others blame it, and it came first."""
+    """The failure that caused the others: it blames nobody, most others blame it, and it came first."""
     blamed = Counter(failure.blames for failure in failures)
     # max takes the first of equal ones.
     return max(
@@ -88,6 +85,15 @@ class Replacements:
         return self._taken
 
 
+@dataclass(frozen=True)
+class SpareStarts:
+    """How the ranks of a lost host start again on a spare one."""
+
+    spares: Spares
+    start: Callable[[AgentConnection, Mapping[int, int], int], None]
+    """Lets a prepared agent start ranks as the replacements of these numbers, after which so many are left."""
+
+
 class Attempt:
     """Follows the ranks that the agents have been told to start; `run` returns when all have ended."""
 
@@ -100,22 +106,20 @@ class Attempt:
         replacements: Replacements,
         is_excluded: Callable[[int, int], bool],
         gatherings: Gatherings | None = None,
-        spares: Spares | None = None,
-        start_on: StartOn | None = None,
+        spare_starts: SpareStarts | None = None,
     ) -> None:
         """``stdin`` is what rank 0 reads if it runs on another host; ``min_ranks`` go on without those that fail.
 
         ``is_excluded(rank, number)`` tells whether the others have gone on without the process of a rank: its
         replacement of that number, 0 if it is none. ``gatherings`` are those of the ranks, where one that is lost
-        before all have met is started again; None where nobody is. ``spares`` take the places of lost hosts, by
-        ``start_on``.
+        before all have met is started again; None where nobody is. ``spare_starts``: how the ranks of a lost host
+        start again on a spare one; None where none waits.
         """
         self._agents = list(agents)
         self._output = output
         self._stdin = stdin
         self._host = {rank: assignment.host for assignment, _ in agents for rank in assignment.ranks}
-        self._spares = spares
-        self._start_on = start_on
+        self._spare_starts = spare_starts
         self._followers: list[asyncio.Task[None]] = []
         self._running = set(self._host)
         self._begin = time.monotonic()
@@ -336,7 +340,7 @@ class Attempt:
     async def _move(self, lost: Assignment) -> None:
         """Start the ranks of a lost host again on a spare one, as replacements."""
         ranks = self._lost_hosts[lost.first]
-        if self._spares is None or self._start_on is None or self._over.is_set() or not ranks:
+        if self._spare_starts is None or self._over.is_set() or not ranks:
             return
         if self._gatherings is not None and not self._gatherings.have_met():
             return
@@ -347,7 +351,7 @@ class Attempt:
                 f"{self._replacements.most} are left (--max-replacements): no spare host takes its place"
             )
             return
-        taken = await self._spares.take(lost)
+        taken = await self._spare_starts.spares.take(lost)
         if taken is None:
             self._output.note(f"no spare host with room for {listed} takes the place of host {lost.host}")
             return
@@ -365,7 +369,7 @@ class Attempt:
             self._leaving.discard(rank)
             self._seen.pop(rank, None)
         self._running.update(ranks)
-        self._start_on(agent, numbers, self._replacements.left)
+        self._spare_starts.start(agent, numbers, self._replacements.left)
         self._followers.append(asyncio.create_task(self._follow(assignment, agent)))
         shown = f"replacement{'s' if len(ranks) > 1 else ''} {', '.join(map(str, numbers.values()))}"
         self._output.note(

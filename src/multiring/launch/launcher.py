@@ -18,7 +18,7 @@ from multiring.errors import system_message
 from multiring.job import admission
 from multiring.job.gatherings import Gatherings
 from multiring.job.store import Server
-from multiring.launch.attempt import Agents, Attempt, JobFailure, Replacements
+from multiring.launch.attempt import Agents, Attempt, JobFailure, Replacements, SpareStarts
 from multiring.launch.connection import AgentConnection, gather
 from multiring.launch.forked import ForkedAgent
 from multiring.launch.hosts import Assignment
@@ -56,7 +56,7 @@ class Job:
     max_replacements: int = 0
     """Most ranks that are started again, one by one, when they fail while others go on; counted over all restarts."""
     standby: int = 0
-    """Interpreters that each host keeps ready to become such ranks."""
+    """Processes that each host keeps ready to become such ranks."""
     summary: bool = True
     """Whether it ends with three lines about what the ranks did."""
 
@@ -171,7 +171,11 @@ class Launcher:
         if self._standby and why:
             self._output.note(f"--standby {self._job.standby} is of no use: {why}; replacements are started without")
             self._standby = 0
-        spares = [(Assignment(each.entry.name, 0, each.entry.slots), each.agent) for each in self._spare_hosts]
+        counts = [assignment.count for assignment, _ in self._agents]
+        spares = []
+        for each in self._spare_hosts:
+            likely = max(count for count in counts if count <= each.entry.slots)
+            spares.append((Assignment(each.entry.name, 0, likely), each.agent))
         answers = await gather(self._prepare_agent(*each) for each in [*self._agents, *spares])
         if self._job.verbose:
             for (assignment, _), answer in zip(self._agents, answers[: len(self._agents)], strict=True):
@@ -276,6 +280,9 @@ class Launcher:
 
         for _, agent in self._agents:
             start(agent, {}, replacements.left)
+        if self._standby:
+            for agent in self._spares.agents:
+                agent.send("warm", variables=variables, left=replacements.left)
         if not isinstance(self._first, ForkedAgent) and self._stdin is None:
             self._stdin = Input(lambda data: self._first.send("input", text=to_text(data)))
         self._attempt = self._shown = attempt = Attempt(
@@ -286,8 +293,7 @@ class Launcher:
             replacements,
             is_excluded,
             gatherings,
-            self._spares,
-            start,
+            SpareStarts(self._spares, start),
         )
         await attempt.run()
         self._attempt = None

@@ -7,6 +7,7 @@ to the agent   fields                                 meaning
                first count binding standby            ``ready``
 ``listen``     everywhere                             open a port for rank 0; answered by ``listening``
 ``reach``      addresses port                         try them; answered by ``reached``
+``warm``       variables left                         a spare host: have standbys
 ``start``      secret variables terminal left         start the ranks; ``exit`` follows for each; ``left``
                                                       replacements are left
 ``replace``    rank number left                       start a rank again, for the others to admit, or with

@@ -52,6 +52,30 @@ class Streams:
     error: int
 
 
+class AdoptedProcess:
+    """A child of this process that another one has forked for it, with what `subprocess.Popen` offers."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it by SIGKILL, unless it is known to have ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+Process = subprocess.Popen[bytes] | AdoptedProcess
+
+
 def end_with(parent: int, number: int) -> None:
     """Let this process, which was just forked, get signal ``number`` when the thread of ``parent`` that forked it
     ends."""
@@ -87,7 +111,7 @@ def start(recipe: Recipe, streams: Streams, inherited: Collection[int]) -> subpr
     )
 
 
-def send_signal(process: subprocess.Popen[bytes], number: int) -> None:
+def send_signal(process: Process, number: int) -> None:
     """Signal a rank and, where it leads a process group of its own, the whole group."""
     if process.poll() is not None:
         return

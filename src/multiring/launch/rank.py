@@ -12,7 +12,7 @@ from typing import Any
 
 from multiring.job import reports
 from multiring.launch import processes
-from multiring.launch.processes import Recipe, Streams
+from multiring.launch.processes import Process, Recipe, Streams
 from multiring.launch.standbys import Standby
 from multiring.launch.terminal import Terminal, open_pty, set_window_size
 
@@ -42,18 +42,20 @@ class RankProcess:
         secret_fd = _hold("multiring-secret", secret)
         self._report_fd = _hold(reports.NAME, b"")
         if standby is None:
-            self.process = self._start(recipe, stdin, terminal, secret_fd)
+            self.process: Process = self._start(recipe, stdin, terminal, secret_fd)
         else:
             self._open = {standby.output: 1, standby.error: 2}
-            self.process = standby.process
             try:
-                standby.become(recipe, secret_fd, self._report_fd)
+                self.process = standby.become(recipe, secret_fd, self._report_fd)
             except BaseException:
                 standby.end()
                 os.close(self._report_fd)
                 raise
             finally:
                 os.close(secret_fd)
+            for stream, printed in enumerate(standby.printed, 1):
+                if printed:
+                    on_output(stream, printed)
         loop = asyncio.get_running_loop()
         for ours in self._open:
             loop.add_reader(ours, self._read, ours)

@@ -29,6 +29,11 @@ class Spares:
         self._prepare = prepare
         self._note = note
 
+    @property
+    def agents(self) -> list[AgentConnection]:
+        """Those of the hosts that wait."""
+        return [each.agent for each in self._waiting]
+
     async def take(self, lost: Assignment) -> tuple[Assignment, AgentConnection] | None:
         """The first host that has room for the ranks of a lost one, ready to start them; None if there is none."""
         while spare := next((each for each in self._waiting if each.entry.slots >= lost.count), None):

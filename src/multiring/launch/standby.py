@@ -2,25 +2,33 @@
 
 It is started by its path, by the Python that is to run the script, so it needs nothing but the standard library:
 ``python OPTIONS standby.py DESCRIPTOR train.py ARGUMENTS``, or ``-m module`` in the place of ``train.py``. The
-descriptor is a socket to the agent of its host (`standbys.py`). A standby says there that it is ``ready``, and in
-``failed`` why it could not import all, or in ``unfit`` why it cannot stand in for a fresh interpreter. It is told, in
-one message, what only the rank knows of its environment, with the descriptors of the job's secret and of the rank's
-report; it says ``begun``, closes the socket and runs the script.
+descriptor is a socket to the agent of its host (`standbys.py`). A standby says there that it is ``ready``, with the
+reason if it cannot be forked, in ``failed`` why it could not import all, and in ``unfit`` why it cannot stand in for a
+fresh interpreter. One that was to be a rank ends where a file that was imported has changed, which it says in
+``stale``. `FORK` lets it fork another one, which has the descriptors that come with the word: its standard
+streams and its own socket to the agent. Any other message is what only the rank knows of its environment, with the
+descriptors of the job's secret and of the rank's report: the standby says ``begun``, closes the socket and runs the
+script.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import ctypes
+import gc
 import importlib.machinery
 import importlib.util
 import io
 import json
 import os
+import random
 import runpy
+import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -28,13 +36,24 @@ from typing import Any, NoReturn
 DESCRIPTORS = ("MULTIRING_SECRET_FD", "MULTIRING_REPORT_FD")
 """What is told of by descriptors beside the message, in this order."""
 
+MOST_DESCRIPTORS = 4
+"""Those that come with a message: three standard streams and a socket, or `DESCRIPTORS`."""
+
 _ALWAYS_THERE = ("RANK", "LOCAL_RANK", "MULTIRING_RANK", "MULTIRING_LOCAL_RANK", "MULTIRING_REPLACEMENT", *DESCRIPTORS)
 
 UNKNOWN = frozenset((*_ALWAYS_THERE, "MASTER_ADDR", "MASTER_PORT"))
 """The variables that hang on which rank it is to be."""
 
+FORK = b"fork"
 MESSAGE_BYTES = 1 << 14
 TEXT_LENGTH = 500
+
+TRIAL_SECONDS = 5.0
+"""How long a child that ends at once may take to: what libraries do in it may hang where threads were left behind."""
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+_libc = ctypes.PyDLL(None)
 
 
 class AwaitedRank:
@@ -45,38 +64,191 @@ class AwaitedRank:
         self._socket = socket.socket(fileno=descriptor)
         self._lock = threading.RLock()
         self._is_known = False
+        self._agent = os.getppid()
+        self._at_start = _Traces()
         _Environment.place = self
-        for environment in (os.environ, os.environb):
-            environment.__class__ = _Environment
+        _show_environment_as(_Environment)
 
     def say(self, kind: str, text: str = "") -> None:
         """Tell the agent, unless it is gone: then the kernel is about to end this process."""
         try:
-            self._socket.send(json.dumps({"kind": kind, "text": text[:TEXT_LENGTH]}).encode())
+            said = {"kind": kind, "text": text[:TEXT_LENGTH], "process": os.getpid()}
+            self._socket.send(json.dumps(said).encode())
         except ConnectionError:
             os._exit(0)
 
     def wait(self) -> None:
-        """Return once it is known; the environment then is that of the rank."""
+        """Return once it is known; the environment then is that of the rank. What is forked meanwhile waits as well."""
         with self._lock:  # an import may have started a thread that asks
             if self._is_known:
                 return
-            data, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, len(DESCRIPTORS))
+            imported = _imported_files()
+            why_not = self._at_start.why_not_to_fork()
+            if not why_not:
+                gc.collect()
+                gc.freeze()  # or each collection in what is forked would copy the pages of all that is imported
+            self.say("ready", why_not)
+            data, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, MOST_DESCRIPTORS)
+            while data == FORK:
+                self._fork(descriptors)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, MOST_DESCRIPTORS)
             if not data:  # nobody will need it
                 os._exit(0)
-            for environment in (os.environ, os.environb):
-                environment.__class__ = os._Environ
+            changed = [path for path, state in imported.items() if _state(path) != state]
+            if changed:
+                self.say("stale", changed[0])
+                os._exit(0)
+            _show_environment_as(os._Environ)
             os.environ.update(json.loads(data))
             for name, descriptor in zip(DESCRIPTORS, descriptors, strict=True):
                 os.set_inheritable(descriptor, True)
                 os.environ[name] = str(descriptor)
             self._is_known = True
 
+    def _fork(self, descriptors: Sequence[int]) -> None:
+        """Have a child of the agent that waits as this process does; it returns in both."""
+        _show_environment_as(os._Environ)  # what libraries ask for in a child of theirs is not waited for
+        is_new = False
+        try:
+            between = os.fork()
+            if between == 0:  # its child becomes the agent's when it ends
+                is_new = _fork_and_end()
+            else:
+                os.waitpid(between, 0)
+        except OSError:  # no more processes: the agent sees that the socket is closed
+            pass
+        _show_environment_as(_Environment)
+        if not is_new:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._agent:
+            os._exit(1)
+        os.setsid()
+        *streams, told = descriptors
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        self._socket.close()
+        self._socket = socket.socket(fileno=told)
+        _forget_the_parent()
+        self.say("ready")
+
     def begin(self) -> None:
         """Wait, then let the agent know that what happens from now on is the script's."""
         self.wait()
         self.say("begun")
         self._socket.close()
+
+
+class _Traces:
+    """What imports leave behind that two processes cannot both have."""
+
+    def __init__(self) -> None:
+        self._chance = random.getstate()
+        self._open = set(_open_descriptors())
+
+    def why_not_to_fork(self) -> str:
+        """Why a fork would differ from an interpreter that has done the imports itself; empty if it would not."""
+        opened = [text for number, text in _open_descriptors().items() if number not in self._open]
+        if opened:
+            return f"what it imports has opened {opened[0]}"
+        if random.getstate() != self._chance:
+            return "what it imports has drawn from the generator of random, or has seeded it"
+        with open("/proc/self/maps") as maps:
+            shared = [line for line in maps if line.split()[1].startswith("rw") and line.split()[1].endswith("s")]
+        if shared:
+            return f"what it imports shares memory: {shared[0].split(maxsplit=5)[-1].strip()}"
+        if _has_children():
+            return "what it imports has started a process"
+        if _threads() > 1 and not _fork_for_trial():
+            return f"a child that was forked from it did not end within {TRIAL_SECONDS:g} s"
+        if _threads() > 1:
+            return f"what it imports has started threads ({_threads() - 1})"
+        return ""
+
+
+def _imported_files() -> dict[str, tuple[int, ...]]:
+    """The files of the modules that are loaded, and their states: those of Python and of what is installed left out."""
+    installed = (os.path.dirname(os.__file__), os.path.join(sys.prefix, "lib"))
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return {path: _state(path) for path in files if isinstance(path, str) and not path.startswith(installed)}
+
+
+def _state(path: str) -> tuple[int, ...]:
+    """What differs if a file was written since; empty if it cannot be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _open_descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # that of the list itself
+            continue
+    return found
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _fork_for_trial() -> bool:
+    """Fork a child that ends at once, as libraries that can be forked (OpenBLAS) end their threads before; False if it
+    hangs."""
+    child = _libc.fork()  # os.fork warns of threads
+    if child == 0:
+        _libc._exit(0)
+    deadline = time.monotonic() + TRIAL_SECONDS
+    while child > 0 and os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def _fork_and_end() -> bool:
+    """End this process, once it has a child; return there, when another process has become its parent."""
+    own = os.getpid()
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    while os.getppid() == own:
+        time.sleep(0.001)
+    return True
+
+
+def _forget_the_parent() -> None:
+    """Undo what libraries hold because this process was forked, and draw other random numbers than its parent would."""
+    if (reports := sys.modules.get("multiring.job.reports")) is not None:
+        reports.tell_in_child()
+    if (numpy := sys.modules.get("numpy.random.mtrand")) is not None:  # random does it itself
+        generator = numpy._rand
+        if generator._bit_generator._seed_seq is not None:  # else an import has seeded it
+            generator.seed()
+
+
+def _show_environment_as(kind: type[os._Environ[Any]]) -> None:
+    for environment in (os.environ, os.environb):
+        environment.__class__ = kind
 
 
 class _Environment(os._Environ):  # type: ignore[type-arg]
@@ -137,7 +309,6 @@ def main() -> None:
         raise
     except BaseException as error:  # the script will raise it again, where it meets it
         place.say("failed", f"{type(error).__name__}: {error}")
-    place.say("ready")
     place.begin()
     try:
         if is_module:

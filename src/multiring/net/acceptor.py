@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from multiring.net import auth, framing
+from multiring.net.closing import closed_on_error
 from multiring.net.dial import Address
 from multiring.net.framing import Message
 from multiring.net.listen import Listener
@@ -40,11 +41,10 @@ class RankConnection:
     @classmethod
     async def over(cls, sock: socket.socket, patience: float) -> RankConnection:
         """Takes the proven socket over."""
-        try:
-            return cls(*await asyncio.open_connection(sock=sock), patience)
-        except BaseException:
-            sock.close()
-            raise
+        with closed_on_error(sock):
+            streams = await asyncio.open_connection(sock=sock)
+            connection = cls(*streams, patience)
+        return connection
 
     async def _beat(self) -> None:
         with contextlib.suppress(ConnectionError):
@@ -169,14 +169,11 @@ class Acceptor:
         if hello.role == auth.SURVIVOR:
             await self._greet(sock)
             return
-        try:
+        with closed_on_error(sock):
             await self._served.wait()  # ranks of one generation are not ready for each other at the same moment
             if self._serve is None or hello.generation != self.hello.generation:
                 sock.close()
                 return
-        except BaseException:
-            sock.close()
-            raise
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)

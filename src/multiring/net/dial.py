@@ -11,6 +11,7 @@ from typing import TypeVar
 from multiring.env import join_address
 from multiring.errors import RendezvousError
 from multiring.net import auth, unix
+from multiring.net.closing import closed_on_error
 from multiring.net.loop import within
 
 STAGGER_SECONDS = 0.05
@@ -53,11 +54,9 @@ async def connect(address: Address, handshake: auth.Step, source: str = "") -> P
         sock = await unix.connect_async(address[0][1:], ATTEMPT_SECONDS)
     else:
         sock = await _connect(address, source)
-    try:
-        return sock, await auth.run_async(sock, handshake)
-    except BaseException:
-        sock.close()
-        raise
+    with closed_on_error(sock):
+        proof = await auth.run_async(sock, handshake)
+    return sock, proof
 
 
 async def _connect(address: Address, source: str) -> socket.socket:
@@ -65,15 +64,12 @@ async def _connect(address: Address, source: str) -> socket.socket:
     found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
     family, kind, protocol, _, resolved = found[0]
     sock = socket.socket(family, kind, protocol)
-    try:
+    with closed_on_error(sock):
         sock.setblocking(False)
         if source:
             sock.bind((source, 0))
         await within(ATTEMPT_SECONDS, loop.sock_connect(sock, resolved))
         keep_alive(sock)
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from multiring.errors import ResourceError, system_message
 from multiring.net import auth, unix
+from multiring.net.closing import closed_on_error
 from multiring.net.dial import keep_alive
 from multiring.net.loop import LoopThread
 
@@ -64,16 +65,13 @@ def _bind(host: str, port: int) -> socket.socket:
     else:
         family, address = (socket.AF_INET6, ("::", port)) if _has_ipv6() else (socket.AF_INET, ("0.0.0.0", port))
     sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
+    with closed_on_error(sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(bool(host)))
         sock.setblocking(False)
         sock.bind(address)
         sock.listen(BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from multiring.errors import ResourceError
 from multiring.net import auth
+from multiring.net.closing import closed_on_error
 
 SOCKETS = Path("/proc/net/unix")
 
@@ -81,11 +82,8 @@ def exists(name: str) -> bool:
 def accept(listening: socket.socket) -> socket.socket:
     """The next connection; Refused if the kernel knows its other end as a process of another user."""
     sock, _ = listening.accept()
-    try:
+    with closed_on_error(sock):
         _check_user(sock)
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 
@@ -95,19 +93,16 @@ def connect(name: str, seconds: float) -> socket.socket:
     TimeoutError if its backlog stays full for ``seconds``; Refused if it belongs to another user.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with closed_on_error(sock):
         _take_turns(sock, name, time.monotonic() + seconds)
         _check_user(sock)
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 
 async def connect_async(name: str, seconds: float) -> socket.socket:
     """As `connect`, in the running event loop: a non-blocking connection."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with closed_on_error(sock):
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             sock.connect("\0" + name)
@@ -116,9 +111,6 @@ async def connect_async(name: str, seconds: float) -> socket.socket:
             await asyncio.get_running_loop().run_in_executor(None, _wait_in_thread, waiting, name, seconds)
             sock.setblocking(False)
         _check_user(sock)
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import log2
+from math import inf, log2
 
 from multiring.planning import topology_file
 from multiring.planning.choice import Choice, Table, summary, tables
@@ -39,6 +39,9 @@ LONGEST_LABEL = 28
 
 LABEL_ROW = 16
 
+MOST_DOTS = 40
+"""Pairs of a line that are marked; a line of more is drawn without marks."""
+
 ALIKE = 0.9
 """A rank that waits at least this part of what the others wait in the mean is not said to hold them up."""
 
@@ -57,7 +60,8 @@ table { border-collapse: collapse; margin: .6rem 0; width: 100% }
 caption { text-align: left; font-weight: 600; padding: .3rem 0 }
 th, td { text-align: left; padding: .15rem .9rem .15rem 0; border-bottom: 1px solid #ddd; white-space: nowrap }
 td.long { white-space: normal; min-width: 12rem } td.long, h1, p { overflow-wrap: anywhere }
-pre { background: #f5f5f5; padding: .6rem .8rem; overflow-x: auto } svg { width: 100%; height: auto }
+pre { background: #f5f5f5; padding: .6rem .8rem; overflow-x: auto } .wide { overflow-x: auto }
+svg { width: 100%; min-width: 44rem; height: auto }
 text { font: 12px system-ui, sans-serif } .small { font-size: 11px; fill: #555 }
 """
 
@@ -84,21 +88,33 @@ class Bar:
 def document(title: str, answer: str, *sections: str) -> str:
     """A whole file, which refers to nothing outside; ``answer`` is its first line."""
     policy = f'<meta http-equiv="Content-Security-Policy" content="{SECURITY}"/>'
-    head = f'<meta charset="utf-8"/>{policy}<title>{escape(title)}</title><style>{STYLE}</style>'
+    window = '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+    head = f'<meta charset="utf-8"/>{window}{policy}<title>{escape(title)}</title><style>{STYLE}</style>'
     first = f'<h1>{escape(answer)}</h1>\n<p class="about">{escape(title)}</p>'
     body = "\n".join(filter(None, sections))
     return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{first}\n{body}\n</body></html>\n"
 
 
 def of_job(
-    title: str, topology: Topology, used: Sequence[Choice], ranks: Sequence[RankTimes], slow: Sequence[str] = ()
+    title: str,
+    topology: Topology,
+    used: Sequence[Choice],
+    ranks: Sequence[RankTimes],
+    slow: Sequence[str] = (),
+    answer: str = "",
+    sections: Sequence[str] = (),
 ) -> str:
-    """The page of a job: who was late, ``slow`` ranks in words, its topology, and each plan that its calls used."""
+    """The page of a job: who was late, ``slow`` ranks in words, its topology, and each plan that its calls used.
+
+    With an ``answer``, that is the first line. ``sections`` are HTML that stands before all else.
+    """
     busiest = max(used, key=lambda choice: choice.measured.seconds if choice.measured else 0.0, default=None)
     hosts = len(set(topology.hosts))
     about = f"{topology.world_size} ranks on {count(hosts, 'host')}"
     drawn = tree(topology, busiest.chosen.prediction if busiest else None)
-    return document(title, _verdict(ranks), paragraph(about), _late(ranks, slow), drawn, *map(plan, used))
+    verdict = _verdict(ranks)
+    late = _late(ranks, [f"{verdict}.", *slow] if answer else slow)
+    return document(title, answer or verdict, paragraph(about), *sections, late, drawn, *map(plan, used))
 
 
 def of_simulation(
@@ -137,7 +153,8 @@ def table(content: Table) -> str:
     head = "".join(f"<th>{escape(text)}</th>" for text in content.headings)
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in content.rows)
     return (
-        f"<table><caption>{escape(content.title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        f'<div class="wide"><table><caption>{escape(content.title)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -349,49 +366,77 @@ def _named(name: str) -> str:
 
 
 def curves(title: str, key: str, values: Sequence[int], lines: Mapping[str, Sequence[float | None]]) -> str:
-    """Efficiencies, 0 to 1, over positive ``values`` on a logarithmic axis, a line each, named at its end.
+    """Efficiencies, 0 to 1, over positive ``values`` on a logarithmic axis, a line each, named at its end."""
+    points = {
+        name: [(log2(value), 100 * part) for value, part in zip(values, parts, strict=True) if part is not None]
+        for name, parts in lines.items()
+    }
+    low, high = (0.0, 100.0) if not any(points.values()) else (inf, -inf)
+    return _chart(title, key, [(log2(value), str(value)) for value in values], points, (low, high), "%")
+
+
+def history(title: str, key: str, lines: Mapping[str, Sequence[tuple[float, float]]], unit: str = "") -> str:
+    """Pairs of a place and a value on plain axes, of which the first begins at 0; nothing without any pair."""
+    places = [place for pairs in lines.values() for place, _ in pairs]
+    if not places:
+        return ""
+    ticks = [(tick, f"{tick:g}") for tick in round_ticks(min(0.0, *places), max(places))]
+    return _chart(title, key, ticks, lines, (inf, -inf), unit)
+
+
+def _chart(
+    title: str,
+    key: str,
+    places: Sequence[tuple[float, str]],
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    least: tuple[float, float],
+    unit: str,
+) -> str:
+    """Lines between pairs over an axis with named ``places``; the other axis spans ``least`` and all values.
 
     Drawn here, as `multiring report` works without matplotlib, an extra. Its SVG of one such picture takes 20 KB, more
     than the whole page, and is full of references, which the page has none of.
     """
     height, left, right, bottom = 340, 60, 270, 44
-    low, high = log2(min(values)), log2(max(values))
-    known = [100 * part for parts in lines.values() for part in parts if part is not None]
-    ticks = round_ticks(min(known, default=0.0), max(known, default=100.0))
+    low, high = min(place for place, _ in places), max(place for place, _ in places)
+    known = [value for pairs in lines.values() for _, value in pairs]
+    ticks = round_ticks(min([least[0], *known]), max([least[1], *known]))
 
-    def at(value: float, percents: float) -> tuple[float, float]:
-        x = left + (log2(value) - low) / ((high - low) or 1) * (WIDTH - left - right)
-        return x, (height - bottom - 10) * (ticks[-1] - percents) / (ticks[-1] - ticks[0]) + 10
+    def at(place: float, value: float) -> tuple[float, float]:
+        x = left + (place - low) / ((high - low) or 1) * (WIDTH - left - right)
+        return x, (height - bottom - 10) * (ticks[-1] - value) / (ticks[-1] - ticks[0]) + 10
 
     shapes = []
     for tick in ticks:
-        y = at(values[0], tick)[1]
+        y = at(low, tick)[1]
         shapes.append(f'<line x1="{left}" y1="{y:.1f}" x2="{WIDTH - right}" y2="{y:.1f}" stroke="#ddd"/>')
-        shapes.append(f'<text x="4" y="{y + 4:.1f}" class="small">{tick:g} %</text>')
-    for value in values:
-        x = at(value, ticks[0])[0]
-        shapes.append(f'<text x="{x:.1f}" y="{height - bottom + 20}" text-anchor="middle" class="small">{value}</text>')
+        shapes.append(f'<text x="4" y="{y + 4:.1f}" class="small">{escape(f"{tick:g} {unit}".strip())}</text>')
+    for place, text in places:
+        x = at(place, ticks[0])[0]
+        shapes.append(f'<text x="{x:.1f}" y="{height - bottom + 20}" text-anchor="middle" class="small">{text}</text>')
     middle = (left + WIDTH - right) / 2
     shapes.append(f'<text x="{middle}" y="{height - 6}" text-anchor="middle" class="small">{escape(key)}</text>')
     ends = {}
     colours = _colours(lines)
-    for name, parts in lines.items():
+    for name, pairs in lines.items():
         colour, thick = colours[name], 3.5 if name.startswith("multiring") else 2
-        points = [at(value, 100 * part) for value, part in zip(values, parts, strict=True) if part is not None]
+        points = [at(*pair) for pair in pairs]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         shapes.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{thick}"/>')
-        shapes += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{thick + 0.5}" fill="{colour}"/>' for x, y in points]
+        if len(points) <= MOST_DOTS:
+            shapes += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{thick + 0.5}" fill="{colour}"/>' for x, y in points]
         if points:
-            ends[name] = (*points[-1], colour, next(part for part in reversed(parts) if part is not None))
-    places = apart([y for _, y, _, _ in ends.values()], LABEL_ROW, 10, height - bottom)
-    for (name, (x, y, colour, part)), place in zip(ends.items(), places, strict=True):
+            ends[name] = (*points[-1], colour, pairs[-1][1])
+    labels = apart([y for _, y, _, _ in ends.values()], LABEL_ROW, 10, height - bottom)
+    for (name, (x, y, colour, value)), label in zip(ends.items(), labels, strict=True):
         edge = WIDTH - right + 24
-        line = f'x1="{x + 6:.1f}" y1="{y:.1f}" x2="{edge - 4}" y2="{place:.1f}"'
+        said = percent(value / 100) if unit == "%" else f"{value:.4g} {unit}".strip()
+        line = f'x1="{x + 6:.1f}" y1="{y:.1f}" x2="{edge - 4}" y2="{label:.1f}"'
         shapes.append(f'<line {line} stroke="{colour}" stroke-width="0.6"/>')
-        shapes.append(f'<text x="{edge}" y="{place + 4:.1f}" fill="{colour}">{percent(part)} {_named(name)}</text>')
+        shapes.append(f'<text x="{edge}" y="{label + 4:.1f}" fill="{colour}">{said} {_named(name)}</text>')
     return f"<h2>{escape(title)}</h2>{_svg(WIDTH, height, shapes)}"
 
 
 def _svg(width: float, height: float, shapes: Sequence[str]) -> str:
     box = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">{"".join(shapes)}</svg>'
+    return f'<div class="wide"><svg xmlns="http://www.w3.org/2000/svg" {box} role="img">{"".join(shapes)}</svg></div>'

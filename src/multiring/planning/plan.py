@@ -30,17 +30,39 @@ ROOTED = ("broadcast", "reduce")
 BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
 """The collectives whose buffer is ``world_size`` blocks; block r is the span [r/n, (r+1)/n)."""
 
-SCALED_ELEMENTS = 256
-"""Elements that share a scale where int8 is sent; csrc/arithmetic.hpp has the same number, and why it is this one."""
 
-ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 253}
-"""Largest relative error of an element on a wire; with int8, relative to the largest element of its block: half a step
-of a 127th, and what the scale is rounded."""
+@dataclass(frozen=True, slots=True)
+class NarrowFormat:
+    """A format, narrower, in which float32 that is summed may be sent; csrc/arithmetic.hpp has the same formats.
 
-WIRES = tuple(ROUNDING)
-"""Formats, narrower, in which phases may send float32 that is summed."""
+    An element has ``bits``, and each ``block`` of elements a scale of 32 bits if it is longer than one. ``error`` is
+    the largest relative error of an element; in blocks, relative to the largest element of its block: half a step of
+    the codes, and what the scale is rounded. That element has ``steps`` of the smallest code, 0 without blocks.
+    """
 
-SENT_PART = {"": 1.0, "bfloat16": 1 / 2, "float16": 1 / 2, "int8": 1 / 4 + 1 / SCALED_ELEMENTS}
+    bits: int
+    error: float
+    block: int = 1
+    steps: int = 0
+    needs_residual: bool = False
+
+    @property
+    def sent_part(self) -> float:
+        """Part of the bytes of float32 that is sent."""
+        return self.bits / 32 + (1 / self.block if self.block > 1 else 0)
+
+
+NARROW = {
+    "bfloat16": NarrowFormat(16, 2.0**-8),
+    "float16": NarrowFormat(16, 2.0**-11),
+    "int8": NarrowFormat(8, 1 / 253, 256, 127),
+    "int4": NarrowFormat(4, 1 / 13.9, 64, 7),
+    "int2": NarrowFormat(2, 1 / 1.99, 64, 1, needs_residual=True),
+    "float8": NarrowFormat(8, 1 / 27.9, 256, 448 << 9),
+}
+WIRES = tuple(NARROW)
+LONGEST_BLOCK = max(format.block for format in NARROW.values())
+SENT_PART = {"": 1.0, **{wire: format.sent_part for wire, format in NARROW.items()}}
 """Part of the bytes of float32 that is sent, by wire."""
 
 FINEST_GRAIN = 64
@@ -271,12 +293,12 @@ class Plan:
         if not self.wire:
             return 0.0
         roundings = 1 + sum(phase.wire != "" and phase.kind in REDUCING for phase in self.phases)
-        return (1 + ROUNDING[self.wire]) ** roundings * (1 + 2.0**-24) ** (self.world_size + 1) - 1
+        return (1 + NARROW[self.wire].error) ** roundings * (1 + 2.0**-24) ** (self.world_size + 1) - 1
 
     @property
     def rounded_together(self) -> int:
         """How many elements, counted from the start of the buffer, the wire rounds by the largest of them."""
-        return SCALED_ELEMENTS if self.wire == "int8" else 1
+        return NARROW[self.wire].block if self.wire else 1
 
     @property
     def grain(self) -> int:

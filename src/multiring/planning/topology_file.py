@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from multiring.files import read_text
-from multiring.planning.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
+
+from .topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,7 +11,7 @@
 Last, through each link found one host sends another as much as passes between them in a millisecond, after a rest.
 Where that is there much sooner than at the link's rate, a token bucket had saved it up: a *burst*.
 
-A flow's own rate is left to TCP's moods. What passes a full link together is not, so only sums are believed. On a busy
+The rate of one flow varies with TCP. What passes a full link together does not, so only sums are believed. On a busy
 machine a sum may come out too low, and after a pause a little too high: what no other value confirms is measured
 again. No link is filled both ways at once, but where everyone sends to everyone: the words of receipt would wait in the
 queue of the other way, and the wider way would look like the narrower.
@@ -71,7 +71,7 @@ rate."""
 
 @dataclass(frozen=True)
 class Burst:
-    """One host sends another so many bytes, after a rest; its answer is the seconds until they are acknowledged."""
+    """One host sends another ``nbytes``, after a rest; its answer is the seconds until they are acknowledged."""
 
     flow: Flow
     nbytes: int

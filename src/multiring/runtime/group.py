@@ -340,7 +340,7 @@ class Group:
         self.engine, self.calls, self.tuner = cast("Engine", closed), cast("Calls", closed), None
 
     def _new_calls(self, choose_plan: ChoosePlan) -> Calls:
-        return self.engine.calls(self.rank, self.size, self.timeout, choose_plan)
+        return self.engine.calls(self.rank, self.size, self.timeout, choose_plan, self.plans.need_residual)
 
     def _free(self, number: int) -> None:
         self.world.engine.forget(number)

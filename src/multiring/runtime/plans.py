@@ -11,7 +11,7 @@ from multiring.env import parse_wire
 from multiring.planning import planner
 from multiring.planning.choice import Choice, Measured, Tuned
 from multiring.planning.interpret import prove
-from multiring.planning.plan import Plan, is_id
+from multiring.planning.plan import NARROW, Plan, is_id
 from multiring.planning.schedule import schedule
 from multiring.planning.strategies import Strategy
 from multiring.runtime.world import World
@@ -37,12 +37,20 @@ class Plans:
         self._tuned: dict[Key, Tuned] = {}
         self._strategy = self._possible_strategy()
         self._installed: dict[str, int] = {}
+        self.need_residual = self._sends_too_few_bits()
         self._words: dict[str, str] = {}
         self._lock = threading.Lock()
         if world.settings.tune and world.settings.plan and len(members) > 1 and communicator == self._rank == 0:
             _log.warning(
                 "MULTIRING_PLAN=%s is given: no plans are tried, though MULTIRING_TUNE is set", world.settings.plan
             )
+
+    def _sends_too_few_bits(self) -> bool:
+        """Whether sums of float32 are refused that have no residual."""
+        wire = parse_wire(self._world.settings.wire)
+        if not isinstance(wire, dict) or not any(NARROW[format].needs_residual for format in wire.values()):
+            return False
+        return planner.choose(self.topology, "all_reduce", planner.size_class(1), wire=wire).plan.wire != ""
 
     def handle(self, collective: int, nbytes: int, root: int, timeout: float) -> int:
         """The handle of the schedule for a buffer of ``nbytes`` (all blocks together); `install` knows ``timeout``."""

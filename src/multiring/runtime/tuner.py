@@ -38,7 +38,7 @@ from multiring.runtime.world import World
 from multiring.units import duration, size
 
 METHOD = 6
-"""Counts the ways in which plans were measured: what another found is not used."""
+"""Version of the way in which plans are measured: results of other versions are not used."""
 
 _log = logging.getLogger("multiring")
 

@@ -551,7 +551,7 @@ class _Call:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """A tensor whose memory holds what the given one shows, in order: itself, if that is so."""
+    """A contiguous tensor with the same values: itself, if it is one."""
     refuse_missing_memory(tensor)
     _refuse_other_numbers(tensor)
     return tensor.detach().contiguous()

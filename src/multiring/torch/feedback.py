@@ -22,7 +22,7 @@ class NamedSlot(NamedTuple):
 
 
 class Feedback:
-    """Memory of the rounding errors of gradients that travel in bfloat16, float16 or int8 (`MULTIRING_WIRE`).
+    """Memory of the rounding errors of gradients that travel in a narrow format (`MULTIRING_WIRE`).
 
     Each rank keeps what it has lost of each gradient of float32, and adds it to that gradient in the next step, so that
     all of it arrives in the end. It takes as much memory as the gradients, and holds zeros where no wire is narrow.

@@ -101,13 +101,7 @@ class Outer:
         the rank that gives them, for which the others wait until it ends. On all ranks alike where they differ in
         models or arguments.
         """
-        self._every = _at_least("every", every, 1, "steps between exchanges")
-        self._parts = _at_least("fragments", fragments, 1, "parts that take turns")
-        self._delay = _at_least("delay", delay, 0, "steps")
-        if self._parts > self._every:
-            raise ValueError(f"fragments={fragments}: one is sent in a step, so there are at most every={every}")
-        if self._delay >= self._every:
-            raise ValueError(f"delay={delay}: an average is applied before its fragment's next turn, every={every}")
+        self._every, self._parts, self._delay = _turns(every, fragments, delay)
         if not 0 <= keep < 1:
             raise ValueError(f"keep={keep!r}: the part of own values that stays is 0 or more, and less than 1")
         if wire not in (None, "bfloat16"):
@@ -125,21 +119,13 @@ class Outer:
         self._groups = [[members[rank] for rank in ranks] for ranks in found]
         """The ranks that each group had at the job's start, which no loss changes."""
 
-        mine: list[Any] = [self._every, self._parts, self._delay, self._keep, wire, found]
-        mine.append([(name, form(parameter)) for name, parameter in named])
-        for rank, theirs in enumerate(self._communicator.all_gather_object(mine)):
-            _compare_arguments(mine, theirs, rank)
+        arguments = [self._every, self._parts, self._delay, self._keep, wire, found]
+        _compare_arguments(self._communicator, arguments, named)
         start = dict([*named, *frozen, *buffers])
         broadcast_parameters(start, self._communicator.oldest, group=self._communicator)
 
-        entries = [_entry(name, _getter(model, name, parameter), trained=True) for name, parameter in named]
-        cuts = _cuts([entry.shared.nbytes for entry in entries], self._parts)
-        self._fragments = [entries[first:end] for first, end in itertools.pairwise(cuts)]
-        self._fragments[-1] += [
-            _entry(name, partial(model.get_buffer, name), trained=False)
-            for name, buffer in buffers
-            if isinstance(model, nn.Module) and buffer.is_floating_point()
-        ]
+        self._fragments = _cut_in_fragments(model, named, buffers, self._parts)
+        entries = [entry for fragment in self._fragments for entry in fragment if entry.trained]
         parameters = [nn.Parameter(entry.shared, requires_grad=False) for entry in entries]
         self._gradients = {entry.name: parameter for entry, parameter in zip(entries, parameters, strict=True)}
         self.optimizer = _outer_optimizer(optimizer, parameters)
@@ -478,6 +464,18 @@ def _make_group(communicator: Communicator, mine: list[int]) -> tuple[Communicat
     return group, process_group
 
 
+def _turns(every: Any, fragments: Any, delay: Any) -> tuple[int, int, int]:
+    """The three as numbers of steps, parts and steps; ValueError unless they go together."""
+    steps = _at_least("every", every, 1, "steps between exchanges")
+    parts = _at_least("fragments", fragments, 1, "parts that take turns")
+    late = _at_least("delay", delay, 0, "steps")
+    if parts > steps:
+        raise ValueError(f"fragments={fragments}: one is sent in a step, so there are at most every={every}")
+    if late >= steps:
+        raise ValueError(f"delay={delay}: an average is applied before its fragment's next turn, every={every}")
+    return steps, parts, late
+
+
 def _at_least(name: str, value: Any, least: int, what: str) -> int:
     number = whole_number(name, value, f"a number of {what}")
     if number < least:
@@ -532,6 +530,19 @@ def _entry(name: str, own: Callable[[], Tensor], *, trained: bool) -> _Entry:
     return _Entry(name, own, values.to("cpu", kind, copy=True), trained)
 
 
+def _cut_in_fragments(model: Any, trained: _Named, buffers: _Named, parts: int) -> list[list[_Entry]]:
+    """The parameters in so many parts of about equal bytes; buffers of floating point are in the last one."""
+    entries = [_entry(name, _getter(model, name, parameter), trained=True) for name, parameter in trained]
+    cuts = _cuts([entry.shared.nbytes for entry in entries], parts)
+    fragments = [entries[first:end] for first, end in itertools.pairwise(cuts)]
+    fragments[-1] += [
+        _entry(name, partial(model.get_buffer, name), trained=False)
+        for name, buffer in buffers
+        if buffer.is_floating_point()
+    ]
+    return fragments
+
+
 def _change(entry: _Entry) -> Tensor:
     """What the rank's own values have lost since the last exchange, in the shared values' format."""
     own = entry.own().detach()
@@ -581,8 +592,14 @@ def _ranks_of_groups(communicator: Communicator, groups: Any) -> list[list[int]]
     return sorted(sorted(ranks) for ranks in lists)
 
 
-def _compare_arguments(mine: list[Any], theirs: list[Any], rank: int) -> None:
-    """ValueError unless rank ``rank`` has given the same."""
+def _compare_arguments(communicator: Communicator, arguments: list[Any], trained: _Named) -> None:
+    """ValueError unless all ranks have given the same; all call it."""
+    mine = [*arguments, [(name, form(parameter)) for name, parameter in trained]]
+    for rank, theirs in enumerate(communicator.all_gather_object(mine)):
+        _compare_with(mine, theirs, rank)
+
+
+def _compare_with(mine: list[Any], theirs: list[Any], rank: int) -> None:
     names = ("every", "fragments", "delay", "keep", "wire", "groups")
     for name, here, there in zip(names, mine, theirs, strict=False):
         if here != there:

@@ -2,7 +2,8 @@
 
 A bucket is one buffer in the arena. Every gradient has a slot there, and after the slots each has a mark, which a rank
 sets if it has that gradient in this step. The sum of the marks says who else had it, at no further message. They begin
-where a block of int8 does, or small gradients beside them would travel as zeros, and marks beside large ones:
+where a block of a narrow wire does, or small gradients beside them would travel as zeros, and marks beside large ones;
+where even a mark is small beside another, each has a block:
 
     | gradient 7 | gradient 6 |  gradient 5  | zeros | marks 7 6 5 |
 
@@ -18,12 +19,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from multiring.env import whole_number
+from multiring.env import parse_wire, whole_number
 from multiring.errors import ResourceError
-from multiring.planning.plan import SCALED_ELEMENTS
+from multiring.planning.plan import LONGEST_BLOCK, NARROW
 from multiring.runtime.buffers import ITEMSIZES, Piece, check_residual, writable
 from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.engine import Part
+from multiring.runtime.group import Group
 from multiring.training.labels import label
 from multiring.training.weights import share
 
@@ -128,17 +130,19 @@ class Bucket:
         (dtype,) = {gradient.dtype for gradient in gradients}
         itemsize = ITEMSIZES[dtype]
         starts = np.cumsum([0, *map(_slot_bytes, gradients)]) // itemsize
-        marks = -(-int(starts[-1]) // SCALED_ELEMENTS) * SCALED_ELEMENTS
+        marks = -(-int(starts[-1]) // LONGEST_BLOCK) * LONGEST_BLOCK
         self._group = group_of(communicator)
+        apart = _between_marks(self._group)
+        elements = marks + apart * len(gradients)
         self._label = bucket_label(gradients)
-        buffer = view(_memory(communicator, (marks + len(gradients)) * itemsize), dtype)
+        buffer = view(_memory(communicator, elements * itemsize), dtype)
         buffer[:] = 0  # the gaps between the slots are summed too
         self._piece = writable(buffer)
         self.slots = [
             buffer[int(start) : int(start) + gradient.elements]
             for start, gradient in zip(starts[:-1], gradients, strict=True)
         ]
-        self.marks = buffer[marks:]
+        self.marks = buffer[marks::apart]
         self._marks_at = marks
         self._places = [
             Slot(i, int(start), gradient.elements)
@@ -147,7 +151,7 @@ class Bucket:
         self._residual: np.ndarray[Any, Any] | None = None
         self._kept: Piece | None = None
         if residual_of is not None and dtype == "float32":
-            self._residual = residual_of(self._places, marks + len(gradients))
+            self._residual = residual_of(self._places, elements)
             self._kept = writable(self._residual)
             check_residual(self._piece, "sum", self._kept)
         self._set_aside: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
@@ -272,6 +276,13 @@ class Buckets:
             bucket.wait()
             present.update(index for index, mark in zip(members, bucket.marks.tolist(), strict=True) if mark != 0)
         return present
+
+
+def _between_marks(group: Group) -> int:
+    """Elements from a mark to the next one: where one rank's mark may be too small a part of all ranks', a block."""
+    wire = parse_wire(group.world.settings.wire)
+    formats = [NARROW[name] for name in wire.values()] if isinstance(wire, dict) else []
+    return max((format.block for format in formats if format.steps < group.size), default=1)
 
 
 def _renumbered(residual_of: ResidualOf | None, members: Sequence[int]) -> ResidualOf | None:

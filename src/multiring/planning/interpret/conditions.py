@@ -14,7 +14,7 @@ from ..plan import Plan
 Value = int | tuple[int, int]
 UNDEFINED: Value = 0
 ANYTHING: Value = -1
-"""As a promise: whatever is there."""
+"""The promise of a place of which nothing is promised."""
 
 
 @dataclass(frozen=True)

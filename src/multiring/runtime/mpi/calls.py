@@ -22,11 +22,13 @@ class MpiCalls:
         choose_plan: ChoosePlan,
         run: Callable[[int, Call], None],
         start: Callable[[int, Call, object], Part],
+        need_residual: bool,
     ) -> None:
         self._size = size
         self._choose_plan = choose_plan
         self._run = run
         self._start = start
+        self._need_residual = need_residual
 
     def all_reduce_plain(self, x: Any, op: Any, timeout: float | None = None, label: int = 0) -> bool:
         """No buffer is plain here: every call takes the steps of Python."""
@@ -61,6 +63,8 @@ class MpiCalls:
 
     def _turn(self, call: Call) -> tuple[int, Trials | None, int]:
         """The schedule that a call runs; if it tries a plan, the trials of which it is one, and its number there."""
+        if self._need_residual:
+            call.check_has_residual()
         while isinstance(
             chosen := self._choose_plan(call.collective, call.nbytes(self._size), call.root, call.timeout), Trials
         ):

@@ -172,8 +172,10 @@ class MpiEngine:
 
     # --- operations ---
 
-    def calls(self, rank: int, size: int, timeout: float, choose_plan: ChoosePlan) -> MpiCalls:
-        return MpiCalls(size, choose_plan, self._run, self._start)
+    def calls(
+        self, rank: int, size: int, timeout: float, choose_plan: ChoosePlan, need_residual: bool = False
+    ) -> MpiCalls:
+        return MpiCalls(size, choose_plan, self._run, self._start, need_residual)
 
     def _run(self, schedule: int, call: Call) -> None:
         self.wait(self._begin(schedule, call, None))

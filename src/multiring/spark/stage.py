@@ -1,4 +1,4 @@
-"""Ranks in the executors of Apache Spark: one function, run by all tasks of a barrier stage."""
+"""One function, run as ranks by all tasks of a barrier stage."""
 
 from __future__ import annotations
 
@@ -47,8 +47,6 @@ SETTLE_SECONDS = 30.0
 END_SECONDS = 30.0
 """How long the processes of ranks are waited for that Spark was asked to end."""
 
-__all__ = ["run"]
-
 _log = logging.getLogger("multiring")
 
 _BARRIER_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")
@@ -74,14 +72,10 @@ def run(
     rank's process or executor was lost, RendezvousError if ranks did not start in time, MultiringError if Spark ended
     the job otherwise. No task is run again. TypeError and ValueError for wrong arguments.
     """
-    context = _context()
+    context = active_context()
     if not callable(function):
         raise TypeError(f"function={function!r}: expected a function, which each rank calls with args and kwargs")
-    if not start_timeout > 0:
-        raise ValueError(f"start_timeout={start_timeout!r}: expected seconds, more than 0")
-    if "host" in settings:
-        raise ValueError(f"host={settings['host']!r}: Spark says on which host a rank is, so leave it out")
-    env.read(env.Settings, **settings)
+    check_settings(start_timeout, settings)
     try:
         call = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})))
     except Exception as error:
@@ -90,14 +84,33 @@ def run(
             f"{name} and its arguments cannot be pickled for Spark's executors ({reason_of(error)}): open files, "
             "locks, connections and the SparkContext itself belong into the function"
         ) from error
-    size = _size(context, num_proc, start_timeout)
+    return run_stage(context, call, number_of_ranks(context, num_proc, start_timeout), start_timeout, settings)
+
+
+def run_stage(
+    context: Any, call: bytes, size: int, start_timeout: float, settings: Mapping[str, Any], rows: Any = None
+) -> list[Any]:
+    """Run a pickled function with its arguments as `run` does.
+
+    ``rows`` is an RDD of ``size`` partitions, each of which a rank gets as an iterator, its function's first argument.
+    """
     with contextlib.closing(_Stage(context, size, settings)) as stage:
-        stage.start(call)
+        stage.start(call, rows)
         stage.wait(start_timeout)
         return stage.results()
 
 
-def _context() -> Any:
+def check_settings(start_timeout: float, settings: Mapping[str, Any]) -> None:
+    """ValueError or TypeError for what ranks cannot be started with."""
+    if not start_timeout > 0:
+        raise ValueError(f"start_timeout={start_timeout!r}: expected seconds, more than 0")
+    if "host" in settings:
+        raise ValueError(f"host={settings['host']!r}: Spark says on which host a rank is, so leave it out")
+    env.read(env.Settings, **settings)
+
+
+def active_context() -> Any:
+    """The driver's SparkContext; MultiringError if there is none, or one that runs no barrier stages."""
     context = SparkContext._active_spark_context
     if context is None:
         from pyspark.sql.utils import is_remote
@@ -108,7 +121,7 @@ def _context() -> Any:
                 "of its own, as spark-submit or SparkSession.builder.master() do"
             )
         raise MultiringError(
-            "there is no active SparkContext in this process: call multiring.spark.run in Spark's driver, after "
+            "there is no active SparkContext in this process: call multiring.spark in Spark's driver, after "
             "SparkSession.builder.getOrCreate()"
         )
     dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false")
@@ -120,7 +133,7 @@ def _context() -> Any:
     return context
 
 
-def _size(context: Any, num_proc: int | None, timeout: float) -> int:
+def number_of_ranks(context: Any, num_proc: int | None, timeout: float) -> int:
     """How many ranks there are; on a cluster the executors that are still to come are waited for."""
     most = _most_slots(context)
     if num_proc is None:
@@ -196,13 +209,14 @@ class _Stage:
         self._lost: list[int] = []
         self._late: str | None = None
 
-    def start(self, call: bytes) -> None:
+    def start(self, call: bytes, rows: Any) -> None:
         """Hand the stage to Spark, in a thread of its own: this one sees to Ctrl-C and to what ranks say."""
         driver = self._context.getConf().get("spark.driver.host")
         own = [env.join_address(driver.strip("[]"), self._server.port)] if driver else []
         store = tuple(dict.fromkeys([*own, *self._server.addresses]))
-        body = _body(call, self._size, store, self._secret, self._settings)
-        tasks = self._context.parallelize(range(self._size), self._size).barrier().mapPartitions(body)
+        body = _body(call, self._size, store, self._secret, self._settings, rows is not None)
+        partitions = self._context.parallelize(range(self._size), self._size) if rows is None else rows
+        tasks = partitions.barrier().mapPartitions(body)
 
         def collect() -> None:
             self._context.addJobTag(self._tag)
@@ -307,12 +321,12 @@ def _words_of(error: BaseException) -> str:
 
 
 def _body(
-    call: bytes, size: int, store: tuple[str, ...], secret: bytes, settings: Mapping[str, Any]
+    call: bytes, size: int, store: tuple[str, ...], secret: bytes, settings: Mapping[str, Any], takes_rows: bool
 ) -> Callable[[Any], Iterator[tuple[int, bytes]]]:
     """What each task does. It travels by value, lest an executor without multiring fail before it can say so."""
     version, python = __version__, platform.python_version()
 
-    def body(_: Any) -> Iterator[tuple[int, bytes]]:
+    def body(rows: Any) -> Iterator[tuple[int, bytes]]:
         import sys
 
         from pyspark import BarrierTaskContext
@@ -332,15 +346,17 @@ def _body(
                 f"rank {rank} (executor {executor}): multiring {multiring.__version__} is installed for "
                 f"{sys.executable}, and multiring {version} on the driver: {remedy}"
             )
-        from multiring.spark import run_task
+        from multiring.spark.stage import run_task
 
-        yield from run_task(call, rank, size, executor, store, secret, settings, python)
+        first = (rows,) if takes_rows else ()
+        yield from run_task(call, first, rank, size, executor, store, secret, settings, python)
 
     return body
 
 
 def run_task(
     call: bytes,
+    first: tuple[Any, ...],
     rank: int,
     size: int,
     executor: str,
@@ -359,7 +375,7 @@ def run_task(
 
         def perform() -> Any:
             function, args, kwargs = pickle.loads(call)
-            return function(*args, **kwargs)
+            return function(*first, *args, **kwargs)
 
         given = RankAssignment(rank, size, store, secret, host, settings, python=python)
         outcome = run_rank(given, perform, cloudpickle.dumps)

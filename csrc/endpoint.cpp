@@ -1,0 +1,158 @@
+#include "endpoint.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace multiring {
+namespace {
+
+constexpr std::uint32_t most_lanes = 1 << 16;                        // a token is a lane and an index, 16 bits each
+constexpr std::size_t point_segment_bytes = std::size_t{256} << 10;  // bytes of a send's segment
+// Its segments in flight: 1 MB stays in the cache, 4 MB keep a network of 5 Gbit/s busy.
+constexpr std::uint32_t point_window_in_memory = 4, point_window_on_network = 16;
+
+}  // namespace
+
+Endpoint::Endpoint(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
+                   Surroundings& surroundings, std::unique_ptr<Trace> trace, std::unique_ptr<Recorder> recorder)
+    : rank(rank),
+      generation(generation),
+      arena(std::move(arena)),
+      surroundings(surroundings),
+      trace(std::move(trace)),
+      recorder(std::move(recorder)),
+      lanes_(std::make_unique<std::atomic<Lane*>[]>(most_lanes)),
+      links_(std::make_unique<std::atomic<Link*>[]>(static_cast<std::size_t>(world_size))),
+      attached_(std::make_unique<std::unique_ptr<Link>[]>(static_cast<std::size_t>(world_size))) {
+    for (std::uint32_t id = most_lanes; id-- > 0;) free_lane_ids_.push_back(id);
+}
+
+std::uint32_t Endpoint::register_lane(Lane& lane) {
+    const std::lock_guard lock(lanes_mutex_);
+    if (free_lane_ids_.empty())
+        throw_resource_error("more than " + std::to_string(most_lanes / lanes_of_communicator) +
+                             " communicators, or as many times " + std::to_string(lanes_of_communicator) +
+                             " messages in flight: forget groups that are no longer used, wait for messages");
+    const std::uint32_t id = free_lane_ids_.back();
+    free_lane_ids_.pop_back();
+    lanes_[id].store(&lane, std::memory_order_release);
+    return id;
+}
+
+void Endpoint::unregister_lane(std::uint32_t id) {
+    const std::lock_guard lock(lanes_mutex_);
+    lanes_[id].store(nullptr, std::memory_order_release);
+    free_lane_ids_.push_back(id);
+}
+
+void Endpoint::attach(std::unique_ptr<Link> link) {
+    const std::lock_guard lock(links_mutex_);
+    auto& entry = links_[static_cast<std::size_t>(link->peer)];
+    if (entry.load(std::memory_order_relaxed) != nullptr)
+        throw std::invalid_argument("rank " + std::to_string(link->peer) + " is attached already");
+    entry.store(link.get(), std::memory_order_release);
+    const std::size_t count = attached_count_.load(std::memory_order_relaxed);
+    attached_[count] = std::move(link);
+    attached_count_.store(count + 1, std::memory_order_release);
+}
+
+void Endpoint::resolve(Installed& installed) const {
+    const Schedule& schedule = *installed.schedule;
+    const auto link_to = [&](std::uint32_t member) {
+        const int peer = installed.group->members[member];
+        Link* found = link(peer);
+        if (found == nullptr) throw std::runtime_error(surroundings.rank_name(peer) + " is not attached");
+        return found;
+    };
+    std::vector<Link*> links, message_links;
+    for (const std::uint32_t member : schedule.peers) links.push_back(link_to(member));
+    for (const Message& message : schedule.messages) message_links.push_back(link_to(message.member));
+    for (Link* to : links) (to->shares_memory() ? installed.any_shared : installed.any_direct) = true;
+    for (Link* to : links)
+        if (to->shares_memory()) installed.shared_links.push_back(to);
+    for (const Message& message : schedule.messages) {
+        const auto peer = std::lower_bound(schedule.peers.begin(), schedule.peers.end(), message.member);
+        installed.message_peers.push_back(static_cast<std::uint32_t>(peer - schedule.peers.begin()));
+    }
+    installed.send_is_shared.assign(schedule.send_count, false);
+    installed.send_is_direct.assign(schedule.send_count, false);
+    auto& sources = installed.granted_sources;
+    for (const Instruction& in : schedule.instructions)
+        for (std::uint32_t m = in.first_message; m < in.first_message + in.message_count; ++m) {
+            Link* other = message_links[m];
+            if (in.kind == Instruction::Kind::send)
+                (other->shares_memory() ? installed.send_is_shared : installed.send_is_direct)[in.send_index] = true;
+            else if (!other->shares_memory() && std::find(sources.begin(), sources.end(), other) == sources.end())
+                sources.push_back(other);
+        }
+    installed.links = std::move(links);
+    installed.message_links = std::move(message_links);
+}
+
+// One send or store of everything. Within a host, too, the receiver grants: unread messages must not fill the memory.
+std::unique_ptr<Installed> Endpoint::make_point_schedule(Group& group, Collective collective,
+                                                         std::uint32_t other) const {
+    const std::int64_t kind = collective == Collective::send ? 0 : 2;
+    const std::int64_t row[Schedule::columns] = {kind, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0};
+    const std::int32_t peers[] = {static_cast<std::int32_t>(other)};
+    const Link* to = link(group.members[other]);
+    const std::uint32_t window =
+        to != nullptr && to->shares_memory() ? point_window_in_memory : point_window_on_network;
+    auto made = std::make_unique<Installed>();
+    made->group = &group;
+    made->schedule = std::make_shared<Schedule>(row, peers, group.self, static_cast<int>(group.members.size()),
+                                                PlanFacts{1, point_segment_bytes, window, 0, finest_grain});
+    resolve(*made);
+    if (collective == Collective::recv) made->granted_sources = made->links;
+    return made;
+}
+
+void Endpoint::abandon() {
+    arena->give_up();
+    for (const auto& link : attached()) link->abandon();
+}
+
+void Endpoint::disown() noexcept {
+    for (const auto& link : attached()) link->disown();
+}
+
+void Endpoint::mismatch(const Delivery& delivery, const Signature* ours) {
+    const int peer = delivery.from->peer;
+    const Frame& frame = delivery.frame;
+    const Signature theirs = frame.signature();
+    const bool we_receive = frame.is_to_receiver();
+    std::string what = "call number " + std::to_string(frame.number);
+    if (theirs.is_message())
+        what = "message number " + std::to_string(frame.number) +
+               (theirs.part_of() == Collective::send ? " with tag " + std::to_string(theirs.tag()) : "") +
+               " from rank " + std::to_string(we_receive ? peer : rank) + " to rank " +
+               std::to_string(we_receive ? rank : peer);
+    std::string generations;
+    if (ours != nullptr && ours->generation != theirs.generation)
+        generations =
+            ", in generations " + std::to_string(ours->generation) + " and " + std::to_string(theirs.generation);
+    std::string sides[] = {
+        surroundings.rank_name(rank) + " called " +
+            (ours != nullptr ? ours->describe(we_receive, &theirs) : "something else, which has completed"),
+        surroundings.rank_name(peer) + " called " + theirs.describe(!we_receive, ours)};
+    if (peer < rank) std::swap(sides[0], sides[1]);
+    surroundings.fail(
+        {ErrorKind::mismatch,
+         peer,
+         surroundings.host(peer),
+         ours != nullptr ? std::string(name(ours->part_of())) : "",
+         static_cast<std::int64_t>(frame.number),
+         sides[0] + ", " + sides[1] + ": ranks disagree on " + what + " of communicator " +
+             std::to_string(frame.communicator) + generations,
+         0,
+         rank,
+         {frame.communicator, frame.number, theirs.fingerprint(), ours != nullptr ? ours->fingerprint() : 0}});
+}
+
+void Endpoint::garbage(int peer, const std::string& what) {
+    surroundings.fail({ErrorKind::error, peer, surroundings.host(peer), "", -1,
+                       surroundings.rank_name(peer) + " sent garbage: " + what});
+}
+
+}  // namespace multiring

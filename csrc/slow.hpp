@@ -1,0 +1,92 @@
+// What SlowRanks and SlowLinks share: the windows in which they compare what ranks have counted, and what they named.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "status.hpp"
+#include "wait.hpp"
+
+namespace multiring {
+
+// What each rank has counted at the beginning of a window and since. The progress thread's.
+class CountWindows {
+  public:
+    static constexpr auto length = std::chrono::milliseconds(1500);
+    // Consecutive windows after which something slow is named, what is no longer slow is cleared, and what was found is
+    // forgotten because nothing can be told.
+    static constexpr int to_name = 3, to_clear = 2, to_forget = 8;
+
+    explicit CountWindows(int world_size) : latest_(static_cast<std::size_t>(world_size)), before_(latest_.size()) {}
+
+    void take(std::span<const Status> statuses) {  // indexed by rank
+        for (std::size_t rank = 0; rank < latest_.size(); ++rank)
+            if (statuses[rank].counts.seconds > latest_[rank].seconds) latest_[rank] = statuses[rank].counts;
+    }
+    bool is_over(Clock::time_point now) const { return now - began_ >= length; }
+    // Begin the next window; seconds that this one took. `is_told`: whether it told anything.
+    double next(Clock::time_point now, bool is_told) {
+        const double seconds = std::chrono::duration<double>(now - began_).count();
+        before_ = latest_;
+        began_ = now;
+        untold_ = is_told ? 0 : untold_ + 1;
+        return seconds;
+    }
+    // Whether what was found still stands, though the last window told nothing.
+    bool stands_untold() const { return untold_ > 0 && untold_ < to_forget; }
+
+    std::size_t ranks() const { return latest_.size(); }
+    const Counts& latest(std::size_t rank) const { return latest_[rank]; }
+    const Counts& before(std::size_t rank) const { return before_[rank]; }
+    bool has_heard_of(std::size_t rank) const { return latest_[rank].seconds > before_[rank].seconds; }
+
+  private:
+    std::vector<Counts> latest_, before_;
+    Clock::time_point began_ = Clock::now();
+    int untold_ = 0;  // consecutive windows that told nothing
+};
+
+// What is named as slow now, and all that was so far. The progress thread changes it, any thread reads it.
+template <class Slow>
+class NamedSlow {
+  public:
+    std::optional<Slow> now() const {
+        const std::lock_guard lock(mutex_);
+        return now_;
+    }
+    std::vector<Slow> so_far() const {  // the latest ones of very many, in the order of time
+        const std::lock_guard lock(mutex_);
+        return so_far_;
+    }
+    void begin(const Slow& slow) {
+        const std::lock_guard lock(mutex_);
+        now_ = slow;
+        if (so_far_.size() == most_kept) so_far_.erase(so_far_.begin());
+        so_far_.push_back(slow);
+    }
+    // What is named stays so; `change` gets that, and its entry among all so far.
+    template <class Change>
+    void go_on(const Change& change) {
+        const std::lock_guard lock(mutex_);
+        change(*now_, so_far_.back());
+    }
+    void clear() {
+        const std::lock_guard lock(mutex_);
+        now_.reset();
+    }
+    void lock_for_fork() { mutex_.lock(); }
+    void unlock_after_fork() { mutex_.unlock(); }
+
+  private:
+    static constexpr std::size_t most_kept = 16;
+
+    mutable std::mutex mutex_;
+    std::optional<Slow> now_;
+    std::vector<Slow> so_far_;
+};
+
+}  // namespace multiring

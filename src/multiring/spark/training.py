@@ -1,0 +1,257 @@
+"""What each rank of `fit` does: it keeps its partition, takes every step with the others, and counts by its rows."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from multiring import api, whole_files
+from multiring.spark.columns import Block, ModelInput, Reader, Spill, batches, unpacked
+
+CHECKPOINT = "multiring-checkpoint"
+"""The file in the store: a line of JSON, then what the trainer has saved."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What all ranks have to know."""
+
+    frontend: str
+    """The module of the framework."""
+    parts: Mapping[str, bytes]
+    """Model, optimizer, loss and metrics, each pickled."""
+    inputs: tuple[ModelInput, ...]
+    """What the model gets, then the labels, then the column that says which rows are for validation, if one does."""
+    validation: float | None
+    """The share of rows for validation; None: the column says it."""
+    batch_size: int
+    epochs: int
+    shuffle: bool
+    seed: int
+    predicts_class: bool
+    store: str | None
+
+    @property
+    def streams(self) -> bool:
+        """Whether each row is needed once, in the order in which it comes."""
+        return self.epochs == 1 and not self.shuffle
+
+    @property
+    def validates(self) -> bool:
+        return self.validation is None or self.validation > 0
+
+    def seeds(self, *purpose: int) -> np.random.SeedSequence:
+        """Random numbers of this rank, the same ones after a failure."""
+        return np.random.SeedSequence([self.seed, api.rank(), *purpose])
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What rank 0 returns to the driver."""
+
+    model: bytes
+    history: dict[str, list[float]]
+    output_shape: tuple[int, ...]
+
+
+class Trainer(Protocol):
+    """What a framework's ``trainer(parts, zeros, seed)`` makes; ``zeros`` is a row of zeros for each input."""
+
+    output_shape: tuple[int, ...]
+    """The shape of what the model gives for one row."""
+
+    def begin(self, seed: int) -> None:
+        """Forget the metrics, and draw random numbers from this seed."""
+
+    def train(self, block: Block | None) -> None:
+        """Take a step with the other ranks, without a row where ``block`` is None."""
+
+    def evaluate(self, block: Block) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the rows since `begin`."""
+
+    def buffers(self) -> list[Any]:
+        """Arrays of what the model learns without gradients, such as running means."""
+
+    def set_buffers(self, values: list[Any]) -> None: ...
+
+    def saved(self) -> bytes:
+        """The model and its optimizer."""
+
+    def restore(self, saved: bytes) -> None: ...
+
+    def result(self) -> bytes:
+        """The model, as `predictor` of the same module takes it."""
+
+
+def train(rows: Iterable[Any], job: TrainingJob) -> Trained | None:
+    """Train with all other ranks; None on all but rank 0."""
+    frontend: Any = importlib.import_module(job.frontend)
+    with ExitStack() as stack:
+        stack.enter_context(frontend.isolated())
+        kept, held = stack.enter_context(closing(Spill())), stack.enter_context(closing(Spill()))
+        reader = Reader(job.inputs)
+        stream = _training_rows(rows, reader, job, held)
+        if not job.streams:
+            for block in stream:
+                kept.append(block)
+            _check_rows(job, kept.rows, held.rows)
+        elif (first := next(stream, None)) is not None:
+            stream = itertools.chain([first], stream)
+        trainer: Trainer = frontend.trainer(job.parts, _agreed_zeros(job, reader), job.seed)
+        check_output(trainer.output_shape, predicts_class=job.predicts_class)
+        history = _restore(job, trainer)
+        for epoch in range(len(history.get("loss", [])), job.epochs):
+            if job.streams:
+                blocks = batches(stream, job.batch_size)
+            else:
+                draw = np.random.default_rng(job.seeds(1, epoch))
+                blocks = kept.batches(job.batch_size, draw.permutation(kept.rows) if job.shuffle else None)
+            trained = _train_epoch(trainer, blocks, job.seeds(2, epoch))
+            if job.streams:
+                _check_rows(job, trained, held.rows)
+            _average_buffers(trainer, trained)
+            found = _mean(trainer.metrics(), trained)
+            if job.validates:
+                trainer.begin(_number(job.seeds(3, epoch)))
+                for block in held.batches(job.batch_size):
+                    trainer.evaluate(block)
+                found |= {f"val_{name}": value for name, value in _mean(trainer.metrics(), held.rows).items()}
+            for name, value in found.items():
+                history.setdefault(name, []).append(value)
+            _save(job, trainer, history)
+        result = Trained(trainer.result(), history, trainer.output_shape) if api.rank() == 0 else None
+        if job.store is not None:
+            api.barrier()  # nobody has failed
+            if api.rank() == 0:
+                (Path(job.store) / CHECKPOINT).unlink(missing_ok=True)
+        return result
+
+
+def _training_rows(rows: Iterable[Any], reader: Reader, job: TrainingJob, held: Spill) -> Iterator[Block]:
+    """The partition's rows, but for those for validation, which are held back."""
+    draw = np.random.default_rng(job.seeds(0))
+    for batch in unpacked(rows):
+        *block, last = reader.read(batch.columns)
+        if job.validation is None:
+            where = last != 0
+        else:
+            block.append(last)
+            where = draw.random(len(last)) < job.validation
+        if where.any():
+            held.append([array[where] for array in block])
+        if not where.all():
+            yield [array[~where] for array in block]
+
+
+def _agreed_zeros(job: TrainingJob, reader: Reader) -> Block:
+    """A row of zeros for each input of the model; ValueError if ranks have read columns of different widths."""
+    widths: dict[str, int] = {}
+    for rank, theirs in enumerate(api.all_gather_object(reader.widths)):
+        for name, width in theirs.items():
+            if widths.setdefault(name, width) != width:
+                raise ValueError(
+                    f"column {name!r} has {width} numbers in the rows of rank {rank}, and {widths[name]} in others: "
+                    "all rows need equally many"
+                )
+    if not widths:
+        _check_rows(job, 0, 0)
+    features = job.inputs[: -1 if job.validation is not None else -2]
+    return [np.zeros((1, sum(widths[name] for name in each.names)), each.dtype) for each in features]
+
+
+def _check_rows(job: TrainingJob, trained: int, held: int) -> None:
+    """ValueError on all ranks if the DataFrame had no rows for what is asked."""
+    counts = np.array([trained, held])
+    api.all_reduce(counts)
+    rows, share = int(counts.sum()), "a column" if job.validation is None else f"validation={job.validation}"
+    if not rows:
+        raise ValueError("the DataFrame has no rows: there is nothing to train on")
+    if not counts[0] or (job.validates and not counts[1]):
+        raise ValueError(
+            f"{counts[0]} of the DataFrame's {rows} row(s) are for training and {counts[1]} for validation, by "
+            f"{share}: both need some; give another share, or more rows"
+        )
+
+
+def check_output(shape: tuple[int, ...], *, predicts_class: bool) -> None:
+    """ValueError for a model whose outputs for a row are no prediction."""
+    if len(shape) > 1 or (shape and not shape[0]):
+        raise ValueError(
+            f"the model gives an array of shape {shape} for each row: a prediction is a number or a vector"
+        )
+    if predicts_class and shape in ((), (1,)):
+        raise ValueError("predict='class': the model gives one number for each row, and not one for each class")
+
+
+def _train_epoch(trainer: Trainer, blocks: Iterator[Block], seeds: np.random.SeedSequence) -> int:
+    """Take steps until no rank has rows left; the number of rows that this rank had."""
+    trainer.begin(_number(seeds))
+    rows = 0
+    while True:
+        block = next(blocks, None)
+        mine = 0 if block is None else len(block[-1])
+        api.all_reduce(anybody := np.array([mine]))
+        if not anybody[0]:
+            return rows
+        trainer.train(block)
+        rows += mine
+
+
+def _mean(metrics: dict[str, float], rows: int) -> dict[str, float]:
+    """The metrics over the rows of all ranks; those without rows need not know what there is."""
+    everyone = [each for each in api.all_gather_object((rows, metrics)) if each[0]]
+    total = sum(count for count, _ in everyone)
+    return {name: sum(count * found[name] for count, found in everyone) / total for name in everyone[0][1]}
+
+
+def _average_buffers(trainer: Trainer, rows: int) -> None:
+    values = trainer.buffers()
+    if values:
+        api.all_reduce(total := np.array([float(rows)]))
+        for value in values:
+            value *= rows / total[0]
+            api.all_reduce(value)
+        trainer.set_buffers(values)
+
+
+def _number(seeds: np.random.SeedSequence) -> int:
+    return int(seeds.generate_state(1)[0])
+
+
+def _restore(job: TrainingJob, trainer: Trainer) -> dict[str, list[float]]:
+    """Go on from the checkpoint that rank 0 finds, which is that of a failed `fit`; the history until then."""
+    if job.store is None:
+        return {}
+    path = Path(job.store) / CHECKPOINT
+    if api.rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    found = api.broadcast_object(path.read_bytes() if api.rank() == 0 and path.exists() else None)
+    if found is None:
+        return {}
+    header, _, saved = found.partition(b"\n")
+    try:
+        trainer.restore(saved)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{path} cannot be resumed ({reason}): it is what another fit has left; remove it, or give this one a "
+            "store of its own"
+        ) from error
+    history: dict[str, list[float]] = json.loads(header)
+    return history
+
+
+def _save(job: TrainingJob, trainer: Trainer, history: dict[str, list[float]]) -> None:
+    if job.store is not None and api.rank() == 0:
+        header = json.dumps(history).encode() + b"\n"
+        whole_files.replace(Path(job.store) / CHECKPOINT, [header, trainer.saved()], lasting=True)
