@@ -13,13 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import ray
-import ray.util.collective as collective
-from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.experimental import internal_kv
-from ray.train.backend import Backend, BackendConfig
-from ray.util.collective.backend_registry import register_collective_backend
-from ray.util.collective.collective_group.base_collective_group import BaseGroup
+
+try:
+    import ray
+    import ray.util.collective as collective
+    from ray.exceptions import RayActorError, RayError, RayTaskError
+    from ray.experimental import internal_kv
+    from ray.train.backend import Backend, BackendConfig
+    from ray.util.collective.backend_registry import register_collective_backend
+    from ray.util.collective.collective_group.base_collective_group import BaseGroup
+except ImportError as missing:
+    raise ImportError(
+        f"multiring.ray needs ray[train] 2.60 or later ({missing}): pip install 'multiring[ray]'"
+    ) from None
 
 from multiring import api, env
 from multiring.errors import MultiringError, RendezvousError
@@ -78,9 +84,13 @@ class MultiringConfig(BackendConfig):  # type: ignore[misc]
 
 
 class _Backend(Backend):  # type: ignore[misc]
+    _has_joined = False
+    """Whether the workers that Ray is about to end are in a job."""
+
     def on_start(self, worker_group: Any, backend_config: MultiringConfig) -> None:
         """Make the workers ranks of a new job; RendezvousError names one that cannot be."""
         size, settings = len(worker_group), backend_config.settings
+        self._has_joined = False
         where = {name: settings[name] for name in ("interface", "ports") if name in settings}
         with StoreServer(**where) as store:
             joining = {}
@@ -93,10 +103,13 @@ class _Backend(Backend):  # type: ignore[misc]
                 try:
                     ray.get(joined)
                 except RayError as error:  # Ray tries without end to start a group in which an actor died
-                    raise RendezvousError(f"rank {rank} of {size} could not join: {_why(error)}", rank=rank) from None
+                    raise _blamed(rank, size, error) from None
+        self._has_joined = True
 
     def on_shutdown(self, worker_group: Any, backend_config: MultiringConfig) -> None:
         """Have the workers leave that are in the job yet."""
+        if not self._has_joined:
+            return  # those that wait for one that cannot join would not answer
         leaving = {reference: rank for rank, reference in enumerate(worker_group.execute_async(_leave))}
         done, still = ray.wait(list(leaving), num_returns=len(leaving), timeout=LEAVE_SECONDS)
         for reference in done:
@@ -148,12 +161,17 @@ def _host() -> str:
     return f"{ray.util.get_node_ip_address()}/{ray.get_runtime_context().get_node_id()[:8]}"
 
 
-def _why(error: RayError) -> str:
+def _blamed(rank: int, size: int, error: RayError) -> RendezvousError:
+    """What a worker's error says of the rank that could not join, which may be another one."""
     if not isinstance(error, RayTaskError):
-        return f"its process was lost ({reason_of(error)})"
+        return RendezvousError(
+            f"rank {rank} of {size} could not join: its process was lost ({reason_of(error)})", rank=rank
+        )
     cause = error.cause
+    if isinstance(cause, RendezvousError) and cause.rank >= 0:
+        return RendezvousError(str(cause), rank=cause.rank)
     remedy = f": install multiring {__version__} on every node" if isinstance(cause, ImportError) else ""
-    return f"{reason_of(cause)}{remedy}"
+    return RendezvousError(f"rank {rank} of {size} could not join: {reason_of(cause)}{remedy}", rank=rank)
 
 
 def register_collectives() -> None:

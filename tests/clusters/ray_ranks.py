@@ -38,12 +38,29 @@ def in_torch(config: dict[str, Any]) -> None:
 
 
 def killed(config: dict[str, Any]) -> None:
-    """Rank 1 is killed while the others are in an all_reduce."""
+    """Rank 1 is killed while the others are in an all_reduce, which tells what it saw."""
     mr.barrier()
     if mr.rank() == 1:
         time.sleep(1)  # its peers have left the barrier then
         os.kill(os.getpid(), signal.SIGKILL)
-    mr.all_reduce(np.arange(3))
+    try:
+        mr.all_reduce(np.arange(3))
+    except mr.PeerLost as lost:
+        note(config["folder"], saw=str(lost))
+        raise
+
+
+def killed_once(config: dict[str, Any]) -> None:
+    """Rank 1 is killed where this runs for the first time."""
+    starts = Path(config["folder"], "starts")
+    if mr.rank() == 0:
+        starts.write_text(str(int(starts.read_text()) + 1 if starts.exists() else 1))
+    mr.barrier()
+    start = int(starts.read_text())
+    if mr.rank() == 1 and start == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    mr.all_reduce(x := np.arange(5) * (mr.rank() + 1))
+    note(config["folder"], size=mr.world_size(), start=start, sum=x.tolist())
 
 
 def odd(context: Any) -> None:
@@ -80,12 +97,17 @@ def sum_of(factor: int) -> dict[str, Any]:
     }
 
 
-def all_collectives(size: int, rank: int) -> dict[str, Any]:
+def all_collectives(kind: str, size: int, rank: int) -> dict[str, Any]:
     """Each function of ray.util.collective once, in a group of all actors and in one with their ranks reversed."""
     multiring.ray.register_collectives()
 
     def tensor(values: Any) -> Any:
-        return np.asarray(values, dtype="float64")
+        array = np.asarray(values, dtype="float64")
+        if kind == "numpy":
+            return array
+        import torch
+
+        return torch.from_numpy(array)
 
     def zeros(count: int) -> Any:
         return tensor(np.zeros(count))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,10 @@ from typing import Any
 import pytest
 import ray
 import ray_ranks
-from ray.train import RunConfig, ScalingConfig
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.train.v2.api.exceptions import WorkerGroupError
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 import multiring as mr
 import multiring.ray
@@ -48,15 +51,27 @@ def cluster() -> Iterator[None]:
             ray.shutdown()
 
 
-def fit(function: Any, folder: Path, backend: Any, trainer: Any = DataParallelTrainer) -> None:
+def fit(
+    function: Any,
+    folder: Path,
+    backend: Any = None,
+    trainer: Any = DataParallelTrainer,
+    workers: Any = 2,
+    failures: int = 0,
+) -> Any:
+    """What the function returns on rank 0; it is handed the folder if it takes anything."""
     name = "torch_config" if trainer is TorchTrainer else "backend_config"
-    trainer(
-        function,
-        train_loop_config={"folder": str(folder)},
-        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
-        run_config=RunConfig(storage_path=str(folder / "ray")),
-        **{name: backend},
-    ).fit()
+    return (
+        trainer(
+            function,
+            train_loop_config={"folder": str(folder)} if function.__code__.co_argcount else None,
+            scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 1}),
+            run_config=RunConfig(storage_path=str(folder / "ray"), failure_config=FailureConfig(max_failures=failures)),
+            **{name: backend or multiring.ray.MultiringConfig()},
+        )
+        .fit()
+        .return_value
+    )
 
 
 def found_by(folder: Path, ranks: int) -> list[dict[str, Any]]:
@@ -66,6 +81,15 @@ def found_by(folder: Path, ranks: int) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def actors(cluster: None) -> list[Any]:
     return [ray_ranks.Actor.remote() for _ in range(2)]
+
+
+@pytest.fixture
+def mortals(cluster: None) -> Iterator[list[Any]]:
+    """Actors that end as Ray Train ends workers: whatever they are at."""
+    actors = [ray_ranks.Actor.remote() for _ in range(2)]
+    yield actors
+    for actor in actors:
+        ray.kill(actor)
 
 
 class Workers:
@@ -109,8 +133,21 @@ def test_torch_trainer(backend: str, tmp_path: Path) -> None:
 
 def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkerGroupError, match=r"\[Rank 1 Error Snippet\]") as raised:
-        fit(ray_ranks.killed, tmp_path, multiring.ray.MultiringConfig())
-    assert 1 in raised.value.worker_failures
+        fit(ray_ranks.killed, tmp_path)
+    saw = json.loads((tmp_path / "0").read_text())["saw"]
+    assert re.match(r"rank 1 \(host .*\) ", saw)
+    failures = {rank: str(failure) for rank, failure in raised.value.worker_failures.items()}
+    assert 1 in failures
+    assert saw in failures.get(0, saw)  # unless Ray ended rank 0 before it had looked
+
+
+def test_workers_start_again_after_a_loss(tmp_path: Path) -> None:
+    fit(ray_ranks.killed_once, tmp_path, workers=(2, 3), failures=1)
+    first, *_ = found = found_by(tmp_path, 2)
+    size = first["size"]
+    assert size in (2, 3)
+    expected = [index * size * (size + 1) // 2 for index in range(5)]
+    assert found == [{"size": size, "start": 2, "sum": expected}] * 2
 
 
 def test_what_a_rank_raises_is_told_to_the_others(actors: list[Any]) -> None:
@@ -123,39 +160,57 @@ def test_what_a_rank_raises_is_told_to_the_others(actors: list[Any]) -> None:
         ray.get(calls[0])
 
 
-def test_a_script_of_any_launcher_is_handed_over(actors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_of_any_launcher_is_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     from anywhere import main
 
-    group, config = Workers(actors), multiring.ray.MultiringConfig()
-    config.backend_cls().on_start(group, config)
-    assert ray.get(group.execute_async(main)) == [(rank, 2, 3.0, -2.0) for rank in range(2)]
-    config.backend_cls().on_shutdown(group, config)
+    assert fit(main, tmp_path) == (0, 2, 3.0, -2.0)
 
 
-def test_a_worker_that_cannot_join_is_named(actors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    group, config = Workers(actors), multiring.ray.MultiringConfig(init_timeout=30)
-    backend = config.backend_cls()
-    ray.get(actors[1].execute.remote(ray_ranks.join))
+def test_a_worker_that_cannot_join_ends_fit(tmp_path: Path) -> None:
+    with pytest.raises(ControllerError, match=r"could not join: .*MULTIRING_PLAN") as raised:
+        fit(ray_ranks.killed, tmp_path, multiring.ray.MultiringConfig(plan="none"))
+    assert isinstance(raised.value.controller_failure, mr.RendezvousError)
+
+
+def test_a_worker_that_is_in_a_job_is_named(mortals: list[Any]) -> None:
+    group, config = Workers(mortals), multiring.ray.MultiringConfig()
+    ray.get(mortals[1].execute.remote(ray_ranks.join))
     with pytest.raises(mr.RendezvousError, match=r"rank 1 of 2 could not join: .*in a job of multiring already"):
-        backend.on_start(group, config)
-    ray.get(actors[1].execute.remote(mr.shutdown))
-    ray.get(actors[0].execute.remote(mr.shutdown))
+        config.backend_cls().on_start(group, config)
+    config.backend_cls().on_shutdown(group, config)  # while rank 0 still waits for rank 1
+
+
+def test_a_worker_of_another_version_is_named(mortals: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    group, config = Workers(mortals), multiring.ray.MultiringConfig()
     assignment = multiring.ray.RankAssignment
     monkeypatch.setattr("multiring.ray.RankAssignment", lambda *given: assignment(*given, version="99.1"))
     with pytest.raises(mr.RendezvousError, match=rf"rank \d of 2 .* multiring {mr.__version__}, .* multiring 99.1"):
-        backend.on_start(group, config)
-    monkeypatch.undo()
-    ray.get(group.execute_async(mr.shutdown))
+        config.backend_cls().on_start(group, config)
 
 
-def test_a_worker_that_dies_while_it_joins_is_named(actors: list[Any]) -> None:
-    mortal = ray_ranks.Actor.remote()
-    group, config = Workers([actors[0], mortal]), multiring.ray.MultiringConfig()
-    ray.kill(mortal)
+def test_a_worker_that_dies_while_it_joins_is_named(mortals: list[Any]) -> None:
+    group, config = Workers(mortals), multiring.ray.MultiringConfig()
+    ray.kill(mortals[1])
     with pytest.raises(mr.RendezvousError, match="rank 1 of 2 could not join: its process was lost"):
         config.backend_cls().on_start(group, config)
-    config.backend_cls().on_shutdown(group, config)  # with a worker that is gone
+
+
+def test_a_function_that_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def train() -> None:
+        lock.acquire()
+
+    with pytest.raises(TypeError, match=r"(?s)lock.*train"):
+        fit(train, tmp_path)
+
+
+def test_without_ray_the_extra_is_named() -> None:
+    program = "import sys; sys.modules['ray'] = None; import multiring.ray"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    last = ended.stderr.splitlines()[-1]
+    assert re.match(r"ImportError: multiring.ray needs ray\[train\] .*: pip install 'multiring\[ray\]'$", last)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +221,9 @@ def test_wrong_settings(settings: dict[str, Any], words: str) -> None:
         multiring.ray.MultiringConfig(**settings)
 
 
-def test_groups_of_actors(actors: list[Any]) -> None:
-    calls = [actor.execute.remote(ray_ranks.all_collectives, 2, rank) for rank, actor in enumerate(actors)]
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_groups_of_actors(kind: str, actors: list[Any]) -> None:
+    calls = [actor.execute.remote(ray_ranks.all_collectives, kind, 2, rank) for rank, actor in enumerate(actors)]
     for rank, found in enumerate(ray.get(calls)):
         refused = found.pop("refused")
         assert re.search(r"allgather: tensor 0 of the list is .* shape \(2,\).* shape \(3,\): make them alike", refused)
