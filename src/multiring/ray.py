@@ -181,7 +181,7 @@ def register_collectives() -> None:
 
 
 class CollectiveGroup(BaseGroup):  # type: ignore[misc]
-    """Actors that call the functions of `ray.util.collective`, on contiguous arrays.
+    """Actors that call the functions of `ray.util.collective`, on contiguous arrays or tensors of torch.
 
     Ray makes it, by the name "multiring" of the backend after `register_collectives`. A process may be in several
     groups and in a job too. RendezvousError if the other actors do not come within MULTIRING_INIT_TIMEOUT; calls raise
@@ -224,7 +224,9 @@ class CollectiveGroup(BaseGroup):  # type: ignore[misc]
     def allgather(self, tensor_list: Sequence[Any], tensor: Sequence[Any], allgather_options: Any = None) -> None:
         """Put the tensors of all ranks into a list of tensors of the same shape and type."""
         _check_alike("allgather", tensor_list[0], tensor[0])
-        for put, found in zip(tensor_list[0], self._communicator.all_gather(tensor[0]), strict=True):
+        whole = _stacked(tensor_list[0])
+        self._communicator.all_gather(tensor[0], out=whole)
+        for put, found in zip(tensor_list[0], whole, strict=True):
             put[...] = found
 
     def broadcast(self, tensor: Sequence[Any], broadcast_options: Any = collective.types.BroadcastOptions) -> None:
@@ -239,14 +241,8 @@ class CollectiveGroup(BaseGroup):  # type: ignore[misc]
     ) -> None:
         """Combine the lists of all ranks, and put what stands at this rank's place into the tensor."""
         _check_alike("reducescatter", tensor_list[0], tensor[0])
-        if isinstance(tensor[0], np.ndarray):
-            whole: Any = np.stack(tensor_list[0])
-        else:
-            import torch
-
-            whole = torch.stack(list(tensor_list[0]))
         operation = OPERATIONS[reducescatter_options.reduceOp.name]
-        self._communicator.reduce_scatter(whole, operation, out=tensor[0])
+        self._communicator.reduce_scatter(_stacked(tensor_list[0]), operation, out=tensor[0])
 
     def send(self, tensor: Sequence[Any], send_options: Any) -> None:
         """Send a tensor to another rank."""
@@ -255,6 +251,15 @@ class CollectiveGroup(BaseGroup):  # type: ignore[misc]
     def recv(self, tensor: Sequence[Any], recv_options: Any) -> None:
         """Receive a tensor of another rank."""
         self._communicator.recv(tensor[0], recv_options.src_rank)
+
+
+def _stacked(tensors: Sequence[Any]) -> Any:
+    """A new array or tensor that has those of the list side by side."""
+    if isinstance(tensors[0], np.ndarray):
+        return np.stack(tensors)
+    import torch
+
+    return torch.stack(list(tensors))
 
 
 def _check_alike(name: str, listed: Sequence[Any], tensor: Any) -> None:

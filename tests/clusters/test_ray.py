@@ -131,23 +131,18 @@ def test_torch_trainer(backend: str, tmp_path: Path) -> None:
     assert found_by(tmp_path, 2) == [expected] * 2
 
 
-def test_a_killed_worker_is_named(tmp_path: Path) -> None:
+def test_workers_start_again_and_a_killed_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkerGroupError, match=r"\[Rank 1 Error Snippet\]") as raised:
-        fit(ray_ranks.killed, tmp_path)
-    saw = json.loads((tmp_path / "0").read_text())["saw"]
+        fit(ray_ranks.killed, tmp_path, workers=(2, 3), failures=1)
+    assert (tmp_path / "starts").read_text() == "2"
+    found = json.loads((tmp_path / "0").read_text())
+    size, saw = found["size"], found["saw"]
+    assert size in (2, 3)
+    assert found["sum"] == [index * size * (size + 1) // 2 for index in range(5)]
     assert re.match(r"rank 1 \(host .*\) ", saw)
     failures = {rank: str(failure) for rank, failure in raised.value.worker_failures.items()}
     assert 1 in failures
     assert saw in failures.get(0, saw)  # unless Ray ended rank 0 before it had looked
-
-
-def test_workers_start_again_after_a_loss(tmp_path: Path) -> None:
-    fit(ray_ranks.killed_once, tmp_path, workers=(2, 3), failures=1)
-    first, *_ = found = found_by(tmp_path, 2)
-    size = first["size"]
-    assert size in (2, 3)
-    expected = [index * size * (size + 1) // 2 for index in range(5)]
-    assert found == [{"size": size, "start": 2, "sum": expected}] * 2
 
 
 def test_what_a_rank_raises_is_told_to_the_others(actors: list[Any]) -> None:
