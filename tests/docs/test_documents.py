@@ -37,7 +37,12 @@ TUTORIAL = ROOT / "docs" / "tutorial"
 TORCHRUN = 'type torchrun > /dev/null 2>&1 || torchrun() { python -m torch.distributed.run "$@"; }'
 """Where torch lies elsewhere than this Python's packages, its script may be missing."""
 
-VARIABLES = {"COLUMNS": "120", "PYTENSOR_FLAGS": "linker=py"}
+VARIABLES = {
+    "COLUMNS": "120",
+    "PYTENSOR_FLAGS": "linker=py",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+}
 """PyTensor's other linkers compile, for longer than all else that a program of a page does, and leave that at home."""
 
 TENSORFLOW = (*OF_THE_LAUNCHER, "keras", "tensorflow")
@@ -60,7 +65,7 @@ class Block:
     def missing(self) -> list[str]:
         """The frameworks that it imports and that are not installed."""
         imported = re.findall(
-            r"^(?:import|from) (jax|optax|keras|tensorflow|chainer|pytensor|pyspark|distributed)\b",
+            r"^(?:import|from) (jax|optax|keras|tensorflow|chainer|pytensor|pyspark|distributed|ray)\b",
             self.text,
             re.MULTILINE,
         )
