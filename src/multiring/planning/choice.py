@@ -24,10 +24,10 @@ TIE = 1.02
 """Predictions within this factor of the cheapest are ties: the model is not finer, and noise must not choose."""
 
 SHOWN = 8
-"""Rejected candidates that are listed; the others are counted."""
+"""Most rejected candidates that are listed; the others are counted."""
 
 WIDEST = 100_000
-"""Columns of what is no terminal: no row is longer, so none is broken."""
+"""Columns of plain text: more than any row has, so that no row is broken."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the calls of a plan took on this rank, from start to end, waiting for other ranks included.
+    """What the calls by a plan took on this rank, from start to end, waiting for other ranks included.
 
     ``nbytes`` and ``seconds`` are sums over ``calls``.
     """
@@ -75,8 +75,9 @@ class Tuned:
 class Choice:
     """The plan chosen; the candidates that were not, cheapest first; the bound that no plan can beat, in seconds.
 
-    ``measured`` is what it took so far, where it has been used; ``tuned`` what those plans took that a job tried, where
-    it was chosen by that; ``speeds`` are what predictions assume. Printed, it explains itself.
+    ``measured`` is what calls by the plan have taken, once there are some. ``tuned`` is what each plan took that a job
+    tried, where the choice comes from such trials. ``speeds`` are what predictions assume. A choice that is printed
+    explains itself.
     """
 
     plan: Plan

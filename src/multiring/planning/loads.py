@@ -52,9 +52,9 @@ class LinkMap:
         self._led = led
         self._whole = shape
         self._size = shape.size
-        self._shapes: list[tuple[ShapePath, Shape]] = []
-        self._counts: dict[ShapePath, int] = {}
-        self._ranks_by_number: dict[int, list[int]] = {}
+        self._shapes: list[tuple[ShapePath, Shape]] = []  # one for each class of units
+        self._counts: dict[ShapePath, int] = {}  # the number of units in the class
+        self._ranks_by_number: dict[int, list[int]] = {}  # ranks in all first children, all second, by depth
         self._walk(shape, (), 1, 0)
 
     def _walk(self, shape: Shape, path: ShapePath, count: int, position: int) -> None:
@@ -77,7 +77,7 @@ class LinkMap:
         return list(dict.fromkeys(found))
 
     def part_in_rings(self, depth: int, stages: Sequence[Stage]) -> float:
-        """The part of all ranks that are in a ring of a depth."""
+        """The ranks that are in a ring of a depth, as a part of all ranks."""
         shapes = ((self._counts[path], shape) for path, shape in self._shapes if shape.depth == depth)
         members = sum(count * sum(_owners(child, stages) for child in shape.children) for count, shape in shapes)
         return members / self._size

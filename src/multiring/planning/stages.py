@@ -20,7 +20,7 @@ SPLIT, LEAD, ALL = "split", "lead", "all"
 class Stage:
     """What a plan does in one dimension: its mode, its method, whether shares follow the bandwidths, its wire.
 
-    ``ordered``: its rings name their members by ascending rank, the root before them, and so does every sum.
+    ``ordered``: members of its rings, and the terms of every sum, stand by ascending rank, the root before them.
     """
 
     dimension: Dimension
@@ -58,7 +58,7 @@ _BACK = {
 
 
 def phase_kinds(collective: str, stages: Sequence[Stage]) -> list[tuple[int, str]]:
-    """(depth, kind) of the phases of a collective: out through the stages from depth 1, and back."""
+    """The phases of a collective, as (depth, kind): out through the stages from depth 1, and back."""
     out, back = _OUT.get(collective, {}), _BACK.get(collective, {})
     modes = [(depth, stage.mode) for depth, stage in enumerate(stages, start=1)]
     return [(depth, out[mode]) for depth, mode in modes if mode in out] + [
@@ -67,7 +67,10 @@ def phase_kinds(collective: str, stages: Sequence[Stage]) -> list[tuple[int, str
 
 
 def phase_wire(kind: str, stage: Stage, stages: Sequence[Stage]) -> str:
-    """The format in which a phase of a stage sends: what is spread between hosts has been rounded to that of any."""
+    """The format in which a phase of a stage sends.
+
+    Results that are spread between hosts have been rounded to the narrow format of any stage, and travel in it.
+    """
     if kind in ("all_gather", "broadcast") and stage.dimension.levels != ("rank",):
         return max(other.wire for other in stages)
     return stage.wire
