@@ -56,7 +56,8 @@ class MultiringConfig(BackendConfig):  # type: ignore[misc]
 
     Every worker has joined the job when the training function begins, so that `multiring.init` returns the
     communicator that is there. ``settings`` are those of `multiring.init`, TypeError and ValueError for wrong ones; Ray
-    says on which host a rank is. A worker that cannot join ends ``fit()``, with a RendezvousError that names it.
+    says on which host a rank is. A worker that cannot join ends ``fit()`` with a ControllerError, whose
+    ``controller_failure`` is a RendezvousError that names it.
     """
 
     backend = "multiring"
