@@ -33,7 +33,7 @@ inline constexpr std::size_t longest_block = 256;
 constexpr const WireFormat& format_of(Wire wire) {
     return wire_formats[static_cast<std::size_t>(wire)];
 }
-// What `count` elements take in a narrow format.
+// Bytes of `count` elements in a narrow format.
 constexpr std::size_t narrow_bytes(Wire wire, std::size_t count) {
     const WireFormat& format = format_of(wire);
     const std::size_t scales = format.block == 1 ? 0 : (count + format.block - 1) / format.block;

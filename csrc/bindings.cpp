@@ -463,7 +463,7 @@ void barrier(NativeCalls& calls, double timeout) {
 void bind_call(nb::module_& m) {
     nb::class_<PlanFacts>(
         m, "PlanFacts",
-        "What all ranks that run a plan have alike.\n\n"
+        "Numbers that all ranks of a plan have alike.\n\n"
         "``segment_bytes`` is the slice of one of its ``blocks``, ``window`` how many segments are in\n"
         "flight at most, ``plan`` its number; slices are cut at multiples of ``grain`` bytes.")
         .def(nb::init<int, std::size_t, std::uint32_t, std::uint64_t, std::size_t>(), "blocks"_a, "segment_bytes"_a,
@@ -475,7 +475,7 @@ void bind_call(nb::module_& m) {
         .def_ro("grain", &PlanFacts::grain);
     nb::class_<Call>(
         m, "Call",
-        "What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).\n\n"
+        "A call: a collective, or a message that is part of one (``part_of``, send for one by itself).\n\n"
         "Collective, type and reduction are codes; ``count`` is elements per block, ``timeout`` in seconds, ``label``\n"
         "see `LabelName`. ``residual`` is the address of what this rank has lost by rounding, as many float32 as the\n"
         "buffer has, 0 for none. ValueError for unknown codes, for a reduction that is not defined for the type, and\n"
@@ -541,9 +541,9 @@ void bind_native_calls(nb::module_& m) {
              "label"_a = 0,
              nb::sig("def all_reduce_plain(self, x: object, op: object, timeout: float | None = None, label: int = 0) "
                      "-> bool"),
-             "Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no\n"
-             "view that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None:\n"
-             "the communicator's); anything else is left as it is.")
+             "True if the call was made: it needs a NumPy array or torch tensor that is contiguous, writable, on the\n"
+             "CPU and no view that shows other numbers, an ``op`` that its type has, and seconds that are a float\n"
+             "(None: the communicator's). Anything else is left as it is.")
         .def("barrier", &barrier, "timeout"_a, "Return when every rank has called it.")
         .def("run", &run, "call"_a, "Execute the call's schedule in the calling thread.")
         .def("start", &start, "call"_a, "owner"_a.none(),
@@ -640,7 +640,8 @@ void bind_arithmetic(nb::module_& m) {
 }
 
 void bind_describe(nb::module_& m) {
-    nb::class_<Description>(m, "Description", "What a caller's buffer is: NumPy array, buffer object or DLPack tensor.")
+    nb::class_<Description>(m, "Description",
+                            "Description of a caller's buffer: NumPy array, buffer object or DLPack tensor.")
         .def_ro("pointer", &Description::pointer)
         .def_ro("count", &Description::count)
         .def_ro("contiguous", &Description::contiguous)
@@ -695,7 +696,7 @@ void bind_work(nb::module_& m) {
             "The rank at the other end of a message that is done; ANY_SOURCE before, and for collectives.")
         .def_prop_ro(
             "ended", [](const WorkHandle& h) { return moment(h.work->ended); },
-            "When it was done, in seconds of time.monotonic(); 0 before.")
+            "Time of its end, in seconds of time.monotonic(); 0 before.")
         .def(
             "error",
             [](const WorkHandle& h) -> nb::object {
@@ -748,9 +749,9 @@ void bind_engine(nb::module_& m) {
              "A rank elsewhere, over connected and authenticated sockets (data), taken into ownership.")
         .def("attach_control", &Engine::attach_control, "peer"_a, "socket"_a,
              "A control connection to the lowest rank of another host.")
-        .def("attached", &Engine::attached, "peer"_a, "Whether messages can go to ``peer``.")
+        .def("attached", &Engine::attached, "peer"_a, "True if messages can go to ``peer``.")
         .def("departed", &Engine::departed, "peer"_a,
-             "Whether ``peer`` has said farewell, and nothing that it sent before is on its way.")
+             "True if ``peer`` has said farewell, and nothing that it sent before is on its way.")
         .def("miss_connection", &Engine::miss_connection, "peer"_a, "seconds"_a,
              "A call needs a connection to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``\n"
              "misses it as well, one of the two counts as lost.")
@@ -762,15 +763,15 @@ void bind_engine(nb::module_& m) {
                 engine.expect_links(std::move(expected));
             },
             "links"_a,
-            "What plans count on, once: the ranks of each host, rack and site, and the bytes a second up and down of\n"
-            "its link. From then on a link that keeps all waiting is named.")
+            "Take the links that plans count on, once: the ranks of each host, rack and site, and the bytes a second up\n"
+            "and down of its link. From then on a link that keeps all waiting is named.")
         .def(
             "communicator", &Engine::add_communicator, "id"_a, "members"_a, "incarnation"_a = 0,
             "Register a communicator; ``id`` is a 32-bit number that all members share, and so is the ``incarnation``\n"
             "of 16 bits, one more than that of the last communicator of this number.")
         .def("forget", &Engine::forget, "id"_a)
         .def("completed", &Engine::completed, "communicator"_a,
-             "How many collectives, from the first on, were completed here.")
+             "Number of collectives, from the first on, that were completed here.")
         .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "facts"_a,
              "Install a schedule and return its handle.\n\n"
              "``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,\n"
@@ -823,7 +824,7 @@ void bind_engine(nb::module_& m) {
         .def("recorded", &recorded,
              "The last calls, with what has become of them: flight_recorder.py. Empty if they are not kept.")
         .def("traced", &traced,
-             "What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.")
+             "Traced events, once the engine is shut down: trace.py. Empty if tracing was not asked for.")
         .def(
             "calls",
             [](std::shared_ptr<Engine> engine, int rank, int size, double timeout, nb::object choose_plan,
@@ -856,7 +857,7 @@ void bind_engine(nb::module_& m) {
                                   1e-9 * static_cast<double>(record.nanoseconds.load()));
             },
             "handle"_a,
-            "What an installed schedule has done here: operations, bytes of their buffers, seconds from start to end.")
+            "Work of an installed schedule here: operations, bytes of their buffers, seconds from start to end.")
         .def(
             "shutdown",
             [](Engine& engine, double timeout) {

@@ -55,7 +55,7 @@ struct Delivery {
     }
 };
 
-// What a schedule has done here so far.
+// Work of a schedule here so far.
 struct Record {
     std::atomic<std::uint64_t> operations{0}, bytes{0}, nanoseconds{0};  // from the start of each to its end
 };

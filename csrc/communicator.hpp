@@ -35,7 +35,7 @@ class Communicator final : public CommunicatorBase {
     Lane* try_begin(const Call& call);  // nullptr while its lane is taken or it is not its turn
     Lane* begin_point(Call& call);      // send, recv: numbers it too; nullptr if it has to wait for its turn
     void end(Lane& lane, bool completed);
-    // How many collectives, from the first on, were completed here.
+    // Number of collectives, from the first on, that were completed here.
     std::uint64_t completed() const;
     void deliver(const Delivery& delivery);
     std::vector<Delivery> take_parked();                                   // what nobody will call for any more

@@ -91,7 +91,7 @@ class DeviceTransfer {
     std::byte* at(std::uint32_t segment, std::uint32_t block) const;
     // The segments below are done: their chunks may go back to the device.
     void complete_below(std::uint32_t segment);
-    // Whether the device has done all that the call asked of it.
+    // True if the device has done all that the call asked of it.
     bool has_left() const;
     // Make a stream of the caller's wait until then.
     void join(cuda::Stream stream) const;
@@ -99,7 +99,7 @@ class DeviceTransfer {
     cuda::Stream last_stream() const;
 
     const std::shared_ptr<DeviceQueue> queue;
-    // What the driver refused to queue: nothing of the call is sent to anybody, and its chunks wait to be abandoned.
+    // Set if the driver refused to queue the call: nothing of it is sent, and its chunks wait to be abandoned.
     std::optional<Failure> refused;
 
   private:

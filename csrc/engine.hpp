@@ -123,7 +123,7 @@ class Engine final : public Surroundings, public Forked {
     // Before any call: what a caller runs when it hears that this rank keeps the others waiting.
     void when_slow(std::function<void(SlowRank::Reason)> run) { when_slow_ = std::move(run); }
     void tell_if_slow();
-    // What was traced, once the engine is shut down; nothing if it was not asked for.
+    // Traced events, once the engine is shut down; empty if tracing was not asked for.
     std::vector<Trace::Thread> traced() const;
     std::vector<RecordedCall> recorded() const;  // the last calls; none if they are not kept
     pid_t progress_thread() const { return progress_thread_.load(); }

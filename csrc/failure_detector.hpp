@@ -60,7 +60,7 @@ class FailureDetector {
     bool check_complaints();  // true if they were judged
     void report_lateness(const Works& works);
 
-    // What a call that has waited too long fails with; `limit` says what is up.
+    // Failure of a call that has waited too long; `limit` names the time limit that is up.
     Failure timeout_of(const Work& work, const std::string& limit) const;
 
   private:

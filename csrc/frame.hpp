@@ -78,7 +78,7 @@ struct Frame {
     std::uint32_t bytes = 0;
     std::uint32_t token = 0;
 
-    // Whether this frame, of a message between two ranks, goes to the rank that receives the message.
+    // True if this frame, of a message between two ranks, goes to the rank that receives the message.
     bool is_to_receiver() const { return type == FrameType::waits ? argument == 0 : type != FrameType::grant; }
     Signature signature() const {
         return {count, plan, root, static_cast<std::uint32_t>(label), collective, dtype, op, generation};

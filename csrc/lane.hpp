@@ -43,7 +43,7 @@ class Lane {
     bool finished() const {
         return base_ == segment_count_ && held_.empty() && (!call_.transfer || call_.transfer->has_left());
     }
-    // Whether what happens next rings no bell: the device's part, or the team's.
+    // True if the next event rings no bell: the device's part, or the team's.
     bool needs_polling() const {
         return active_ && call_.transfer && (shared_count_ != 0 || next_ == segment_count_ || !is_here(next_));
     }
@@ -150,18 +150,19 @@ class Lane {
     Arrival& arrival(std::uint32_t segment, std::uint32_t index) const {
         return arrivals_[(segment % (2 * rows_in_use_)) * schedule_->arrival_count + index];
     }
-    // Where its staging is. Who had it before has been read: that was W segments ago or more, or in another call.
+    // Slot of its staging. The segment that had it before has been read: it was W segments ago or more, or in another
+    // call.
     std::size_t slot(std::uint32_t segment) const { return (first_slot_ + segment) % slots_; }
     ReaderMark& unread(std::uint32_t segment, const Message& message) const {
         return unread_[(segment % rows_in_use_) * schedule_->departure_count + message.index];
     }
-    // Whether the send's bytes are copied for its readers, so that the caller's are free at once. Two ranks that
+    // True if the send's bytes are copied for its readers, so that the caller's are free at once. Two ranks that
     // exchange the same bytes would otherwise both wait for the other to have read before they overwrite. (What a later
     // phase overwrites has been read by then: the new bytes are made of the old ones.)
     bool is_staged(const Instruction& in) const {
         return is_narrow(in) || (call_.installed->send_is_shared[in.send_index] && (!in_arena_ || in.exchanged));
     }
-    // Whether the messages are narrower than the elements.
+    // True if the messages are narrower than the elements.
     bool is_narrow(const Instruction& in) const { return narrows_ && in.wire != Wire::same; }
     std::size_t message_bytes(const Instruction& in, const Extent& extent) const {
         return is_narrow(in) ? narrow_bytes(in.wire, extent.count) : extent.count * itemsize_;
@@ -178,7 +179,7 @@ class Lane {
     void reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Sources& sources,
                       StreamingStoreTuner& tuner);
     double divisor(const Instruction& in) const;
-    // Whether the send's bytes are read where the caller keeps them, and still are.
+    // True while the send's bytes are read where the caller keeps them.
     bool is_leaving(const Row& row, const Instruction& in) const;
 
     Endpoint& endpoint_;

@@ -41,10 +41,10 @@ class Liveness {
     std::span<const Status> statuses() const { return statuses_; }  // indexed by rank
     bool is_quiet(int rank) const { return at(rank).silent >= quiet_seconds(); }
     bool is_direct(int rank) const { return direct_[static_cast<std::size_t>(rank)]; }
-    // Whether a rank is known to live: it was heard of lately, by us or by who told us, and we have not been away.
+    // True if a rank is known to live: it was heard of lately, by us or by who told us, and we have not been away.
     bool hears(int rank) const;
     bool is_trouble() const;  // somebody waits or is quiet: statuses are worth passing on
-    // What to pass on over an edge, cut into pieces of at most `most_bytes`: all that did not come over it.
+    // News to pass on over an edge, all that did not come over it, in pieces of at most `most_bytes`.
     std::vector<std::vector<std::byte>> to_pass_on(int edge, std::size_t most_bytes) const;
     void publish_heard(std::span<StatusSlot> slots);  // to the ranks of our host
 

@@ -63,7 +63,7 @@ class Peers {
     std::vector<std::pair<int, Traffic>> traffic() const;
 
     bool has_departures() const { return someone_departed_.load(std::memory_order_acquire); }
-    // Those of the ranks that have left, in their order.
+    // Returns the ranks among `ranks` that have left, in their order.
     std::vector<int> departed_of(std::vector<int> ranks) const;
     std::vector<bool> departures() const;  // indexed by rank
     std::vector<const LocalTransport*> local_transports() const;

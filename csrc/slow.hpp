@@ -36,7 +36,7 @@ class CountWindows {
         untold_ = is_told ? 0 : untold_ + 1;
         return seconds;
     }
-    // Whether what was found still stands, though the last window told nothing.
+    // True if the finding still stands, though the last window told nothing.
     bool stands_untold() const { return untold_ > 0 && untold_ < to_forget; }
 
     std::size_t ranks() const { return latest_.size(); }

@@ -46,7 +46,7 @@ class Places {
     Places(std::vector<PlaceLink> links, int world_size);
     // Indices of the places that a rank is in, from the inside out.
     const std::vector<int>& of(int rank) const { return of_[static_cast<std::size_t>(rank)]; }
-    // How many of these a message to another rank leaves.
+    // Number of these places that a message to another rank leaves.
     std::size_t left_by(int rank, int other) const;
     const PlaceLink& operator[](int place) const { return links_[static_cast<std::size_t>(place)]; }
     std::size_t size() const { return links_.size(); }

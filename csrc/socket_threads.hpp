@@ -26,7 +26,7 @@ class Served {
   public:
     // Write what is queued, read what has come.
     virtual void serve() = 0;
-    // Whether something is queued that the socket has not refused.
+    // True if something is queued that the socket has not refused.
     virtual bool has_queued() const = 0;
 
   protected:

@@ -43,7 +43,7 @@ class StreamingStoreTuner {
 
     std::size_t fewest_bytes() const { return rule_.fewest_bytes; }
 
-    // Whether to time the next write; in a trial every write is timed, so that it is over sooner.
+    // True if the next write is to be timed; in a trial every write is timed, so that it is over sooner.
     bool is_due() {
         if (rule_.one_in == 1 || trying_.load(std::memory_order_relaxed)) return true;
         const std::uint32_t written = written_.load(std::memory_order_relaxed);  // roughly, if several lanes count
@@ -51,7 +51,7 @@ class StreamingStoreTuner {
         return written % rule_.one_in == 0;
     }
 
-    // Whether the next should be streamed past the caches.
+    // True if the next write should be streamed past the caches.
     bool streams() const { return streams_.load(std::memory_order_relaxed); }
 
     // Bytes were written; several lanes may have the same peer.

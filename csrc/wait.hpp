@@ -22,7 +22,7 @@ class Event {
     void set();
     void reset() { word_.store(0, std::memory_order_relaxed); }
     bool is_set() const { return word_.load(std::memory_order_acquire) != 0; }
-    // Whether it was set before the time was up; may return early without it.
+    // Returns true if it was set before the time was up; may return early without that.
     bool wait_for(Clock::duration at_most);
 
   private:

@@ -25,7 +25,7 @@ OPS_OF: dict[str, tuple[str, ...]]
 """The reductions that are defined for each type."""
 
 ANY_SOURCE: int
-"""As the peer of a recv in `Engine.start_message`: whoever sends first."""
+"""The peer of a recv in `Engine.start_message` that takes whoever sends first."""
 
 INTERNAL: int
 """From this number on a communicator is for the library's own calls, beside the one whose number is so much less."""
@@ -155,7 +155,7 @@ def narrow_bytes(wire: int, count: int) -> int:
 
 class Description:
     """
-    What a caller's buffer is: NumPy array, buffer object or DLPack tensor.
+    Description of a caller's buffer: NumPy array, buffer object or DLPack tensor.
     """
 
     @property
@@ -208,7 +208,7 @@ class Work:
 
     @property
     def ended(self) -> float:
-        """When it was done, in seconds of time.monotonic(); 0 before."""
+        """Time of its end, in seconds of time.monotonic(); 0 before."""
 
     def error(self) -> BaseException | None: ...
 
@@ -234,7 +234,7 @@ class PlanFacts:
 
 class Call:
     """
-    What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).
+    A call: a collective, or a message that is part of one (``part_of``, send for one by itself).
 
     Collective, type and reduction are codes; ``count`` is elements per block, ``timeout`` in seconds, ``label``
     see `LabelName`. ``residual`` is the address of what this rank has lost by rounding, as many float32 as the
@@ -325,9 +325,9 @@ class NativeCalls:
 
     def all_reduce_plain(self, x: object, op: object, timeout: float | None = None, label: int = 0) -> bool:
         """
-        Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no
-        view that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None:
-        the communicator's); anything else is left as it is.
+        True if the call was made: it needs a NumPy array or torch tensor that is contiguous, writable, on the
+        CPU and no view that shows other numbers, an ``op`` that its type has, and seconds that are a float
+        (None: the communicator's). Anything else is left as it is.
         """
 
     def barrier(self, timeout: float) -> None:
@@ -407,11 +407,11 @@ class Engine:
         """A control connection to the lowest rank of another host."""
 
     def attached(self, peer: int) -> bool:
-        """Whether messages can go to ``peer``."""
+        """True if messages can go to ``peer``."""
 
     def departed(self, peer: int) -> bool:
         """
-        Whether ``peer`` has said farewell, and nothing that it sent before is on its way.
+        True if ``peer`` has said farewell, and nothing that it sent before is on its way.
         """
 
     def miss_connection(self, peer: int, seconds: float) -> None:
@@ -422,8 +422,8 @@ class Engine:
 
     def expect_links(self, links: Sequence[tuple[Sequence[int], float, float]]) -> None:
         """
-        What plans count on, once: the ranks of each host, rack and site, and the bytes a second up and down of
-        its link. From then on a link that keeps all waiting is named.
+        Take the links that plans count on, once: the ranks of each host, rack and site, and the bytes a second up
+        and down of its link. From then on a link that keeps all waiting is named.
         """
 
     def communicator(self, id: int, members: Sequence[int], incarnation: int = 0) -> None:
@@ -434,7 +434,7 @@ class Engine:
 
     def forget(self, id: int) -> None: ...
     def completed(self, communicator: int) -> int:
-        """How many collectives, from the first on, were completed here."""
+        """Number of collectives, from the first on, that were completed here."""
 
     def install(
         self,
@@ -506,7 +506,7 @@ class Engine:
 
     def traced(self) -> list[tuple[int, bool, int, bytes]]:
         """
-        What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.
+        Traced events, once the engine is shut down: trace.py. Empty if tracing was not asked for.
         """
 
     def calls(
@@ -533,7 +533,7 @@ class Engine:
 
     def installed_record(self, handle: int) -> tuple[int, int, float]:
         """
-        What an installed schedule has done here: operations, bytes of their buffers, seconds from start to end.
+        Work of an installed schedule here: operations, bytes of their buffers, seconds from start to end.
         """
 
     def shutdown(self, timeout: float = 5.0) -> None:

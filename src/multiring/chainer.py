@@ -100,7 +100,7 @@ class _Ranks:
         self._buckets: Buckets
 
     def settle(self, optimizer: Any) -> bool:
-        """Take over new parameters from rank 0; return True if there were any."""
+        """Take over new parameters from rank 0; return True if there are any."""
         layout = [(name, GradientSpec(p.size, p.dtype.name, part(name, p.shape))) for name, p in _parameters(optimizer)]
         if layout == self._layout:
             return False

@@ -103,7 +103,7 @@ class Recorder:
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """Return the tensors in the output of a model: a tensor, or tensors in lists and dictionaries."""
+    """Yield the tensors in the output of a model: a tensor, or tensors in lists and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):

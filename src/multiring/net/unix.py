@@ -134,7 +134,7 @@ def _take_turns(sock: socket.socket, name: str, deadline: float) -> None:
 
 
 def _limit(sock: socket.socket, seconds: float) -> None:
-    """Return the seconds that the kernel lets the socket wait to connect, and to send; 0 is without limit."""
+    """Set the seconds that the kernel lets the socket wait to connect, and to send; 0 is no limit."""
     whole = int(seconds)
     limit = _TIME_LIMIT.pack(whole, max(round(1e6 * (seconds - whole)), 1 if seconds else 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
