@@ -687,15 +687,15 @@ struct Wide {
     std::uint64_t halves[2];
 };
 
-// Block by block, so that each line that is touched is in the caches until all of it has been read or written.
+// Patch by patch, so that each line that is touched is in the caches until all of it has been read or written.
 template <class T>
 void transpose_all(void* destination, std::ptrdiff_t to_stride, const void* source, std::ptrdiff_t from_stride,
                    std::size_t rows, std::size_t columns) {
-    constexpr std::size_t block = 256 / sizeof(T);
-    for (std::size_t first_row = 0; first_row < rows; first_row += block) {
-        const std::size_t last_row = rows - first_row < block ? rows : first_row + block;
-        for (std::size_t first = 0; first < columns; first += block) {
-            const std::size_t last = columns - first < block ? columns : first + block;
+    constexpr std::size_t patch = 256 / sizeof(T);
+    for (std::size_t first_row = 0; first_row < rows; first_row += patch) {
+        const std::size_t last_row = rows - first_row < patch ? rows : first_row + patch;
+        for (std::size_t first = 0; first < columns; first += patch) {
+            const std::size_t last = columns - first < patch ? columns : first + patch;
             T* const to = static_cast<T*>(destination);
             const T* const from = static_cast<const T*>(source);
             const auto place = [](std::size_t i, std::ptrdiff_t stride) {

@@ -588,15 +588,15 @@ void Lane::accept_data(const Delivery& delivery) {
                                                    " bytes, is not in the schedule of " + describe(call_));
         return;
     }
-    Arrival& slot = arrival(frame.segment, index);
-    if (slot.data.load(std::memory_order_relaxed) != nullptr) {
+    Arrival& awaited = arrival(frame.segment, index);
+    if (awaited.data.load(std::memory_order_relaxed) != nullptr) {
         endpoint_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
                                                    std::to_string(frame.segment) + " of " + describe(call_) + " twice");
         return;
     }
-    slot.from = delivery.from;
-    slot.token = delivery.payload.token;
-    slot.data.store(delivery.payload.data, std::memory_order_release);
+    awaited.from = delivery.from;
+    awaited.token = delivery.payload.token;
+    awaited.data.store(delivery.payload.data, std::memory_order_release);
 }
 
 void Lane::take_early() {

@@ -170,9 +170,9 @@ Operations::DriveEnd Operations::drive(Lane& lane, Spinner& spinner) try {
         const auto begin = spinner.start();
         count_wait(holder, begin, spinner.restart());
     };
-    constexpr int rounds_between_looks = 16;  // at the clock
+    constexpr int advances_between_looks = 16;  // at the clock
     std::optional<Clock::time_point> until;
-    for (int round = 1;; ++round) {
+    for (int advances = 1;; ++advances) {
         bool active = lane.advance();
         if (lane.finished()) {
             go_on();
@@ -189,7 +189,7 @@ Operations::DriveEnd Operations::drive(Lane& lane, Spinner& spinner) try {
         }
         if (active) {
             go_on();
-            if (round % rounds_between_looks != 0) continue;
+            if (advances % advances_between_looks != 0) continue;
             const auto now = Clock::now();
             if (!until) until = std::min(now + longest_drive, lane.call().deadline);
             if (now >= *until) return DriveEnd::out_of_patience;  // who waits sees signals, and the time limit

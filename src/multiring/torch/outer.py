@@ -133,7 +133,7 @@ class Outer:
 
         self._steps = 0
         self._first, self._origin = 0, 0
-        """The first turn of the present rounds, and the step after which they began."""
+        """The first turn since the beginning or `finish`, and the step after which that was."""
         self._turn = 0
         """The number of the next fragment to be sent; fragments take turns."""
         self._applied = 0
@@ -191,7 +191,7 @@ class Outer:
         return self._applied > before
 
     def finish(self) -> None:
-        """End the round now: apply what is on its way, and exchange all that was done since; all ranks call it.
+        """Exchange now: apply what is on its way, and exchange all that was done since; all ranks call it.
 
         Afterwards all have the same parameters, as at the end of training they should. It counts as an exchange, unless
         nobody has made a step since the last one: then nothing changes. After a loss in it, and `rebuild`, all call it
@@ -264,7 +264,7 @@ class Outer:
         # A group's ranks send at the same step, which is that of the model that they go on with.
         _, self._first, self._steps, self._origin = told[mine[group.oldest]]
         first = max(first for _, first, *_ in told)
-        if first > self._first:  # others have finished their round
+        if first > self._first:  # others have called `finish`
             self._first, self._origin = first, self._steps
 
     def state_dict(self) -> dict[str, Any]:
