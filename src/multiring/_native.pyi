@@ -51,13 +51,13 @@ NO_NUMBER: int
 """In the place of the number of a receive that waits for its turn."""
 
 MOST_RECORDED_CALLS: int
-"""How many calls `Engine.recorded` has at most."""
+"""Most calls that `Engine.recorded` has."""
 
 RECORDED_CALL: Any
-"""How a call of `Engine.recorded` lies in memory, a dict that numpy.dtype takes."""
+"""Layout in memory of a call of `Engine.recorded`, a dict that numpy.dtype takes."""
 
 TRACE_EVENT: Any
-"""How an event of `Engine.traced` lies in memory, a dict that numpy.dtype takes."""
+"""Layout in memory of an event of `Engine.traced`, a dict that numpy.dtype takes."""
 
 TRACE_EVENTS: tuple[str, ...]
 """The kinds of these events: call segment phase held_up caller idle; position = code."""

@@ -40,7 +40,7 @@ from multiring.worker import RankAssignment, reason_of
 POLL_SECONDS = 0.05
 
 LEAVE_SECONDS = 30.0
-"""How long workers have to leave a job before Ray ends them."""
+"""Seconds that workers have to leave a job before Ray ends them."""
 
 NAMESPACE = "multiring"
 
@@ -61,7 +61,7 @@ class MultiringConfig(BackendConfig):  # type: ignore[misc]
     """
 
     backend = "multiring"
-    """What TorchTrainer looks for, which else would put "gloo" there."""
+    """Name of the backend, for TorchTrainer, which would put "gloo" there."""
 
     def __init__(self, **settings: Any) -> None:
         if "host" in settings:
@@ -71,12 +71,12 @@ class MultiringConfig(BackendConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """What Ray makes of it in its controller."""
+        """Class of the backend that Ray makes in its controller."""
         return _Backend
 
     @property
     def train_func_context(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """What Ray runs the training function in."""
+        """Context in which Ray runs the training function."""
         return _in_the_job
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class MultiringConfig(BackendConfig):  # type: ignore[misc]
 
 class _Backend(Backend):  # type: ignore[misc]
     _has_joined = False
-    """Whether the workers that Ray is about to end are in a job."""
+    """True if the workers that Ray is about to end are in a job."""
 
     def on_start(self, worker_group: Any, backend_config: MultiringConfig) -> None:
         """Make the workers ranks of a new job; RendezvousError names one that cannot be."""
@@ -163,7 +163,7 @@ def _host() -> str:
 
 
 def _blamed(rank: int, size: int, error: RayError) -> RendezvousError:
-    """What a worker's error says of the rank that could not join, which may be another one."""
+    """Return the error about the rank that could not join, which may be another one than the worker that says so."""
     if not isinstance(error, RayTaskError):
         return RendezvousError(
             f"rank {rank} of {size} could not join: its process was lost ({reason_of(error)})", rank=rank
@@ -205,7 +205,7 @@ class CollectiveGroup(BaseGroup):  # type: ignore[misc]
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """Whether it can be used, which it always can."""
+        """True: the backend can always be used."""
         return True
 
     def allreduce(self, tensor: Sequence[Any], allreduce_options: Any = collective.types.AllReduceOptions) -> None:

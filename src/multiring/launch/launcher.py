@@ -60,7 +60,7 @@ class Job:
     standby: int = 0
     """Processes that each host keeps ready to become such ranks."""
     fork: bool = False
-    """Whether each host does the script's imports once and forks its ranks there."""
+    """True if each host does the script's imports once and forks its ranks there."""
     summary: bool = True
     """True if it ends with three lines about what the ranks did."""
 

@@ -51,7 +51,7 @@ LATER = {
     ),
     "torch": ("multiring.torch.create", "torch._dynamo"),
 }
-"""What a rank imports later, when it joins or makes an optimizer, by what it has imported for that."""
+"""Modules that a rank imports later, as it joins or makes an optimizer, by a module that it has imported for that."""
 
 FORK = b"fork"
 MESSAGE_BYTES = 1 << 14

@@ -45,7 +45,7 @@ def fastest_shares(shape: Shape, whole: Shape) -> tuple[int, ...] | None:
 
 
 def _beyond(whole: Shape, depth: int) -> float:
-    """How many times the owner of a byte after a dimension sends it, and receives it, in the dimensions around."""
+    """Number of times that the owner of a byte after a dimension sends it and receives it in the dimensions around."""
     total, part = 0.0, 1.0
     for shapes in whole.by_depth[depth:]:
         members = max(len(shape.children) for shape in shapes)

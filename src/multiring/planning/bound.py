@@ -1,4 +1,4 @@
-"""How fast a collective can be at best on a topology: the limit shown beside every result.
+"""Least time of a collective on a topology: the limit shown beside every result.
 
 The link of a place splits the ranks in two, and whatever the algorithm some bytes must cross it. For an all-reduce the
 places around one switch give more: with k of them every byte needs k - 1 messages to be summed and k - 1 to be

@@ -91,7 +91,7 @@ class Choice:
     speeds: Speeds = NATIVE
 
     def is_tie(self, candidate: Candidate) -> bool:
-        """Whether a candidate is predicted to take as long as the one chosen, as far as the model can tell."""
+        """True if a candidate is predicted to take as long as the one chosen, as far as the model can tell."""
         here, there = self.chosen.prediction.seconds, candidate.prediction.seconds
         return max(here, there) <= TIE * min(here, there)
 
@@ -115,7 +115,7 @@ class Table:
 
 
 def summary(choice: Choice) -> str:
-    """What is planned, how long it takes, and how near that is to the limit."""
+    """The chosen plan, its time, and the ratio of that to the limit."""
     plan, prediction = choice.plan, choice.chosen.prediction
     segments = f"{count(prediction.segments, 'segment')}, at most {plan.window} in flight"
     lines = [

@@ -74,7 +74,7 @@ def _by_rank(ring: Ring, order: Sequence[int], first: int | None) -> Ring:
 
 _Pattern = tuple[Ring, ...]
 _Ownership = tuple[tuple[Span, int], ...]
-"""Who of a unit owns which span of its sum: adjoining spans from 0 to 1, each with the owner's position in the unit."""
+"""Owners in a unit of the spans of its sum: adjoining spans from 0 to 1, each with its owner's position in the unit."""
 
 
 def _ownership_patterns(arrangement: Layout, stages: Sequence[Stage]) -> dict[Shape, _Pattern]:
@@ -131,7 +131,7 @@ def _refined(owned: Sequence[_Ownership]) -> list[tuple[Span, tuple[int, ...]]]:
 
 
 def _owned_after(mode: str, rings_by_copy: list[list[Ring]]) -> tuple[_Ownership, ...]:
-    """Who owns what of a unit's sum after a phase of a mode, for each copy of the sum that there is then."""
+    """Return the owners of a unit's sum after a phase of a mode, for each copy of the sum that there is then."""
     if mode == ALL:
         places = range(len(rings_by_copy[0][0].members))
         return tuple(
@@ -147,7 +147,7 @@ def _owned_after(mode: str, rings_by_copy: list[list[Ring]]) -> tuple[_Ownership
 
 
 def _by_span(held: Iterable[tuple[Span, int]]) -> _Ownership:
-    """Who holds which span, in the order of the spans; adjoining spans of one holder become one."""
+    """Return the spans with their holders, in order; adjoining spans of one holder become one."""
     result: list[tuple[Span, int]] = []
     for span, holder in sorted(held):
         if result and result[-1][1] == holder:

@@ -70,7 +70,7 @@ Measured: benchmarks/results/2026-11-28-constants.md, Planning."""
 
 @dataclass(frozen=True, slots=True)
 class _PhaseCost:
-    """What a phase adds to the time of a segment, and to the work of each link and rank.
+    """Time that a phase adds to a segment, and work that it adds to each link and rank.
 
     ``latency`` is in seconds: the first two terms of the formula. ``hops`` are the seconds a byte on the links that a
     segment crosses one after another: one entry, that of the busiest link, unless members pass on all that they
@@ -105,7 +105,7 @@ class _PhaseCost:
 
 @dataclass(frozen=True, slots=True)
 class _Pipeline:
-    """How segments follow one another through ``phases``, over links whose token buckets hold ``burst_seconds`` of
+    """Pipeline of segments through ``phases``, over links whose token buckets hold ``burst_seconds`` of
     credit.
 
     A segment keeps the busiest link for ``link_per_byte`` seconds a byte, and the busiest rank for ``core`` seconds and
@@ -193,7 +193,7 @@ class CostModel:
         )
 
     def _pipeline(self, phases: Sequence[_PhaseCost], loads: Loads, nbytes: int) -> _Pipeline:
-        """How the segments of a call with ``nbytes`` follow one another, from the work of all its phases together."""
+        """Return the pipeline of a call with ``nbytes``, from the work of all its phases together."""
         work: Counter[LinkKey] = Counter()
         message_seconds: Counter[LinkKey] = Counter()
         for phase in phases:
@@ -215,7 +215,7 @@ class CostModel:
         )
 
     def _cost(self, depth: int, kind: str, stages: Sequence[Stage]) -> _PhaseCost | None:
-        """What the phase of a kind costs in the dimension of a depth, computed once; None if no ring runs there."""
+        """Return the cost of the phase of a kind in the dimension of a depth, computed once; None without a ring."""
         inner = tuple((stage.mode, stage.weighted) for stage in stages[:depth])
         stage = stages[depth - 1]
         key = (depth, kind, stage.method, phase_wire(kind, stage, stages), inner)

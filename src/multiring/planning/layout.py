@@ -1,4 +1,4 @@
-"""How a plan sees a topology: its ranks arranged in the dimensions that the plan runs over.
+"""A plan's view of a topology: its ranks arranged in the dimensions that the plan runs over.
 
 A *grid* lists dimensions from the inside out. ``rank`` and ``host`` kept apart are two dimensions; merged
 (``rank+host``) they are one, over all ranks; 64 hosts may be two dimensions of level ``host``, 8x8.
@@ -51,7 +51,7 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """What units that look alike have in common: their children by position, and the links around these.
+    """Traits that units of one look share: their children by position, and the links around these.
 
     A single rank has no children and depth 0; ``depth`` is the number of the shape's dimension, from 1.
     """
@@ -196,7 +196,7 @@ def shape_in(tree: Shape, levels: tuple[str, ...], grid: Grid) -> Shape:
     ends = {dimension.levels[-1] for dimension in grid}
 
     def unit(place: Shape) -> Shape:
-        """What a place of the canonical tree becomes where a dimension ends below it."""
+        """Return the unit for a place of the canonical tree where a dimension ends below it."""
         if place not in units:
             children, edges = contents(place)
             for depth, dimension in enumerate(grid, start=1):

@@ -1,4 +1,4 @@
-"""What a stage of a plan puts on which link.
+"""Loads of a plan's stages on the links.
 
 Every ring of a phase has one member in each child of a unit, and the rings of a unit together cover the buffer once.
 What crosses the link of a child therefore follows from the method and the share of that child alone. A link further
@@ -20,7 +20,7 @@ from .topology import Link
 from .traffic import crossing, meets_all, partners
 
 ShapePath = tuple[int, ...]
-"""Where a shape stands in an arrangement: the number of the child to descend to at each depth, outermost first."""
+"""Path to a shape in an arrangement: the number of the child to descend to at each depth, outermost first."""
 
 LinkKey = tuple[ShapePath, int]
 """Names a class of links that look alike, by the first of them: the path of its shape, and the number of its edge."""
@@ -83,7 +83,7 @@ class LinkMap:
         return members / self._size
 
     def loads(self, depth: int, kind: str, stages: Sequence[Stage]) -> Loads:
-        """What a phase of a kind puts on every link, in the dimension of a depth."""
+        """Return the loads of a phase of a kind on every link, in the dimension of a depth."""
         loads: Loads = {}
         method = stages[depth - 1].method
         for path, shape in self._shapes:

@@ -90,7 +90,7 @@ WHOLE = Span(Fraction(0), Fraction(1))
 
 
 def is_id(text: str) -> bool:
-    """Whether it may be the id of a plan."""
+    """True if it may be the id of a plan."""
     return re.fullmatch(r"[0-9a-f]{12}", text) is not None
 
 
@@ -290,7 +290,7 @@ class Plan:
 
     @property
     def wire_error(self) -> float:
-        """How far a sum may be off for the narrow wire, as a part of the sum of the absolute values; 0 without one.
+        """Largest error of a sum by the narrow wire, as a part of the sum of the absolute values; 0 without one.
 
         Where elements are `rounded_together`, each rank's part of that sum is the largest of them.
         """
@@ -301,7 +301,7 @@ class Plan:
 
     @property
     def rounded_together(self) -> int:
-        """How many elements, counted from the start of the buffer, the wire rounds by the largest of them."""
+        """Number of elements, counted from the start of the buffer, that the wire rounds by the largest of them."""
         return NARROW[self.wire].block if self.wire else 1
 
     @property

@@ -1,4 +1,4 @@
-"""What the cost model says of a plan: how long a call takes, and what each phase and each link has of it."""
+"""Predictions of the cost model for a plan: the time of a call, and the parts of each phase and each link."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def schedule(plan: Plan, rank: int) -> Schedule:
 
 
 class _Residual:
-    """What one rank does with its residual in each phase: which spans it adds it to, and whose loss it keeps.
+    """Use of one rank's residual in each phase: the spans that it is added to, and the sums whose loss it keeps.
 
     A rank adds its residual only where no other rank holds the same partial sum; otherwise copies of one sum would
     differ. After an all_reduce several ranks hold a sum and round it alike; the first of them alone keeps the loss,
@@ -156,7 +156,7 @@ class _Residual:
                     self._kept_elsewhere += ring.spans
 
     def keeps(self, ring: Ring) -> bool:
-        """Whether this rank keeps what rounding the ring's sum loses."""
+        """True if this rank keeps what rounding the ring's sum loses."""
         return not _meet(ring.spans, self._kept_elsewhere)
 
 

@@ -1,4 +1,4 @@
-"""What the planner considers: grids, and for each grid the modes and methods of its dimensions."""
+"""Candidates of the planner: grids, and for each grid the modes and methods of its dimensions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _merged(levels: tuple[str, ...], counts: dict[str, set[int]]) -> Iterator[li
 
 
 def _width(tree: Shape, levels: tuple[str, ...], merged: tuple[str, ...]) -> int:
-    """How many members the longest ring has where these levels are merged."""
+    """Return the number of members of the longest ring where these levels are merged."""
 
     @cache
     def below(shape: Shape, generations: int) -> int:

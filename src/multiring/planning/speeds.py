@@ -1,4 +1,4 @@
-"""What plans assume of the ranks: seconds for each step of their work, and what ranks share where they run."""
+"""Assumptions of plans about ranks: seconds for each step of their work, and the machines and cores they share."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ NATIVE = Speeds()
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Where a rank runs.
+    """Host, kernel and CPUs of a rank.
 
     ``kernel`` names the machine, whose containers may be several hosts; ``cpus`` are those that the rank may use;
     ``quota`` is the CPU time that a cgroup grants the host, in CPUs.

@@ -1,4 +1,4 @@
-"""What a plan does in each dimension of a grid: its stages, and the phases that follow from them.
+"""Stages of a plan, one for each dimension of a grid, and the phases that follow from them.
 
 A stage has a *mode*. ``split``: a reduce_scatter on the way out and an all_gather on the way back; in between, each
 rank of a unit owns a part of the unit's sum. ``lead``: a reduce and a broadcast; in between, the first rank of a unit
@@ -18,7 +18,7 @@ SPLIT, LEAD, ALL = "split", "lead", "all"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a plan does in one dimension: its mode, its method, whether shares follow the bandwidths, its wire.
+    """Stage of a plan in one dimension: its mode, its method, True if shares follow the bandwidths, its wire.
 
     ``ordered``: members of its rings, and the terms of every sum, stand by ascending rank, the root before them.
     """

@@ -13,7 +13,7 @@ LEVELS = ("rank", "host", "rack", "site")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What leads out of a rank, host, rack or site.
+    """The link that leads out of a rank, host, rack or site.
 
     ``up`` and ``down`` are in bytes a second. ``latency`` is the seconds of a message whose slowest link this is.
     ``burst`` is the bytes that a link passes at once after a pause, where a token bucket limits it.
@@ -110,11 +110,11 @@ class Topology:
 
     @cached_property
     def cards(self) -> tuple[int, ...]:
-        """How many network cards the host of each rank has."""
+        """Number of network cards of each rank's host."""
         return tuple(host.cards for host in self._host_of)
 
     def host_link(self, rank: int) -> Link:
-        """What leads out of the host of a rank."""
+        """Return the link that leads out of the host of a rank."""
         return self._host_of[rank].link
 
     @cached_property

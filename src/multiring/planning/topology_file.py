@@ -138,7 +138,7 @@ def _check_keys(table: Any, known: Sequence[str] | set[str], where: str) -> None
 
 
 def _link_fields(table: Mapping[str, Any], where: str) -> dict[str, float]:
-    """What a table gives of a link, in bytes, bytes a second and seconds; a ``rate`` is both ``up`` and ``down``."""
+    """Return a table's values of a link, in bytes, bytes a second and seconds; ``rate`` is both ``up`` and ``down``."""
     found = {}
     if "rate" in table:
         rate = _quantity(table["rate"], _RATE_UNITS, f"{where}: rate")

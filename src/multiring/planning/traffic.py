@@ -1,4 +1,4 @@
-"""What a ring puts on the links around runs of its members: the numbers in the table of docs/algorithms.md."""
+"""Traffic of a ring on the links around runs of its members: the numbers in the table of docs/algorithms.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGEST_TREE = 256
 
 
 def crossing(kind: str, method: str, shares: Sequence[float], first: int, last: int) -> tuple[float, float]:
-    """What leaves and what enters the members [first, last) of a ring, as parts of the bytes of its spans.
+    """Return the bytes that leave and enter the members [first, last) of a ring, as parts of the bytes of its spans.
 
     ``shares`` are the members' shares, with sum 1.
     """
@@ -44,7 +44,7 @@ _Flows = list[list[tuple[int, float]]]
 
 @lru_cache(maxsize=256)
 def _flows(kind: str, method: str, size: int) -> tuple[_Flows, _Flows]:
-    """What each member of a ring with equal shares sends, and what it receives: pairs (peer, part of the bytes)."""
+    """Return the sends and receives of each member of a ring with equal shares: pairs (peer, part of the bytes)."""
     sent: _Flows = [[] for _ in range(size)]
     received: _Flows = [[] for _ in range(size)]
     for source in range(size):
@@ -75,7 +75,7 @@ def messages(kind: str, method: str, size: int, shares_are_blocks: bool) -> tupl
 
 
 def meets_all(kind: str, method: str) -> bool:
-    """Whether every member sends a message to every other."""
+    """True if every member sends a message to every other."""
     return method == "direct" and kind not in ("reduce", "broadcast")
 
 
@@ -108,7 +108,7 @@ def mean_messages(kind: str, method: str, size: int, shares_are_blocks: bool) ->
 
 
 def hands_on(kind: str, method: str) -> bool:
-    """Whether members pass on all that they receive, so that a segment crosses one link after another."""
+    """True if members pass on all that they receive, so that a segment crosses one link after another."""
     return method == "tree" or (method == "ring" and kind in ("broadcast", "reduce"))
 
 

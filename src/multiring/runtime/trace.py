@@ -26,7 +26,7 @@ from multiring.errors import RendezvousError
 from multiring.files import read_text
 
 EVENT = np.dtype(_native.TRACE_EVENT)
-"""What the engine records, as it lies in memory."""
+"""Layout in memory of the events that the engine records."""
 
 CALL, SEGMENT, PHASE, HELD_UP, CALLER, IDLE = map(
     _native.TRACE_EVENTS.index, ("call", "segment", "phase", "held_up", "caller", "idle")

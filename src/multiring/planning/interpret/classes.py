@@ -124,7 +124,7 @@ def _check_whole(inner: Sequence[_Unit], ranks: Sequence[int]) -> None:
 def _joined(
     kind: str, pattern: Sequence[Ring], ranks: Sequence[int], origin: Sequence[int], held: Sequence[_Spans]
 ) -> _Held:
-    """What each position holds after the rings of a pattern have joined its units."""
+    """Return what each position holds after the rings of a pattern have joined its units."""
     used: list[list[_Spans]] = [[] for _ in ranks]
     result: list[list[Span]] = [[] for _ in ranks]
     for number, ring in enumerate(pattern):
@@ -147,7 +147,7 @@ def _joined(
 
 
 def _left_by(kind: str, ring: Ring) -> Iterable[tuple[int, _Spans]]:
-    """Who of a ring holds what after a phase of a kind."""
+    """Return the holders in a ring of each span after a phase of a kind."""
     if kind == "reduce_scatter":
         return zip(ring.members, ring.pieces(), strict=True)
     if kind == "reduce":
@@ -156,7 +156,7 @@ def _left_by(kind: str, ring: Ring) -> Iterable[tuple[int, _Spans]]:
 
 
 def _covers(held: _Spans, spans: _Spans) -> bool:
-    """Whether every span lies in one of ``held``; both are sorted and do not touch."""
+    """True if every span lies in one of ``held``; both are sorted and do not touch."""
     if held == spans:
         return True
     starts = [span.lo for span in held]
@@ -202,7 +202,7 @@ _CLOSINGS: dict[str, Callable[[Plan, list[_Unit], list[_Unit]], None]] = {
     "all_gather": lambda plan, out, back: _close_reduce_scatter(plan, back, out),
     "broadcast": lambda plan, out, back: _close_reduce(plan, back, out),
 }
-"""What the units must have come to: out is the way out, back the way back read backwards."""
+"""State that the units must have reached: out is the way out, back the way back read backwards."""
 
 
 def _world(plan: Plan, unit_of: list[_Unit]) -> _Unit:
