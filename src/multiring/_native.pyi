@@ -214,7 +214,7 @@ class Work:
 
 class PlanFacts:
     """
-    What all ranks that run a plan have alike.
+    Numbers that all ranks of a plan have alike.
 
     ``segment_bytes`` is the slice of one of its ``blocks``, ``window`` how many segments are in
     flight at most, ``plan`` its number; slices are cut at multiples of ``grain`` bytes.

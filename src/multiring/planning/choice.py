@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the calls by a plan took on this rank, from start to end, waiting for other ranks included.
+    """Seconds of a plan's calls on this rank, from start to end, waits for other ranks included.
 
     ``nbytes`` and ``seconds`` are sums over ``calls``.
     """
