@@ -40,14 +40,13 @@ constexpr std::pair<multiring_dtype, Dtype> types_in_c[] = {{MULTIRING_FLOAT32, 
 constexpr std::pair<multiring_op, Op> ops_in_c[] = {
     {MULTIRING_SUM, Op::sum},   {MULTIRING_AVG, Op::avg},   {MULTIRING_MIN, Op::min}, {MULTIRING_MAX, Op::max},
     {MULTIRING_PROD, Op::prod}, {MULTIRING_BAND, Op::band}, {MULTIRING_BOR, Op::bor}, {MULTIRING_BXOR, Op::bxor}};
-constexpr bool is_same_code(const auto& pair) {
+constexpr auto is_same_code = [](const auto& pair) {
     return static_cast<int>(pair.first) == static_cast<int>(pair.second);
-}
+};
 static_assert(std::size(types_in_c) == dtype_names.size() &&
-              std::all_of(std::begin(types_in_c), std::end(types_in_c),
-                          [](const auto& its) { return is_same_code(its); }));
+              std::all_of(std::begin(types_in_c), std::end(types_in_c), is_same_code));
 static_assert(std::size(ops_in_c) == op_names.size() &&
-              std::all_of(std::begin(ops_in_c), std::end(ops_in_c), [](const auto& its) { return is_same_code(its); }));
+              std::all_of(std::begin(ops_in_c), std::end(ops_in_c), is_same_code));
 
 int code_of(ErrorKind kind) {
     switch (kind) {
