@@ -341,13 +341,11 @@ using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::dev
 using PeerTable = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& table, const PeerTable& peers,
-                      int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan_id,
-                      std::size_t grain) {
+                      const PlanFacts& facts) {
     if (table.shape(1) != Schedule::columns)
         throw std::invalid_argument("instructions have " + std::to_string(table.shape(1)) + " columns, not " +
                                     std::to_string(Schedule::columns));
-    return engine.install(communicator, {table.data(), table.size()}, {peers.data(), peers.size()},
-                          {blocks, segment_bytes, window, plan_id, grain});
+    return engine.install(communicator, {table.data(), table.size()}, {peers.data(), peers.size()}, facts);
 }
 
 // A reference that any thread may copy and let go of, without the GIL.
@@ -406,6 +404,18 @@ void barrier(NativeCalls& calls, double timeout) {
 }
 
 void bind_call(nb::module_& m) {
+    nb::class_<PlanFacts>(
+        m, "PlanFacts",
+        "What all ranks that run a plan have alike.\n\n"
+        "``segment_bytes`` is the slice of one of its ``blocks``, ``window`` how many segments are in\n"
+        "flight at most, ``plan`` its number; slices are cut at multiples of ``grain`` bytes.")
+        .def(nb::init<int, std::size_t, std::uint32_t, std::uint64_t, std::size_t>(), "blocks"_a, "segment_bytes"_a,
+             "window"_a, "plan"_a, "grain"_a = finest_grain)
+        .def_ro("blocks", &PlanFacts::blocks)
+        .def_ro("segment_bytes", &PlanFacts::segment_bytes)
+        .def_ro("window", &PlanFacts::window)
+        .def_ro("plan", &PlanFacts::plan)
+        .def_ro("grain", &PlanFacts::grain);
     nb::class_<Call>(
         m, "Call",
         "What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).\n\n"
@@ -705,14 +715,12 @@ void bind_engine(nb::module_& m) {
         .def("forget", &Engine::forget, "id"_a)
         .def("completed", &Engine::completed, "communicator"_a,
              "How many collectives, from the first on, were completed here.")
-        .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "blocks"_a, "segment_bytes"_a,
-             "window"_a, "plan_id"_a, "grain"_a = finest_grain,
+        .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "facts"_a,
              "Install a schedule and return its handle.\n\n"
              "``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,\n"
              "final, wire, rounded, keeps) per instruction, kind being 0 send, 1 reduce, 2 store, 3 repay, 4 round, wire\n"
              "and rounded 0 as it is, 1 bfloat16, 2 float16, 3 int8, 4 int4, 5 int2, 6 float8;\n"
-             "``peers[first_peer:first_peer + peer_count]`` are its peers. Slices are cut at multiples of ``grain``\n"
-             "bytes. ValueError for a malformed table.")
+             "``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a malformed table.")
         .def("start_message", &start_message, "communicator"_a, "peer"_a, "call"_a, "owner"_a.none(),
              "Start sending a message to a rank, or receiving one from it, as the call's collective says: send or\n"
              "recv.\n\n"

@@ -184,6 +184,26 @@ class Work:
 
     def error(self) -> BaseException | None: ...
 
+class PlanFacts:
+    """
+    What all ranks that run a plan have alike.
+
+    ``segment_bytes`` is the slice of one of its ``blocks``, ``window`` how many segments are in
+    flight at most, ``plan`` its number; slices are cut at multiples of ``grain`` bytes.
+    """
+
+    def __init__(self, blocks: int, segment_bytes: int, window: int, plan: int, grain: int = 64) -> None: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def segment_bytes(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def plan(self) -> int: ...
+    @property
+    def grain(self) -> int: ...
+
 class Call:
     """
     What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).
@@ -395,11 +415,7 @@ class Engine:
             NDArray[numpy.int64], dict(shape=(None, None), order="C", device="cpu", writable=False)
         ],
         peers: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        blocks: int,
-        segment_bytes: int,
-        window: int,
-        plan_id: int,
-        grain: int = 64,
+        facts: PlanFacts,
     ) -> int:
         """
         Install a schedule and return its handle.
@@ -407,8 +423,7 @@ class Engine:
         ``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,
         final, wire, rounded, keeps) per instruction, kind being 0 send, 1 reduce, 2 store, 3 repay, 4 round, wire
         and rounded 0 as it is, 1 bfloat16, 2 float16, 3 int8, 4 int4, 5 int2, 6 float8;
-        ``peers[first_peer:first_peer + peer_count]`` are its peers. Slices are cut at multiples of ``grain``
-        bytes. ValueError for a malformed table.
+        ``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a malformed table.
         """
 
     def start_message(self, communicator: int, peer: int, call: Call, owner: object | None) -> Work:

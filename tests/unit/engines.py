@@ -83,7 +83,10 @@ class Rank:
         if key not in self._installed:
             table, peers = schedule(plan, self.rank if member is None else member).table()
             self._installed[key] = self.engine.install(
-                communicator, table, peers, plan.blocks, plan.segment_bytes, plan.window, plan.number, plan.grain
+                communicator,
+                table,
+                peers,
+                native.PlanFacts(plan.blocks, plan.segment_bytes, plan.window, plan.number, plan.grain),
             )
         return self._installed[key]
 

@@ -418,14 +418,18 @@ def test_an_arena_is_not_larger_than_the_machine():
 )
 def test_malformed_schedules_are_refused(row, message):
     with world(2) as ranks, pytest.raises(ValueError, match=re.escape(message)):
-        ranks[0].engine.install(0, np.array([row], np.int64), np.array([1], np.int32), 1, 64, 1 << 20, 1)
+        ranks[0].engine.install(
+            0, np.array([row], np.int64), np.array([1], np.int32), native.PlanFacts(1, 64, 1 << 20, 1)
+        )
 
 
 @pytest.mark.parametrize("grain", [0, 100])
 def test_a_grain_that_is_no_whole_cache_lines_is_refused(grain):
     row = [0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0]
     with world(2) as ranks, pytest.raises(ValueError, match=f"grain is {grain}, must be a multiple of 64"):
-        ranks[0].engine.install(0, np.array([row], np.int64), np.array([1], np.int32), 1, 64, 1 << 20, 1, grain)
+        ranks[0].engine.install(
+            0, np.array([row], np.int64), np.array([1], np.int32), native.PlanFacts(1, 64, 1 << 20, 1, grain)
+        )
 
 
 def test_the_culprit_is_named_and_not_its_neighbour():

@@ -121,6 +121,10 @@ def run(
             help="Keep K processes on each host, forked where the script's imports are done, to be such ranks at once.",
         ),
     ] = 0,
+    fork: Annotated[
+        bool,
+        typer.Option("--fork", help="Do the script's imports once on each host, and fork its ranks there but rank 0."),
+    ] = False,
     spares: Annotated[
         str | None,
         typer.Option(metavar="C:2,D:2", help="Hosts that take the places of hosts that are lost, reached by ssh too."),
@@ -162,6 +166,7 @@ def run(
             "--min-ranks": min_ranks,
             "--max-replacements": max_replacements,
             "--standby": standby,
+            "--fork": fork,
             "--spares": spares,
             "--log-dir": log_dir,
             "--python": python != sys.executable,
@@ -180,6 +185,7 @@ def run(
             min_ranks,
             max_replacements,
             standby,
+            fork,
             summary,
         )
         if host_count is not None and host_index is not None and rendezvous is not None:

@@ -57,6 +57,8 @@ class Job:
     """Most ranks that are started again, one by one, when they fail while others go on; counted over all restarts."""
     standby: int = 0
     """Processes that each host keeps ready to become such ranks."""
+    fork: bool = False
+    """Whether each host does the script's imports once and forks its ranks there."""
     summary: bool = True
     """Whether it ends with three lines about what the ranks did."""
 
@@ -71,6 +73,7 @@ class Launcher:
         self._agents = agents
         self._spare_hosts = spare_hosts
         self._standby = min(job.standby, job.max_replacements)  # no more are ever needed
+        self._fork = job.fork
         self._is_local = len(agents) == 1 and not spare_hosts and isinstance(self._first, ForkedAgent)
         self._world_size = sum(assignment.count for assignment, _ in agents)
         self._identity = secrets.token_hex(8)
@@ -171,6 +174,9 @@ class Launcher:
         if self._standby and why:
             self._output.note(f"--standby {self._job.standby} is of no use: {why}; replacements are started without")
             self._standby = 0
+        if self._fork and why:
+            self._output.note(f"--fork is of no use: {why}; ranks are started without")
+            self._fork = False
         counts = [assignment.count for assignment, _ in self._agents]
         spares = []
         for each in self._spare_hosts:
@@ -194,6 +200,7 @@ class Launcher:
             count=assignment.count,
             binding=self._job.binding,
             standby=self._standby,
+            fork=self._fork,
         )
         return await agent.expect("ready")
 

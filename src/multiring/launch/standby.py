@@ -44,6 +44,15 @@ _ALWAYS_THERE = ("RANK", "LOCAL_RANK", "MULTIRING_RANK", "MULTIRING_LOCAL_RANK",
 UNKNOWN = frozenset((*_ALWAYS_THERE, "MASTER_ADDR", "MASTER_PORT"))
 """The variables that hang on which rank it is to be."""
 
+LATER = {
+    "multiring": (
+        *("multiring.api", "multiring.job.given", "multiring.job.growth"),
+        *("multiring.job.rendezvous", "multiring.job.status"),
+    ),
+    "torch": ("multiring.torch.create", "torch._dynamo"),
+}
+"""What a rank imports later, when it joins or makes an optimizer, by what it has imported for that."""
+
 FORK = b"fork"
 MESSAGE_BYTES = 1 << 14
 TEXT_LENGTH = 500
@@ -305,6 +314,7 @@ def main() -> None:
     sys.modules["__main__"] = own = _main_module(path)
     try:
         _import_ahead(words[1] if is_module else "", path)
+        _import_what_comes_later()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the script will raise it again, where it meets it
@@ -376,6 +386,14 @@ def _import_ahead(module: str, path: str) -> None:
             if error.name not in code.co_names:
                 raise
             return  # a function or class above, which is not made here
+
+
+def _import_what_comes_later() -> None:
+    for name, modules in LATER.items():
+        if name in sys.modules:
+            for module in modules:
+                if importlib.util.find_spec(module) is not None:  # torch before 2.0 lacks one
+                    importlib.import_module(module)
 
 
 def _without_annotation(statement: ast.stmt) -> ast.stmt:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from multiring._native import Call, Trials
+    from multiring._native import Call, PlanFacts, Trials
 
 
 class Waitable(Protocol):
@@ -108,11 +108,7 @@ class Engine(LocalEngine, Protocol):
         communicator: int,
         instructions: NDArray[np.int64],
         peers: NDArray[np.int32],
-        blocks: int,
-        segment_bytes: int,
-        window: int,
-        plan_id: int,
-        grain: int,
+        facts: PlanFacts,
     ) -> int: ...
 
     def calls(

@@ -160,10 +160,6 @@ class Plans:
                 self._communicator,
                 instructions,
                 peers,
-                mine.blocks,
-                mine.segment_bytes,
-                plan.window,
-                plan.number,
-                mine.grain,
+                _native.PlanFacts(mine.blocks, mine.segment_bytes, plan.window, plan.number, mine.grain),
             )
         return self._installed[plan.id]

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from multiring import env, errors
-from multiring._native import ANY_SOURCE, COLLECTIVES, INTERNAL, Call
+from multiring._native import ANY_SOURCE, COLLECTIVES, INTERNAL, Call, PlanFacts
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
 from multiring.runtime.engine import ChoosePlan
 from multiring.runtime.mpi.calls import MpiCalls
@@ -158,14 +158,10 @@ class MpiEngine:
         communicator: int,
         instructions: NDArray[np.int64],
         peers: NDArray[np.int32],
-        blocks: int,
-        segment_bytes: int,
-        window: int,
-        plan_id: int,
-        grain: int,
+        facts: PlanFacts,
     ) -> int:
         own = self._channels[communicator].own
-        program = Program(communicator, instructions, peers, own, blocks, segment_bytes, window, plan_id, grain)
+        program = Program(communicator, instructions, peers, own, facts)
         with self._lock:
             self._programs.append(program)
             return len(self._programs) - 1
@@ -188,7 +184,7 @@ class MpiEngine:
         with self._calling(program.communicator):
             channel = self._channels[program.communicator]
             number, channel.next_number = channel.next_number, channel.next_number + 1
-            operation = Collective(channel, program, of_collective(call, number, program.plan), call, owner)
+            operation = Collective(channel, program, of_collective(call, number, program.facts.plan), call, owner)
             self._active.append(operation)
             if program.communicator < INTERNAL:
                 self._segments += operation.segments

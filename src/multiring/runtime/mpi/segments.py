@@ -34,7 +34,7 @@ class Collective(Operation):
         self.residual = call.residual if self.narrows else 0
         self.slice = program.slice_elements(self.itemsize)
         self._count = max(1, -(-signature.elements // self.slice))
-        self._rows = min(program.window, SLOTS, self._count)
+        self._rows = min(program.facts.window, SLOTS, self._count)
         self._lane = signature.number % LANES
         self._has_begun = False
         self._flying: deque[Segment] = deque()
@@ -126,7 +126,7 @@ class Collective(Operation):
 
     @property
     def nbytes(self) -> int:
-        return self.program.blocks * super().nbytes
+        return self.program.facts.blocks * super().nbytes
 
     @property
     def segments(self) -> int:
