@@ -351,6 +351,7 @@ def agent_answers(directory: Path, **prepare: object) -> dict[str, object]:
         "count": 1,
         "binding": "core",
         "standby": 0,
+        "fork": False,
         **prepare,
     }
     agent = subprocess.run(
