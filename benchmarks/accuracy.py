@@ -376,7 +376,7 @@ def on_a_rank(rank: int, run: Run, pipes: Sequence[tuple[Connection, Connection]
         if run.method.rank:
             torch.distributed.destroy_process_group()
         mr.shutdown()
-    except Failed as error:
+    except (Failed, mr.MultiringError) as error:
         parent.send(({}, str(error)))
     except Exception:
         parent.send(({}, traceback.format_exc()))
