@@ -87,7 +87,6 @@ def _outer(every: int) -> Iterator[tuple[str, Method]]:
     yield f"outer {every}, delay", Method(every=every, delay=1)
     yield f"outer {every}, fragments, delay", Method(every=every, fragments=4, delay=1)
     yield f"averaging {every}", Method(every=every, averaging=True)
-    yield f"averaging {every}, int8", Method("int8", every=every, averaging=True)
 
 
 METHODS = {
@@ -185,11 +184,13 @@ def glyphs(folder: Path) -> Task:
     from PIL import Image
 
     def part(name: str) -> tuple[Tensor, Tensor]:
-        files = [sorted(each.iterdir()) for each in sorted((folder / name).iterdir()) if each.is_dir()]
+        files = [sorted((folder / name / each).iterdir()) for each in classes]
         shades = np.stack([np.asarray(Image.open(file).convert("L"), np.float32) for each in files for file in each])
-        return torch.from_numpy(shades)[:, None], torch.arange(len(files)).repeat_interleave(len(files[0]))
+        counts = torch.tensor([len(each) for each in files])
+        return torch.from_numpy(shades)[:, None], torch.arange(len(files)).repeat_interleave(counts)
 
     try:
+        classes = sorted(each.name for each in (folder / "train").iterdir())
         (images, labels), (others, their_labels) = part("train"), part("validation")
     except (OSError, ValueError) as error:
         raise Failed(
@@ -197,9 +198,8 @@ def glyphs(folder: Path) -> Task:
         ) from None
     deviation, mean = torch.std_mean(images)
     images, others = (images - mean) / deviation, (others - mean) / deviation
-    classes, pixels = int(labels[-1]) + 1, images.shape[-1]
     return Task(
-        network=lambda: convolutional(classes, pixels),
+        network=lambda: convolutional(len(classes), images.shape[-1]),
         optimizer=lambda parameters: torch.optim.SGD(parameters, 0.2, momentum=0.9, nesterov=True, fused=True),
         batch=256,
         count=len(images),
@@ -449,6 +449,7 @@ def measure(args: argparse.Namespace, tasks: dict[str, Task]) -> None:
     done = {(row["model"], row["method"], row["seed"]) for row in rows}
     wanted = ((model, method, seed) for seed in args.seeds for method in args.methods for model in args.models)
     until = time.monotonic() + 60 * args.minutes
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends its ranks
     with tempfile.TemporaryDirectory() as directory:
         topology = Path(directory, "topology.toml")
         topology.write_text(places(args.ranks))
@@ -517,7 +518,7 @@ class Summary:
 
 
 def summaries(rows: Sequence[dict[str, Any]], model: str) -> list[Summary]:
-    """In the order of `METHODS`; differences are None where no seed was trained by both."""
+    """Those of all methods that were trained; differences are None where no seed was trained by both."""
     by_seed = {
         method: {row["seed"]: row for row in rows if (row["model"], row["method"]) == (model, method)}
         for method in METHODS
@@ -556,16 +557,33 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def best(found: Sequence[Summary]) -> list[Summary]:
     """Those than which none has both fewer bytes and less loss, from most bytes to fewest."""
-    ordered = sorted(found, key=lambda each: (each.megabytes, each.loss.value))
+    ordered = sorted(found, key=lambda each: (each.megabytes, _loss(each)))
     kept: list[Summary] = []
     for each in ordered:
-        if not kept or each.loss.value < kept[-1].loss.value:
+        if not kept or _loss(each) < _loss(kept[-1]):
             kept.append(each)
     return kept[::-1]
 
 
+def family(name: str) -> str:
+    """What a method does, in the words of the picture."""
+    method = METHODS[name]
+    if method.every:
+        return "parameters, averaged" if method.averaging else "parameters, outer momentum"
+    if method.rank:
+        return "PowerSGD"
+    return "gradients, with feedback" if method.feedback else "gradients"
+
+
+FAMILIES = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(map(family, METHODS)))}
+"""Colours."""
+
+
 def draw(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Loss over bytes, a panel for each model, with the line of those that nothing beats in both."""
+    """Loss over bytes, a panel for each model, with the line of those that nothing beats in both.
+
+    In each family the best of those that send about as much has its name beside it.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -578,28 +596,44 @@ def draw(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     for model, axes in zip(models, panels[0], strict=True):
         found = summaries(rows, model)
         front = best(found)
-        axes.step([each.megabytes for each in front], [each.loss.value for each in front], where="pre", color="0.7")
+        axes.step([each.megabytes for each in front], [each.loss.value for each in front], where="pre", color="0.8")
+        named = {
+            (family(each.method), round(4 * math.log2(each.megabytes))): each for each in sorted(found, key=_loss)[::-1]
+        }
         for each in found:
-            half = None if math.isnan(each.loss.half) else each.loss.half
-            on_front = each in front
-            axes.errorbar(
-                each.megabytes, each.loss.value, half, marker="o", color="C0" if on_front else "0.5", capsize=2
-            )
+            half, colour = None if math.isnan(each.loss.half) else each.loss.half, FAMILIES[family(each.method)]
+            fill = "white" if METHODS[each.method].exempt else colour
+            axes.errorbar(each.megabytes, _loss(each), half, fmt="o", color=colour, markerfacecolor=fill, capsize=2)
+        for each in named.values():
+            above = not METHODS[each.method].feedback
             axes.annotate(
                 each.method,
-                (each.megabytes, each.loss.value),
-                xytext=(4, 4),
+                (each.megabytes, _loss(each)),
+                xytext=(0, 7 if above else -15),
                 textcoords="offset points",
-                fontsize=8,
-                color="black" if on_front else "0.4",
+                ha="center",
+                fontsize=7,
+                color=FAMILIES[family(each.method)],
             )
         axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.margins(0.1)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("{x:g}")
+        axes.tick_params(which="both", labelsize=7)
         axes.grid(alpha=0.3)
         axes.set_xlabel("MB that a site sends to the other in the whole training")
-        axes.set_ylabel("loss on samples held out, with intervals of 95 %")
-        axes.set_title(f"{model}, {max(each.seeds for each in found)} seeds", loc="left")
+        seeds = " or ".join(map(str, sorted({each.seeds for each in found})))
+        axes.set_title(f"{model}: loss on samples held out, mean of seeds: {seeds}", loc="left")
+    marks = [pyplot.Line2D([], [], marker="o", linestyle="", color=colour) for colour in FAMILIES.values()]
+    figure.legend(marks, list(FAMILIES), loc="outside lower center", ncols=len(FAMILIES), frameon=False)
     curves.save(figure, file)
     pyplot.close(figure)
+
+
+def _loss(each: Summary) -> float:
+    return each.loss.value
 
 
 # --- what is asked ---
