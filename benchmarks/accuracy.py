@@ -578,16 +578,20 @@ def family(name: str) -> str:
 FAMILIES = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(map(family, METHODS)))}
 """Colours."""
 
+SIDES = {"gradients, with feedback": ("center", "top"), "PowerSGD": ("left", "center")}
+"""How names are aligned with their points, where not above them."""
+
 
 def draw(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Loss over bytes, a panel for each model, with the line of those that nothing beats in both.
 
-    In each family the best of those that send about as much has its name beside it.
+    In each family the best of those that send about as much has its name beside it, unless parameters are exempt.
     """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = pyplot.subplots(
@@ -597,37 +601,41 @@ def draw(file: Path, rows: Sequence[dict[str, Any]]) -> None:
         found = summaries(rows, model)
         front = best(found)
         axes.step([each.megabytes for each in front], [each.loss.value for each in front], where="pre", color="0.8")
-        named = {
-            (family(each.method), round(4 * math.log2(each.megabytes))): each for each in sorted(found, key=_loss)[::-1]
-        }
+        full = [each for each in sorted(found, key=_loss, reverse=True) if not METHODS[each.method].exempt]
+        named = {(family(each.method), round(4 * math.log2(each.megabytes))): each for each in full}
         for each in found:
             half, colour = None if math.isnan(each.loss.half) else each.loss.half, FAMILIES[family(each.method)]
             fill = "white" if METHODS[each.method].exempt else colour
             axes.errorbar(each.megabytes, _loss(each), half, fmt="o", color=colour, markerfacecolor=fill, capsize=2)
         for each in named.values():
-            above = not METHODS[each.method].feedback
+            name = family(each.method)
+            side, height = SIDES.get(name, ("center", "bottom"))
             axes.annotate(
-                each.method,
+                each.method.replace(", ", "\n"),
                 (each.megabytes, _loss(each)),
-                xytext=(0, 7 if above else -15),
+                xytext=({"left": 6, "center": 0}[side], {"bottom": 6, "center": 0, "top": -6}[height]),
                 textcoords="offset points",
-                ha="center",
+                ha=side,
+                va=height,
                 fontsize=7,
-                color=FAMILIES[family(each.method)],
+                color=FAMILIES[name],
             )
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.margins(0.1)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter("{x:g}")
-        axes.tick_params(which="both", labelsize=7)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.set_xlabel("MB that a site sends to the other in the whole training")
         seeds = " or ".join(map(str, sorted({each.seeds for each in found})))
         axes.set_title(f"{model}: loss on samples held out, mean of seeds: {seeds}", loc="left")
     marks = [pyplot.Line2D([], [], marker="o", linestyle="", color=colour) for colour in FAMILIES.values()]
-    figure.legend(marks, list(FAMILIES), loc="outside lower center", ncols=len(FAMILIES), frameon=False)
+    hollow = pyplot.Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white")
+    words = [*FAMILIES, "exempt"]
+    figure.legend([*marks, hollow], words, loc="outside lower center", ncols=3, frameon=False)
     curves.save(figure, file)
     pyplot.close(figure)
 
