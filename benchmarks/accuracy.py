@@ -583,7 +583,7 @@ SIDES = {"gradients, with feedback": ("center", "top"), "PowerSGD": ("left", "ce
 
 
 def draw(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Loss over bytes, a panel for each model, with the line of those that nothing beats in both.
+    """Loss beside float32 over bytes, a panel for each model, with the line of those that nothing beats in both.
 
     In each family the best of those that send about as much has its name beside it, unless parameters are exempt.
     """
@@ -598,13 +598,14 @@ def draw(file: Path, rows: Sequence[dict[str, Any]]) -> None:
         1, len(models), figsize=(6.5 * len(models), 6), layout="constrained", squeeze=False
     )
     for model, axes in zip(models, panels[0], strict=True):
-        found = summaries(rows, model)
+        found = [each for each in summaries(rows, model) if each.more_loss or each.method == "float32"]
         front = best(found)
-        axes.step([each.megabytes for each in front], [each.loss.value for each in front], where="pre", color="0.8")
+        axes.step([each.megabytes for each in front], [_loss(each) for each in front], where="pre", color="0.8")
         full = [each for each in sorted(found, key=_loss, reverse=True) if not METHODS[each.method].exempt]
         named = {(family(each.method), round(4 * math.log2(each.megabytes))): each for each in full}
         for each in found:
-            half, colour = None if math.isnan(each.loss.half) else each.loss.half, FAMILIES[family(each.method)]
+            half = None if each.more_loss is None or math.isnan(each.more_loss.half) else each.more_loss.half
+            colour = FAMILIES[family(each.method)]
             fill = "white" if METHODS[each.method].exempt else colour
             axes.errorbar(each.megabytes, _loss(each), half, fmt="o", color=colour, markerfacecolor=fill, capsize=2)
         for each in named.values():
@@ -621,17 +622,16 @@ def draw(file: Path, rows: Sequence[dict[str, Any]]) -> None:
                 color=FAMILIES[name],
             )
         axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set_yscale("symlog", linthresh=0.1)
         axes.margins(0.1)
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.set_xlabel("MB that a site sends to the other in the whole training")
         seeds = " or ".join(map(str, sorted({each.seeds for each in found})))
-        axes.set_title(f"{model}: loss on samples held out, mean of seeds: {seeds}", loc="left")
+        axes.set_title(f"{model}: loss above that of float32, mean of {seeds} seeds", loc="left")
     marks = [pyplot.Line2D([], [], marker="o", linestyle="", color=colour) for colour in FAMILIES.values()]
     hollow = pyplot.Line2D([], [], marker="o", linestyle="", color="0.5", markerfacecolor="white")
     words = [*FAMILIES, "exempt"]
@@ -641,7 +641,8 @@ def draw(file: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _loss(each: Summary) -> float:
-    return each.loss.value
+    """By how much the loss is more than that of float32 with the same seeds."""
+    return 0.0 if each.more_loss is None else each.more_loss.value
 
 
 # --- what is asked ---
