@@ -641,7 +641,7 @@ def draw(file: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _loss(each: Summary) -> float:
-    """By how much the loss is more than that of float32 with the same seeds."""
+    """The loss above that of float32 with the same seeds."""
     return 0.0 if each.more_loss is None else each.more_loss.value
 
 
