@@ -1,5 +1,4 @@
-// What those who ask for arithmetic on spans and the kernels that do it have in common: reductions, and the formats in
-// which float32 travels.
+// Reductions and narrow formats, shared by the kernels and their callers.
 #pragma once
 
 #include <array>

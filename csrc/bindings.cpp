@@ -67,7 +67,7 @@ void log_reports(Engine& engine) {
     for (const std::string& line : engine.take_reports()) log.attr("warning")("%s", line);
 }
 
-// What a caller does now and then while it waits: see to signals, and log what there is to tell.
+// Return the duty of a caller that waits: handle signals and log pending reports.
 Engine::CheckSignals attending(Engine& engine) {
     return [&engine] {
         const nb::gil_scoped_acquire gil;
@@ -76,7 +76,7 @@ Engine::CheckSignals attending(Engine& engine) {
     };
 }
 
-// What a caller does before a call: give back what is done, and log what there is to tell.
+// Before a call, log pending reports and release the Python objects of completed calls.
 void settle(Engine& engine) {
     log_reports(engine);
     if (!engine.has_owners()) return;
@@ -101,7 +101,7 @@ Enum code(int value, const std::array<std::string_view, n>&, const char* what) {
     return static_cast<Enum>(value);
 }
 
-// What Python calls for; NativeCalls and start_message complete it.
+// Build a Call from Python's arguments; NativeCalls and start_message complete it.
 void make_call(Call* self, int collective, std::uintptr_t pointer, std::size_t count, int dtype, double timeout, int op,
                std::uint32_t root, std::uint32_t label, std::int64_t tag, int part_of, std::uintptr_t residual) {
     const Call call{.collective = code<Collective>(collective, collective_names, "collective"),
@@ -286,8 +286,8 @@ nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
     return result;
 }
 
-// What each thread traced: its id, whether it is the progress thread, how many events were overwritten, and the others
-// as bytes (trace.py).
+// Return for each thread that traced: its id, true if it is the progress thread, the number of overwritten events, and
+// the others as bytes (trace.py).
 std::vector<std::tuple<pid_t, bool, std::uint64_t, nb::bytes>> traced(const Engine& engine) {
     std::vector<std::tuple<pid_t, bool, std::uint64_t, nb::bytes>> result;
     for (const Trace::Thread& thread : engine.traced()) {

@@ -11,7 +11,7 @@ struct PathEntry {
     bool same_call;  // as the step before
 };
 
-// Whether `theirs` of rank `them` is what `ours` of rank `us` waits for.
+// True if `theirs` is another rank's part of the call `ours`, which rank `us` made.
 bool is_same_call(int us, const Waiting& ours, const Waiting& theirs) {
     if (ours.communicator != theirs.communicator || ours.number != theirs.number) return false;
     if (!ours.is_point()) return !theirs.is_point();

@@ -22,7 +22,7 @@ namespace multiring {
 // Communicators from this number on are for the library's own calls, each beside the one whose number is so much less.
 inline constexpr std::uint32_t first_internal = std::uint32_t{1} << 31;
 
-// What a communicator is known by: its number, its members, and which of them this rank is.
+// Identity of a communicator: its number, its members, and this rank's index among them.
 class CommunicatorBase {
   public:
     CommunicatorBase(const CommunicatorBase&) = delete;

@@ -175,7 +175,7 @@ void DeviceQueue::release_streams() noexcept {
     keep_stream(*device, in_);
 }
 
-// What the device may still use stays: streams, events and the memory, until the process ends.
+// Keep streams, events and memory that the device may still use until the process ends.
 DeviceQueue::~DeviceQueue() {
     if (!closed_.load(std::memory_order_relaxed)) static_cast<void>(memory_.release());
 }

@@ -70,7 +70,7 @@ struct DeviceBlocks {
     std::uint32_t first = 0, count = 0;
 };
 
-// How a call's buffer is cut: `blocks` blocks of `block_bytes`, whose slices of `slice_bytes` are its segments.
+// Division of a call's buffer: `blocks` blocks of `block_bytes`, whose slices of `slice_bytes` are its segments.
 struct Cut {
     std::uint32_t blocks = 1;
     std::size_t block_bytes = 0, slice_bytes = 0;
@@ -164,7 +164,7 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     std::vector<cuda::Event> spare_events_;
     std::vector<cuda::Event> events_;
     std::atomic<std::uint64_t> enqueued_{1};  // chunks, from the first on, which is nobody's: it tries the device
-    std::uint64_t ready_ = 1;                 // as the counter
+    std::uint64_t ready_ = 1;                 // next chunk that the device will complete
     bool completed_[slots] = {};              // chunks from `ready_` on that are done before those ahead of them
 };
 

@@ -26,7 +26,7 @@ class Lane;
 
 inline constexpr std::uint64_t lanes_of_communicator = 8;  // those that run collectives
 
-// What an endpoint needs of the engine around it.
+// Services that an endpoint needs of the engine around it.
 class Surroundings {
   public:
     virtual void fail(Failure failure) = 0;
@@ -40,7 +40,7 @@ class Surroundings {
     ~Surroundings() = default;
 };
 
-// What lanes may have for staging beyond what their calls need, all together.
+// Bytes of staging that all lanes together may have beyond what their calls need.
 class SpareStaging {
   public:
     void set_most(std::size_t bytes) { most_.store(bytes, std::memory_order_relaxed); }

@@ -91,7 +91,7 @@ std::optional<Failure> Engine::shutdown(double timeout) {
     doorbell_.ring();
     thread_.join();
     operations_.release();
-    // What is shared with others goes now, though somebody may keep the engine.
+    // Resources shared with others go now, though somebody may keep the engine.
     unregister_for_fork(*this);
     peers_.release();
     doorbell_.close();

@@ -129,8 +129,7 @@ void FailureDetector::hear_beat(int edge, std::span<const std::byte> statuses) {
     liveness_.take(edge, statuses);
 }
 
-// Who hears of the missed rank all the same, and that rank itself, know better: it lives, and the one that misses it
-// does not hear.
+// The missed rank is alive if it is this one or one that this rank hears: the witness is then at fault.
 Failure FailureDetector::told_by(const Notice& notice) const {
     if (notice.kind == ErrorKind::mismatch) return mismatch_told_by(notice);
     const int deaf = notice.witness;
@@ -330,12 +329,12 @@ void FailureDetector::hear_complaint(const Notice& complaint) {
         return known.complaint == complaint.complaint && leader_of(known.witness) == by && leader_of(known.rank) == of;
     });
     if (by == of || is_known) return;
-    // Who is cut off itself should hear first what the others find.
+    // A rank that is cut off should hear first what the others find.
     if (complaint.complaint != Complaint::answered && !has_accusation())
         verdict_at_ = Clock::now() + (by == leader_of(options_.rank) ? 2 : 1) * verdict_grace;
     complaints_.push_back(complaint);
     peers_.send_complaint(complaint);
-    // Those who hear of us by way of the one that complains cannot know better. Who was away may be the one to blame.
+    // Ranks that hear of us through the one that complains cannot know better. One that was away may be to blame.
     if (complaint.complaint == Complaint::silent && complaint.rank == options_.rank && liveness_.hears(options_.rank))
         complain(complaint.witness, complaint.seconds, Complaint::answered);
 }
@@ -352,8 +351,8 @@ bool FailureDetector::check_complaints() {
     return true;
 }
 
-// How many ranks judge before this one: those of hosts that are in no complaint, whether or not they are heard of here,
-// as the way to them may be what is broken; then those of the others that are.
+// Number of ranks that judge before this one: first those of hosts that are in no complaint, heard of here or not, as
+// the way to them may be what is broken; then those of the other hosts that are heard of.
 int FailureDetector::turn() const {
     if (!liveness_.hears(options_.rank)) return latest_turn;  // it was away, and others know better
     const auto is_party = [&](int rank) {
@@ -395,8 +394,8 @@ std::map<int, std::set<int>> FailureDetector::hosts_apart() const {
     return apart;
 }
 
-// When two hosts cannot reach each other, the one goes that cannot reach more; else the one that is deaf, the other
-// being heard of; else the one with fewer ranks; else the higher.
+// Drop one of two hosts that cannot reach each other: the one that reaches fewer hosts; on a tie the one that is deaf
+// while the other is heard of, then the one with fewer ranks, then the one with the higher leader.
 Failure FailureDetector::verdict() const {
     const auto apart = hosts_apart();
     if (apart.empty()) {
@@ -540,8 +539,7 @@ Failure FailureDetector::timeout_of(const Work& work, const std::string& limit) 
     return late;
 }
 
-// What the other ranks wait for that are in the same collective. Where nobody is to blame, bytes are on their way, or
-// lost.
+// State what the other ranks of this collective wait for. If nobody is to blame, bytes are on their way, or lost.
 std::string FailureDetector::others_in(const Waiting& call) const {
     std::string text;
     int named = 0;

@@ -37,8 +37,9 @@ enum class FrameType : std::uint8_t { data = 1, release, grant, ask, waits, cred
 // Bits of a call's number: the incarnation of its communicator shares their word.
 inline constexpr int number_bits = 48;
 
-// What all members of a communicator must agree on when they make the same call. A message between two of them is
-// signed as a send by both, with the tag in the plan's place and, in the root's, the collective that it is part of.
+// Facts on which all members of a communicator must agree when they make the same call. Both ends sign a message
+// between two of them as a send, with the tag in the plan's place and, in the root's, the collective that it is part
+// of.
 struct Signature {
     std::uint64_t count = 0;  // elements per block
     std::uint64_t plan = 0;   // plan id

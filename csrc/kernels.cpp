@@ -404,7 +404,7 @@ struct Blocks {
         if (largest >= 0x7f800000) {
             bits = 0x7fc00000;  // the same NaN, whichever it was
         } else if (magnitude <= top * Codes::tiny) {
-            // Where the scales are so few that the nearest one may be far, or products would have too many places.
+            // Scales are so few here that the nearest may be far, or products would have too many places.
             std::memcpy(&scale, &Codes::least, 4);
             while (top * scale < magnitude) scale *= 2;
             std::memcpy(&bits, &scale, 4);

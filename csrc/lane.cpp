@@ -110,7 +110,7 @@ void Lane::end() {
         endpoint_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
 }
 
-// What the lane's previous collective left with its readers must be read before its staging changes shape.
+// Readers must be done with the lane's previous collective before its staging changes shape.
 bool Lane::prepare() {
     if (outstanding()) return false;
     const std::size_t departures = std::size_t{rows_in_use_} * schedule_->departure_count;
@@ -140,7 +140,7 @@ void Lane::take_slots() {
     next_slot_at_ = slot(segment_count_) * slot_bytes_;
 }
 
-// What calls need they must have; more is for speed alone.
+// `needed` bytes are required; `wanted` only adds speed.
 void Lane::grow_staging(std::size_t needed, std::size_t wanted) {
     if (wanted > std::max(needed, staging_bytes_) && grow_for_speed(needed, wanted)) return;
     if (needed <= staging_bytes_) return;
@@ -274,7 +274,7 @@ bool Lane::is_leaving(const Row& row, const Instruction& in) const {
     return false;
 }
 
-// Whether every span that was sent from where it lies is the caller's again.
+// True if all spans sent in place may be overwritten.
 bool Lane::has_left(const Row& row) const {
     if (!outstanding()) return true;
     const auto& all = schedule_->instructions;
@@ -408,7 +408,7 @@ float* Lane::residual(const Row& row, const Instruction& in, const Extent& exten
     return narrows_ && call_.residual != nullptr ? call_.residual + place(row, in, extent) : nullptr;
 }
 
-// What travels of a contribution is rounded here, once and in place, so that nothing is lost on the way after it.
+// Round the values of a contribution that travel, once and in place: nothing is lost on the way after it.
 void Lane::settle(const Row& row, const Instruction& in, const Extent& extent) {
     auto* values = reinterpret_cast<float*>(address(row, in, extent));
     if (in.kind == InstructionKind::repay)
@@ -467,7 +467,7 @@ bool Lane::has_read_what_was_sent(const Row& row, const Instruction& in) {
     return true;
 }
 
-// What arrived has been read: its senders have it back.
+// Give payloads that were read back to their senders.
 void Lane::give_back(const Row& row, const Instruction& in, const Extent& extent, Clock::duration took) {
     const std::size_t bytes = message_bytes(in, extent);
     took /= std::max<std::uint32_t>(in.message_count, 1);

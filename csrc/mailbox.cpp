@@ -74,7 +74,7 @@ void LocalTransport::put_releases() {
 
 void LocalTransport::post(const Frame& frame, const std::byte*) {
     const std::lock_guard lock(send_mutex_);
-    // What we have read goes first: the data may be the answer that allows the peer to overwrite it.
+    // Releases go first: the data may be the answer that allows the peer to overwrite what we have read.
     put_releases();
     put(frame);
     messages_sent_ += frame.bytes != 0;

@@ -133,7 +133,7 @@ class PeerArena {
     const std::byte* at(std::uint64_t offset, std::size_t bytes) const {
         return offset <= size_ && bytes <= size_ - offset ? base_ + offset : nullptr;
     }
-    // True if anything that was read before may not be what the peer sent.
+    // True if data read earlier may be invalid.
     bool is_given_up() const noexcept {
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         return __atomic_load_n(&header().given_up, __ATOMIC_RELAXED) != 0;

@@ -46,7 +46,7 @@ std::int64_t processor_time() {
     return 1'000'000'000 * static_cast<std::int64_t>(time.tv_sec) + time.tv_nsec;
 }
 
-// When this thread left the engine, and what it had run for at a look shortly before.
+// Time at which this thread left the engine, and its processor time at a look shortly before.
 struct CallerActivity {
     const void* of = nullptr;
     Clock::time_point left{}, looked{};
@@ -170,7 +170,7 @@ Operations::DriveEnd Operations::drive(Lane& lane, Spinner& spinner) try {
         const auto begin = spinner.start();
         count_wait(holder, begin, spinner.restart());
     };
-    constexpr int advances_between_looks = 16;  // at the clock
+    constexpr int advances_between_looks = 16;  // advances between two looks at the clock
     std::optional<Clock::time_point> until;
     for (int advances = 1;; ++advances) {
         bool active = lane.advance();
@@ -307,7 +307,7 @@ void Operations::wait(const std::shared_ptr<Work>& work, std::optional<double> t
     if (work->failure) state_.raise(*work->failure);
 }
 
-// What a work waits for, now; nothing if the progress thread does not answer.
+// Return what a work waits for now, or nothing if the progress thread does not answer.
 std::optional<Failure> Operations::ask(const std::shared_ptr<Work>& work) {
     const auto question = std::make_shared<WaitQuery>();
     question->work = work;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr auto notice_grace = std::chrono::milliseconds(100);
 
-// What the progress thread's epoll tells of, but for its bell, and whose it is.
+// Kinds of event, besides its bell, that wake the progress thread's epoll; a key holds the kind and the peer.
 enum class EventSource : std::uint64_t { control, data, hangup };
 std::uint64_t key_of(EventSource what, int peer) {
     return static_cast<std::uint64_t>(what) << 32 | static_cast<std::uint32_t>(peer);
@@ -213,7 +213,7 @@ std::vector<Notice> Peers::take_notices() {
     const std::lock_guard lock(mutex_);
     for (const Notice& notice : notices_) {
         const auto rank = static_cast<std::size_t>(notice.rank);
-        // What came another way may have overtaken what a data connection brings, which has a farewell of its own.
+        // A notice may overtake data of the same peer; a data connection brings a farewell of its own, behind its data.
         if (!notice.farewell || (notice.from >= 0 && connected_[rank])) continue;
         departed_[rank] = true;
         someone_departed_.store(true, std::memory_order_release);
@@ -369,7 +369,7 @@ void Peers::watch_data(bool wanted) {
 // ---- leaving ------------------------------------------------------------------------------------------------------
 
 void Peers::say_farewell(Clock::time_point deadline) {
-    // What is still held back may be what a peer waits for, unless it has left.
+    // A peer that has not left may wait for frames that are still held back.
     for (const auto& transport : executor_.attached())
         while (!transport->flush() && !state_.has_failed() && !departed(transport->peer) && Clock::now() < deadline) {
             transport->drain_all();
@@ -383,7 +383,7 @@ void Peers::say_farewell(Clock::time_point deadline) {
     leave_in_process({options_.rank, ErrorKind::error, options_.rank, "", 0, true});
 }
 
-// Whether what we sent may lie unread with a rank that has not left.
+// True if a rank that is still here may not have read what we sent.
 bool Peers::is_unread() const {
     bool local_peers = false;
     {
@@ -396,8 +396,9 @@ bool Peers::is_unread() const {
     return local_peers && executor_.is_read_from();
 }
 
-// What peers sent for a call that has completed here is of another call of theirs. Both sides hear of it if they leave
-// within a moment of each other, else the one that leaves last.
+// Read on until peers have read what we sent, or until `until`: bytes for a call that has completed here show that a
+// peer is in a different one. Both sides hear of it if they leave within a moment of each other, else the one that
+// leaves last.
 void Peers::linger(Clock::time_point until) {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // when two leave at once, one sees what the other posted
     while (!state_.has_failed()) {

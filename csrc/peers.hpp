@@ -31,7 +31,7 @@ namespace multiring {
 
 class Peers;
 
-// Where other engines of this process leave notices; outlives the engine.
+// Mailbox in which other engines of this process leave notices; it outlives the engine.
 struct InprocMailbox {
     std::mutex mutex;
     Peers* owner = nullptr;

@@ -61,7 +61,7 @@ struct Message {
     std::uint32_t index;  // among the segment's arrivals (reduce, store) or departures (send)
 };
 
-// Where the instructions' spans lie in a slice of a certain length.
+// Places of the instructions' spans in a slice of `slice` elements.
 struct SliceLayout {
     struct Extent {
         std::size_t first, count;  // elements, from the start of the block's slice
@@ -74,7 +74,7 @@ struct SliceLayout {
     std::vector<std::size_t> arrival_bytes;  // indexed by arrival
 };
 
-// What all ranks that run a plan have alike.
+// Facts of a plan that are the same on all ranks that run it.
 struct PlanFacts {
     int blocks;
     std::size_t segment_bytes;  // slice of one block

@@ -234,7 +234,7 @@ SlowLinks::Name SlowLinks::name_of(const std::map<Pair, int>& windows_of, int le
     return {};
 }
 
-// What the named links carry now, nullopt if none of them is slow; of several the one that carries least.
+// Rate and expected rate of the slowest named link; nullopt if none of them is slow.
 std::optional<SlowLinks::Carried> SlowLinks::carried(const Name& name, const Window& found) const {
     std::optional<Carried> least;
     const auto take = [&](const Carried& each) {

@@ -24,7 +24,7 @@
 
 namespace multiring {
 
-// What leads out of a host, rack or site: bytes a second of all of its ranks together.
+// Link out of a host, rack or site: bytes a second of all of its ranks together.
 struct PlaceLink {
     std::vector<int> ranks;
     double up = 0, down = 0;
@@ -101,7 +101,7 @@ class SlowLinks {
         double rate = 0, expected = 0;
         double part() const { return rate / expected; }
     };
-    // What a window showed: the slow links between two hosts, and what left and reached each place at the same time.
+    // Findings of a window: the slow links between two hosts, and what left and reached each place meanwhile.
     struct Window {
         std::map<Pair, Carried> slow;
         std::vector<Carried> up, down;

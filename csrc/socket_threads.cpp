@@ -10,7 +10,8 @@
 namespace multiring {
 namespace {
 
-// Segments come some microseconds apart; to wake a thread takes as long as to move a small one.
+// Longer than the gap between segments, so that no thread sleeps in it. Measured:
+// benchmarks/results/2026-11-28-constants.md, Engine.
 constexpr auto longest_spin = std::chrono::microseconds(100);
 // Beside the caller and the progress thread. More were not measured.
 constexpr double busy_threads = 2, most_threads = 3;

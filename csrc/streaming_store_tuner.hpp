@@ -4,7 +4,7 @@
 // cores that share a cache, slower than past the caches between others. Measured:
 // benchmarks/results/2026-11-28-constants.md, Stores past the caches.
 //
-// Which it is may change while a job runs, as hypervisors move their CPUs. Now and then a few writes are made the
+// The better way may change while a job runs, as hypervisors move their CPUs. Now and then a few writes are made the
 // other way, and their rates compared.
 #pragma once
 
@@ -75,8 +75,8 @@ class StreamingStoreTuner {
     static constexpr std::uint32_t sample = 9;  // copies, of which the median rate counts
     static constexpr double before_first_trial = 4, between_trials = 57, at_most = 16;  // samples, and times
 
-    // How many times as slow. A trial that is so much slower is made as many times as rarely, so that trials cost the
-    // same share of the time; and where the way that was chosen has become so much slower, the next one is as near.
+    // Factor by which `other` is slower. A trial that is slower by it comes later by as much, so that trials cost the
+    // same share of the time; if the chosen way has become slower by it, the next trial comes sooner by as much.
     static double slowdown(double rate, double other) { return std::clamp(rate / other, 1.0, at_most); }
 
     void go_on(double rate) {

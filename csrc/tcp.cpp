@@ -140,7 +140,7 @@ bool TcpTransport::push(Stream& stream, Outgoing outgoing) {
     return true;
 }
 
-// What is pushed meanwhile moves nothing that is in the queue.
+// A push meanwhile moves no message that is already in the queue.
 void TcpTransport::write(Stream& stream) {
     constexpr std::size_t batch = 16;
     iovec parts[2 * batch];
@@ -229,7 +229,7 @@ void TcpTransport::settle(Stream& stream) {
 }
 
 void TcpTransport::serve(Stream& stream) {
-    // What wants room and has nothing queued was abandoned.
+    // A stream that wants room and has nothing queued was abandoned.
     if (stream.busy.load(std::memory_order_relaxed) || stream.wants_room.load(std::memory_order_relaxed)) {
         const std::unique_lock lock(stream.send_mutex, std::try_to_lock);
         if (lock) write(stream);
@@ -447,7 +447,7 @@ void TcpTransport::interpret(Stream& stream) {
         stream.received = here;
         if (here == frame.bytes) finish_payload(stream);
     }
-    // What is left is the beginning of a header.
+    // The remaining bytes are the beginning of a header.
     std::memmove(stream.buffer.get(), stream.buffer.get() + stream.begin, stream.end - stream.begin);
     stream.end -= stream.begin;
     stream.begin = 0;

@@ -5,7 +5,8 @@
 namespace multiring {
 namespace {
 
-// A call's tasks come a few microseconds apart; to wake a thread takes as long as one.
+// Longer than the gap between a call's tasks, so that no thread sleeps in it. Measured:
+// benchmarks/results/2026-11-28-constants.md, Engine.
 constexpr auto longest_spin = std::chrono::microseconds(100);
 
 }  // namespace
@@ -33,7 +34,7 @@ void Team::post(TeamTask& task) {
     posted_.notify_one();
 }
 
-// False when it was worth sleeping.
+// True if work came within `longest_spin`.
 bool Team::has_come() {
     const auto until = Clock::now() + longest_spin;
     while (Clock::now() < until) {

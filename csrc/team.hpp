@@ -1,5 +1,6 @@
-// Team: threads beside the progress thread that sum and copy for it. One core sums from memory at a tenth of what a
-// device's link brings; where calls move tensors on devices, the cores of a rank have little else to do.
+// Team: threads beside the progress thread that sum and copy for it. One core sums from memory slower than a device's
+// link brings data (benchmarks/results/2026-11-28-constants.md, Engine); where calls move tensors on devices, the cores
+// of a rank have little else to do.
 #pragma once
 
 #include <atomic>

@@ -62,7 +62,7 @@ class Trace {
         std::uint64_t lost;  // events that later ones have overwritten
         std::vector<TraceEvent> events;
     };
-    // When no thread records any more.
+    // Call it when no thread records any more.
     std::vector<Thread> threads() const;
 
   private:

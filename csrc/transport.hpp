@@ -23,7 +23,7 @@ class Transport;
 // Bytes of small messages that a peer takes before it has a use for them.
 inline constexpr std::int64_t eager_credit = std::int64_t{1} << 20;
 
-// What transports deliver to: the executor.
+// Receiver of what transports deliver: the executor.
 class Receiver {
   public:
     // A frame whose payload, if it has one, can be read until it is given back.

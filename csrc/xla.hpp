@@ -1,5 +1,5 @@
-// What XLA's foreign function interface and this library have to agree on: the layout of its structures, as of version
-// 0.1 of that interface, the lowest, so that one binary serves every jaxlib from 0.6 on.
+// Layout of the structures of XLA's foreign function interface, as of its version 0.1, the lowest, so that one binary
+// serves every jaxlib from 0.6 on.
 #pragma once
 
 #include <cstddef>

@@ -39,6 +39,8 @@ OPENINGS = r"(?:of|by|for|so|whom|whose|in (?:which|what)|to whom)\b"
 """A docstring or comment that opens with one of these words makes sense only after a second reading."""
 RIDDLE = re.compile(OPENINGS + r"|in\b(?= )", re.IGNORECASE)
 COMMENT = re.compile(OPENINGS, re.IGNORECASE)
+QUESTION = re.compile(r"(?:How|That|Those|What|When|Where|Whether|Which|Who|Why)\b")
+"""A comment of the engine that opens so says what it is about last. Small letters: a clause on the code before it."""
 CPP_CLASS = re.compile(r"^\s*(?:struct|class|enum class) (?:alignas\([^)]*\) )?(\w+)(?: final)?(?: : [^;{]*)? \{", re.M)
 CPP_ALIAS = re.compile(r"^\s*using (\w+) =", re.M)
 
@@ -74,7 +76,7 @@ def sources(*endings: str) -> Iterator[Path]:
 
 def python_comments(text: str) -> Iterator[tuple[int, str]]:
     """Comments with the numbers of their lines; of some on consecutive lines of their own, the first."""
-    last = 0
+    last = -1
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             line, column = token.start
@@ -86,7 +88,7 @@ def python_comments(text: str) -> Iterator[tuple[int, str]]:
 
 def cpp_comments(text: str) -> Iterator[tuple[int, str]]:
     """The same for C++: a quoted // is taken for a comment, which does no harm."""
-    last = 0
+    last = -1
     for number, line in enumerate(text.splitlines(), 1):
         before, mark, comment = line.partition("//")
         is_own = bool(mark) and not before.strip()
@@ -143,12 +145,27 @@ def test_no_comment_opens_with_a_riddle() -> None:
     assert riddles == []
 
 
+def test_no_comment_of_the_engine_opens_as_a_question() -> None:
+    """A blank comment line begins a paragraph, which is checked as well."""
+    questions, checked = [], 0
+    for path in sorted([*ENGINE.rglob("*.hpp"), *ENGINE.rglob("*.cpp")]):
+        for line, comment in cpp_comments(re.sub(r"^[ ]*//$", "", path.read_text(), flags=re.MULTILINE)):
+            checked += 1
+            if QUESTION.match(comment):
+                questions.append(f"{path.relative_to(REPOSITORY)}:{line}: {comment}")
+    assert checked > 1000
+    assert questions == []
+
+
 def test_comments_are_found_where_they_begin() -> None:
     """A line that goes on with a sentence may open with any word."""
     python = "a = 1  # by rank\n# One\n# of many\nb = '# so'\n\n# so far\n"
     assert list(python_comments(python)) == [(1, "by rank"), (2, "One"), (6, "so far")]
     cpp = "int a;  // by rank\n// One\n// of many\nint b;\n///< so far\n"
     assert list(cpp_comments(cpp)) == [(1, "by rank"), (2, "One"), (5, "so far")]
+    assert list(python_comments("# One\n# of many\n")) == list(cpp_comments("// One\n// of many\n")) == [(1, "One")]
     assert RIDDLE.match("In a loop")
     assert COMMENT.match("Whose link")
     assert not COMMENT.match("often")
+    assert QUESTION.match("Whether it is")
+    assert not QUESTION.match("Whatever it is")

@@ -87,7 +87,9 @@ def _is_first_on_cuda(argument: Any) -> bool | None:
 
 
 def _current(device: torch.device) -> int:
-    """The address of the current stream; an object for it takes as long as a tenth of a small call."""
+    """The address of the current stream, without an object for it, which would slow small calls.
+
+    Measured: benchmarks/results/2026-11-28-constants.md, Engine."""
     stream: int = torch._C._cuda_getCurrentRawStream(device.index)
     return stream
 
