@@ -94,6 +94,8 @@ def run(
         raise TypeError(f"function={function!r}: expected a function, which each rank calls with the arguments")
     if not start_timeout > 0:
         raise ValueError(f"start_timeout={start_timeout!r}: expected seconds, more than 0")
+    if not isinstance(settings, Mapping | None):
+        raise TypeError(f"settings={settings!r}: expected a dictionary, such as {{'timeout': 60}}")
     given = dict(settings or {})
     if "host" in given:
         raise ValueError(f"host={given['host']!r}: Dask says on which host a worker is, so leave it out")

@@ -118,6 +118,7 @@ def test_too_few_workers_are_refused_with_both_numbers(client: Client) -> None:
         ({"workers": ["tcp://a:1"]}, ValueError, "has no worker tcp://a:1; its 3 workers are tcp://"),
         ({"start_timeout": 0}, ValueError, "start_timeout=0: expected seconds"),
         ({"settings": {"host": "a"}}, ValueError, "host='a': Dask says on which host"),
+        ({"settings": 3}, TypeError, "settings=3: expected a dictionary"),
         ({"settings": {"tiemout": 3}}, TypeError, "unknown option 'tiemout'"),
         ({"settings": {"ports": "many"}}, ValueError, "ports='many': expected"),
         ({"lock": threading.Lock()}, TypeError, "total and its arguments cannot be pickled.*lock"),

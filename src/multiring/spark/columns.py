@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,10 +39,10 @@ def input_of(schema: Any, names: Sequence[str], *, label: bool = False) -> Model
 
 
 def _kind(schema: Any, name: str) -> str:
-    """Return the type of a column as Spark writes it, "vector" for both kinds of vectors."""
+    """Return a column's type as Spark writes it: "vector" for both kinds of vectors, decimals as "double"."""
     if name not in schema.names:
         raise ValueError(f"column {name!r} is not in the DataFrame, which has {', '.join(schema.names)}")
-    kind: str = schema[name].dataType.simpleString()
+    kind = re.sub(r"\bdecimal\(\d+,\d+\)", "double", schema[name].dataType.simpleString())
     if kind == "vector" or kind.removeprefix("array<").removesuffix(">") in (*INTEGERS, *FLOATS):
         return kind
     raise TypeError(

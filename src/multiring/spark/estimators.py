@@ -126,6 +126,8 @@ class _Estimator(Estimator, _Columns):  # type: ignore[misc]
         ranks = number_of_ranks(context, self._value("num_proc"), self._value("start_timeout"))
         rows = packed(dataset.select(*expressions(dataset, inputs)))
         partitions = rows.getNumPartitions()
+        if not partitions:
+            raise ValueError(training.NO_ROWS)
         if ranks > partitions and self._value("num_proc") is not None:
             raise ValueError(
                 f"num_proc={ranks}, and the DataFrame has {partitions} partition(s), each of which goes to one rank as "

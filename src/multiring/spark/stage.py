@@ -75,6 +75,10 @@ def run(
     context = active_context()
     if not callable(function):
         raise TypeError(f"function={function!r}: expected a function, which each rank calls with args and kwargs")
+    if not isinstance(args, list | tuple):
+        raise TypeError(f"args={args!r}: expected a tuple or a list, the function's arguments")
+    if not isinstance(kwargs, Mapping | None):
+        raise TypeError(f"kwargs={kwargs!r}: expected a dictionary, the function's arguments by name")
     check_settings(start_timeout, settings)
     try:
         call = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})))
@@ -111,15 +115,15 @@ def check_settings(start_timeout: float, settings: Mapping[str, Any]) -> None:
 
 def active_context() -> Any:
     """The driver's SparkContext; MultiringError if there is none, or one that runs no barrier stages."""
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():  # a local one has a context here, too
+        raise MultiringError(
+            "this is a Spark Connect session, which runs no barrier stages: start the driver with a SparkContext "
+            "of its own, as spark-submit or SparkSession.builder.master() do"
+        )
     context = SparkContext._active_spark_context
     if context is None:
-        from pyspark.sql.utils import is_remote
-
-        if is_remote():
-            raise MultiringError(
-                "this is a Spark Connect session, which runs no barrier stages: start the driver with a SparkContext "
-                "of its own, as spark-submit or SparkSession.builder.master() do"
-            )
         raise MultiringError(
             "there is no active SparkContext in this process: call multiring.spark in Spark's driver, after "
             "SparkSession.builder.getOrCreate()"
@@ -278,15 +282,16 @@ class _Stage:
     def close(self) -> None:
         """Have Spark end what still runs, wait for that, and stop serving."""
         try:
-            if self._thread is not None and self._thread.is_alive():
-                self._context.cancelJobsWithTag(self._tag)
             until = time.monotonic() + END_SECONDS
-            while time.monotonic() < until and self._reports.unheard():
+            while time.monotonic() < until and (self._is_running() or self._reports.unheard()):
+                if self._is_running():  # each time: Spark knows a job of this tag some time after it was handed over
+                    self._context.cancelJobsWithTag(self._tag)
                 time.sleep(POLL_SECONDS)
-            if self._thread is not None:
-                self._thread.join(max(0.0, until - time.monotonic()))
         finally:
             self._server.close()
+
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _named(self, rank: int) -> str:
         place = self._reports.place(rank)

@@ -16,6 +16,8 @@ import numpy as np
 from multiring import api, whole_files
 from multiring.spark.columns import Block, ModelInput, Reader, Spill, batches, unpacked
 
+NO_ROWS = "the DataFrame has no rows: there is nothing to train on"
+
 CHECKPOINT = "multiring-checkpoint"
 """The file in the store: a line of JSON, then what the trainer has saved."""
 
@@ -175,7 +177,7 @@ def _check_rows(job: TrainingJob, trained: int, held: int) -> None:
     api.all_reduce(counts)
     rows, share = int(counts.sum()), "a column" if job.validation is None else f"validation={job.validation}"
     if not rows:
-        raise ValueError("the DataFrame has no rows: there is nothing to train on")
+        raise ValueError(NO_ROWS)
     if not counts[0] or (job.validates and not counts[1]):
         raise ValueError(
             f"{counts[0]} of the DataFrame's {rows} row(s) are for training and {counts[1]} for validation, by "
