@@ -2,8 +2,8 @@
 // MULTIRING_KERNELS naming the table; everything else here has internal linkage, so that no code of a newer instruction
 // set can be picked by the linker for an older one.
 //
-// A destination is made tile by tile: a tile of accumulators stays in the first-level cache while every source is
-// added to it, so any number of sources costs one pass over memory.
+// A destination is made piece by piece: the accumulators of a piece stay in the first-level cache while every source is
+// added to them, so any number of sources costs one pass over memory.
 #include "kernels.hpp"
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 namespace multiring {
 namespace {
 
-constexpr std::size_t tile_elements = 1024;
+constexpr std::size_t piece_elements = 1024;
 
 // Arithmetic as a thread begins with it, for as long as this lives: rounding to nearest, and denormal numbers kept. A
 // caller may have set otherwise (XLA and TensorFlow flush them in their threads), and a sum must not depend on whose
@@ -384,7 +384,7 @@ struct Blocks {
 
   private:
     static constexpr std::size_t block = format_of(wire).block, bytes = narrow_bytes(wire, block);
-    static_assert(tile_elements % block == 0 && longest_block % block == 0);
+    static_assert(piece_elements % block == 0 && longest_block % block == 0);
 
     // The top code times it is finite, and times the next one is not.
     static constexpr float largest_scale() {
@@ -530,11 +530,11 @@ void combine(T* out, const T* a, const T* b, const T* c, const T* d, std::size_t
         out[i] = Operation::apply(Operation::apply(Operation::apply(a[i], b[i]), c[i]), d[i]);
 }
 
-// All of `sources` into `out`, n elements at most a tile unless there are no more than four sources.
+// All of `sources` into `out`: n elements, a piece at most unless there are no more than four sources.
 template <class Operation, class T>
-void combine_all(T* out, T* tile, const void* const* sources, int source_count, std::size_t at, std::size_t n) {
+void combine_all(T* out, T* accumulated, const void* const* sources, int source_count, std::size_t at, std::size_t n) {
     const auto source = [&](int k) { return static_cast<const T*>(sources[k]) + at; };
-    T* to = source_count <= 4 ? out : tile;
+    T* to = source_count <= 4 ? out : accumulated;
     int used = source_count < 4 ? source_count : 4;
     switch (used) {
         case 1:
@@ -546,11 +546,11 @@ void combine_all(T* out, T* tile, const void* const* sources, int source_count, 
     }
     while (used < source_count) {
         const int left = source_count - used;
-        to = left <= 3 ? out : tile;
+        to = left <= 3 ? out : accumulated;
         switch (left) {
-            case 1: combine<Operation>(to, tile, source(used), n); break;
-            case 2: combine<Operation>(to, tile, source(used), source(used + 1), n); break;
-            default: combine<Operation>(to, tile, source(used), source(used + 1), source(used + 2), n);
+            case 1: combine<Operation>(to, accumulated, source(used), n); break;
+            case 2: combine<Operation>(to, accumulated, source(used), source(used + 1), n); break;
+            default: combine<Operation>(to, accumulated, source(used), source(used + 1), source(used + 2), n);
         }
         used += left < 3 ? left : 3;
     }
@@ -567,10 +567,10 @@ void reduce(void* destination, const void* const* sources, int source_count, std
     using Stored = typename Format::Stored;
     using Accumulator = typename Format::Accumulator;
     const DefaultArithmetic arithmetic;
-    alignas(64) Accumulator accumulated[tile_elements];
-    alignas(64) Accumulator widened[Format::is_plain ? 1 : tile_elements];
-    for (std::size_t at = 0; at < count; at += tile_elements) {
-        const std::size_t n = count - at < tile_elements ? count - at : tile_elements;
+    alignas(64) Accumulator accumulated[piece_elements];
+    alignas(64) Accumulator widened[Format::is_plain ? 1 : piece_elements];
+    for (std::size_t at = 0; at < count; at += piece_elements) {
+        const std::size_t n = count - at < piece_elements ? count - at : piece_elements;
         Stored* out = static_cast<Stored*>(destination) + at;
         if constexpr (Format::is_plain) {
             combine_all<Operation>(out, accumulated, sources, source_count, at, n);
@@ -610,10 +610,10 @@ void widen_all(float* destination, const void* source, std::size_t count) {
 template <class Format>
 void round_all(float* __restrict values, float* __restrict residual, std::size_t count, float weight) {
     const DefaultArithmetic arithmetic;
-    alignas(64) float rounded[tile_elements];
-    alignas(64) std::uint16_t narrow[tile_elements];  // in any format
-    for (std::size_t at = 0; at < count; at += tile_elements, values += tile_elements, residual += tile_elements) {
-        const std::size_t n = count - at < tile_elements ? count - at : tile_elements;
+    alignas(64) float rounded[piece_elements];
+    alignas(64) std::uint16_t narrow[piece_elements];  // in any format
+    for (std::size_t at = 0; at < count; at += piece_elements, values += piece_elements, residual += piece_elements) {
+        const std::size_t n = count - at < piece_elements ? count - at : piece_elements;
         auto* stored = reinterpret_cast<typename Format::Stored*>(narrow);
         Format::store(stored, values, n);
         Format::load(rounded, stored, n);
@@ -636,14 +636,14 @@ void repay_all(float* __restrict values, float* __restrict residual, std::size_t
 // Bytes other than 0 and 1 count as true and leave as 1.
 template <class Operation>
 void reduce_bool(void* destination, const void* const* sources, int source_count, std::size_t count, double) {
-    alignas(64) std::uint8_t accumulated[tile_elements];
-    alignas(64) std::uint8_t truth[tile_elements];
+    alignas(64) std::uint8_t accumulated[piece_elements];
+    alignas(64) std::uint8_t truth[piece_elements];
     const auto load = [&](std::uint8_t* out, const void* source, std::size_t at, std::size_t n) {
         const auto* in = static_cast<const std::uint8_t*>(source) + at;
         for (std::size_t i = 0; i < n; ++i) out[i] = in[i] != 0;
     };
-    for (std::size_t at = 0; at < count; at += tile_elements) {
-        const std::size_t n = count - at < tile_elements ? count - at : tile_elements;
+    for (std::size_t at = 0; at < count; at += piece_elements) {
+        const std::size_t n = count - at < piece_elements ? count - at : piece_elements;
         load(accumulated, sources[0], at, n);
         for (int k = 1; k < source_count; ++k) {
             load(truth, sources[k], at, n);

@@ -210,6 +210,13 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
+def test_a_name_in_the_tutorial_stands_for_one_file() -> None:
+    """Its pages share a directory, so a page that shows a program again shows the same one."""
+    named = [block for block in BLOCKS if block.document.parent == TUTORIAL and block.name]
+    texts = {block.name: block.text for block in named}
+    assert [str(block) for block in named if block.text != texts[block.name]] == []
+
+
 def test_two_machines_without_ssh(tmp_path: Path) -> None:
     """The commands of the tutorial that make the secret and use it, with this machine as both."""
     (block,) = (each.text for each in BLOCKS if str(each).startswith("two-machines.md") and "--host-index" in each.text)
