@@ -462,7 +462,7 @@ class _Leash:
             self._client.close()
 
     def around(self, call: bytes) -> Callable[[], Any]:
-        """The call, such that it can be ended."""
+        """A function that runs ``call`` and can be interrupted."""
 
         def perform() -> Any:
             function, args, kwargs = pickle.loads(call)

@@ -239,7 +239,7 @@ class Exporter:
         self._end()
 
     def leave_in_child(self) -> None:
-        """Let go, in a forked process, of what the parent serves on: it would stay open when the parent ends."""
+        """Close the parent's sockets in a forked child."""
         for sock in self._sockets:
             sock.close()
 

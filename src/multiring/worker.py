@@ -218,7 +218,7 @@ class Reports:
         return [rank for rank in self._said("gone") if rank not in ended]
 
     def unheard(self) -> set[int]:
-        """Ranks that have begun, and of which it is open how they end."""
+        """Ranks that have begun and whose end is unknown."""
         return set(self.came()) - set(self.ended()) - set(self.gone())
 
     def _said(self, what: str) -> dict[int, bytes]:

@@ -117,7 +117,7 @@ def _calls(status: Look) -> bool:
 
 
 def _plan(ranks: Sequence[Look]) -> Any:
-    """The plan that moves most now, as the lowest rank says that has one."""
+    """The plan that moves most now, from the lowest rank that reports one."""
     return next((status["plan"] for status in _fresh(ranks) if status["plan"]), None)
 
 
@@ -135,7 +135,7 @@ def _links(ranks: Sequence[Look]) -> list[dict[str, Any]]:
 
 
 def picture(look: Look, screen: Console | None = None) -> RenderableType:
-    """A picture of what `described` returns, as long as it takes, or such that a ``screen`` has room for it.
+    """A picture of what `described` returns, in full, or cut to fit ``screen``.
 
     Where the ranks do not fit, each host has a row, and where the hosts do not, the first ones have.
     """

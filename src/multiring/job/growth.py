@@ -88,7 +88,7 @@ def grow(communicator: Communicator, timeout: float | None, *, launched: bool = 
 
 
 def report_excluded(before: Membership, world: World) -> None:
-    """Let the launcher know, by rank 0 of those who are left, who of the membership ``before`` is not among them."""
+    """Rank 0 reports to the launcher which members of ``before`` were left out."""
     if world.rank != 0 or not env.read(env.Launch).store:
         return
     entered = dict(zip(before.members, before.entered, strict=True))

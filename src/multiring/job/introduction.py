@@ -17,7 +17,8 @@ from multiring.net.dial import Address
 from multiring.planning.speeds import RankPlacement
 
 _MOST_STREAMS = 4
-"""Most streams between two ranks: more were not measured."""
+"""Most streams between two ranks: more were not measured. ``most_threads`` of csrc/socket_threads.cpp is one less: the
+first stream has no thread of its own."""
 _MOST_CONNECTIONS = 256
 """Most connections of a rank to all others: a process has 1024 descriptors, unless it was given more."""
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # mpi4py, which the native engine does without
     from multiring.runtime.mpi.engine import MpiEngine
 
 REJOIN_HEARTBEATS = 4
-"""Number of heartbeat time-outs in which survivors must meet; after that they look once more for who survives."""
+"""Heartbeat time-outs within which survivors must meet; then survivors are counted again."""
 
 _log = logging.getLogger("multiring")
 _joins: Counter[str] = Counter()  # init after shutdown must not read what the last one wrote

@@ -222,7 +222,7 @@ def _card_lines(ports: list[Port]) -> Iterator[str]:
 
 
 def _route_lines(ports: list[Port], networks: list[str], congestion: str) -> Iterator[str]:
-    """A network is reached by the card that is in it, else by the first; what comes from a card's address leaves by it.
+    """Routes and rules: each network by its own card, else the first; replies leave by the card they came to.
 
     TCP's congestion control is set by route, since a namespace may only choose among what the machine allows its users.
     """

@@ -275,7 +275,7 @@ class Agent:
         self._tell_notes()
 
     async def _fork_rank(self, rank: int) -> None:
-        """Start a rank, or say that it has ended where a signal came before."""
+        """Start a rank; if a signal came first, report that it has ended."""
         number = self._unborn[rank]
         if number is None:
             with _naming(rank, self._command):

@@ -148,7 +148,7 @@ class Attempt:
         self._leaving: set[int] = set()
         """The ranks of agents that got a signal: they end because of it."""
         self._lost_hosts: dict[int, list[int]] = {}
-        """The ranks that ran on hosts that are lost and in whose place no other came, by the first of each host."""
+        """Lost hosts whose ranks were not replaced: their ranks, by the first of them."""
         self.accounts: dict[int, dict[str, Any]] = {}
         """Each rank's own account of its calls, by rank."""
         self._seen: dict[int, tuple[float, dict[str, Any]]] = {}

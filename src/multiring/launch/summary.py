@@ -69,7 +69,7 @@ def slow_ranks(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, st
 
 
 def slow_links(accounts: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """The same of links between hosts; of an account only ``slow_links`` is looked at."""
+    """The links between hosts that were slow for longest; reads only ``slow_links``."""
     seen = max(
         (account["slow_links"] for account in accounts.values()), key=lambda slow: sum(s["seconds"] for s in slow)
     )

@@ -43,7 +43,7 @@ MOST_DOTS = 40
 """Pairs of a line that are marked; a line of more is drawn without marks."""
 
 ALIKE = 0.9
-"""A rank that waits at least this part of what the others wait in the mean is not said to hold them up."""
+"""Fraction of the others' mean wait from which a rank is not blamed."""
 
 SECURITY = "default-src 'none'; style-src 'unsafe-inline'"
 """Policy for the browser: it fetches nothing and runs nothing."""
@@ -326,7 +326,7 @@ def _drawn(node: _Node, top: float, column: float) -> tuple[list[str], float]:
 
 
 def _link(start: tuple[float, float], end: tuple[float, float], busy: float | None) -> list[str]:
-    """A line with its load near its end, where the lines to other places are apart."""
+    """A line with its load as a label at 65 % of its length, where lines diverge."""
     where = f'x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"'
     if busy is None:
         return [f'<line {where} stroke="#bbb"/>']

@@ -40,17 +40,17 @@ def fastest_shares(shape: Shape, whole: Shape) -> tuple[int, ...] | None:
     if len(bandwidths) - 2 + beyond <= 0 or min(bandwidths) == max(bandwidths):
         return None
     time = shortest_time(bandwidths, beyond)
-    room = [max(time * bandwidth - 1, 0.0) for bandwidth in bandwidths]
-    return _rounded([SHARE_UNITS * r / sum(room) for r in room])
+    spare = [max(time * bandwidth - 1, 0.0) for bandwidth in bandwidths]
+    return _rounded([SHARE_UNITS * each / sum(spare) for each in spare])
 
 
 def _beyond(whole: Shape, depth: int) -> float:
     """Number of times that the owner of a byte after a dimension sends it and receives it in the dimensions around."""
-    total, part = 0.0, 1.0
+    total, fraction = 0.0, 1.0
     for shapes in whole.by_depth[depth:]:
         members = max(len(shape.children) for shape in shapes)
-        total += part * 2 * (members - 1) / members
-        part /= members
+        total += fraction * 2 * (members - 1) / members
+        fraction /= members
     return total
 
 

@@ -65,11 +65,15 @@ def compose(
 
 def _by_rank(ring: Ring, order: Sequence[int], first: int | None) -> Ring:
     """The ring of all ranks with its members by ascending rank, ``first`` before them, each with the share it had."""
-    places = sorted(range(len(ring.members)), key=lambda i: (order[ring.members[i]] != first, order[ring.members[i]]))
+    positions = sorted(
+        range(len(ring.members)), key=lambda i: (order[ring.members[i]] != first, order[ring.members[i]])
+    )
     pieces = ring.pieces()
-    shares = tuple(ring.shares[i] for i in places) if ring.shares else None
-    spans = tuple(span for i in places for span in pieces[i])
-    return Ring(tuple(ring.members[i] for i in places), spans if places != sorted(places) else ring.spans, shares)
+    shares = tuple(ring.shares[i] for i in positions) if ring.shares else None
+    spans = tuple(span for i in positions for span in pieces[i])
+    return Ring(
+        tuple(ring.members[i] for i in positions), spans if positions != sorted(positions) else ring.spans, shares
+    )
 
 
 _Pattern = tuple[Ring, ...]
@@ -133,11 +137,11 @@ def _refined(owned: Sequence[_Ownership]) -> list[tuple[Span, tuple[int, ...]]]:
 def _owned_after(mode: str, rings_by_copy: list[list[Ring]]) -> tuple[_Ownership, ...]:
     """Return the owners of a unit's sum after a phase of a mode, for each copy of the sum that there is then."""
     if mode == ALL:
-        places = range(len(rings_by_copy[0][0].members))
+        positions = range(len(rings_by_copy[0][0].members))
         return tuple(
             _by_span((span, ring.members[i]) for ring in rings for span in ring.spans)
             for rings in rings_by_copy
-            for i in places
+            for i in positions
         )
     (rings,) = rings_by_copy
     if mode == LEAD:
@@ -161,7 +165,7 @@ def _block_patterns(arrangement: Layout) -> dict[Shape, _Pattern]:
 
     Block b takes the path of rank b: in every unit it is held by the rank that is reached by going down like rank b,
     its position in each dimension taken modulo the number of children there. In equal units that is the rank with b's
-    place in its own unit; in b's own unit it is b.
+    position in its own unit; in b's own unit it is b.
     """
     size = len(arrangement.order)
     blocks = [Span(Fraction(rank, size), Fraction(rank + 1, size)) for rank in arrangement.order]

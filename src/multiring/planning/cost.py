@@ -6,10 +6,10 @@ The time of a phase for a segment of s bytes is the sum of four terms, in second
                                       the wait for a core where ranks share cores
     (messages - steps) x overhead     messages: those of the busiest rank, or of all ranks on its core; overhead: the
                                       seconds of each message after the first of a step
-    s x (part carried) x beta         part carried: of the segment, by the busiest link; beta: its seconds a byte. Where
-                                      members pass on all that they receive, beta is summed over the steps
-    s x (part worked) x gamma         part worked: of the segment, summed by the busiest rank, or taken in from other
-                                      ranks of its host; gamma: the seconds of that a byte
+    s x (fraction carried) x beta     fraction carried: of the segment, by the busiest link; beta: its seconds a byte.
+                                      Where members pass on all that they receive, beta is summed over the steps
+    s x (fraction worked) x gamma     fraction worked: of the segment, summed by the busiest rank, or taken in from
+                                      other ranks of its host; gamma: the seconds of that a byte
 
 Latencies and rates are those of the topology's links; the rest is in `Speeds`.
 
@@ -31,7 +31,7 @@ from math import ceil
 
 from .layout import Layout, Shape
 from .loads import LinkKey, LinkMap, Loads
-from .plan import IN_BLOCKS, REDUCING, SENT_PART
+from .plan import IN_BLOCKS, REDUCING, SENT_FRACTION
 from .prediction import LinkLoad, PhaseTime, Prediction
 from .speeds import NATIVE, Speeds
 from .stages import Stage, phase_kinds, phase_wire
@@ -227,9 +227,9 @@ class CostModel:
         """The terms of the formula for a phase: the most of any shape that has rings in this dimension."""
         stage = stages[depth - 1]
         is_local = stage.dimension.levels == ("rank",)
-        part = SENT_PART[phase_wire(kind, stage, stages)]
+        sent = SENT_FRACTION[phase_wire(kind, stage, stages)]
         whole = self._map.loads(depth, kind, stages)
-        loads = {key: (part * out, part * in_) for key, (out, in_) in whole.items()}
+        loads = {key: (sent * out, sent * in_) for key, (out, in_) in whole.items()}
         if is_local and self._speeds.copy_seconds_per_byte:
             work = self._work(loads, self._speeds.copy_seconds_per_byte)
         else:
@@ -241,7 +241,7 @@ class CostModel:
         if hands_on(kind, stage.method):
             slowdown = self._speeds.ranks_per_core if is_local else 1.0
             hops += [
-                [part * slowdown / min(min(link.up, link.down) for link in step) for step in by_step]
+                [sent * slowdown / min(min(link.up, link.down) for link in step) for step in by_step]
                 for by_step in crossed
             ]
         return _PhaseCost(
@@ -268,7 +268,7 @@ class CostModel:
         each further message of the busiest rank."""
         stage = stages[depth - 1]
         ring = (kind, stage.method, len(shape.children), self._blocks > 1)
-        in_rings = self._map.part_in_rings(depth, stages)
+        in_rings = self._map.fraction_in_rings(depth, stages)
         delay = self._speeds.scheduling_delay(in_rings)
         alpha = sum(max(link.latency for link in links) + delay for links in crossed)
         of_rank = sum(messages(*ring))

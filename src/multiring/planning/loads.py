@@ -2,7 +2,7 @@
 
 Every ring of a phase has one member in each child of a unit, and the rings of a unit together cover the buffer once.
 What crosses the link of a child therefore follows from the method and the share of that child alone. A link further
-down carries a part of it: what the ranks behind that link own. Links that look alike are one class, so that no ring
+down carries a fraction of it: what the ranks behind that link own. Links that look alike are one class, so that no ring
 need be made.
 """
 
@@ -54,7 +54,8 @@ class LinkMap:
         self._size = shape.size
         self._shapes: list[tuple[ShapePath, Shape]] = []  # one for each class of units
         self._counts: dict[ShapePath, int] = {}  # the number of units in the class
-        self._ranks_by_number: dict[int, list[int]] = {}  # ranks in all first children, all second, by depth
+        # Numbers of ranks by depth: in the first children of all units, in the second, and so on.
+        self._ranks_in_children: dict[int, list[int]] = {}
         self._walk(shape, (), 1, 0)
 
     def _walk(self, shape: Shape, path: ShapePath, count: int, position: int) -> None:
@@ -64,7 +65,7 @@ class LinkMap:
             edge = shape.edges[number]
             first = position + shape.offsets[edge.first]
             self.links[path, number] = LinkClass(edge.level, edge.link, count * len(alike), first)
-        ranks = self._ranks_by_number.setdefault(shape.depth, [])
+        ranks = self._ranks_in_children.setdefault(shape.depth, [])
         ranks += [0] * (len(shape.children) - len(ranks))
         for number, child in enumerate(shape.children):
             ranks[number] += count * child.size
@@ -76,8 +77,8 @@ class LinkMap:
         found = (shape for _, shape in self._shapes if shape.depth == depth and len(shape.children) > 1)
         return list(dict.fromkeys(found))
 
-    def part_in_rings(self, depth: int, stages: Sequence[Stage]) -> float:
-        """The ranks that are in a ring of a depth, as a part of all ranks."""
+    def fraction_in_rings(self, depth: int, stages: Sequence[Stage]) -> float:
+        """The ranks that are in a ring of a depth, as a fraction of all ranks."""
         shapes = ((self._counts[path], shape) for path, shape in self._shapes if shape.depth == depth)
         members = sum(count * sum(_owners(child, stages) for child in shape.children) for count, shape in shapes)
         return members / self._size
@@ -141,11 +142,11 @@ class LinkMap:
         """Spread what crosses the link of a shape over the links within, by what the ranks behind them own."""
         if not shape.children:
             return
-        parts = self._parts(shape, stages)
-        self._keep_busiest(loads, path, shape, [_scaled(sum(parts[e.first : e.last]), load) for e in shape.edges])
+        fractions = self._fractions(shape, stages)
+        self._keep_busiest(loads, path, shape, [_scaled(sum(fractions[e.first : e.last]), load) for e in shape.edges])
         for number, alike in self._child_classes(shape):
-            part = max(parts[i] for i in alike)
-            self._spread_load(loads, (*path, number), shape.children[number], _scaled(part, load), stages)
+            most = max(fractions[i] for i in alike)
+            self._spread_load(loads, (*path, number), shape.children[number], _scaled(most, load), stages)
 
     def _keep_busiest(self, loads: Loads, path: ShapePath, shape: Shape, each: Sequence[tuple[float, float]]) -> None:
         """Note the load of each edge of a shape where its class has no larger one yet."""
@@ -153,10 +154,12 @@ class LinkMap:
             loads[path, number] = _busiest([loads.get((path, number), (0.0, 0.0)), *(each[i] for i in alike)])
 
     def _shares(self, shape: Shape, stages: Sequence[Stage]) -> tuple[float, ...]:
-        """The part of the sum of a shape that each child owns after a reduce_scatter."""
+        """The fraction of the sum of a shape that each child owns after a reduce_scatter."""
         if self._in_blocks:
+            # A block goes to the child with the number that its rank's child has in its own unit, modulo the children
+            # here: this is the rule of `compose` for blocks.
             owned = [0] * len(shape.children)
-            for number, ranks in enumerate(self._ranks_by_number[shape.depth]):
+            for number, ranks in enumerate(self._ranks_in_children[shape.depth]):
                 owned[number % len(owned)] += ranks
             return tuple(ranks / self._size for ranks in owned)
         shares = fastest_shares(shape, self._whole) if stages[shape.depth - 1].weighted else None
@@ -164,8 +167,8 @@ class LinkMap:
             return (1 / len(shape.children),) * len(shape.children)
         return tuple(share / sum(shares) for share in shares)
 
-    def _parts(self, shape: Shape, stages: Sequence[Stage]) -> tuple[float, ...]:
-        """The part of what crosses the link of a shape that comes from or goes to each child."""
+    def _fractions(self, shape: Shape, stages: Sequence[Stage]) -> tuple[float, ...]:
+        """The fraction of what crosses the link of a shape that comes from or goes to each child."""
         mode = stages[shape.depth - 1].mode
         if mode == LEAD:
             return (1.0,) + (0.0,) * (len(shape.children) - 1)
@@ -198,17 +201,17 @@ class LinkMap:
         """
         if self._in_blocks:
             return ceil(self._size / shape.size)
-        return ceil(_refined(shape, stages) / min(_pieces(child, stages) for child in shape.children))
+        return ceil(_spans_between_cuts(shape, stages) / min(_pieces(child, stages) for child in shape.children))
 
 
 def _pieces(shape: Shape, stages: Sequence[Stage]) -> int:
     """The most spans into which a shape's sum is cut, each with one owner."""
     if not shape.children or stages[shape.depth - 1].mode == LEAD:
         return 1
-    return _refined(shape, stages) * (1 if stages[shape.depth - 1].mode == ALL else len(shape.children))
+    return _spans_between_cuts(shape, stages) * (1 if stages[shape.depth - 1].mode == ALL else len(shape.children))
 
 
-def _refined(shape: Shape, stages: Sequence[Stage]) -> int:
+def _spans_between_cuts(shape: Shape, stages: Sequence[Stage]) -> int:
     """The most spans into which the cuts of all children together divide the buffer."""
     return 1 + sum(_pieces(child, stages) - 1 for child in set(shape.children))
 

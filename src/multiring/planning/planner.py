@@ -16,7 +16,7 @@ from .choice import TIE, Candidate, Choice
 from .compose import compose
 from .cost import CostModel
 from .layout import Layout, canonical, rooted, shape_in
-from .plan import COLLECTIVES, REDUCING, ROOTED, SENT_PART, WIRES, Plan
+from .plan import COLLECTIVES, REDUCING, ROOTED, SENT_FRACTION, WIRES, Plan
 from .prediction import Prediction
 from .space import Options, grids, options
 from .speeds import NATIVE, Speeds
@@ -116,7 +116,7 @@ def _as_if_wider(topology: Topology, plan: Plan, wire: Mapping[str, str]) -> Top
     outermost = max(topology.levels.index(level) for level in wire)
 
     def widened(places: Sequence[Place], levels: Sequence[str]) -> tuple[Place, ...]:
-        factor = 1 / SENT_PART[plan.wire] if len(levels) <= outermost + 1 else 1.0
+        factor = 1 / SENT_FRACTION[plan.wire] if len(levels) <= outermost + 1 else 1.0
         return tuple(
             replace(
                 place,
@@ -157,15 +157,15 @@ def candidates(
         raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
     seen = rooted(topology, root) if collective in ROOTED else topology
     narrow = tuple(sorted((wire or {}).items())) if collective == "all_reduce" else ()
-    choices = _choices(seen, collective, narrow, ordered and collective in REDUCING, speeds)
+    to_choose_from = _stages_to_choose_from(seen, collective, narrow, ordered and collective in REDUCING, speeds)
     composed = partial(_composed, topology, collective, root)
-    found = [best for model, choice in choices for best in _best(model, choice, nbytes, composed)]
+    found = [best for model, by_dimension in to_choose_from for best in _best(model, by_dimension, nbytes, composed)]
     limit = TIE * min(candidate.prediction.seconds for candidate in found)
     return sorted(found, key=lambda candidate: _preference(candidate.prediction, limit))
 
 
 @lru_cache(maxsize=8)
-def _choices(
+def _stages_to_choose_from(
     topology: Topology, collective: str, wire: tuple[tuple[str, str], ...], ordered: bool, speeds: Speeds
 ) -> list[tuple[CostModel, Options]]:
     """The stages to choose from, which no size changes, each with the model that predicts them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .methods import Reduce, steps
 from .plan import FINEST_GRAIN, REDUCING, WIRES, Phase, Plan, Ring, Span, joined
@@ -56,6 +56,24 @@ class Instruction:
     keeps: bool = False
 
 
+class _TableRow(NamedTuple):
+    """An instruction in the table for the engine: its columns as csrc/schedule.hpp lists them."""
+
+    kind: int
+    phase: int
+    first_peer: int
+    peer_count: int
+    block: int
+    lo_numerator: int
+    lo_denominator: int
+    hi_numerator: int
+    hi_denominator: int
+    final: bool
+    wire: int
+    rounded: int
+    keeps: bool
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The instructions that one rank executes for every segment."""
@@ -70,7 +88,7 @@ class Schedule:
     instructions: tuple[Instruction, ...]
 
     def table(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The arrays that ``Engine.install`` takes: instructions [n, 13] and their peers.
+        """The arrays that ``Engine.install`` takes: instructions [n, 13], each a `_TableRow`, and their peers.
 
         ValueError when a fraction does not fit 64 bits.
         """
@@ -84,12 +102,24 @@ class Schedule:
                     f"plan {self.plan_id} cuts block {step.block} at {step.lo} and {step.hi}, finer than 64 bits hold; "
                     "use fewer different numbers of ranks per host"
                 )
-            lo, hi = step.lo.as_integer_ratio(), step.hi.as_integer_ratio()
-            wires = _WIRE_CODES[step.wire], _WIRE_CODES[step.rounded]
-            row = _CODES[step.kind], step.phase, len(peers), len(step.peers), step.block, *lo, *hi, step.final, *wires
-            rows.append((*row, step.keeps))
+            row = _TableRow(
+                kind=_CODES[step.kind],
+                phase=step.phase,
+                first_peer=len(peers),
+                peer_count=len(step.peers),
+                block=step.block,
+                lo_numerator=step.lo.numerator,
+                lo_denominator=step.lo.denominator,
+                hi_numerator=step.hi.numerator,
+                hi_denominator=step.hi.denominator,
+                final=step.final,
+                wire=_WIRE_CODES[step.wire],
+                rounded=_WIRE_CODES[step.rounded],
+                keeps=step.keeps,
+            )
+            rows.append(row)
             peers += step.peers
-        return np.array(rows, dtype=np.int64).reshape(-1, 13), np.array(peers, dtype=np.int32)
+        return np.array(rows, dtype=np.int64).reshape(-1, len(_TableRow._fields)), np.array(peers, dtype=np.int32)
 
 
 def schedule(plan: Plan, rank: int) -> Schedule:

@@ -58,12 +58,12 @@ class Speeds:
         """Seconds in which a rank sends or receives ``between`` messages between hosts and ``within`` its own host."""
         return self.ranks_per_core * (between * self.wire_overhead + within * self.local_overhead) / 2
 
-    def scheduling_delay(self, part: float) -> float:
+    def scheduling_delay(self, fraction: float) -> float:
         """Seconds until a rank has its core back, beyond the latency of what it waits for.
 
-        ``part`` is the part of all ranks that are in the rings of the phase.
+        ``fraction`` is that of all ranks that are in the rings of the phase.
         """
-        return SWITCH_SECONDS * max(1.0, part * self.ranks_per_core) if self.ranks_per_core > 1 else 0.0
+        return SWITCH_SECONDS * max(1.0, fraction * self.ranks_per_core) if self.ranks_per_core > 1 else 0.0
 
 
 NATIVE = Speeds()

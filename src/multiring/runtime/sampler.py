@@ -24,7 +24,7 @@ LONGEST_LINE = 80
 _HERE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple({path + os.sep for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))})
 _ASLEEP = {"sleeps": True, "computes": False}
-"""Samples that count, by reason: those in which the thread slept, or those in which it ran. All, for other reasons."""
+"""State of the thread in samples that count, by reason; other reasons count all."""
 _IS = {"sleeps": "is asleep at", "computes": "is busy at"}
 _log = logging.getLogger("multiring")
 

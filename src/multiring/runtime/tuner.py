@@ -56,7 +56,7 @@ class Tuner:
     """The trials of one group. All members make it together, and ask it for the same calls in the same order."""
 
     def __init__(self, world: World, group: GroupCalls, plans: Plans) -> None:
-        """``group`` is for the tuner's own calls, beside those of the group that has the ``plans``."""
+        """``group`` makes the tuner's own calls; ``plans`` are those of the group that is tuned."""
         self._world, self._group = world, group
         self._plans = plans
         self._trial_runs: dict[Key, TrialRun] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from multiring.planning.plan import SENT_PART, Plan
+from multiring.planning.plan import SENT_FRACTION, Plan
 from multiring.planning.schedule import REDUCE, SEND, Schedule, cut, schedule
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
@@ -227,7 +227,7 @@ class _Rank:
                 continue
             seconds = sum(self._cluster.overhead(self._rank, peer) for peer in peers) / 2
             if instruction.kind == SEND:
-                program.append(_Send(size * SENT_PART[instruction.wire], messages, seconds))
+                program.append(_Send(size * SENT_FRACTION[instruction.wire], messages, seconds))
                 continue
             if instruction.kind == REDUCE:
                 seconds += self._cluster.speeds.gamma * size * (len(instruction.peers) - 1)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.planning.methods import Reduce, steps
-from multiring.planning.plan import SENT_PART, Phase, Plan
+from multiring.planning.plan import SENT_FRACTION, Phase, Plan
 from multiring.planning.speeds import Speeds
 
 from .links import SimulatedLinks
@@ -64,7 +64,7 @@ def rounds(plan: Plan, links: SimulatedLinks, speeds: Speeds) -> Iterator[Round]
         for end in ends:
             running = [(ring, ring.at(begin)) for ring in rings if begin < ring.ends[-1]]
             summed = _Sum(links, speeds, running).round(end - begin)
-            yield replace(summed, message=SENT_PART[phase.wire] * summed.message) if phase.wire else summed
+            yield replace(summed, message=SENT_FRACTION[phase.wire] * summed.message) if phase.wire else summed
             begin = end
 
 

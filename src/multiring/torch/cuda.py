@@ -19,7 +19,6 @@ from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
-    AllreduceOptions,
     AllToAllOptions,
     BroadcastOptions,
     GatherOptions,
@@ -235,17 +234,15 @@ class CudaCollectives:
 
     # --- over plans: queued on the device ---
 
-    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> Any:
-        if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            opts = with_options(AllreduceOptions(), reduceOp=opts)
-        return self._reduce_all([single(tensors)], opts or AllreduceOptions())
+    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any) -> Any:
+        return self._reduce_all([single(tensors)], opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         return self._reduce_all(tensors, opts or AllreduceCoalescedOptions())
 
     def _reduce_all(self, tensors: list[Tensor], opts: Any) -> Any:
         if any(tensor.is_sparse for tensor in tensors):
-            return self._through_host("_allreduce_any", (tensors,), (opts, False), inputs=tensors, outputs=tensors)
+            return self._through_host("_allreduce_any", (tensors,), (opts,), inputs=tensors, outputs=tensors)
         call = _Call(self._group, opts, tensors)
         for tensor in tensors:
             call.all_reduce(tensor)

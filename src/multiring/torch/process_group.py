@@ -156,35 +156,32 @@ class MultiringGroup(dist.ProcessGroup):
     # --- collectives ---
 
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> TorchWork | None:
+        return (self._allreduce_recorded if profiler._is_profiler_enabled else self._allreduce)(tensors, opts)
+
+    def _allreduce(self, tensors: list[Tensor] | Tensor, opts: Any) -> TorchWork | None:
         # The usual call in as few steps as can be: where ranks outnumber cores, neither code nor objects of Python are
         # in the caches after the previous one. What it does not take, `_allreduce_any` does.
-        if (
-            type(opts) is AllreduceOptions
-            and not opts.asyncOp
-            and type(tensors) is list
-            and len(tensors) == 1
-            and not profiler._is_profiler_enabled
-        ):
+        if type(opts) is not AllreduceOptions:
+            if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+                opts = with_options(AllreduceOptions(), reduceOp=opts)
+            opts = opts or AllreduceOptions()
+        if not opts.asyncOp:
+            tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else single(tensors)
             seconds = opts.timeout.total_seconds()
             if self.group.calls.all_reduce_plain(
-                tensors[0], op_name(opts.reduceOp), seconds if seconds >= 0 else self._timeout
+                tensor, op_name(opts.reduceOp), seconds if seconds >= 0 else self._timeout
             ):
                 return None
-            return self._allreduce_any(tensors, opts, True)
-        return self._allreduce_any(tensors, opts, False)
+        return self._allreduce_any(tensors, opts)
 
-    @recorded("all_reduce")
+    _allreduce_recorded = recorded("all_reduce")(_allreduce)
+
     @also_on_cuda
-    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> TorchWork | None:
-        """An all-reduce of what may have been ``refused`` by the native call already."""
-        if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            opts = with_options(AllreduceOptions(), reduceOp=opts)
-        opts = opts or AllreduceOptions()
-        tensor, op, seconds = single(tensors), op_name(opts.reduceOp), self._seconds(opts)
-        if not (opts.asyncOp or refused) and self.group.calls.all_reduce_plain(tensor, op, seconds):
-            return None
+    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any) -> TorchWork | None:
+        """An all-reduce in the steps of Python, such as the native call leaves to them."""
+        tensor = single(tensors)
         if tensor.is_sparse:
-            all_reduce_sparse(self.communicator, tensor, op, seconds)
+            all_reduce_sparse(self.communicator, tensor, op_name(opts.reduceOp), self._seconds(opts))
             return self._work(opts, [], [tensor])
         return self._work(opts, [self._all_reduce(tensor, opts)()], [tensor])
 

@@ -68,7 +68,7 @@ def _join(plan: Plan, numbers: Sequence[int], kinds: dict[str, str]) -> list[_Un
     """The unit of each rank after these phases have joined what were single ranks."""
     alone: _Held = ((WHOLE,),)
     unit_of = [_Unit((rank,), alone) for rank in range(plan.world_size)]
-    place = [0] * plan.world_size
+    position_of = [0] * plan.world_size
     for number in numbers:
         phase = plan.phases[number]
         joined_like: dict[object, _Held] = {}
@@ -76,9 +76,14 @@ def _join(plan: Plan, numbers: Sequence[int], kinds: dict[str, str]) -> list[_Un
             inner = list(dict.fromkeys([unit_of[rank] for rank in ranks]))
             index = {unit: i for i, unit in enumerate(inner)}
             origin = [index[unit_of[rank]] for rank in ranks]
-            likeness = (id(pattern), *[id(unit.held) for unit in inner], *origin, *[place[rank] for rank in ranks])
+            likeness = (
+                id(pattern),
+                *[id(unit.held) for unit in inner],
+                *origin,
+                *[position_of[rank] for rank in ranks],
+            )
             if likeness not in joined_like:
-                held = [unit_of[rank].held[place[rank]] for rank in ranks]
+                held = [unit_of[rank].held[position_of[rank]] for rank in ranks]
                 try:
                     _check_whole(inner, ranks)
                     joined_like[likeness] = _joined(kinds[phase.kind], pattern, ranks, origin, held)
@@ -87,7 +92,7 @@ def _join(plan: Plan, numbers: Sequence[int], kinds: dict[str, str]) -> list[_Un
                     raise ValueError(f"plan {plan.id}, {where}, {error}") from None
             unit = _Unit(ranks, joined_like[likeness])
             for position, rank in enumerate(ranks):
-                unit_of[rank], place[rank] = unit, position
+                unit_of[rank], position_of[rank] = unit, position
     return unit_of
 
 

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from multiring import env, errors
 from multiring._native import ANY_SOURCE, COLLECTIVES, INTERNAL, Call, PlanFacts
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
+from multiring.planning.plan import FINEST_GRAIN
 from multiring.runtime.engine import ChoosePlan
 from multiring.runtime.mpi.calls import MpiCalls
 from multiring.runtime.mpi.channel import Channel, largest_tag
@@ -25,7 +26,7 @@ from multiring.runtime.mpi.messages import Inbox, ReceiveMessage, SendMessage
 from multiring.runtime.mpi.neighbours import Neighbours
 from multiring.runtime.mpi.notices import FailureNotice, Notices
 from multiring.runtime.mpi.operation import Operation
-from multiring.runtime.mpi.program import CACHE_LINE, Program
+from multiring.runtime.mpi.program import Program
 from multiring.runtime.mpi.segments import CollectiveOperation
 from multiring.runtime.mpi.signature import of_collective, of_message
 
@@ -441,8 +442,8 @@ class MpiEngine:
 
     def empty(self, nbytes: int, copy: bool = False) -> Any:
         """A uint8 array of ``nbytes``, 64-byte aligned; MPI has no memory that ranks share."""
-        memory = np.empty(nbytes + CACHE_LINE, np.uint8)
-        start = -memory.ctypes.data % CACHE_LINE
+        memory = np.empty(nbytes + FINEST_GRAIN, np.uint8)
+        start = -memory.ctypes.data % FINEST_GRAIN
         return memory[start : start + nbytes]
 
     def expect_links(self, links: list[tuple[list[int], float, float]]) -> None:

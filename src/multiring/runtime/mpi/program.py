@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from multiring._native import INSTRUCTIONS, PlanFacts, cut
+from multiring.planning.plan import FINEST_GRAIN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 SEND, REDUCE, STORE, REPAY, ROUND = map(INSTRUCTIONS.index, ("send", "reduce", "store", "repay", "round"))
 LARGEST_SEGMENT = 1 << 30
 """Bytes of a message that any MPI can count."""
-
-CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class Program:
 
 def staged_bytes(nbytes: int) -> int:
     """Bytes of a copy in the staging: whole cache lines."""
-    return -(-nbytes // CACHE_LINE) * CACHE_LINE
+    return -(-nbytes // FINEST_GRAIN) * FINEST_GRAIN
 
 
 def _less(a: tuple[int, int], b: tuple[int, int]) -> bool:
