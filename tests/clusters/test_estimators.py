@@ -268,9 +268,9 @@ def test_frames_that_are_refused(spark: SparkContext, monkeypatch: pytest.Monkey
         estimator().fit(data.withColumn("x", functions.col("x").cast("array<string>")))
     with pytest.raises(TypeError, match=r"column 'y' is of type date: .*cast"):
         estimator().fit(data.withColumn("y", functions.current_date()))
-    for ranks in None, 2:
+    for wanted in None, 2:
         with pytest.raises(ValueError, match="the DataFrame has no rows"):
-            estimator(num_proc=ranks).fit(data.where("false"))
+            estimator(num_proc=wanted).fit(data.where("false"))
     with pytest.raises(ValueError, match=r"num_proc=3, and the DataFrame has 2 partition\(s\).* repartition\(3\)"):
         estimator().fit(data.coalesce(2))
     with pytest.raises(TypeError, match=r"fit\(\[1, 2\]\): expected a DataFrame"):
