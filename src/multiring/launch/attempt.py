@@ -273,9 +273,7 @@ class Attempt:
         if await self._have_ended(PATIENCE_SECONDS if self._interrupted is None else GRACE_SECONDS):
             return
         self._judged = True
-        if (
-            self._interrupted != signal.SIGTERM
-        ):  # after one they may be saving, in a handler that another would call again
+        if self._interrupted != signal.SIGTERM:  # else they may be saving, and would begin again
             self.signal(signal.SIGTERM)
         if not await self._have_ended(GRACE_SECONDS):
             self._tell("kill")
