@@ -160,12 +160,19 @@ def _refuse_half(environ: Mapping[str, str]) -> None:
             "`multiring run train.py`, which reads the variables PET_*, or by torchrun; unset them for a process that "
             "is alone"
         )
-    size_name = next((name for name in _SIZES if _above_one(environ.get(name, ""))), None)
+    size_name = next((name for name in _SIZES if _above(1, environ.get(name, ""))), None)
     if size_name is not None:
         raise ValueError(
             f"{size_name}={environ[size_name]} speaks of several ranks, and no variable that multiring reads says "
             "which of them this process is: start it by `multiring run`, torchrun, mpirun or srun, or give init() "
             f"rank=, world_size=, store= and secret=; unset {size_name} for a process that is alone"
+        )
+    index_name = next((name for name in _INDICES if _above(0, environ.get(name, ""))), None)
+    if index_name is not None:
+        raise ValueError(
+            f"{index_name}={environ[index_name]} says that other processes come before this one, and no variable that "
+            f"multiring reads says how many there are: {_INDICES[index_name]}, or give init() rank=, world_size=, "
+            f"store= and secret=; unset {index_name} for a process that is alone"
         )
     if environ.get("MULTIRING_STORE"):
         raise ValueError(
@@ -192,12 +199,22 @@ _SIZES = (
 """Variables that hold a number of ranks, or of hosts that each have some. SLURM_NTASKS is none: it is the whole
 allocation's, which a batch script or a shell in the allocation has too."""
 
+_INDICES = {
+    "JOB_COMPLETION_INDEX": (
+        "start it in each pod by `multiring run -n RANKS --hosts PODS --host-index $JOB_COMPLETION_INDEX --rendezvous "
+        "HOST:PORT`"
+    ),
+    "PALS_RANKID": "start it by `multiring run`, or by an mpirun or srun that multiring knows",
+}
+"""Variables that count ranks or hosts from 0 and do not say how many there are, with the remedy. An index of 0 is also
+that of a process that is alone."""
 
-def _above_one(text: str) -> bool:
+
+def _above(bound: int, text: str) -> bool:
     try:
-        return env.parse_whole(text) > 1
+        return env.parse_whole(text) > bound
     except ValueError:
-        return False  # it says no number of ranks
+        return False  # it says no number
 
 
 def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
