@@ -57,6 +57,9 @@ FORK = b"fork"
 MESSAGE_BYTES = 1 << 14
 TEXT_LENGTH = 500
 
+SETTLE_SECONDS = 0.05
+"""Time that a thread which was joined may take to be gone."""
+
 TRIAL_SECONDS = 5.0
 """Seconds for a child that ends at once: libraries may hang in it where threads were left behind."""
 
@@ -213,7 +216,11 @@ def _has_children() -> bool:
 
 
 def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    """Number of threads; the kernel lists one that was joined for a moment longer."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (found := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return found
 
 
 def _fork_for_trial() -> bool:
