@@ -10,6 +10,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,15 +132,7 @@ def _join(given: RankAssignment) -> None:
             "its process is in a job of multiring already, which code that it ran before has joined and not left: that "
             "code has to call multiring.shutdown()"
         )
-    api.init(
-        rank=given.rank,
-        world_size=given.size,
-        store=list(given.store),
-        secret=given.secret,
-        job=given.job,
-        host=_host(),
-        **given.settings,
-    )
+    replace(given, host=_host()).join()
 
 
 def _leave() -> None:

@@ -53,6 +53,19 @@ class RankAssignment:
                 host=self.host,
             )
 
+    def join(self) -> None:
+        """Make this process the rank, with what `multiring.init` raises."""
+        from multiring import api
+
+        api.init(
+            rank=self.rank,
+            world_size=self.size,
+            store=list(self.store),
+            secret=self.secret,
+            job=self.job,
+            **{"host": self.host, **self.settings},
+        )
+
 
 @dataclass(frozen=True)
 class RankFailure:
@@ -103,14 +116,7 @@ def run_rank(given: RankAssignment, call: Callable[[], Any], dumps: Callable[[An
     except MultiringError as error:
         return _failure(given.rank, error, dumps)
     try:
-        api.init(
-            rank=given.rank,
-            world_size=given.size,
-            store=list(given.store),
-            secret=given.secret,
-            job=given.job,
-            **{"host": given.host, **given.settings},
-        )
+        given.join()
         result = _pickled(given.rank, call(), dumps)
         api.shutdown()
     except BaseException as error:  # handed to the driver
