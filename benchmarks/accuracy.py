@@ -30,6 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,16 +78,16 @@ class Method:
     every: int = 0
     fragments: int = 1
     delay: int = 0
-    averaging: bool = False
-    """Whether the outer optimizer is plain averaging, and not that of `Outer`."""
+    momentum: bool = False
+    """Whether the outer optimizer is DiLoCo's, SGD at 0.7 with Nesterov momentum 0.9, and not that of `Outer`."""
 
 
 def _outer(every: int) -> Iterator[tuple[str, Method]]:
-    yield f"outer {every}", Method(every=every)
-    yield f"outer {every}, fragments", Method(every=every, fragments=4)
-    yield f"outer {every}, delay", Method(every=every, delay=1)
-    yield f"outer {every}, fragments, delay", Method(every=every, fragments=4, delay=1)
-    yield f"averaging {every}", Method(every=every, averaging=True)
+    for name, momentum in (("averaging", False), ("momentum", True)):
+        yield f"{name} {every}", Method(every=every, momentum=momentum)
+        yield f"{name} {every}, fragments", Method(every=every, fragments=4, momentum=momentum)
+        yield f"{name} {every}, delay", Method(every=every, delay=1, momentum=momentum)
+        yield f"{name} {every}, fragments, delay", Method(every=every, fragments=4, delay=1, momentum=momentum)
 
 
 METHODS = {
@@ -279,8 +280,8 @@ def train(run: Run) -> dict[str, Any]:
     net = task.network()
     outer, group, forward = None, None, net
     if method.every:
-        plain = (lambda parameters: torch.optim.SGD(parameters, 1.0)) if method.averaging else None
-        outer = Outer(net, method.every, groups="site", fragments=method.fragments, delay=method.delay, optimizer=plain)
+        make = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True) if method.momentum else None
+        outer = Outer(net, method.every, groups="site", fragments=method.fragments, delay=method.delay, optimizer=make)
         group = outer.group
     parameters = list(net.parameters())
     warm_up = run.steps // 20
@@ -569,7 +570,7 @@ def family(name: str) -> str:
     """What a method does, in the words of the picture."""
     method = METHODS[name]
     if method.every:
-        return "parameters, averaged" if method.averaging else "parameters, outer momentum"
+        return "parameters, outer momentum" if method.momentum else "parameters, averaged"
     if method.rank:
         return "PowerSGD"
     return "gradients, with feedback" if method.feedback else "gradients"

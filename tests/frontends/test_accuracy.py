@@ -104,7 +104,7 @@ def row(model: str, method: str, seed: int, loss: float, sent: float) -> dict[st
 ROWS = [
     *(row("text", "float32", seed, 1.5 + seed / 4, 4e6) for seed in range(3)),
     *(row("text", "int8", seed, 1.75 + seed / 2, 1e6) for seed in range(2)),
-    row("text", "outer 50", 0, 1.0, 2e6),
+    row("text", "momentum 50", 0, 1.0, 2e6),
     row("glyphs", "int8", 0, 2.0, 1e6),
 ]
 
@@ -116,7 +116,7 @@ def test_the_table_has_means_with_intervals_and_differences_by_seed(script: Modu
         "|---|---|---|---|---|---|---|",
         "| float32 | 3 | 4.00 | 1.750 ± 0.621 |  | 56.25 ± 15.53 |  |",
         "| int8 | 2 | 1.00 | 2.000 ± 3.177 | +0.375 ± 1.588 | 50.00 ± 79.41 | -9.38 ± 39.71 |",
-        "| outer 50 | 1 | 2.00 | 1.000 | -0.500 | 75.00 | +12.50 |",
+        "| momentum 50 | 1 | 2.00 | 1.000 | -0.500 | 75.00 | +12.50 |",
         "",
         "| glyphs | seeds | MB | loss | from float32 | accuracy, % | from float32 |",
         "|---|---|---|---|---|---|---|",
@@ -127,14 +127,14 @@ def test_the_table_has_means_with_intervals_and_differences_by_seed(script: Modu
 def test_the_picture_joins_what_nothing_beats_in_bytes_and_loss(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert [each.method for each in script.best(script.summaries(ROWS, "text"))] == ["outer 50", "int8"]
+    assert [each.method for each in script.best(script.summaries(ROWS, "text"))] == ["momentum 50", "int8"]
     kept = tmp_path / "found.json"
     kept.write_text(json.dumps({"rows": ROWS}))
     monkeypatch.setattr(sys, "argv", ["accuracy", str(kept), "--picture", str(tmp_path / "found.svg"), "--table"])
     script.main()
     assert capsys.readouterr().out == script.table(ROWS) + "\n"
     drawn = (tmp_path / "found.svg").read_text()
-    assert {name for name in script.METHODS if f"<!-- {name} -->" in drawn} == {"float32", "int8", "outer 50"}
+    assert {name for name in script.METHODS if f"<!-- {name} -->" in drawn} == {"float32", "int8", "momentum 50"}
 
 
 @pytest.mark.parametrize(

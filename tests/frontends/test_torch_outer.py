@@ -68,8 +68,9 @@ def everyones(x: Tensor) -> list[Tensor]:
     return [torch.as_tensor(other) for other in mr.init().all_gather(x.contiguous())]
 
 
-def plain(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1.0)
+def nesterov(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """That of DiLoCo, which has a state."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
 # --- the rule ---
@@ -78,7 +79,7 @@ def plain(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def is_an_average() -> None:
     with group() as (rank, _):
         net = Numbers()
-        outer = Outer(net, 1, groups=PAIRS, optimizer=plain)
+        outer = Outer(net, 1, groups=PAIRS)
         for step in range(5):
             before = elements(net)
             move(net, step, rank // 2)
@@ -89,14 +90,14 @@ def is_an_average() -> None:
             same(elements(net), expected)
 
 
-def test_every_step_without_momentum_is_an_average() -> None:
+def test_every_step_is_an_average() -> None:
     values(is_an_average, world_size=4)
 
 
 def by_hand() -> list[float]:
     with group() as (rank, _):
         weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-        outer = Outer([weight], 2, groups="rank")
+        outer = Outer([weight], 2, groups="rank", optimizer=nesterov)
         seen = []
         for _ in range(4):
             with torch.no_grad():
@@ -189,7 +190,9 @@ CASES = [
 def follows_the_rule(rank: int, every: int, fragments: list[list[int]], delay: int, keep: float) -> None:
     place = min(rank, 1)
     net = Numbers(first=rank)  # rank 0's are everybody's
-    outer = Outer(net, every, groups=[[0], [1, 2]], fragments=len(fragments), delay=delay, keep=keep)
+    outer = Outer(
+        net, every, groups=[[0], [1, 2]], fragments=len(fragments), delay=delay, keep=keep, optimizer=nesterov
+    )
     assert [[int(entry.name.split(".")[1]) for entry in part] for part in outer._fragments] == fragments
 
     def both(step: int, place: int) -> float:
@@ -244,7 +247,7 @@ def hosts_are_groups() -> None:
     os.environ["MULTIRING_HOST"] = f"host{int(os.environ['RANK']) // 2}"
     with group() as (rank, size):
         net = Net()
-        outer = Outer(net, 3)
+        outer = Outer(net, 3, optimizer=nesterov)
         assert outer.group.members == tuple(PAIRS[rank // 2])
         assert mr.init().ranks_by("host") == PAIRS
         assert outer.group.ranks_by("host") == [[0, 1]]
@@ -272,7 +275,7 @@ def resumes() -> None:
 
         def made() -> tuple[Net, DistributedOptimizer, Outer]:
             net = Net()
-            outer = Outer(net, 4, groups=PAIRS, fragments=2, delay=3)
+            outer = Outer(net, 4, groups=PAIRS, fragments=2, delay=3, optimizer=nesterov)
             inner = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
             return net, DistributedOptimizer(inner, net.named_parameters(), group=outer.group), outer
 
@@ -325,7 +328,7 @@ def buffers_and_frozen_parameters() -> None:
         with torch.no_grad():
             net.frozen += rank
             net.batches += rank
-        outer = Outer(net, 2, groups="rank", optimizer=plain)
+        outer = Outer(net, 2, groups="rank")
         same(net.frozen.detach(), torch.full((2,), 1.5))
         for _ in range(2):
             with torch.no_grad():
@@ -359,7 +362,7 @@ def travels_narrow() -> list[float]:
         sent = []
         for wire in (None, "bfloat16"):
             weight = nn.Parameter(torch.zeros(50_000))
-            outer = Outer([weight], 1, groups="rank", optimizer=plain, wire=wire)
+            outer = Outer([weight], 1, groups="rank", wire=wire)
             before = sum(link["bytes_sent"] for link in mr.stats()["links"].values())
             with torch.no_grad():
                 weight += (torch.arange(50_000) % 251 + 1) * (rank + 1) / 1000
@@ -382,9 +385,9 @@ def parameters_of_now() -> None:
         net = nn.Linear(3, 2)
         nn.init.zeros_(net.weight)
         nn.init.zeros_(net.bias)
-        outer = Outer(net, 1, groups=[[1, 0]] if rank else [[0, 1]], optimizer=plain)
+        outer = Outer(net, 1, groups=[[1, 0]] if rank else [[0, 1]])
         assert outer.group.members == (0, 1)  # whatever the order
-        outer = Outer(net, 1, groups=[[1], [0]] if rank else [[0], [1]], optimizer=plain)
+        outer = Outer(net, 1, groups=[[1], [0]] if rank else [[0], [1]])
         new = (torch.arange(6.0).reshape(2, 3) + 1) * (rank + 1)
         net.load_state_dict({"weight": new.clone(), "bias": torch.tensor([2.0, 6.0]) * rank}, assign=True)
         outer.step()
@@ -485,10 +488,10 @@ def test_wrong_arguments() -> None:
         (ValueError, "parameter 1 is parameter 0 again", lambda: Outer([net.weights[1]] * 2, 4)),
         (TypeError, "parameter 0 is a int", lambda: Outer(3, 4)),  # type: ignore[arg-type]
         (TypeError, "optimizer makes a int", lambda: Outer(net, 4, optimizer=lambda _: 3)),  # type: ignore[arg-type, return-value]
-        (ValueError, "has 1 other parameters than the 5", lambda: Outer(net, 4, optimizer=lambda p: plain(p[:1]))),
+        (ValueError, "has 1 other parameters than the 5", lambda: Outer(net, 4, optimizer=lambda p: nesterov(p[:1]))),
     ):
         assert words in str(caught(error, make)), words
-    outer = Outer(net, 2)
+    outer = Outer(net, 2, optimizer=nesterov)
     assert "torch.distributed was not initialized" in str(caught(ValueError, lambda: outer.process_group))
     assert "samples=-1: a weight is 0 or more" in str(caught(ValueError, lambda: outer.step(-1)))
     mr.shutdown()
@@ -509,7 +512,7 @@ def test_wrong_arguments() -> None:
 @pytest.mark.usefixtures("alone")
 def test_a_state_is_not_shared_with_the_optimizer() -> None:
     net = Numbers()
-    outer = Outer(net, 1)
+    outer = Outer(net, 1, optimizer=nesterov)
     move(net, 1, 0)
     outer.step()
     state = outer.state_dict()
@@ -541,7 +544,7 @@ def test_small_steps_of_float8_parameters_add_up() -> None:
 @pytest.mark.usefixtures("alone")
 def test_an_error_in_putting_shared_values_in_restores_the_own(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Numbers()
-    outer = Outer(net, 4)
+    outer = Outer(net, 4, optimizer=nesterov)
     move(net, 1, 0)
     before = elements(net)
     last = outer._fragments[-1][-1]
@@ -563,7 +566,7 @@ def dies_in_a_round() -> list[float]:
     """Rank 2, of the group of ranks 1 and 2, is killed two steps after an exchange."""
     with group() as (rank, _):
         net = Numbers()
-        outer = Outer(net, 4, groups=[[0], [1, 2]], optimizer=plain)
+        outer = Outer(net, 4, groups=[[0], [1, 2]])
         place = min(rank, 1)
         step = 0
         while step < 12:
@@ -609,7 +612,7 @@ def goes_on_with_ddp() -> tuple[list[int], list[float]]:
     with group() as (rank, size):
         net = Net()
         optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-        outer = Outer(net, 3, groups=PAIRS)
+        outer = Outer(net, 3, groups=PAIRS, optimizer=nesterov)
         parallel = DistributedDataParallel(net, process_group=outer.process_group)
         while outer.steps < 14:
             try:
@@ -638,7 +641,7 @@ def is_two_steps_behind(delay: int) -> list[float]:
     """Rank 0 waits for an average when rank 2 is lost, and rank 1 has not come to send its part."""
     with group() as (rank, _):
         net = Numbers()
-        outer = Outer(net, 4, groups="rank", fragments=2, delay=delay)
+        outer = Outer(net, 4, groups="rank", fragments=2, delay=delay, optimizer=nesterov)
         lost = False
         while outer.steps < 14:
             move(net, outer.steps + 1, rank)
@@ -676,7 +679,7 @@ def hears_of_the_loss_before_the_average(delay: int) -> tuple[list[float], list[
     """Rank 1 has not applied an average that rank 0 has, when rank 3 is lost, and ranks 1 and 2 are one group."""
     with group() as (rank, _):
         net = Numbers()
-        outer = Outer(net, 4, groups=[[0], [1, 2], [3]], delay=delay)
+        outer = Outer(net, 4, groups=[[0], [1, 2], [3]], delay=delay, optimizer=nesterov)
         place = [0, 1, 1, 2][rank]
         for step in range(1, 5 + delay):
             move(net, step, place)
@@ -742,7 +745,7 @@ def loses_another(within: bool) -> tuple[tuple[int, ...], list[float], list[floa
     """Rank 2 alone has applied an average when rank 1 is lost, and is lost before or within the others' rebuild."""
     with group() as (rank, _):
         net = Numbers()
-        outer = Outer(net, 1, groups=[[0, 2], [1], [3, 4]], optimizer=plain)
+        outer = Outer(net, 1, groups=[[0, 2], [1], [3, 4]])
         move(net, 1, [0, 1, 0, 2, 2][rank])
 
         def lost() -> None:

@@ -90,7 +90,7 @@ class Outer:
         ``model`` may be its parameters, and then there are no buffers; frozen ones take no part. ``groups``: a level of
         the topology (rank, host, rack, site), whose places are the groups; lists of ranks, each rank in one; None: the
         outermost level that has several places. ``optimizer`` makes the outer one of the shared parameters; None: SGD
-        at 0.7 with Nesterov momentum 0.9.
+        at 1 without momentum, which averages the parameters.
 
         ``fragments``: parts of about equal bytes that take turns, each every ``every`` steps. ``delay``: steps between
         sending a fragment's changes and applying their average, during which training goes on. The rank's own values
@@ -558,7 +558,7 @@ def _outer_optimizer(
     make: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None, parameters: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
     if make is None:
-        return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+        return torch.optim.SGD(parameters, lr=1.0)
     made = make(parameters)
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(f"optimizer makes a {type(made).__name__}, and has to make an optimizer of torch")
