@@ -231,6 +231,21 @@ def test_numbers_have_sources() -> None:
         (("--machine", "cray"), "unknown machine 'cray'; known are minsky"),
         (("--machine", "minsky", "--model", "lenet"), "unknown model 'lenet'"),
         (("--machine", "minsky", "--strategy", "rings"), "masters:16; in the simulator also async-server, groups"),
+        (
+            ("--machine", "minsky", "--strategy", "outer:cage"),
+            "'outer:cage': give a level (rank, host, rack, site), and",
+        ),
+        (
+            ("--machine", "minsky", "--strategy", "outer:host:5:1:0:1"),
+            "as in outer:rack, outer:rack:50 or outer:rack:50:4",
+        ),
+        (("--machine", "minsky", "--strategy", "outer:host:-5"), "'outer:host:-5': give a level"),
+        (("--machine", "minsky", "--strategy", "outer:host:0"), "1 fragments cannot take turns in 0 steps"),
+        (("--machine", "minsky", "--strategy", "outer:host:3:4"), "4 fragments cannot take turns in 3 steps"),
+        (
+            ("--machine", "minsky", "--strategy", "outer:host:3:1:3"),
+            "is applied before its fragment's next turn, 3 steps on",
+        ),
         (("--machine", "minsky", "--sweep", "ranks=1..8"), "hosts or batch can be swept"),
         (("--machine", "minsky", "--sweep", "hosts=8..1"), "'8..1' is no range"),
         (("--machine", "minsky", "--plot", "a.png"), "--plot draws a sweep"),

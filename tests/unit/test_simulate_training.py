@@ -133,6 +133,56 @@ def test_a_strategy_that_does_not_fit_says_why():
     assert result.note == "halving and doubling needs a power of two hosts, not 6"
 
 
+GROUPS_OF_TWO = Topology.of_hosts(list("aabbcc"), CARD, Link(1e8, 1e8, 10e-6))
+PARAMETERS = Recording("r", 0.1, (Gradient(48 * MB, 0.2),))
+WITHIN = 48 * MB / 1e9
+"""Seconds in which the two ranks of a host sum: each sends half and gets half, twice."""
+BETWEEN = 2 * 2 / 3 * 48 * MB / 1e8
+"""Seconds of an exchange over the hosts' links, of all parameters."""
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("outer:host:50", 0.3 + WITHIN + BETWEEN / 50),
+        ("outer:host", 0.3 + WITHIN + BETWEEN / 50),
+        ("outer:host:10", 0.3 + WITHIN + BETWEEN / 10),
+        ("outer:host:10:4", 0.3 + WITHIN + BETWEEN / 10),
+        ("outer:host:10:1:1", 0.3 + WITHIN + (BETWEEN - 0.3 - WITHIN) / 10),
+        ("outer:host:10:1:2", 0.3 + WITHIN + max(0, BETWEEN - 2 * (0.3 + WITHIN)) / 10),
+        ("outer:host:10:4:1", 0.3 + WITHIN),  # a fragment of 12 MB is there before a step is over
+        ("outer:rank:10:4:1", 0.3),
+    ],
+)
+def test_groups_wait_for_their_own_sums_and_for_what_is_left_of_exchanges(name, seconds):
+    result = simulate_strategy(Training(GROUPS_OF_TWO, PARAMETERS, SIMPLE), name)
+    assert result.seconds == pytest.approx(seconds, rel=0.01)
+    assert result.exposed == pytest.approx(result.seconds - 0.3)
+    assert result.efficiency == pytest.approx(0.3 / result.seconds)
+
+
+def test_the_slowest_group_is_waited_for():
+    slow = GROUPS_OF_TWO.places[1]
+    slow = replace(slow, places=tuple(replace(rank, link=Link(1e8, 1e8, 10e-6)) for rank in slow.places))
+    first, _, last = GROUPS_OF_TWO.places
+    result = simulate_strategy(
+        Training(Topology(LEVELS[:2], (first, slow, last)), PARAMETERS, SIMPLE, spread=0.02), "outer:host:10:4:1"
+    )
+    assert result.seconds == pytest.approx(0.3 * slowest(6, 0.02) + 10 * WITHIN, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("outer:rack", "the topology has the levels rank, host, and no rack"),
+        ("outer:host", "all ranks are on one host, so there is nobody to exchange parameters with"),
+    ],
+)
+def test_groups_that_are_none_have_no_result(name, why):
+    result = simulate_strategy(Training(Topology.flat([4]), PARAMETERS, SIMPLE), name)
+    assert (result.seconds, result.note) == (None, why)
+
+
 def test_spread_costs_what_the_slowest_rank_does():
     plain, spread = (simulate_strategy(training("minsky", 8, spread=s), "multiring") for s in (0.0, 0.02))
     assert spread.seconds / plain.seconds == pytest.approx(slowest(32, 0.02), rel=0.01)

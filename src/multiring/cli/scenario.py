@@ -21,9 +21,9 @@ from multiring.cli.options import number, whole
 from multiring.pages.pictures import best_and_worst
 from multiring.planning import topology_file
 from multiring.planning.speeds import NATIVE
-from multiring.planning.strategies import ASYNCHRONOUS, strategy
+from multiring.planning.strategies import ASYNCHRONOUS
 from multiring.simulate import recording
-from multiring.simulate.compare import NAMES, Result, Training, simulate_strategy
+from multiring.simulate.compare import NAMES, Result, Training, check_name, simulate_strategy
 from multiring.simulate.machines import MACHINES, machine
 from multiring.simulate.models import MODELS, model
 from multiring.simulate.recording import Recording
@@ -56,7 +56,11 @@ Speed = Annotated[
 ]
 Job = Annotated[Path | None, typer.Option(metavar="FILE", help="Your own model: a recording, as JSON.")]
 Strategies = Annotated[
-    str, typer.Option(help=f"all, or some of {', '.join(NAMES)}, multiring:4x8x8, masters:16; comma-separated.")
+    str,
+    typer.Option(
+        help=f"all, or some of {', '.join(NAMES)}, multiring:4x8x8, masters:16, outer:rack:50 (LEVEL:EVERY[:FRAGMENTS"
+        "[:DELAY]]); comma-separated."
+    ),
 ]
 
 
@@ -123,8 +127,7 @@ def chosen(strategies: str) -> list[str]:
         return list(NAMES)
     names = [name.strip() for name in strategies.split(",")]
     for name in names:
-        if name not in ASYNCHRONOUS:
-            strategy(name)
+        check_name(name)
     return names
 
 

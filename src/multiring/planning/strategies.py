@@ -63,8 +63,13 @@ def strategy(name: str) -> Strategy:
         return Strategy(name, about, STRATEGIES[base].source, partial(_grouped_masters, size))
     if name in ASYNCHRONOUS:
         raise ValueError(f"strategy {name!r} is no collective ({ASYNCHRONOUS[name]}): it can be simulated only")
+    if base == OUTER:
+        raise ValueError(f"strategy {name!r} is no collective (groups that train apart): it can be simulated only")
     if name not in STRATEGIES:
-        known = f"{', '.join(STRATEGIES)}, multiring:4x8x8, masters:16; in the simulator also {', '.join(ASYNCHRONOUS)}"
+        known = (
+            f"{', '.join(STRATEGIES)}, multiring:4x8x8, masters:16; in the simulator also {', '.join(ASYNCHRONOUS)}, "
+            f"{OUTER}:rack:50"
+        )
         raise ValueError(f"unknown strategy {name!r}; known are {known}")
     return STRATEGIES[name]
 
@@ -206,3 +211,6 @@ ASYNCHRONOUS = {
     "groups": f"{GROUPS} synchronous groups, asynchronous between them: Kurth et al. 2017 (arXiv 1708.05256)",
 }
 """Strategies that are no collectives: they live in the simulator only."""
+
+OUTER = "outer"
+"""Begins the names of strategies that average parameters once in some steps, which the simulator knows, too."""

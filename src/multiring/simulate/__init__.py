@@ -12,6 +12,7 @@
     prediction.py one call by itself, as the cost model describes it
     training.py   a training step whose backward pass overlaps with its calls
     asynchronous.py   workers that exchange with parameter servers, each at its own pace
+    apart.py      groups that average their parameters once in some steps
     compare.py    the same training by several strategies
 """
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from multiring import units
 from multiring.planning.plan import Plan
 from multiring.planning.speeds import Speeds
 from multiring.planning.strategies import ASYNCHRONOUS, GROUPS, STRATEGIES, Strategy, strategy
 from multiring.planning.topology import Topology
 
-from . import with_fastest_segments
+from . import simulate, with_fastest_segments
+from .apart import Exchanges, parse_exchanges, step_apart
 from .asynchronous import check_hosts, simulate_servers
-from .calls import Load
+from .calls import Load, Outcome, SimulatedCall
 from .recording import Recording
 from .spread import slowest, slowness
 from .training import TrainingStep, simulate_step
@@ -48,11 +50,18 @@ class Result:
     approximate: bool = False
 
 
+def check_name(name: str) -> None:
+    """ValueError for what names no strategy."""
+    if name not in ASYNCHRONOUS and parse_exchanges(name) is None:
+        strategy(name)
+
+
 def simulate_strategy(training: Training, name: str) -> Result:
     """One strategy; where the cluster does not allow it, the result says why. ValueError for a name that is none."""
-    if name in ASYNCHRONOUS:
+    exchanges = parse_exchanges(name)
+    if name in ASYNCHRONOUS or exchanges is not None:
         try:
-            return _asynchronous(name, training)
+            return _asynchronous(name, training) if exchanges is None else _apart(name, exchanges, training)
         except ValueError as error:
             return Result(name, note=str(error))
     plans = _Plans(training, strategy(name))
@@ -83,10 +92,36 @@ class _Plans:
         return self._known[size_class]
 
 
-def _step(training: Training, plans: Callable[[int], Plan]) -> TrainingStep:
-    stretch = slowest(training.topology.world_size, training.spread)
+def _step(training: Training, plans: Callable[[int], Plan], stretch: float | None = None) -> TrainingStep:
+    """A step in which ranks compute ``stretch`` times as long as the mean one; None: as long as the slowest of them."""
+    if stretch is None:
+        stretch = slowest(training.topology.world_size, training.spread)
     return simulate_step(
         training.topology, training.recording, plans, training.speeds, overlap=training.overlap, stretch=stretch
+    )
+
+
+def _apart(name: str, exchanges: Exchanges, training: Training) -> Result:
+    plans = _Plans(training, STRATEGIES["multiring"])
+    stretch = slowest(training.topology.world_size, training.spread)  # all wait for the group of that rank
+
+    def step_of(group: Topology) -> TrainingStep:
+        alone = replace(training, topology=group)
+        return _step(alone, _Plans(alone, STRATEGIES["multiring"]), stretch)
+
+    def exchange_of(nbytes: int) -> Outcome:
+        return simulate(training.topology, [SimulatedCall(plans(nbytes), nbytes)], training.speeds)
+
+    found = step_apart(training.topology, training.recording.nbytes, exchanges, step_of, exchange_of)
+    step = found.step
+    return Result(
+        name,
+        found.seconds,
+        found.seconds - step.slowest,
+        step.compute / found.seconds,
+        step.busiest,
+        f"an exchange takes {units.precise_duration(found.exchange.seconds)}",
+        step.outcome.approximate or found.exchange.approximate,
     )
 
 
