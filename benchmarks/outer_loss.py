@@ -1,0 +1,91 @@
+"""One training by `Outer` on two groups of ranks, from which the last rank may be killed in the middle of a round.
+
+    multiring run -n 4 --min-ranks 3 benchmarks/outer_loss.py
+    multiring run -n 4 --min-ranks 3 benchmarks/outer_loss.py --kill 225
+
+The network and the images are those of examples/far_groups.py. Printed by the rank that is lowest at the end: loss and
+accuracy on the images held out, the median time from one of its steps to the next, and the longest one: that is the
+time for which it has stopped when the rank was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+
+import multiring as mr
+import multiring.torch
+from multiring import recipes
+from multiring.torch import DistributedOptimizer, Outer, broadcast_parameters, sync_state
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+from large_batch import digits, network
+
+BATCH, RATE = 64, 0.02
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kill", type=int, metavar="STEP", help="kill the last rank before this step")
+    parser.add_argument("--every", type=int, default=50, help="steps between exchanges")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    rank, size = int(os.environ["MULTIRING_RANK"]), int(os.environ["MULTIRING_WORLD_SIZE"])
+    os.environ["MULTIRING_HOST"] = f"host{rank * 2 // size}"
+    mr.init()
+    images, labels, test_images, test_labels = digits()
+    torch.manual_seed(args.seed)
+    net = network()
+    broadcast_parameters(net.state_dict())
+    outer = Outer(net, args.every, groups="host")
+    inner = torch.optim.SGD(net.parameters(), RATE, momentum=0.9, nesterov=True)
+    optimizer = DistributedOptimizer(inner, net.named_parameters(), group=outer.group)
+    each = len(images) // BATCH
+    rates = LambdaLR(inner, recipes.cosine(args.epochs * each))
+    mr.barrier()  # a rank that is killed before others have made their Outer would end them there
+    ended = [time.monotonic()]
+    while outer.steps < args.epochs * each:
+        epoch, part = divmod(outer.steps, each)
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * args.seed + epoch))
+        chosen = order[part * BATCH : (part + 1) * BATCH][mr.rank() :: mr.world_size()]
+        if rank == size - 1 and outer.steps == args.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            optimizer.zero_grad()
+            F.cross_entropy(net(images[chosen]), labels[chosen]).backward()
+            optimizer.step()
+            outer.step(len(chosen))
+        except mr.PeerLost:
+            outer.rebuild(multiring.torch.shrink())
+            sync_state(net, inner, group=outer.group)
+            optimizer = DistributedOptimizer(inner, net.named_parameters(), group=outer.group)
+        rates.last_epoch = outer.steps - 1
+        rates.step()
+        ended.append(time.monotonic())
+    outer.finish()
+    if mr.rank() == 0:
+        steps = [after - before for before, after in itertools.pairwise(ended)]
+        with torch.no_grad():
+            scores = net(test_images)
+        print(
+            f"seed {args.seed}: loss {F.cross_entropy(scores, test_labels):.4f}   "
+            f"accuracy {(scores.argmax(1) == test_labels).double().mean():.2%}   {mr.world_size()} ranks   "
+            f"step {statistics.median(steps) * 1e3:.1f} ms   longest {max(steps):.2f} s",
+            flush=True,
+        )
+    mr.shutdown()
+
+
+if __name__ == "__main__":
+    main()
