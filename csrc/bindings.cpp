@@ -10,13 +10,16 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <span>
 
 #include "c_api.hpp"
 #include "describe.hpp"
 #include "engine.hpp"
+#include "libcrypto.hpp"
 #include "native_calls.hpp"
+#include "records.hpp"
 #include "reduce.hpp"
 #include "strided.hpp"
 #include "xla.hpp"
@@ -639,6 +642,128 @@ void bind_work(nb::module_& m) {
             nb::sig("def error(self) -> BaseException | None"));
 }
 
+// Both directions of an encrypted connection, until an engine takes them.
+class CipherHandle {
+  public:
+    CipherHandle(const nb::bytes& sends, const nb::bytes& receives)
+        : cipher_(RecordCipher{RecordWriter(key_of(sends)), RecordReader(key_of(receives))}) {}
+
+    static Key256 key_of(const nb::bytes& given) {
+        Key256 key;
+        if (given.size() != key.size())
+            throw std::invalid_argument("a key has " + std::to_string(key.size()) + " bytes, not " +
+                                        std::to_string(given.size()));
+        std::memcpy(key.data(), given.c_str(), key.size());
+        return key;
+    }
+    RecordCipher take() {
+        RecordCipher taken = std::move(here());
+        cipher_.reset();
+        return taken;
+    }
+    nb::bytes seal(const nb::bytes& text) {
+        std::vector<std::byte> records;
+        for (std::size_t begin = 0; begin < text.size();) {
+            const iovec rest{const_cast<char*>(text.c_str()) + begin, text.size() - begin};
+            const std::size_t before = records.size();
+            records.resize(before + largest_record);
+            const auto sealed = here().writer.seal({&rest, 1}, records.data() + before);
+            records.resize(before + sealed.record);
+            begin += sealed.text;
+        }
+        return nb::bytes(records.data(), records.size());
+    }
+    std::optional<nb::bytes> open(const nb::bytes& record) {
+        const std::size_t text = size_of(record);
+        if (record.size() != text + record_overhead)
+            throw std::invalid_argument("a record of " + std::to_string(record.size()) + " bytes");
+        std::vector<std::byte> opened(text);
+        if (!here().reader.open(reinterpret_cast<const std::byte*>(record.c_str()), {}, opened.data())) return {};
+        return nb::bytes(opened.data(), opened.size());
+    }
+    // The bytes of text in a record that begins so.
+    static std::size_t size_of(const nb::bytes& begin) {
+        if (begin.size() < record_size_bytes) throw std::invalid_argument("a record has a size first");
+        return RecordReader::text_size(reinterpret_cast<const std::byte*>(begin.c_str()));
+    }
+    std::uint64_t next_received() { return here().reader.number(); }
+
+  private:
+    RecordCipher& here() {
+        if (!cipher_) throw std::invalid_argument("an engine has taken this cipher");
+        return *cipher_;
+    }
+
+    std::optional<RecordCipher> cipher_;
+};
+
+nb::bytes bytes_from(std::span<const std::byte> bytes) {
+    return nb::bytes(bytes.data(), bytes.size());
+}
+
+ByteSpan span_of(const nb::bytes& bytes) {
+    return {reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()};
+}
+
+void bind_cipher(nb::module_& m) {
+    m.def(
+        "load_libcrypto", [] { libcrypto::Library::get(); },
+        "ResourceError, with the remedy, unless OpenSSL's libcrypto can be used.");
+    m.def(
+        "public_key", [](const nb::bytes& key) { return bytes_from(public_key(CipherHandle::key_of(key))); },
+        "private_key"_a, "What to tell the other end of a private key of X25519, which is 32 random bytes (RFC 7748).");
+    m.def(
+        "shared_key",
+        [](const nb::bytes& own, const nb::bytes& other) {
+            return bytes_from(shared_key(CipherHandle::key_of(own), CipherHandle::key_of(other)));
+        },
+        "private_key"_a, "public_key"_a,
+        "What both ends have in common, each by its own private key and the other's public one. ValueError if that is\n"
+        "none.");
+    m.def(
+        "hkdf_extract",
+        [](const nb::bytes& salt, const nb::bytes& material) {
+            return bytes_from(hkdf_extract(span_of(salt), span_of(material)));
+        },
+        "salt"_a, "material"_a, "The first step of HKDF with SHA-256 (RFC 5869): 32 bytes.");
+    m.def(
+        "hkdf_expand",
+        [](const nb::bytes& key, const nb::bytes& info, std::size_t size) {
+            return bytes_from(hkdf_expand(CipherHandle::key_of(key), span_of(info), size));
+        },
+        "key"_a, "info"_a, "size"_a, "The second step: ``size`` bytes, at most 8160.");
+    m.def(
+        "gcm_seal",
+        [](const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& additional, const nb::bytes& text) {
+            GcmNonce once;
+            if (key.size() != gcm_key_bytes || nonce.size() != once.size())
+                throw std::invalid_argument("AES-128-GCM has keys of 16 bytes and nonces of 12");
+            std::memcpy(once.data(), nonce.c_str(), once.size());
+            Gcm cipher(true);
+            cipher.take_key(span_of(key).first<gcm_key_bytes>());
+            cipher.begin(once, span_of(additional));
+            std::vector<std::byte> sealed(text.size() + gcm_tag_bytes);
+            cipher.pass(span_of(text), sealed.data());
+            cipher.end(sealed.data() + text.size());
+            return bytes_from(sealed);
+        },
+        "key"_a, "nonce"_a, "additional"_a, "text"_a,
+        "AES-128-GCM, as records use it: the text, encrypted, and its tag. For answers that are known elsewhere.");
+    m.attr("RECORD_SIZE_BYTES") = record_size_bytes;
+    m.attr("RECORD_TAG_BYTES") = gcm_tag_bytes;
+    nb::class_<CipherHandle>(
+        m, "Cipher",
+        "Both directions of an encrypted connection (csrc/records.hpp), each with 32 secret bytes of its own.")
+        .def(nb::init<const nb::bytes&, const nb::bytes&>(), "sends"_a, "receives"_a)
+        .def("seal", &CipherHandle::seal, "text"_a, "The next records to send, as many as the text needs.")
+        .def("open", &CipherHandle::open, "record"_a,
+             "The text of the next record that was received; None if it is not what was sent.")
+        .def_static("text_size", &CipherHandle::size_of, "begin"_a,
+                    "Bytes of text in a record, by its first RECORD_SIZE_BYTES bytes; 0 if there is no such record.")
+        .def_prop_ro("next_received", &CipherHandle::next_received,
+                     "The number of the record that is to be received next, from 0.");
+}
+
 void bind_engine(nb::module_& m) {
     nb::class_<Engine>(m, "Engine")
         .def(nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
@@ -678,10 +803,24 @@ void bind_engine(nb::module_& m) {
              "A rank of this host. Takes ownership of the three descriptors; the unix socket tells of its death.")
         .def("attach_inproc", &Engine::attach_in_process, "peer"_a, "engine"_a,
              "A rank that is an engine of this process.")
-        .def("attach_tcp", &Engine::attach_tcp, "peer"_a, "sockets"_a,
-             "A rank elsewhere, over connected and authenticated sockets (data), taken into ownership.")
-        .def("attach_control", &Engine::attach_control, "peer"_a, "socket"_a,
-             "A control connection to the lowest rank of another host.")
+        .def(
+            "attach_tcp",
+            [](Engine& engine, int peer, const std::vector<int>& sockets, const std::vector<CipherHandle*>& ciphers) {
+                std::vector<RecordCipher> taken;
+                for (CipherHandle* cipher : ciphers) taken.push_back(cipher->take());
+                engine.attach_tcp(peer, sockets, std::move(taken));
+            },
+            "peer"_a, "sockets"_a, "ciphers"_a = std::vector<CipherHandle*>{},
+            "A rank elsewhere, over connected and authenticated sockets (data), taken into ownership; with a cipher\n"
+            "for each, or in clear.")
+        .def(
+            "attach_control",
+            [](Engine& engine, int peer, int socket, CipherHandle* cipher) {
+                engine.attach_control(peer, socket,
+                                      cipher ? std::optional(cipher->take()) : std::optional<RecordCipher>{});
+            },
+            "peer"_a, "socket"_a, "cipher"_a.none() = nb::none(),
+            "A control connection to the lowest rank of another host.")
         .def("attached", &Engine::attached, "peer"_a, "Whether messages can go to ``peer``.")
         .def("departed", &Engine::departed, "peer"_a,
              "Whether ``peer`` has said farewell, and nothing that it sent before is on its way.")
@@ -883,5 +1022,6 @@ NB_MODULE(_native, m) {
     bind_work(m);
     bind_call(m);
     bind_native_calls(m);
+    bind_cipher(m);
     bind_engine(m);
 }

@@ -26,6 +26,8 @@ constexpr std::size_t buffer_bytes = std::size_t{32} << 10;
 constexpr std::size_t longest_read = std::size_t{4} << 20;  // before other links get their turn
 constexpr std::size_t largest_payload = std::size_t{1} << 30;
 constexpr std::size_t fewest_bytes_for_a_thread = std::size_t{64} << 10;  // fewer are sent before it has woken
+constexpr std::size_t sealed_buffer_bytes = 4 * largest_record;           // that one system call may bring
+constexpr std::size_t batch = 16;                                         // messages of one system call
 constexpr std::uint32_t eager_token = 1;                                  // marks a payload that used the credit
 
 // The system has no memory to spare: nobody is lost for that, and a moment later there may be some.
@@ -57,12 +59,22 @@ std::optional<Acknowledgements> acknowledgements(int socket) {
 
 }  // namespace
 
-TcpLink::Stream::Stream(TcpLink& link, std::size_t index, Descriptor socket)
-    : link(link), index(index), socket(std::move(socket)), buffer(std::make_unique<std::byte[]>(buffer_bytes)) {}
+TcpLink::Sealing::Sealing(RecordCipher cipher)
+    : cipher(std::move(cipher)),
+      outgoing(std::make_unique_for_overwrite<std::byte[]>(largest_record)),
+      incoming(std::make_unique_for_overwrite<std::byte[]>(sealed_buffer_bytes)) {}
 
-TcpLink::TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
-                 SocketThreads& threads, int data_epoll, int hangup_epoll, std::uint64_t hangup_key,
-                 StreamEvents events)
+// Besides the beginning of a header there may be the text of a record.
+TcpLink::Stream::Stream(TcpLink& link, std::size_t index, Descriptor socket, std::unique_ptr<Sealing> sealing)
+    : link(link),
+      index(index),
+      socket(std::move(socket)),
+      sealing(std::move(sealing)),
+      buffer(std::make_unique<std::byte[]>(this->sealing ? sizeof(Frame) + largest_text : buffer_bytes)) {}
+
+TcpLink::TcpLink(int peer, std::vector<Descriptor> sockets, std::vector<RecordCipher> ciphers, std::uint16_t generation,
+                 Receiver& receiver, Pool& pool, SocketThreads& threads, int data_epoll, int hangup_epoll,
+                 std::uint64_t hangup_key, StreamEvents events)
     : Link(peer),
       receiver_(receiver),
       pool_(pool),
@@ -74,7 +86,9 @@ TcpLink::TcpLink(int peer, std::vector<Descriptor> sockets, std::uint16_t genera
       flow_{.peer = peer} {
     for (Descriptor& owned : sockets) {
         const int socket = owned.get();
-        streams_.push_back(std::make_unique<Stream>(*this, streams_.size(), std::move(owned)));
+        std::unique_ptr<Sealing> sealing;
+        if (!ciphers.empty()) sealing = std::make_unique<Sealing>(std::move(ciphers[streams_.size()]));
+        streams_.push_back(std::make_unique<Stream>(*this, streams_.size(), std::move(owned), std::move(sealing)));
         fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
         const int on = 1;
         setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on a unix socket, which needs none
@@ -139,26 +153,51 @@ bool TcpLink::push(Stream& stream, Outgoing outgoing) {
 
 // What is pushed meanwhile moves nothing that is in the queue.
 void TcpLink::write(Stream& stream) {
-    constexpr std::size_t batch = 16;
+    if (stream.sealing) return write_records(stream);
     iovec parts[2 * batch];
     while (const std::size_t part_count = gather(stream, parts, batch)) {
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = part_count;
-        const ssize_t n = sendmsg(stream.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0) {
-            if (errno == EINTR) continue;
-            // On an error the receiving side finds the connection closed and says so.
-            const bool is_short = is_shortage(errno);
-            const bool is_full = errno == EAGAIN || errno == EWOULDBLOCK || is_short;
-            if (is_short) std::this_thread::sleep_for(pause_for_memory);
-            if (!is_full) stream.is_broken.store(true, std::memory_order_relaxed);
-            watch_for_room(stream, is_full);
-            return;
-        }
+        const ssize_t n = send(stream, parts, part_count);
+        if (n < 0) return;
         account(stream, static_cast<std::size_t>(n));
     }
     watch_for_room(stream, false);
+}
+
+void TcpLink::write_records(Stream& stream) {
+    Sealing& sealing = *stream.sealing;
+    iovec parts[2 * batch];
+    for (;;) {
+        if (sealing.sent == sealing.filled) {
+            const std::size_t part_count = gather(stream, parts, batch);
+            if (part_count == 0) break;
+            const auto sealed = sealing.cipher.writer.seal({parts, part_count}, sealing.outgoing.get());
+            sealing.sent = 0;
+            sealing.filled = sealed.record;
+            account(stream, sealed.text);
+        }
+        const iovec rest{sealing.outgoing.get() + sealing.sent, sealing.filled - sealing.sent};
+        const ssize_t n = send(stream, &rest, 1);
+        if (n < 0) return;
+        sealing.sent += static_cast<std::size_t>(n);
+    }
+    watch_for_room(stream, false);
+}
+
+ssize_t TcpLink::send(Stream& stream, const iovec* parts, std::size_t part_count) {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(parts);
+    message.msg_iovlen = part_count;
+    ssize_t n;
+    do n = sendmsg(stream.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    if (n >= 0) return n;
+    // On an error the receiving side finds the connection closed and says so.
+    const bool is_short = is_shortage(errno);
+    const bool is_full = errno == EAGAIN || errno == EWOULDBLOCK || is_short;
+    if (is_short) std::this_thread::sleep_for(pause_for_memory);
+    if (!is_full) stream.is_broken.store(true, std::memory_order_relaxed);
+    watch_for_room(stream, is_full);
+    return -1;
 }
 
 // The first messages of the queue, as far as they are not sent; 0 when there is none, and then the stream is not busy.
@@ -281,7 +320,8 @@ void TcpLink::abandon() {
             stream->is_torn = true;
         std::erase_if(stream->queue,
                       [&](const Outgoing& out) { return stream->is_torn || out.frame.type != FrameType::notice; });
-        stream->busy.store(!stream->queue.empty(), std::memory_order_relaxed);
+        const bool has_record = stream->sealing && stream->sealing->sent != stream->sealing->filled;
+        stream->busy.store(!stream->queue.empty() || has_record, std::memory_order_relaxed);
     }
 }
 
@@ -401,6 +441,7 @@ bool TcpLink::read(Stream& stream) {
 
 // One system call: the rest of the payload, straight to its place, and what follows it.
 std::size_t TcpLink::read_some(Stream& stream) {
+    if (stream.sealing) return read_records(stream);
     iovec parts[2];
     int part_count = 0;
     std::size_t missing = 0;
@@ -409,26 +450,69 @@ std::size_t TcpLink::read_some(Stream& stream) {
         parts[part_count++] = {stream.payload + stream.received, missing};
     }
     parts[part_count++] = {stream.buffer.get() + stream.end, buffer_bytes - stream.end};
+    const std::size_t got = receive(stream, parts, part_count);
+    if (got != 0) take_in(stream, std::min(got, missing), got - std::min(got, missing));
+    return got;
+}
+
+std::size_t TcpLink::receive(Stream& stream, const iovec* parts, int part_count) {
     ssize_t n;
     do n = readv(stream.socket.get(), parts, part_count);
     while (n < 0 && errno == EINTR);
+    if (n > 0) return static_cast<std::size_t>(n);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
     if (n < 0 && is_shortage(errno)) {
         std::this_thread::sleep_for(pause_for_memory);
         return 0;
     }
-    if (n <= 0) {
-        if (n == 0)
-            lose(stream, "closed its connection");
-        else
-            lose(stream, errno);
-        return 0;
-    }
-    const auto got = static_cast<std::size_t>(n);
-    stream.received += std::min(got, missing);
-    if (got > missing) stream.end += got - missing;
+    if (n == 0)
+        lose(stream, "closed its connection");
+    else
+        lose(stream, errno);
+    return 0;
+}
+
+void TcpLink::take_in(Stream& stream, std::size_t of_payload, std::size_t after_it) {
+    stream.received += of_payload;
+    stream.end += after_it;
     if (stream.payload != nullptr && stream.received == stream.frame.bytes) finish_payload(stream);
+}
+
+// One system call, and all records that are whole then.
+std::size_t TcpLink::read_records(Stream& stream) {
+    Sealing& sealing = *stream.sealing;
+    const iovec room{sealing.incoming.get() + sealing.end, sealed_buffer_bytes - sealing.end};
+    const std::size_t got = receive(stream, &room, 1);
+    sealing.end += got;
+    while (got != 0 && decrypt(stream)) interpret(stream);
+    if (sealing.begin == sealing.end) {
+        sealing.begin = sealing.end = 0;
+    } else if (sealed_buffer_bytes - sealing.begin < largest_record) {
+        std::memmove(sealing.incoming.get(), sealing.incoming.get() + sealing.begin, sealing.end - sealing.begin);
+        sealing.end -= std::exchange(sealing.begin, 0);
+    }
     return got;
+}
+
+// The text goes straight to its place, but is used only once its tag has proved right.
+bool TcpLink::decrypt(Stream& stream) {
+    Sealing& sealing = *stream.sealing;
+    const std::byte* record = sealing.incoming.get() + sealing.begin;
+    if (stream.closed || sealing.end - sealing.begin < record_size_bytes) return false;
+    const std::size_t text = RecordReader::text_size(record);
+    if (text != 0 && sealing.end - sealing.begin < text + record_overhead) return false;
+    const std::size_t missing = stream.payload != nullptr ? stream.frame.bytes - stream.received : 0;
+    std::span<std::byte> first;
+    if (missing != 0) first = {stream.payload + stream.received, missing};
+    const std::uint64_t number = sealing.cipher.reader.number();
+    if (text == 0 || !sealing.cipher.reader.open(record, first, stream.buffer.get() + stream.end)) {
+        close(stream);
+        events_.altered(peer, stream.index, number);
+        return false;
+    }
+    sealing.begin += text + record_overhead;
+    take_in(stream, std::min(text, missing), text - std::min(text, missing));
+    return true;
 }
 
 void TcpLink::interpret(Stream& stream) {

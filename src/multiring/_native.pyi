@@ -308,6 +308,61 @@ class NativeCalls:
         pointer is 0.
         """
 
+def load_libcrypto() -> None:
+    """
+    ResourceError, with the remedy, unless OpenSSL's libcrypto can be used.
+    """
+
+def public_key(private_key: bytes) -> bytes:
+    """
+    What to tell the other end of a private key of X25519, which is 32 random bytes (RFC 7748).
+    """
+
+def shared_key(private_key: bytes, public_key: bytes) -> bytes:
+    """
+    What both ends have in common, each by its own private key and the other's public one. ValueError if that is
+    none.
+    """
+
+def hkdf_extract(salt: bytes, material: bytes) -> bytes:
+    """The first step of HKDF with SHA-256 (RFC 5869): 32 bytes."""
+
+def hkdf_expand(key: bytes, info: bytes, size: int) -> bytes:
+    """The second step: ``size`` bytes, at most 8160."""
+
+def gcm_seal(key: bytes, nonce: bytes, additional: bytes, text: bytes) -> bytes:
+    """
+    AES-128-GCM, as records use it: the text, encrypted, and its tag. For answers that are known elsewhere.
+    """
+
+RECORD_SIZE_BYTES: int = 4
+
+RECORD_TAG_BYTES: int = 16
+
+class Cipher:
+    """
+    Both directions of an encrypted connection (csrc/records.hpp), each with 32 secret bytes of its own.
+    """
+
+    def __init__(self, sends: bytes, receives: bytes) -> None: ...
+    def seal(self, text: bytes) -> bytes:
+        """The next records to send, as many as the text needs."""
+
+    def open(self, record: bytes) -> bytes | None:
+        """
+        The text of the next record that was received; None if it is not what was sent.
+        """
+
+    @staticmethod
+    def text_size(begin: bytes) -> int:
+        """
+        Bytes of text in a record, by its first RECORD_SIZE_BYTES bytes; 0 if there is no such record.
+        """
+
+    @property
+    def next_received(self) -> int:
+        """The number of the record that is to be received next, from 0."""
+
 class Engine:
     def __init__(
         self,
@@ -350,12 +405,13 @@ class Engine:
     def attach_inproc(self, peer: int, engine: Engine) -> None:
         """A rank that is an engine of this process."""
 
-    def attach_tcp(self, peer: int, sockets: Sequence[int]) -> None:
+    def attach_tcp(self, peer: int, sockets: Sequence[int], ciphers: Sequence[Cipher] = []) -> None:
         """
-        A rank elsewhere, over connected and authenticated sockets (data), taken into ownership.
+        A rank elsewhere, over connected and authenticated sockets (data), taken into ownership; with a cipher
+        for each, or in clear.
         """
 
-    def attach_control(self, peer: int, socket: int) -> None:
+    def attach_control(self, peer: int, socket: int, cipher: Cipher | None = None) -> None:
         """A control connection to the lowest rank of another host."""
 
     def attached(self, peer: int) -> bool:

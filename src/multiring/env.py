@@ -251,6 +251,14 @@ class Settings:
         "beyond two, up to 4, and up to 256 of a rank to all others",
         agree=True,
     )
+    encrypt: bool = _knob(
+        False,
+        _flag,
+        "0 or 1",
+        "encrypt what ranks and their store say over TCP ([how, and what is left out](security.md#encryption)); needs "
+        "OpenSSL's libcrypto, and a secret that is one",
+        agree=True,
+    )
     topology: str = _knob("", str, "path", "topology file; read by rank 0, who hands it to all")
     probe: str = _knob(
         "on",

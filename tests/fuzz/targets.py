@@ -66,10 +66,10 @@ def store(data: bytes) -> None:
     """Requests of a client that knows the secret and nothing else: the next client is served."""
     broken = _Store.connect()
     with contextlib.suppress(OSError):
-        broken._sock.sendall(data)
-        broken._sock.shutdown(socket.SHUT_WR)
-        broken._sock.settimeout(0.02)
-        broken._sock.recv(100)
+        broken._channel.sock.sendall(data)
+        broken._channel.sock.shutdown(socket.SHUT_WR)
+        broken._channel.sock.settimeout(0.02)
+        broken._channel.sock.recv(100)
     broken.close()
     client = _Store.connect()
     client.set("alive", data[:10])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -166,8 +167,16 @@ def connected_sockets(count: int) -> tuple[list[int], list[int]]:
     return near, far
 
 
+def ciphers(count: int) -> tuple[list[native.Cipher], list[native.Cipher]]:
+    """Those of both ends of as many connections."""
+    secrets = [(os.urandom(32), os.urandom(32)) for _ in range(count)]
+    return [native.Cipher(*pair) for pair in secrets], [native.Cipher(*reversed(pair)) for pair in secrets]
+
+
 @contextmanager
-def world(size: int, hosts: list[int] | None = None, streams: int = 1, **options: object) -> Iterator[list[Rank]]:
+def world(
+    size: int, hosts: list[int] | None = None, streams: int = 1, encrypt: bool = False, **options: object
+) -> Iterator[list[Rank]]:
     """Engines of all ranks, attached to each other, with communicator 0 over all of them.
 
     Ranks of the same host (``hosts[rank]``; all of one by default) are attached in process, others over TCP, with a
@@ -181,11 +190,13 @@ def world(size: int, hosts: list[int] | None = None, streams: int = 1, **options
             engines[a].attach_inproc(b, engines[b])
             engines[b].attach_inproc(a, engines[a])
             continue
-        for end, other, sockets in zip((a, b), (b, a), connected_sockets(streams), strict=True):
-            engines[end].attach_tcp(other, sockets)
+        keys = ciphers(streams) if encrypt else ([], [])
+        for end, other, sockets, own in zip((a, b), (b, a), connected_sockets(streams), keys, strict=True):
+            engines[end].attach_tcp(other, sockets, own)
         if hosts.index(hosts[a]) == a and hosts.index(hosts[b]) == b:
-            for end, other, sockets in zip((a, b), (b, a), connected_sockets(1), strict=True):
-                engines[end].attach_control(other, sockets[0])
+            keys = ciphers(1) if encrypt else ([None], [None])
+            for end, other, sockets, own in zip((a, b), (b, a), connected_sockets(1), keys, strict=True):
+                engines[end].attach_control(other, sockets[0], own[0])
     for engine in engines:
         engine.communicator(0, list(range(size)))
     try:

@@ -71,11 +71,12 @@ class Peers:
     def attach_local(self, peer: int, memory: int, doorbell: int, sock: int) -> None:
         self.local[peer] = memory, doorbell, sock
 
-    def attach_tcp(self, peer: int, sockets: list[int]) -> None:
+    def attach_tcp(self, peer: int, sockets: list[int], ciphers: list[Any]) -> None:
         assert peer not in self.tcp
+        assert not ciphers
         self.tcp[peer] = sockets
 
-    def attach_control(self, peer: int, sock: int) -> None:
+    def attach_control(self, peer: int, sock: int, cipher: None) -> None:
         assert peer not in self.control
         self.control[peer] = sock
 
@@ -321,7 +322,7 @@ def test_who_cannot_be_reached_is_named_within_the_time_of_the_call(job: Job) ->
 def test_what_attaching_a_link_raises_reaches_who_wants_it(
     job: Job, caplog: pytest.LogCaptureFixture, error: MultiringError, dialling: int
 ) -> None:
-    def refuse(peer: int, sockets: list[int]) -> None:
+    def refuse(peer: int, sockets: list[int], ciphers: list[Any]) -> None:
         for descriptor in sockets:
             os.close(descriptor)
         raise error

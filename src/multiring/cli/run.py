@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from multiring import env
+from multiring import _native, env
 from multiring.cli.errors import USAGE_ERROR
 from multiring.cli.options import no_such_option, whole
 from multiring.errors import MultiringError
@@ -92,6 +92,9 @@ def run(
     topology: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The links between the hosts, which are then not measured.")
     ] = None,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt what ranks say to each other and to the launcher's store by TCP.")
+    ] = False,
     launcher: Annotated[
         mpi.SiteLauncher | None, typer.Option(help="Let the site's own launcher start the ranks.")
     ] = None,
@@ -141,6 +144,8 @@ def run(
         _check_directory()
         if topology is not None:
             os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
+        if encrypt:
+            os.environ["MULTIRING_ENCRYPT"] = "1"
         hosts, host_count = _hosts(hosts, count_or_list)
         listed = {"-H": hosts, "--hostfile": hostfile}
         given = PodOptions(ranks, host_count, host_index, rendezvous, ranks_per_host)
@@ -221,8 +226,10 @@ def _check_directory() -> None:
 
 
 def _check_settings() -> None:
-    """ValueError for a MULTIRING_WIRE or MULTIRING_PLAN that every rank would refuse."""
+    """ValueError for a MULTIRING_WIRE or MULTIRING_PLAN that every rank would refuse; ResourceError likewise."""
     settings = env.read(env.Settings)
+    if settings.encrypt:
+        _native.load_libcrypto()
     wire = env.parse_wire(settings.wire)
     if isinstance(wire, dict):
         from multiring.planning import planner  # as below

@@ -370,7 +370,15 @@ def _client(
     served_by: int = -1,
     lasting: bool = False,
 ) -> Iterator[JobMeeting]:
-    client = Client(addresses, secret, job=job, timeout=settings.init_timeout, sought=sought, served_by=served_by)
+    client = Client(
+        addresses,
+        secret,
+        job=job,
+        timeout=settings.init_timeout,
+        sought=sought,
+        served_by=served_by,
+        encrypt=settings.encrypt,
+    )
     try:
         yield JobMeeting(client, secret, lasting)
     finally:
@@ -401,11 +409,13 @@ def _served_by_rank_zero(
     Rank 0 is on one of ``hosts`` and takes the first of ``ports`` that is free. ``origin`` and ``remedy`` say where the
     ports are from, and what helps if none can be had.
     """
-    secret = given_secret(launch) or hashlib.sha256(f"multiring {job}".encode()).digest()
+    given = given_secret(launch)
+    check_secret(settings, given, "here it follows from the job's address, which is no secret")
+    secret = given or hashlib.sha256(f"multiring {job}".encode()).digest()
     with contextlib.ExitStack() as stack:
         if rank == 0:
             try:
-                server = Server(secret, job=job, ports=ports)
+                server = Server(secret, job=job, ports=ports, encrypt=settings.encrypt)
             except listen.NoFreePort as error:
                 why = "not allowed to this user" if error.forbidden else "occupied"
                 raise ResourceError(f"{origin} is {why} on this host: {remedy}") from None
@@ -431,15 +441,24 @@ def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.
 
 @contextlib.contextmanager
 def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) -> Iterator[JobMeeting]:
+    given = given_secret(launch)
+    check_secret(settings, given, "MPI would pass it on in clear")
     world = mpi_world("mpirun", rank, size)
     with contextlib.ExitStack() as stack:
         told: tuple[tuple[str, ...], bytes] | None = None
         if rank == 0:
-            secret = secrets.token_bytes(32)
-            server = Server(secret, job=launch.job, ports=settings.ports, interface=settings.interface)
+            drawn = b"" if given else secrets.token_bytes(32)
+            server = Server(
+                given or drawn,
+                job=launch.job,
+                ports=settings.ports,
+                interface=settings.interface,
+                encrypt=settings.encrypt,
+            )
             stack.enter_context(_server(server, settings))
-            told = server.addresses, secret
-        addresses, secret = world.bcast(told, root=0)
+            told = server.addresses, drawn
+        addresses, drawn = world.bcast(told, root=0)
+        secret = given or drawn
         found = list(map(env.split_address, addresses))
         yield stack.enter_context(_client(found, secret, launch.job, settings, served_by=0))
 
@@ -521,6 +540,15 @@ def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = e
     if name not in environ:
         raise ValueError(f"{name} is not set, and others of its launcher are: set it too, or unset those")
     return env.named_number(name, environ.get(name, ""), least, most)
+
+
+def check_secret(settings: env.Settings, secret: bytes | None, reason: str) -> None:
+    """RendezvousError if the job encrypts and nobody gave it a secret; ``reason`` says why there is none without."""
+    if settings.encrypt and secret is None:
+        raise RendezvousError(
+            f"MULTIRING_ENCRYPT=1 needs a secret that nobody else knows, and {reason}: give all ranks the same "
+            "MULTIRING_SECRET_FILE, or start them by `multiring run`"
+        )
 
 
 def given_secret(launch: env.Launch) -> bytes | None:

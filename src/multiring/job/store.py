@@ -11,7 +11,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import socket
 import struct
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from multiring.env import join_address
 from multiring.errors import RendezvousError
 from multiring.net import auth, dial, interfaces, listen
+from multiring.net.channel import ProvenChannel
 from multiring.net.loop import LoopThread, within
 
 MAX_KEY = 1 << 10
@@ -80,8 +80,10 @@ class Server:
         ports: range | None = None,
         interface: str = "",
         forgets: bool = False,
+        encrypt: bool = False,
     ) -> None:
-        """``forgets``: whenever no client is left, so is nothing of what they stored."""
+        """``forgets``: whenever no client is left, so is nothing of what they stored. ``encrypt`` is as the clients
+        have it."""
         self._forgets = forgets
         self._clients = 0
         self._values: dict[str, bytes] = {}
@@ -102,7 +104,7 @@ class Server:
         self.addresses = tuple(join_address(*address) for address in found)
         """Where the store may be reached, as MULTIRING_STORE lists it."""
         self._loop = LoopThread("multiring-store")
-        hello = auth.Hello(auth.STORE, job=job)
+        hello = auth.Hello(auth.STORE, job=job, encrypted=encrypt)
         self._listener = listen.Listener(
             self._loop, sockets, lambda: auth.server(secret, hello), self._serve, "the job's store"
         )
@@ -116,12 +118,12 @@ class Server:
         self._listener.close()
         self._loop.close()
 
-    async def _serve(self, sock: socket.socket, hello: auth.Hello) -> None:
+    async def _serve(self, channel: ProvenChannel) -> None:
         bequests: dict[str, bytes] = {}
         self._clients += 1
         try:
-            with sock, contextlib.suppress(ConnectionError):
-                await self._answer_all(sock, bequests)
+            with channel, contextlib.suppress(ConnectionError):
+                await self._answer_all(channel, bequests)
         finally:
             for key, value in bequests.items():
                 if key not in self._values:
@@ -130,23 +132,22 @@ class Server:
             if self._forgets and not self._clients:
                 self._values.clear()
 
-    async def _answer_all(self, sock: socket.socket, bequests: dict[str, bytes]) -> None:
-        loop = asyncio.get_running_loop()
+    async def _answer_all(self, channel: ProvenChannel, bequests: dict[str, bytes]) -> None:
         while True:
-            operation, key_size, value_size, seconds = _REQUEST.unpack(await auth.receive_async(sock, _REQUEST.size))
+            operation, key_size, value_size, seconds = _REQUEST.unpack(await channel.receive_async(_REQUEST.size))
             if key_size > MAX_KEY or value_size > MAX_VALUE:
                 return
             try:
-                key = (await auth.receive_async(sock, key_size)).decode()
+                key = (await channel.receive_async(key_size)).decode()
             except UnicodeDecodeError:
                 return
-            value = await auth.receive_async(sock, value_size)
+            value = await channel.receive_async(value_size)
             if operation == _SET_AT_END:
                 bequests[key] = value
                 status, result = _DONE, b""
             else:
                 status, result = await self._answer(operation, key, value, seconds)
-            await loop.sock_sendall(sock, _REPLY.pack(status, len(result)) + result)
+            await channel.send_async(_REPLY.pack(status, len(result)) + result)
 
     async def _answer(self, operation: int, key: str, value: bytes, seconds: float) -> tuple[int, bytes]:
         if operation == _SWAP:
@@ -213,8 +214,8 @@ class Client:
     """A connection to a `Server`, for one thread at a time.
 
     All ``addresses`` ((host, port) pairs) are tried until one answers or ``timeout`` seconds have passed;
-    RendezvousError then, or at once if what answers has another secret, job or version, unless the server is ``sought``
-    at addresses of which others may be those of other jobs.
+    RendezvousError then, or at once if what answers has another secret, job or version, or encrypts where this does
+    not ``encrypt``, unless the server is ``sought`` at addresses of which others may be those of other jobs.
     """
 
     def __init__(
@@ -226,18 +227,19 @@ class Client:
         timeout: float = 120.0,
         sought: bool = False,
         served_by: int = -1,
+        encrypt: bool = False,
     ):
         self.served_by = served_by
         loop = LoopThread("multiring-store-client")
         try:
-            hello = auth.Hello(auth.STORE, job=job)
-            self._sock, _ = loop.run(_reach(addresses, secret, hello, timeout, sought=sought))
+            hello = auth.Hello(auth.STORE, job=job, encrypted=encrypt)
+            self._channel = loop.run(_reach(addresses, secret, hello, timeout, sought=sought))
         except RendezvousError as error:
             error.rank = served_by
             raise
         finally:
             loop.close()
-        self._sock.setblocking(True)
+        self._channel.sock.setblocking(True)
 
     def set(self, key: str, value: bytes) -> None:
         """Set ``key`` to ``value``."""
@@ -265,19 +267,19 @@ class Client:
 
     def close(self) -> None:
         """Close the connection. May be called twice."""
-        self._sock.close()
+        self._channel.close()
 
     def _call(self, operation: int, key: str, value: bytes, seconds: float) -> bytes:
         name = key.encode()
         if len(name) > MAX_KEY or len(value) > MAX_VALUE:
             raise ValueError(f"key of {len(name)} bytes, value of {len(value)}: limits are {MAX_KEY} and {MAX_VALUE}")
-        self._sock.settimeout(seconds + auth.HANDSHAKE_SECONDS)
+        self._channel.sock.settimeout(seconds + auth.HANDSHAKE_SECONDS)
         try:
-            self._sock.sendall(_REQUEST.pack(operation, len(name), len(value), seconds) + name + value)
-            status, size = _REPLY.unpack(auth.receive(self._sock, _REPLY.size))
+            self._channel.send(_REQUEST.pack(operation, len(name), len(value), seconds) + name + value)
+            status, size = _REPLY.unpack(self._channel.receive(_REPLY.size))
             if size > MAX_VALUE:
                 raise ConnectionError(f"a reply of {size} bytes")
-            result = auth.receive(self._sock, size)
+            result = self._channel.receive(size)
         except (BrokenPipeError, ConnectionResetError) as error:  # which one depends on the moment at which it ended
             raise _lost("the job's store", "closed by the other side", self.served_by) from error
         except OSError as error:
@@ -291,14 +293,14 @@ class Client:
 
 async def _reach(
     addresses: Sequence[dial.Address], secret: bytes, hello: auth.Hello, timeout: float, *, sought: bool
-) -> dial.Proven:
+) -> ProvenChannel:
     began = time.monotonic()
     notice = NOTICE_SECONDS
     numeric = await dial.resolve(addresses)
     while True:
         try:
             return await dial.race(
-                numeric, lambda address: dial.connect(address, auth.client(secret, hello)), lambda late: late[0].close()
+                numeric, lambda address: dial.connect(address, auth.client(secret, hello)), ProvenChannel.close
             )
         except dial.Unreachable as error:
             if error.refused and not sought:

@@ -15,6 +15,7 @@ from multiring.launch import LaunchError
 from multiring.launch.agent import TypedCommand
 from multiring.launch.connection import AgentConnection, AgentStreams
 from multiring.net import auth, dial, listen
+from multiring.net.channel import ProvenChannel
 from multiring.net.loop import LoopThread, within
 
 RETRY_SECONDS = 0.5
@@ -50,10 +51,10 @@ def _listen(meeting: HostMeeting) -> socket.socket:
 async def accept(meeting: HostMeeting, typed: TypedCommand, note: Callable[[str], None]) -> list[AgentConnection]:
     """Connections to the agents of hosts 1, 2, ...; LaunchError if they have not all come in time."""
     loop = asyncio.get_running_loop()
-    arrivals: asyncio.Queue[tuple[socket.socket, int]] = asyncio.Queue()
+    arrivals: asyncio.Queue[ProvenChannel] = asyncio.Queue()
 
-    async def hand_on(sock: socket.socket, hello: auth.Hello) -> None:
-        loop.call_soon_threadsafe(arrivals.put_nowait, (sock, hello.rank))
+    async def hand_on(channel: ProvenChannel) -> None:
+        loop.call_soon_threadsafe(arrivals.put_nowait, channel)
 
     hello = auth.Hello(auth.LAUNCH, rank=0)
     listening = _listen(meeting)
@@ -67,13 +68,13 @@ async def accept(meeting: HostMeeting, typed: TypedCommand, note: Callable[[str]
         while missing := sorted(set(range(1, meeting.hosts)) - found.keys()):
             note(f"waiting at {meeting} for host {', '.join(map(str, missing))} of {meeting.hosts}")
             try:
-                sock, index = await within(deadline - time.monotonic(), arrivals.get())
+                arrived = await within(deadline - time.monotonic(), arrivals.get())
             except asyncio.TimeoutError:
                 raise LaunchError(
                     f"host {', '.join(map(str, missing))} of {meeting.hosts} has not come to {meeting} within "
                     f"{meeting.seconds:g} s (MULTIRING_INIT_TIMEOUT): type the same command there with its --host-index"
                 ) from None
-            agent = await JoinedAgent.connect(sock)
+            agent, index = await JoinedAgent.connect(arrived.sock), arrived.hello.rank
             reason = await _examine(agent, index, meeting, typed, found)
             if reason:
                 note(reason)
@@ -141,10 +142,8 @@ def reach(meeting: HostMeeting, typed: TypedCommand) -> socket.socket:
         while True:
             numeric = await dial.resolve([meeting.address])
             try:
-                sock, _ = await dial.race(
-                    numeric, lambda address: dial.connect(address, auth.client(_key(typed), hello))
-                )
-                return sock
+                found = await dial.race(numeric, lambda address: dial.connect(address, auth.client(_key(typed), hello)))
+                return found.sock
             except dial.Unreachable as error:
                 if error.refused:
                     raise LaunchError(

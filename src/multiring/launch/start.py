@@ -108,6 +108,7 @@ def _not_apart(spare: str, other: str) -> str:
 def run_as_typed(job: Job, ranks: int, meeting: HostMeeting, note: Callable[[str], None]) -> int:
     """This host's part of a job that was typed on each of its hosts; the exit code of the job."""
     typed = TypedCommand(job.program, ranks, meeting.hosts, given_secret())
+    bootstrap.check_secret(env.read(env.Settings), typed.secret, "host 0 would tell it to the others in clear")
     if meeting.index == 0:
         return _lead(job, typed, meeting, note)
     sock = reach(meeting, typed)
