@@ -1,10 +1,10 @@
-// Records: what an encrypted connection carries. A record holds up to 64 KB of the connection's bytes, wherever frames
+// Records: what an encrypted connection carries. A record holds up to 32 KB of the connection's bytes, wherever frames
 // begin and end:
 //
 //   size of the text (4 bytes, little-endian) | text, encrypted | tag (16 bytes)
 //
 // The size is authenticated with the text. Each direction has keys of its own and counts its records; the number is
-// part of the nonce, so one that is altered, dropped, repeated or moved fails its tag. After every 65,536 records (4 GB
+// part of the nonce, so one that is altered, dropped, repeated or moved fails its tag. After every 65,536 records (2 GB
 // at most) both ends go on to the next key, which follows from the one before and does not lead back to it.
 #pragma once
 
@@ -20,7 +20,7 @@
 namespace multiring {
 
 inline constexpr std::size_t record_size_bytes = 4;
-inline constexpr std::size_t largest_text = std::size_t{64} << 10;
+inline constexpr std::size_t largest_text = std::size_t{32} << 10;
 inline constexpr std::size_t record_overhead = record_size_bytes + gcm_tag_bytes;
 inline constexpr std::size_t largest_record = largest_text + record_overhead;
 inline constexpr std::uint64_t records_of_a_key = std::uint64_t{1} << 16;

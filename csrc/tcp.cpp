@@ -61,7 +61,7 @@ std::optional<Acknowledgements> acknowledgements(int socket) {
 
 TcpLink::Sealing::Sealing(RecordCipher cipher)
     : cipher(std::move(cipher)),
-      outgoing(std::make_unique_for_overwrite<std::byte[]>(largest_record)),
+      outgoing(std::make_unique_for_overwrite<std::byte[]>(sealed_buffer_bytes)),
       incoming(std::make_unique_for_overwrite<std::byte[]>(sealed_buffer_bytes)) {}
 
 // Besides the beginning of a header there may be the text of a record.
@@ -168,12 +168,16 @@ void TcpLink::write_records(Stream& stream) {
     iovec parts[2 * batch];
     for (;;) {
         if (sealing.sent == sealing.filled) {
-            const std::size_t part_count = gather(stream, parts, batch);
-            if (part_count == 0) break;
-            const auto sealed = sealing.cipher.writer.seal({parts, part_count}, sealing.outgoing.get());
-            sealing.sent = 0;
-            sealing.filled = sealed.record;
-            account(stream, sealed.text);
+            sealing.sent = sealing.filled = 0;
+            while (sealed_buffer_bytes - sealing.filled >= largest_record) {
+                const std::size_t part_count = gather(stream, parts, batch);
+                if (part_count == 0) break;
+                const auto sealed =
+                    sealing.cipher.writer.seal({parts, part_count}, sealing.outgoing.get() + sealing.filled);
+                sealing.filled += sealed.record;
+                account(stream, sealed.text);
+            }
+            if (sealing.filled == 0) break;
         }
         const iovec rest{sealing.outgoing.get() + sealing.sent, sealing.filled - sealing.sent};
         const ssize_t n = send(stream, &rest, 1);
@@ -212,7 +216,8 @@ std::size_t TcpLink::gather(Stream& stream, iovec* parts, std::size_t most) cons
         if (payload_sent < out.frame.bytes)
             parts[part_count++] = {const_cast<std::byte*>(out.payload) + payload_sent, out.frame.bytes - payload_sent};
     }
-    if (part_count == 0) stream.busy.store(false, std::memory_order_relaxed);
+    const bool has_record = stream.sealing && stream.sealing->sent != stream.sealing->filled;
+    if (part_count == 0 && !has_record) stream.busy.store(false, std::memory_order_relaxed);
     return part_count;
 }
 

@@ -547,7 +547,7 @@ def check_secret(settings: env.Settings, secret: bytes | None, reason: str) -> N
     if settings.encrypt and secret is None:
         raise RendezvousError(
             f"MULTIRING_ENCRYPT=1 needs a secret that nobody else knows, and {reason}: give all ranks the same "
-            "MULTIRING_SECRET_FILE, or start them by `multiring run`"
+            "MULTIRING_SECRET_FILE"
         )
 
 
