@@ -80,12 +80,12 @@ void Control::read(int peer) {
         if (found == connections_.end() || found->altered) return;
         receive(*found, reason);
         if (found->cipher) decrypt(*found);
-        altered = found->altered;
         // The socket stays, for the notice of it.
-        if (altered && found->socket.is_open()) epoll_ctl(epoll_, EPOLL_CTL_DEL, found->socket.get(), nullptr);
+        if (found->altered && found->socket.is_open()) epoll_ctl(epoll_, EPOLL_CTL_DEL, found->socket.get(), nullptr);
         while (take_message(*found, received)) {
         }
         lost = !found->socket.is_open() && !found->farewell;
+        if (!found->farewell) altered = found->altered;
     }
     for (const auto& statuses : received.beats) events_.beat(peer, statuses);
     for (const Notice& notice : received.notices) events_.notice(notice);

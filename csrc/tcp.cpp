@@ -512,7 +512,7 @@ bool TcpLink::decrypt(Stream& stream) {
     const std::uint64_t number = sealing.cipher.reader.number();
     if (text == 0 || !sealing.cipher.reader.open(record, first, stream.buffer.get() + stream.end)) {
         close(stream);
-        events_.altered(peer, stream.index, number);
+        if (!stream.farewell) events_.altered(peer, stream.index, number);
         return false;
     }
     sealing.begin += text + record_overhead;

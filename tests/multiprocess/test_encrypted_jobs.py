@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -61,18 +65,53 @@ def test_a_rank_that_does_not_encrypt_is_refused_at_once(launch: Launch, encrypt
     assert words in result.stderr
 
 
-def test_where_the_command_is_typed_a_secret_is_given(launch: Launch, tmp_path: Path) -> None:
-    port = free_port()
-    words = [("--hosts", "2", "--host-index", index, "--rendezvous", f"127.0.0.1:{port}", "-n", "2") for index in "01"]
-    refused = launch.run(*words[0], "--encrypt", "true")
-    assert (refused.returncode, refused.stderr) == (
-        2,
-        "multiring run: MULTIRING_ENCRYPT=1 needs a secret that nobody else knows, and host 0 would tell it to the "
-        "others in clear: give all ranks the same MULTIRING_SECRET_FILE\n",
-    )
-    secret = tmp_path / "secret"
-    secret.write_bytes(b"a secret of a test's job")
-    secret.chmod(0o600)
+@contextmanager
+def overheard(port: int, heard: list[bytes]) -> Iterator[int]:
+    """A port that leads to another one; what passes is heard."""
+
+    def pass_on(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                heard.append(data)
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        with suppress(OSError):  # the test is over
+            while True:
+                near = stack.enter_context(server.accept()[0])
+                try:
+                    far = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                except ConnectionRefusedError:  # host 0 is not there yet
+                    near.close()
+                    continue
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as server:
+        serving = threading.Thread(target=serve)
+        serving.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        serving.join()
+
+
+def typed(index: int, port: int) -> list[str]:
+    return ["--hosts", "2", "--host-index", str(index), "--rendezvous", f"127.0.0.1:{port}", "-n", "2"]
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> dict[str, str]:
+    """The variable that names the file of a secret."""
+    file = tmp_path / "secret"
+    file.write_bytes(b"a secret of a test's job")
+    file.chmod(0o600)
+    return {"MULTIRING_SECRET_FILE": str(file)}
+
+
+def test_where_the_command_is_typed_the_launchers_speak_in_secret(launch: Launch, secret: dict[str, str]) -> None:
+    port, heard = free_port(), list[bytes]()
     script = launch.script("""
         import numpy as np
         import multiring as mr
@@ -80,13 +119,39 @@ def test_where_the_command_is_typed_a_secret_is_given(launch: Launch, tmp_path: 
         mr.init()
         x = np.arange(3) + mr.rank()
         mr.all_reduce(x)
-        print(*x, mr.local_world_size())
+        print(*x, mr.local_world_size(), "of a job that encrypts")
     """)
-    given = {"MULTIRING_SECRET_FILE": str(secret), "MULTIRING_ENCRYPT": "1"}
+    given = {**secret, "MULTIRING_ENCRYPT": "1"}
     with (
-        launch.start(*words[1], script, **given, MULTIRING_HOST="b") as second,
-        launch.start(*words[0], script, **given, MULTIRING_HOST="a") as first,
+        overheard(port, heard) as other_port,
+        launch.start(*typed(1, other_port), script, **given, MULTIRING_HOST="b") as second,
+        launch.start(*typed(0, port), script, **given, MULTIRING_HOST="a") as first,
     ):
         output, errors = first.communicate(timeout=60)
         assert (first.returncode, second.wait(30)) == (0, 0), errors
-        assert [line.rpartition("] ")[2] for line in output.splitlines()] == ["1 3 5 1"] * 2
+    lines = [line.rpartition("] ")[2] for line in output.splitlines()]
+    assert lines == ["1 3 5 1 of a job that encrypts"] * 2
+    stream = b"".join(heard)
+    assert b"multirng" in stream  # the handshake
+    assert not any(word in stream for word in (b"of a job", b"kind", b"MULTIRING_"))
+
+
+def test_hosts_of_which_one_does_not_encrypt_name_both(launch: Launch, secret: dict[str, str]) -> None:
+    port = free_port()
+    with (
+        launch.start(*typed(0, port), "true", **secret, MULTIRING_ENCRYPT="1"),
+        launch.start(*typed(1, port), "true", **secret) as second,
+    ):
+        _, errors = second.communicate(timeout=60)
+        assert second.wait(30) == 2
+    words = "host 0 encrypts (MULTIRING_ENCRYPT=1), and host 1 does not: set MULTIRING_ENCRYPT=1 for all ranks and what"
+    assert words in errors
+
+
+def test_hosts_that_encrypt_know_each_other_by_a_secret(launch: Launch) -> None:
+    refused = launch.run(*typed(0, free_port()), "--encrypt", "true")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "multiring run: MULTIRING_ENCRYPT=1 needs a secret that nobody else knows, and the hosts have to know each "
+        "other by one: give all ranks the same MULTIRING_SECRET_FILE\n",
+    )

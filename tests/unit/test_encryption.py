@@ -37,6 +37,7 @@ from multiring.job.checks import check_settings
 from multiring.job.store import Client, Server
 from multiring.net import auth
 from multiring.net.channel import Altered, ProvenChannel
+from multiring.net.relay import Relay
 
 SECRET = b"0123456789abcdef"
 LARGE = 1_000_003
@@ -466,6 +467,29 @@ def test_a_channel_says_which_record_was_altered() -> None:
         assert other.receive(5) == b"first"
         with pytest.raises(Altered, match=r"^record 1 is not what was sent"):
             other.receive(6)
+
+
+def test_a_relay_passes_on_both_ways_and_ends_at_what_was_altered(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = handshake(auth.Hello(auth.LAUNCH, 1, encrypted=True), auth.Hello(auth.LAUNCH, 0, encrypted=True))
+    assert isinstance(one, ProvenChannel)
+    assert isinstance(other, ProvenChannel)
+    relay = Relay(one, "the agent at b")
+    with relay.inner, other:
+        relay.inner.settimeout(20)
+        text = bytes(n % 251 for n in range(100_000))
+        sender = threading.Thread(target=relay.inner.sendall, args=(text,))
+        sender.start()
+        assert other.receive(len(text)) == text
+        sender.join()
+        other.send(b"back")
+        assert auth.receive(relay.inner, 4) == b"back"
+        other.sock.sendall(flipped(other.sealed(b"more"), 5))
+        assert relay.inner.recv(100) == b""
+    relay.end(20)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the connection to the agent at b cannot be trusted: record 1 is not what was sent: something on the way has "
+        "altered, dropped or repeated it"
+    ]
 
 
 # ---- settings ----

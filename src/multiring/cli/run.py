@@ -339,7 +339,11 @@ def _meeting(ranks: int | None, hosts: int, index: int, rendezvous: str) -> tupl
     match = re.fullmatch(NAME + r":(?P<port>[0-9]{1,5})", rendezvous)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise LaunchError(f"--rendezvous {rendezvous}: expected host:port, an IPv6 address in brackets")
-    return ranks, HostMeeting(env.split_address(rendezvous), hosts, index, env.read(env.Settings).init_timeout)
+    settings = env.read(env.Settings)
+    meeting = HostMeeting(
+        env.split_address(rendezvous), hosts, index, seconds=settings.init_timeout, encrypt=settings.encrypt
+    )
+    return ranks, meeting
 
 
 def _assignments(ranks: int | None, hosts: str | None, hostfile: Path | None) -> list[Assignment]:

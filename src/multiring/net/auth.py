@@ -112,10 +112,11 @@ def _check(packed: bytes, mine: Hello) -> Hello:
     if encrypted != mine.encrypted:
         does, does_not = "encrypts (MULTIRING_ENCRYPT=1)", "does not"
         its, ours = (does, does_not) if encrypted else (does_not, does)
-        here = "this process" if mine.rank < 0 else f"rank {mine.rank}"
+        what = "host" if mine.role == LAUNCH else "rank"
+        there = "it" if rank < 0 else f"{what} {rank}"
+        here = "this process" if mine.rank < 0 else f"{what} {mine.rank}"
         raise Refused(
-            f"{'it' if rank < 0 else f'rank {rank}'} {its}, and {here} {ours}: set MULTIRING_ENCRYPT=1 for all ranks "
-            "and what starts them, or for none"
+            f"{there} {its}, and {here} {ours}: set MULTIRING_ENCRYPT=1 for all ranks and what starts them, or for none"
         )
     role &= ~_ENCRYPTED
     if role != mine.role:

@@ -50,6 +50,18 @@ class ProvenChannel:
             self._open(begin, auth.receive(self.sock, self._left(begin), deadline))
         return self._take(size)
 
+    def receive_some(self, most: int) -> bytes:
+        """What comes next over a blocking socket, ``most`` bytes at most; b"" where it was closed between records."""
+        if self._cipher is None:
+            return self.sock.recv(most)
+        if not self._text:
+            begin = self.sock.recv(1)
+            if not begin:
+                return b""
+            begin += auth.receive(self.sock, _native.RECORD_SIZE_BYTES - 1)
+            self._open(begin, auth.receive(self.sock, self._left(begin)))
+        return self._take(min(most, len(self._text)))
+
     async def receive_async(self, size: int) -> bytes:
         """Exactly ``size`` bytes from a non-blocking socket; ConnectionError if it closes before, or is `Altered`."""
         return await self.receive_by(lambda count: auth.receive_async(self.sock, count), size)
