@@ -19,8 +19,8 @@ ENGINES_TESTS = SPARK_LOCAL_IP=127.0.0.1 $(VENV)/engines/bin/python -m pytest -o
 SOURCES = $(shell find csrc src -name '*.[ch]pp' -o -name '*.h' -o -name '*.py' -o -name '*.pyi')
 CXX_SOURCES = $(shell find csrc -name '*.[ch]pp' -o -name '*.h')
 
-# Or each of the thousands of processes of the suite compiles all modules again: 1.75 s of processor time until
-# mr.init() has returned, and 0.45 s with byte code (Python 3.11, 2 cores of an AMD EPYC that others used too).
+# Without byte code, each of the suite's thousands of processes compiles all modules again. Measured:
+# benchmarks/results/2026-11-28-constants.md, Suite.
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:  # two pips in one environment do not get along
@@ -54,7 +54,7 @@ endif
 test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment of their own with an old Python
 	$(LEGACY_TESTS)
 
-test-engines: $(VENV)/.package $(VENV)/.engines  ## ranks in the workers of cluster engines (Spark with Java, Dask), and manifests for Kubernetes, in an environment of their own
+test-engines: $(VENV)/.package $(VENV)/.engines wheel  ## ranks in the workers of cluster engines (Spark with Java, Dask, Ray), manifests and an image for Kubernetes, in an environment of their own
 	$(ENGINES_TESTS) || $(ENGINES_TESTS) --last-failed --last-failed-no-failures none  # what failed once more, as in `test`
 
 check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite

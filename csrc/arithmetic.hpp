@@ -1,5 +1,4 @@
-// What those who ask for arithmetic on spans and the kernels that do it have in common: reductions, and the formats in
-// which float32 travels.
+// Reductions and narrow formats, shared by the kernels and their callers.
 #pragma once
 
 #include <array>
@@ -24,7 +23,8 @@ struct WireFormat {
     std::size_t bits;   // an element's
     std::size_t block;  // elements that share a scale; 1: there is none
 };
-// Indexed by Wire. planning/plan.py has the same numbers, and docs/algorithms.md the measurements behind the blocks.
+// Indexed by Wire. planning/plan.py has the same numbers (tests/unit/test_wire.py compares them), and
+// docs/algorithms.md the measurements behind the blocks.
 inline constexpr std::array<WireFormat, wire_names.size()> wire_formats{
     {{32, 1}, {16, 1}, {16, 1}, {8, 256}, {4, 64}, {2, 64}, {8, 256}}};
 inline constexpr std::size_t longest_block = 256;
@@ -32,7 +32,7 @@ inline constexpr std::size_t longest_block = 256;
 constexpr const WireFormat& format_of(Wire wire) {
     return wire_formats[static_cast<std::size_t>(wire)];
 }
-// What `count` elements take in a narrow format.
+// Bytes of `count` elements in a narrow format.
 constexpr std::size_t narrow_bytes(Wire wire, std::size_t count) {
     const WireFormat& format = format_of(wire);
     const std::size_t scales = format.block == 1 ? 0 : (count + format.block - 1) / format.block;

@@ -8,11 +8,14 @@
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <span>
+#include <type_traits>
 
 #include "c_api.hpp"
 #include "describe.hpp"
@@ -55,11 +58,8 @@ void exit_with_failure() {
 }
 
 ErrorKind error_kind(const std::string& name) {
-    if (name == "MultiringError") return ErrorKind::error;
-    if (name == "PeerLost") return ErrorKind::peer_lost;
-    if (name == "CollectiveTimeout") return ErrorKind::timeout;
-    if (name == "Mismatch") return ErrorKind::mismatch;
-    if (name == "ResourceError") return ErrorKind::resource;
+    for (int code = 0; code <= static_cast<int>(last_kind); ++code)
+        if (name == class_name(static_cast<ErrorKind>(code))) return static_cast<ErrorKind>(code);
     throw std::invalid_argument("'" + name + "' is not an error class of multiring");
 }
 
@@ -70,7 +70,7 @@ void log_reports(Engine& engine) {
     for (const std::string& line : engine.take_reports()) log.attr("warning")("%s", line);
 }
 
-// What a caller does now and then while it waits: see to signals, and log what there is to tell.
+// Return the duty of a caller that waits: handle signals and log pending reports.
 Engine::CheckSignals attending(Engine& engine) {
     return [&engine] {
         const nb::gil_scoped_acquire gil;
@@ -79,7 +79,7 @@ Engine::CheckSignals attending(Engine& engine) {
     };
 }
 
-// What a caller does before a call: give back what is done, and log what there is to tell.
+// Before a call, log pending reports and release the Python objects of completed calls.
 void settle(Engine& engine) {
     log_reports(engine);
     if (!engine.has_owners()) return;
@@ -104,7 +104,7 @@ Enum code(int value, const std::array<std::string_view, n>&, const char* what) {
     return static_cast<Enum>(value);
 }
 
-// What Python calls for; NativeCalls and start_message complete it.
+// Build a Call from Python's arguments; NativeCalls and start_message complete it.
 void make_call(Call* self, int collective, std::uintptr_t pointer, std::size_t count, int dtype, double timeout, int op,
                std::uint32_t root, std::uint32_t label, std::int64_t tag, int part_of, std::uintptr_t residual) {
     const Call call{.collective = code<Collective>(collective, collective_names, "collective"),
@@ -139,7 +139,7 @@ Bytes empty(Engine& engine, std::size_t bytes, bool copy) {
     auto range = std::make_unique<Range>(Range{engine.shared_arena(), nullptr});
     {
         const nb::gil_scoped_release nogil;
-        range->pointer = range->arena->allocate(bytes, copy ? Arena::Use::copy : Arena::Use::array);
+        range->pointer = range->arena->allocate(bytes, copy ? Arena::Purpose::copy : Arena::Purpose::array);
     }
     auto* pointer = static_cast<std::uint8_t*>(range->pointer);
     const nb::capsule owner(range.release(), [](void* p) noexcept {
@@ -289,8 +289,8 @@ nb::typed<nb::dict, nb::str, nb::any> statistics(const Engine& engine) {
     return result;
 }
 
-// What each thread traced: its id, whether it is the progress thread, how many events were overwritten, and the others
-// as bytes (trace.py).
+// Return for each thread that traced: its id, true if it is the progress thread, the number of overwritten events, and
+// the others as bytes (trace.py).
 std::vector<std::tuple<pid_t, bool, std::uint64_t, nb::bytes>> traced(const Engine& engine) {
     std::vector<std::tuple<pid_t, bool, std::uint64_t, nb::bytes>> result;
     for (const Trace::Thread& thread : engine.traced()) {
@@ -322,6 +322,63 @@ nb::tuple names(const std::array<std::string_view, n>& from) {
     return nb::tuple(list);
 }
 
+nb::tuple rooted_collectives() {
+    nb::list list;
+    for (std::size_t code = 0; code < collective_names.size(); ++code)
+        if (has_root(static_cast<Collective>(code)))
+            list.append(nb::str(collective_names[code].data(), collective_names[code].size()));
+    return nb::tuple(list);
+}
+
+nb::dict sizes_of_wires() {
+    nb::dict found;
+    for (std::size_t wire = 0; wire < wire_names.size(); ++wire)
+        found[nb::str(wire_names[wire].data(), wire_names[wire].size())] =
+            nb::make_tuple(wire_formats[wire].bits, wire_formats[wire].block);
+    return found;
+}
+
+// A structure that Python reads as it lies in memory, as numpy.dtype takes it.
+class MemoryLayout {
+  public:
+    template <class Member>
+    void add(const char* name, std::size_t offset) {
+        const char kind = std::is_floating_point_v<Member> ? 'f' : std::is_signed_v<Member> ? 'i' : 'u';
+        names_.append(name);
+        formats_.append(std::string(1, kind).append(std::to_string(sizeof(Member))));
+        offsets_.append(offset);
+    }
+    nb::dict described(std::size_t bytes) const {
+        nb::dict found;
+        found["names"] = names_;
+        found["formats"] = formats_;
+        found["offsets"] = offsets_;
+        found["itemsize"] = bytes;
+        return found;
+    }
+
+  private:
+    nb::list names_, formats_, offsets_;
+};
+#define ADD(name) layout.add<decltype(Structure::name)>(#name, offsetof(Structure, name))
+
+nb::dict layout_of_trace_event() {
+    using Structure = TraceEvent;
+    MemoryLayout layout;
+    ADD(begin), ADD(end), ADD(number), ADD(bytes), ADD(plan), ADD(communicator), ADD(lane), ADD(segment), ADD(peer);
+    ADD(row), ADD(phase), ADD(kind), ADD(collective), ADD(dtype), ADD(finished);
+    return layout.described(sizeof(Structure));
+}
+
+nb::dict layout_of_recorded_call() {
+    using Structure = RecordedCall;
+    MemoryLayout layout;
+    ADD(record_index), ADD(called), ADD(ended), ADD(number), ADD(tag), ADD(count), ADD(timeout), ADD(communicator);
+    ADD(root), ADD(label), ADD(other), ADD(incarnation), ADD(collective), ADD(part_of), ADD(dtype), ADD(op);
+    return layout.described(sizeof(Structure));
+}
+#undef ADD
+
 nb::tuple sizes() {
     nb::list list;
     for (const auto size : dtype_sizes) list.append(size);
@@ -340,17 +397,15 @@ nb::dict ops_of_types() {
     return found;
 }
 
-using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using InstructionTable = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using PeerTable = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::uint32_t install(Engine& engine, std::uint32_t communicator, const Table& table, const PeerTable& peers,
-                      int blocks, std::size_t segment_bytes, std::uint32_t window, std::uint64_t plan_id,
-                      std::size_t grain) {
+std::uint32_t install(Engine& engine, std::uint32_t communicator, const InstructionTable& table, const PeerTable& peers,
+                      const PlanFacts& facts) {
     if (table.shape(1) != Schedule::columns)
         throw std::invalid_argument("instructions have " + std::to_string(table.shape(1)) + " columns, not " +
                                     std::to_string(Schedule::columns));
-    return engine.install(communicator, {table.data(), table.size()}, {peers.data(), peers.size()},
-                          {blocks, segment_bytes, window, plan_id, grain});
+    return engine.install(communicator, {table.data(), table.size()}, {peers.data(), peers.size()}, facts);
 }
 
 // A reference that any thread may copy and let go of, without the GIL.
@@ -409,9 +464,21 @@ void barrier(NativeCalls& calls, double timeout) {
 }
 
 void bind_call(nb::module_& m) {
+    nb::class_<PlanFacts>(
+        m, "PlanFacts",
+        "Numbers that all ranks of a plan have alike.\n\n"
+        "``segment_bytes`` is the slice of one of its ``blocks``, ``window`` how many segments are in\n"
+        "flight at most, ``plan`` its number; slices are cut at multiples of ``grain`` bytes.")
+        .def(nb::init<int, std::size_t, std::uint32_t, std::uint64_t, std::size_t>(), "blocks"_a, "segment_bytes"_a,
+             "window"_a, "plan"_a, "grain"_a = finest_grain)
+        .def_ro("blocks", &PlanFacts::blocks)
+        .def_ro("segment_bytes", &PlanFacts::segment_bytes)
+        .def_ro("window", &PlanFacts::window)
+        .def_ro("plan", &PlanFacts::plan)
+        .def_ro("grain", &PlanFacts::grain);
     nb::class_<Call>(
         m, "Call",
-        "What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).\n\n"
+        "A call: a collective, or a message that is part of one (``part_of``, send for one by itself).\n\n"
         "Collective, type and reduction are codes; ``count`` is elements per block, ``timeout`` in seconds, ``label``\n"
         "see `LabelName`. ``residual`` is the address of what this rank has lost by rounding, as many float32 as the\n"
         "buffer has, 0 for none. ValueError for unknown codes, for a reduction that is not defined for the type, and\n"
@@ -477,9 +544,9 @@ void bind_native_calls(nb::module_& m) {
              "label"_a = 0,
              nb::sig("def all_reduce_plain(self, x: object, op: object, timeout: float | None = None, label: int = 0) "
                      "-> bool"),
-             "Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no\n"
-             "view that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None:\n"
-             "the communicator's); anything else is left as it is.")
+             "True if the call was made: it needs a NumPy array or torch tensor that is contiguous, writable, on the\n"
+             "CPU and no view that shows other numbers, an ``op`` that its type has, and seconds that are a float\n"
+             "(None: the communicator's). Anything else is left as it is.")
         .def("barrier", &barrier, "timeout"_a, "Return when every rank has called it.")
         .def("run", &run, "call"_a, "Execute the call's schedule in the calling thread.")
         .def("start", &start, "call"_a, "owner"_a.none(),
@@ -544,11 +611,10 @@ void bind_arithmetic(nb::module_& m) {
                 throw std::invalid_argument(std::to_string(shape.size()) + " extents, and " +
                                             std::to_string(to_strides.size()) + " and " +
                                             std::to_string(from_strides.size()) + " strides");
-            std::vector<Dimension> dimensions;
-            for (std::size_t i = 0; i < shape.size(); ++i)
-                dimensions.push_back({shape[i], to_strides[i], from_strides[i]});
+            std::vector<StridedAxis> axes;
+            for (std::size_t i = 0; i < shape.size(); ++i) axes.push_back({shape[i], to_strides[i], from_strides[i]});
             const nb::gil_scoped_release nogil;
-            copy_strided(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), dimensions, itemsize);
+            copy_strided(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), axes, itemsize);
         },
         "to"_a, "to_strides"_a, "from_"_a, "from_strides"_a, "shape"_a, "itemsize"_a,
         "Copy elements of ``itemsize`` bytes (1, 2, 4, 8 or 16) from one layout to another.\n\n"
@@ -577,7 +643,8 @@ void bind_arithmetic(nb::module_& m) {
 }
 
 void bind_describe(nb::module_& m) {
-    nb::class_<Description>(m, "Description", "What a caller's buffer is: NumPy array, buffer object or DLPack tensor.")
+    nb::class_<Description>(m, "Description",
+                            "Description of a caller's buffer: NumPy array, buffer object or DLPack tensor.")
         .def_ro("pointer", &Description::pointer)
         .def_ro("count", &Description::count)
         .def_ro("contiguous", &Description::contiguous)
@@ -632,7 +699,7 @@ void bind_work(nb::module_& m) {
             "The rank at the other end of a message that is done; ANY_SOURCE before, and for collectives.")
         .def_prop_ro(
             "ended", [](const WorkHandle& h) { return moment(h.work->ended); },
-            "When it was done, in seconds of time.monotonic(); 0 before.")
+            "Time of its end, in seconds of time.monotonic(); 0 before.")
         .def(
             "error",
             [](const WorkHandle& h) -> nb::object {
@@ -711,15 +778,15 @@ void bind_cipher(nb::module_& m) {
         "ResourceError, with the remedy, unless OpenSSL's libcrypto can be used.");
     m.def(
         "public_key", [](const nb::bytes& key) { return bytes_from(public_key(CipherHandle::key_of(key))); },
-        "private_key"_a, "What to tell the other end of a private key of X25519, which is 32 random bytes (RFC 7748).");
+        "private_key"_a, "Public key of X25519 that belongs to a private one, which is 32 random bytes (RFC 7748).");
     m.def(
         "shared_key",
         [](const nb::bytes& own, const nb::bytes& other) {
             return bytes_from(shared_key(CipherHandle::key_of(own), CipherHandle::key_of(other)));
         },
         "private_key"_a, "public_key"_a,
-        "What both ends have in common, each by its own private key and the other's public one. ValueError if that is\n"
-        "none.");
+        "The secret that both ends get, each from its own private key and the other's public one. ValueError if the\n"
+        "public key is none.");
     m.def(
         "hkdf_extract",
         [](const nb::bytes& salt, const nb::bytes& material) {
@@ -821,11 +888,11 @@ void bind_engine(nb::module_& m) {
             },
             "peer"_a, "socket"_a, "cipher"_a.none() = nb::none(),
             "A control connection to the lowest rank of another host.")
-        .def("attached", &Engine::attached, "peer"_a, "Whether messages can go to ``peer``.")
+        .def("attached", &Engine::attached, "peer"_a, "True if messages can go to ``peer``.")
         .def("departed", &Engine::departed, "peer"_a,
-             "Whether ``peer`` has said farewell, and nothing that it sent before is on its way.")
-        .def("miss_link", &Engine::miss_link, "peer"_a, "seconds"_a,
-             "A call needs a link to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``\n"
+             "True if ``peer`` has said farewell, and nothing that it sent before is on its way.")
+        .def("miss_connection", &Engine::miss_connection, "peer"_a, "seconds"_a,
+             "A call needs a connection to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``\n"
              "misses it as well, one of the two counts as lost.")
         .def(
             "expect_links",
@@ -835,23 +902,21 @@ void bind_engine(nb::module_& m) {
                 engine.expect_links(std::move(expected));
             },
             "links"_a,
-            "What plans count on, once: the ranks of each host, rack and site, and the bytes a second up and down of\n"
-            "its link. From then on a link that keeps all waiting is named.")
+            "Take the links that plans count on, once: the ranks of each host, rack and site, and the bytes a second up\n"
+            "and down of its link. From then on a link that keeps all waiting is named.")
         .def(
             "communicator", &Engine::add_communicator, "id"_a, "members"_a, "incarnation"_a = 0,
             "Register a communicator; ``id`` is a 32-bit number that all members share, and so is the ``incarnation``\n"
             "of 16 bits, one more than that of the last communicator of this number.")
         .def("forget", &Engine::forget, "id"_a)
         .def("completed", &Engine::completed, "communicator"_a,
-             "How many collectives, from the first on, were completed here.")
-        .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "blocks"_a, "segment_bytes"_a,
-             "window"_a, "plan_id"_a, "grain"_a = finest_grain,
+             "Number of collectives, from the first on, that were completed here.")
+        .def("install", &install, "communicator"_a, "instructions"_a, "peers"_a, "facts"_a,
              "Install a schedule and return its handle.\n\n"
              "``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,\n"
              "final, wire, rounded, keeps) per instruction, kind being 0 send, 1 reduce, 2 store, 3 repay, 4 round, wire\n"
              "and rounded 0 as it is, 1 bfloat16, 2 float16, 3 int8, 4 int4, 5 int2, 6 float8;\n"
-             "``peers[first_peer:first_peer + peer_count]`` are its peers. Slices are cut at multiples of ``grain``\n"
-             "bytes. ValueError for a malformed table.")
+             "``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a malformed table.")
         .def("start_message", &start_message, "communicator"_a, "peer"_a, "call"_a, "owner"_a.none(),
              "Start sending a message to a rank, or receiving one from it, as the call's collective says: send or\n"
              "recv.\n\n"
@@ -898,7 +963,7 @@ void bind_engine(nb::module_& m) {
         .def("recorded", &recorded,
              "The last calls, with what has become of them: flight_recorder.py. Empty if they are not kept.")
         .def("traced", &traced,
-             "What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.")
+             "Traced events, once the engine is shut down: trace.py. Empty if tracing was not asked for.")
         .def(
             "calls",
             [](std::shared_ptr<Engine> engine, int rank, int size, double timeout, nb::object choose_plan,
@@ -931,7 +996,7 @@ void bind_engine(nb::module_& m) {
                                   1e-9 * static_cast<double>(record.nanoseconds.load()));
             },
             "handle"_a,
-            "What an installed schedule has done here: operations, bytes of their buffers, seconds from start to end.")
+            "Work of an installed schedule here: operations, bytes of their buffers, seconds from start to end.")
         .def(
             "shutdown",
             [](Engine& engine, double timeout) {
@@ -964,8 +1029,12 @@ NB_MODULE(_native, m) {
         try {
             std::rethrow_exception(p);
         } catch (const EngineError& error) {
-            const nb::object made = make_error(error.failure);
-            PyErr_SetObject(made.type().ptr(), made.ptr());
+            try {
+                const nb::object made = make_error(error.failure);
+                PyErr_SetObject(made.type().ptr(), made.ptr());
+            } catch (nb::python_error& raised) {  // a signal, whose handler has run meanwhile
+                raised.restore();
+            }
         }
     });
     m.attr("DTYPES") = names(dtype_names);
@@ -975,6 +1044,15 @@ NB_MODULE(_native, m) {
     m.attr("ANY_SOURCE") = any_source;
     m.attr("INTERNAL") = first_internal;
     m.attr("COLLECTIVES") = names(collective_names);
+    m.attr("ROOTED") = rooted_collectives();
+    m.attr("WIRES") = sizes_of_wires();
+    m.attr("INSTRUCTIONS") = names(instruction_names);
+    m.attr("INCARNATIONS") = std::uint32_t{std::numeric_limits<decltype(RecordedCall::incarnation)>::max()} + 1;
+    m.attr("NO_NUMBER") = no_number;
+    m.attr("MOST_RECORDED_CALLS") = CallRecorder::most_calls;
+    m.attr("RECORDED_CALL") = layout_of_recorded_call();
+    m.attr("TRACE_EVENT") = layout_of_trace_event();
+    m.attr("TRACE_EVENTS") = names(trace_event_names);
     m.def(
         "cut",
         [](std::uint64_t numerator, std::uint64_t denominator, std::size_t count, std::size_t itemsize,

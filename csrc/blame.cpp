@@ -5,13 +5,13 @@
 namespace multiring {
 namespace {
 
-struct Step {
+struct PathEntry {
     int rank;
     const Waiting* waiting;
     bool same_call;  // as the step before
 };
 
-// Whether `theirs` of rank `them` is what `ours` of rank `us` waits for.
+// True if `theirs` is another rank's part of the call `ours`, which rank `us` made.
 bool is_same_call(int us, const Waiting& ours, const Waiting& theirs) {
     if (ours.communicator != theirs.communicator || ours.number != theirs.number) return false;
     if (!ours.is_point()) return !theirs.is_point();
@@ -27,7 +27,7 @@ class Search {
 
     void follow(int rank, const Waiting& waiting, bool same_call) {
         const auto before =
-            std::find_if(path_.begin(), path_.end(), [&](const Step& s) { return s.waiting == &waiting; });
+            std::find_if(path_.begin(), path_.end(), [&](const PathEntry& s) { return s.waiting == &waiting; });
         if (before != path_.end()) {
             close_cycle(static_cast<std::size_t>(before - path_.begin()), same_call);
             return;
@@ -82,7 +82,7 @@ class Search {
 
     std::span<const Status> statuses_;
     double silent_seconds_;
-    std::vector<Step> path_;
+    std::vector<PathEntry> path_;
     std::vector<const Waiting*> seen_;
 };
 

@@ -1,9 +1,11 @@
 #include "c_api.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -14,6 +16,37 @@
 
 namespace multiring {
 namespace {
+
+// The codes of multiring.h are those of types.hpp.
+constexpr std::pair<multiring_dtype, Dtype> types_in_c[] = {{MULTIRING_FLOAT32, Dtype::float32},
+                                                            {MULTIRING_FLOAT64, Dtype::float64},
+                                                            {MULTIRING_FLOAT16, Dtype::float16},
+                                                            {MULTIRING_BFLOAT16, Dtype::bfloat16},
+                                                            {MULTIRING_INT8, Dtype::int8},
+                                                            {MULTIRING_UINT8, Dtype::uint8},
+                                                            {MULTIRING_INT16, Dtype::int16},
+                                                            {MULTIRING_INT32, Dtype::int32},
+                                                            {MULTIRING_INT64, Dtype::int64},
+                                                            {MULTIRING_BOOL, Dtype::boolean},
+                                                            {MULTIRING_COMPLEX64, Dtype::complex64},
+                                                            {MULTIRING_COMPLEX128, Dtype::complex128},
+                                                            {MULTIRING_UINT16, Dtype::uint16},
+                                                            {MULTIRING_UINT32, Dtype::uint32},
+                                                            {MULTIRING_UINT64, Dtype::uint64},
+                                                            {MULTIRING_FLOAT8_E4M3FN, Dtype::float8_e4m3fn},
+                                                            {MULTIRING_FLOAT8_E5M2, Dtype::float8_e5m2},
+                                                            {MULTIRING_FLOAT8_E4M3FNUZ, Dtype::float8_e4m3fnuz},
+                                                            {MULTIRING_FLOAT8_E5M2FNUZ, Dtype::float8_e5m2fnuz}};
+constexpr std::pair<multiring_op, Op> ops_in_c[] = {
+    {MULTIRING_SUM, Op::sum},   {MULTIRING_AVG, Op::avg},   {MULTIRING_MIN, Op::min}, {MULTIRING_MAX, Op::max},
+    {MULTIRING_PROD, Op::prod}, {MULTIRING_BAND, Op::band}, {MULTIRING_BOR, Op::bor}, {MULTIRING_BXOR, Op::bxor}};
+constexpr auto is_same_code = [](const auto& pair) {
+    return static_cast<int>(pair.first) == static_cast<int>(pair.second);
+};
+static_assert(std::size(types_in_c) == dtype_names.size() &&
+              std::all_of(std::begin(types_in_c), std::end(types_in_c), is_same_code));
+static_assert(std::size(ops_in_c) == op_names.size() &&
+              std::all_of(std::begin(ops_in_c), std::end(ops_in_c), is_same_code));
 
 int code_of(ErrorKind kind) {
     switch (kind) {

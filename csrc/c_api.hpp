@@ -1,5 +1,5 @@
-// What libmultiring.so, which any program can link, gets from the engine, which lives in a module of Python: a table of
-// functions, filled by Python when it has joined the job.
+// Table of the engine's functions that libmultiring.so calls. Any program can link that library, but the engine lives
+// in a Python module: Python fills the table when it has joined the job.
 #pragma once
 
 #include <multiring.h>

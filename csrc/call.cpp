@@ -6,26 +6,27 @@
 
 namespace multiring {
 
-Group::Group(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members_given, int self)
+CommunicatorBase::CommunicatorBase(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members_given,
+                                   int self)
     : id(id), incarnation(incarnation), members(std::move(members_given)), self(self) {
     for (std::size_t i = 0; i < members.size(); ++i) member_of_[members[i]] = static_cast<int>(i);
 }
 
-int Group::member_of(int world_rank) const {
+int CommunicatorBase::member_of(int world_rank) const {
     const auto found = member_of_.find(world_rank);
     return found == member_of_.end() ? -1 : found->second;
 }
 
 std::string describe(const Call& call) {
-    const Group& group = *call.installed->group;
+    const CommunicatorBase& communicator = *call.installed->communicator;
     std::string text(call.called());
     if (call.number != no_number) text += " number " + std::to_string(call.number);
     if (call.is_point()) {
         text += call.collective == Collective::send ? " to " : " from ";
-        text += call.other == any_member ? "any rank" : "rank " + std::to_string(group.members[call.other]);
+        text += call.other == any_member ? "any rank" : "rank " + std::to_string(communicator.members[call.other]);
         if (call.part_of == Collective::send) text += " with tag " + std::to_string(call.tag);
     }
-    return text + " of communicator " + std::to_string(group.id);
+    return text + " of communicator " + std::to_string(communicator.id);
 }
 
 Signature signature_of(const Call& call, std::uint16_t generation) {

@@ -1,5 +1,5 @@
-// Call: what was asked of a communicator, and what all that run it read: the group of its members, and its schedule
-// with the links that this uses.
+// Call: what was asked of a communicator, and what all that run it read: who the members are, and the schedule with the
+// transports that it uses.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "device.hpp"
-#include "link.hpp"
 #include "schedule.hpp"
+#include "transport.hpp"
 #include "wait.hpp"
 
 namespace multiring {
@@ -22,11 +22,11 @@ namespace multiring {
 // Communicators from this number on are for the library's own calls, each beside the one whose number is so much less.
 inline constexpr std::uint32_t first_internal = std::uint32_t{1} << 31;
 
-// Who belongs to a communicator. Every `Group` is the base of a Communicator.
-class Group {
+// Identity of a communicator: its number, its members, and this rank's index among them.
+class CommunicatorBase {
   public:
-    Group(const Group&) = delete;
-    Group& operator=(const Group&) = delete;
+    CommunicatorBase(const CommunicatorBase&) = delete;
+    CommunicatorBase& operator=(const CommunicatorBase&) = delete;
 
     bool is_internal() const { return id >= first_internal; }
     int member_of(int world_rank) const;  // -1 if it is none; needs no mutex
@@ -38,15 +38,15 @@ class Group {
     std::mutex mutex;                 // guards what the communicator holds
 
   protected:
-    Group(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members, int self);
-    ~Group() = default;
+    CommunicatorBase(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members, int self);
+    ~CommunicatorBase() = default;
 
   private:
     std::unordered_map<int, int> member_of_;
 };
 
 struct Delivery {
-    Link* from;
+    Transport* from;
     Frame frame;
     Payload payload;
 
@@ -55,22 +55,22 @@ struct Delivery {
     }
 };
 
-// What a schedule has done here so far.
+// Work of a schedule here so far.
 struct Record {
     std::atomic<std::uint64_t> operations{0}, bytes{0}, nanoseconds{0};  // from the start of each to its end
 };
 
-// A schedule with the links that it uses.
+// A schedule with the transports that it uses.
 struct Installed {
-    Group* group = nullptr;
+    CommunicatorBase* communicator = nullptr;
     std::shared_ptr<const Schedule> schedule;
-    std::vector<Link*> links;                  // indexed as Schedule::peers; empty until all are attached
-    std::vector<Link*> message_links;          // indexed as Schedule::messages
-    std::vector<std::uint32_t> message_peers;  // indexed as Schedule::messages: index into `links`
-    std::vector<bool> send_is_shared;          // indexed by send: some peer reads it from the arena
-    std::vector<bool> send_is_direct;          // indexed by send: some peer is sent it from where it lies
-    std::vector<Link*> shared_links;           // those that share memory
-    std::vector<Link*> granted_sources;        // those that send to us when they have our grant
+    std::vector<Transport*> transports;          // indexed as Schedule::peers; empty until all are attached
+    std::vector<Transport*> message_transports;  // indexed as Schedule::messages
+    std::vector<std::uint32_t> message_peers;    // indexed as Schedule::messages: index into `transports`
+    std::vector<bool> send_is_shared;            // indexed by send: some peer reads it from the arena
+    std::vector<bool> send_is_direct;            // indexed by send: some peer is sent it from where it lies
+    std::vector<Transport*> shared_transports;   // those that share memory
+    std::vector<Transport*> granted_sources;     // those that send to us when they have our grant
     bool any_shared = false, any_direct = false;
     Record record;
 };

@@ -7,8 +7,8 @@ namespace multiring {
 
 Communicator::Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members, int self,
                            Endpoint& endpoint)
-    : Group(id, incarnation, std::move(members), self), endpoint_(endpoint) {
-    unmatched_.group = this;
+    : CommunicatorBase(id, incarnation, std::move(members), self), endpoint_(endpoint) {
+    unmatched_.communicator = this;
     for (std::uint64_t i = 0; i < lanes_of_communicator; ++i) {
         lanes_[i] = std::make_unique<Lane>(endpoint);
         next_in_lane_[i] = i;
@@ -60,7 +60,7 @@ Lane& Communicator::start_point(Call call) {
     call.number = next_point_[tagged(call)]++;
     if (endpoint_.recorder) endpoint_.recorder->has_number(call);
     lane.begin(call);
-    const Point point{tagged(call), call.number};
+    const TaggedNumber point{tagged(call), call.number};
     points_[point] = &lane;
     if (const auto parked = parked_points_.find(point); parked != parked_points_.end()) {
         for (const Delivery& delivery : parked->second.deliveries) lane.accept(delivery);
@@ -144,7 +144,7 @@ void Communicator::deliver(const Delivery& delivery) {
 void Communicator::deliver_point(const Delivery& delivery) {
     const Frame& frame = delivery.frame;
     const Tagged tagged{frame.is_to_receiver(), static_cast<std::uint32_t>(member_of(delivery.from->peer)), frame.plan};
-    const Point point{tagged, frame.number};
+    const TaggedNumber point{tagged, frame.number};
     if (const auto found = points_.find(point); found != points_.end()) {
         found->second->accept(delivery);
         return;

@@ -27,7 +27,7 @@
 
 namespace multiring {
 
-class Communicator final : public Group {
+class Communicator final : public CommunicatorBase {
   public:
     Communicator(std::uint32_t id, std::uint16_t incarnation, std::vector<int> members, int self, Endpoint& endpoint);
 
@@ -35,7 +35,7 @@ class Communicator final : public Group {
     Lane* try_begin(const Call& call);  // nullptr while its lane is taken or it is not its turn
     Lane* begin_point(Call& call);      // send, recv: numbers it too; nullptr if it has to wait for its turn
     void end(Lane& lane, bool completed);
-    // How many collectives, from the first on, were completed here.
+    // Number of collectives, from the first on, that were completed here.
     std::uint64_t completed() const;
     void deliver(const Delivery& delivery);
     std::vector<Delivery> take_parked();                                   // what nobody will call for any more
@@ -50,7 +50,7 @@ class Communicator final : public Group {
         std::uint64_t tag;
         auto operator<=>(const Tagged&) const = default;
     };
-    using Point = std::pair<Tagged, std::uint64_t>;  // and the number among them
+    using TaggedNumber = std::pair<Tagged, std::uint64_t>;  // and the number among them
 
     static Tagged tagged(const Call& call) { return {call.collective == Collective::recv, call.other, call.tag}; }
     struct Parked {
@@ -82,8 +82,8 @@ class Communicator final : public Group {
 
     std::vector<std::unique_ptr<Lane>> point_lanes_;
     std::map<Tagged, std::uint64_t> next_point_;
-    std::map<Point, Lane*> points_;  // in flight
-    std::map<Point, Parked> parked_points_;
+    std::map<TaggedNumber, Lane*> points_;  // in flight
+    std::map<TaggedNumber, Parked> parked_points_;
     std::uint64_t parked_so_far_ = 0;
     // A receive from any member, and those called after it, which may not take its message; by tag.
     std::map<std::uint64_t, std::deque<Call>> queued_;
@@ -93,7 +93,7 @@ class Communicator final : public Group {
 
 // The communicator that a call was made of.
 inline Communicator& communicator_of(const Call& call) {
-    return static_cast<Communicator&>(*call.installed->group);
+    return static_cast<Communicator&>(*call.installed->communicator);
 }
 
 }  // namespace multiring

@@ -7,12 +7,11 @@
 namespace multiring {
 namespace {
 
-// On the core, before it is given away: other processes may want it, which nobody here can see. With 100 us 4 KB took 8
-// ranks on 4 hosts that share 2 cores 2.7 ms.
+// Seconds on the core before it is given away: other processes may want it, which nobody here can see. Measured:
+// benchmarks/results/2026-11-28-constants.md, Engine.
 constexpr double default_spin = 5e-6, longest_spin = 0.1;  // a spinning caller sees no signals
-// On a core of its own: more than the nearest caches, less than a core's share of the last where that is 4 MB or more.
-// 64 KB took two ranks with 1 MB of the nearest caches each 10 us with 0.5 MB, 6.6 with 2, 5.2 with 4, 256 KB 21, 19
-// and 16, and with 16 MB each 30 and more.
+// Bytes for a rank with a core of its own: more than the nearest caches, less than a core's share of the last cache
+// where that is 4 MB or more. Measured: benchmarks/results/2026-11-28-constants.md, Engine.
 constexpr double spare_staging = 4 << 20;
 constexpr std::size_t most_of_arena = 8;  // spare staging takes an eighth of the arena
 

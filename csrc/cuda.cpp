@@ -69,13 +69,13 @@ const Driver& Driver::get() {
     return *loaded;
 }
 
-std::string Driver::describe(const char* what, Result result) const {
+std::string Driver::describe(const char* what, ResultCode result) const {
     const char* text = nullptr;
     if (GetErrorString(result, &text) != 0 || text == nullptr) text = "unknown error";
     return std::string("the CUDA driver was asked ") + what + ": " + text + " (" + std::to_string(result) + ")";
 }
 
-void Driver::check(const char* what, Result result) const {
+void Driver::check(const char* what, ResultCode result) const {
     if (result != 0) throw_resource_error(describe(what, result));
 }
 

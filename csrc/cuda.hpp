@@ -12,7 +12,7 @@ using Address = std::uint64_t;  // in a device's memory
 using Context = void*;
 using Stream = void*;
 using Event = void*;
-using Result = int;
+using ResultCode = int;
 
 // Layouts and numbers are the driver's (cuda.h, CUDA 11.7 and newer).
 struct Copy2D {
@@ -45,34 +45,34 @@ inline constexpr unsigned wait_value_32 = 1, write_value_32 = 2;
 
 // The functions of libcuda.so.1 that are used, by their names without the prefix "cu".
 struct Driver {
-    Result (*Init)(unsigned flags);
-    Result (*DriverGetVersion)(int* version);
-    Result (*GetErrorString)(Result result, const char** text);
-    Result (*DeviceGet)(int* device, int ordinal);
-    Result (*DevicePrimaryCtxRetain)(Context* context, int device);
-    Result (*DevicePrimaryCtxRelease)(int device);
-    Result (*CtxPushCurrent)(Context context);
-    Result (*CtxPopCurrent)(Context* context);
-    Result (*CtxGetStreamPriorityRange)(int* least, int* greatest);
-    Result (*MemHostRegister)(void* memory, std::size_t bytes, unsigned flags);
-    Result (*MemHostUnregister)(void* memory);
-    Result (*MemHostGetDevicePointer)(Address* address, void* memory, unsigned flags);
-    Result (*StreamCreateWithPriority)(Stream* stream, unsigned flags, int priority);
-    Result (*StreamWaitEvent)(Stream stream, Event event, unsigned flags);
-    Result (*StreamBatchMemOp)(Stream stream, unsigned count, MemoryOperation* operations, unsigned flags);
-    Result (*EventCreate)(Event* event, unsigned flags);
-    Result (*EventRecord)(Event event, Stream stream);
-    Result (*EventDestroy)(Event event);
-    Result (*MemcpyDtoHAsync)(void* target, Address source, std::size_t bytes, Stream stream);
-    Result (*MemcpyHtoDAsync)(Address target, const void* source, std::size_t bytes, Stream stream);
-    Result (*Memcpy2DAsync)(const Copy2D* copy, Stream stream);
+    ResultCode (*Init)(unsigned flags);
+    ResultCode (*DriverGetVersion)(int* version);
+    ResultCode (*GetErrorString)(ResultCode result, const char** text);
+    ResultCode (*DeviceGet)(int* device, int ordinal);
+    ResultCode (*DevicePrimaryCtxRetain)(Context* context, int device);
+    ResultCode (*DevicePrimaryCtxRelease)(int device);
+    ResultCode (*CtxPushCurrent)(Context context);
+    ResultCode (*CtxPopCurrent)(Context* context);
+    ResultCode (*CtxGetStreamPriorityRange)(int* least, int* greatest);
+    ResultCode (*MemHostRegister)(void* memory, std::size_t bytes, unsigned flags);
+    ResultCode (*MemHostUnregister)(void* memory);
+    ResultCode (*MemHostGetDevicePointer)(Address* address, void* memory, unsigned flags);
+    ResultCode (*StreamCreateWithPriority)(Stream* stream, unsigned flags, int priority);
+    ResultCode (*StreamWaitEvent)(Stream stream, Event event, unsigned flags);
+    ResultCode (*StreamBatchMemOp)(Stream stream, unsigned count, MemoryOperation* operations, unsigned flags);
+    ResultCode (*EventCreate)(Event* event, unsigned flags);
+    ResultCode (*EventRecord)(Event event, Stream stream);
+    ResultCode (*EventDestroy)(Event event);
+    ResultCode (*MemcpyDtoHAsync)(void* target, Address source, std::size_t bytes, Stream stream);
+    ResultCode (*MemcpyHtoDAsync)(Address target, const void* source, std::size_t bytes, Stream stream);
+    ResultCode (*Memcpy2DAsync)(const Copy2D* copy, Stream stream);
 
     // Throws a resource error that says what is missing, each time that it is asked for.
     static const Driver& get();
     // The driver's words for a result, with what was asked of it.
-    std::string describe(const char* what, Result result) const;
+    std::string describe(const char* what, ResultCode result) const;
     // Throws them as a resource error unless the result is a success.
-    void check(const char* what, Result result) const;
+    void check(const char* what, ResultCode result) const;
 };
 
 // Makes a context current for the thread, as long as this lives.

@@ -161,7 +161,7 @@ std::string device_name(int type, int id) {
     }
 }
 
-// Why an object does not hand its memory over, in its own words if it has any.
+// Raise TypeError with the object's own reason for not handing its memory over, if it has one.
 [[noreturn]] void refuse_dlpack(nb::handle x) {
     std::string reason = "its __dlpack__ returns no capsule that can be read";
     try {
@@ -182,8 +182,8 @@ void refuse_lazy_view(nb::handle x) {
                                       .c_str());
 }
 
-// How far the elements of a contiguous torch tensor reach beyond its storage, which may have been freed or cut under
-// it.
+// Bytes by which the elements of a contiguous torch tensor reach beyond its storage, which may have been freed or cut
+// under it.
 std::size_t missing_bytes(nb::handle x, nb::handle storage, std::size_t count, std::size_t itemsize) {
     const auto has = nb::cast<std::size_t>(nb::object(storage.attr("nbytes")()));
     const auto offset = nb::cast<std::size_t>(nb::object(x.attr("storage_offset")()));
@@ -210,7 +210,7 @@ void refuse_meta(nb::handle x) {
                                   .c_str());
 }
 
-// Whether the elements lie one after the other; without strides they do.
+// True if the elements lie one after the other; without strides they do.
 bool is_contiguous(const std::int64_t* shape, const std::int64_t* strides, std::size_t dimensions) {
     bool found = true;
     std::int64_t stride = 1;
@@ -257,8 +257,8 @@ Description describe_dlpack(nb::handle x) {
 
 // ---- plain buffers ------------------------------------------------------------------------------------------------
 
-// What a type says of its tensors in C (DLPack 1.2, DLPackExchangeAPI): torch tells that in 0.1 us, and what
-// __dlpack__ gives in 3.
+// Functions by which a type describes its tensors in C (DLPack 1.2, DLPackExchangeAPI), many times as fast as
+// __dlpack__ (benchmarks/results/2026-11-28-constants.md, Engine).
 struct ExchangeTable {
     std::uint32_t major, minor;
     const ExchangeTable* older;

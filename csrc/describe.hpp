@@ -1,4 +1,4 @@
-// What a caller's buffer is, found without copying it.
+// Description of a caller's buffer, found without copying it.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -77,7 +77,7 @@ PinnedRange::PinnedRange(std::shared_ptr<Device> device, std::shared_ptr<Arena> 
         const cuda::Current current(driver, device_->context());
         driver.check(("to register " + std::to_string(bytes) + " bytes of shared memory").c_str(),
                      driver.MemHostRegister(begin_, bytes, portable | mapped));
-        const cuda::Result result = driver.MemHostGetDevicePointer(&address_, begin_, 0);
+        const cuda::ResultCode result = driver.MemHostGetDevicePointer(&address_, begin_, 0);
         if (result != 0) driver.MemHostUnregister(begin_);
         driver.check("where registered memory lies", result);
     } catch (...) {
@@ -175,7 +175,7 @@ void DeviceQueue::release_streams() noexcept {
     keep_stream(*device, in_);
 }
 
-// What the device may still use stays: streams, events and the memory, until the process ends.
+// Keep streams, events and memory that the device may still use until the process ends.
 DeviceQueue::~DeviceQueue() {
     if (!closed_.load(std::memory_order_relaxed)) static_cast<void>(memory_.release());
 }

@@ -70,7 +70,7 @@ struct DeviceBlocks {
     std::uint32_t first = 0, count = 0;
 };
 
-// How a call's buffer is cut: `blocks` blocks of `block_bytes`, whose slices of `slice_bytes` are its segments.
+// Division of a call's buffer: `blocks` blocks of `block_bytes`, whose slices of `slice_bytes` are its segments.
 struct Cut {
     std::uint32_t blocks = 1;
     std::size_t block_bytes = 0, slice_bytes = 0;
@@ -91,7 +91,7 @@ class DeviceTransfer {
     std::byte* at(std::uint32_t segment, std::uint32_t block) const;
     // The segments below are done: their chunks may go back to the device.
     void complete_below(std::uint32_t segment);
-    // Whether the device has done all that the call asked of it.
+    // True if the device has done all that the call asked of it.
     bool has_left() const;
     // Make a stream of the caller's wait until then.
     void join(cuda::Stream stream) const;
@@ -99,7 +99,7 @@ class DeviceTransfer {
     cuda::Stream last_stream() const;
 
     const std::shared_ptr<DeviceQueue> queue;
-    // What the driver refused to queue: nothing of the call is sent to anybody, and its chunks wait to be abandoned.
+    // Set if the driver refused to queue the call: nothing of it is sent, and its chunks wait to be abandoned.
     std::optional<Failure> refused;
 
   private:
@@ -115,7 +115,8 @@ class DeviceTransfer {
 class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
   public:
     static constexpr std::uint32_t slots = 8;
-    // Fewer bytes a copy leave a device's link idle between copies: 4 MB went at 46 GB/s both ways at once, 1 MB at 36.
+    // Fewer bytes a copy leave a device's link idle between copies (benchmarks/results/2026-11-28-constants.md,
+    // Engine).
     static constexpr std::size_t usual_slot_bytes = std::size_t{4} << 20;
 
     DeviceQueue(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::size_t slot_bytes);
@@ -163,7 +164,7 @@ class DeviceQueue : public std::enable_shared_from_this<DeviceQueue> {
     std::vector<cuda::Event> spare_events_;
     std::vector<cuda::Event> events_;
     std::atomic<std::uint64_t> enqueued_{1};  // chunks, from the first on, which is nobody's: it tries the device
-    std::uint64_t ready_ = 1;                 // as the counter
+    std::uint64_t ready_ = 1;                 // next chunk that the device will complete
     bool completed_[slots] = {};              // chunks from `ready_` on that are done before those ahead of them
 };
 

@@ -13,14 +13,14 @@ constexpr double most_helpers = 4;
 constexpr auto abandoning_grace = std::chrono::milliseconds(250);
 // At shutdown, after a failure: a stream of the caller's may never come to where a call of ours waits for it.
 constexpr auto longest_draining = std::chrono::seconds(5);
-// A device rings no bell. Who has waited long may wait a sixteenth longer, but not for more than this.
+// A device cannot wake us: poll at 1/16 of the time waited, at least every 200 us.
 constexpr Clock::duration most_sleep_for_device = std::chrono::microseconds(200);
 constexpr int part_of_wait_for_device = 16;
 
 }  // namespace
 
 std::shared_ptr<DeviceQueue> Operations::queue_of(const Call& call, int ordinal, std::size_t slot_bytes) {
-    const std::pair key{call.installed->group->id, ordinal};
+    const std::pair key{call.installed->communicator->id, ordinal};
     const auto found = queues_.find(key);
     if (found != queues_.end() && slot_bytes <= found->second->slot_bytes) return found->second;
     std::erase_if(retired_, [](const auto& queue) { return queue->close(); });

@@ -1,5 +1,5 @@
-// Endpoint: what all lanes of one rank share: the links to other ranks, the arena, counters, and the way to the engine
-// around it. Communicators and schedules come on top of it (executor.hpp).
+// Endpoint: what all lanes of one rank share: the transports to other ranks, the arena, counters, and the way to the
+// engine around it. Communicators and schedules come on top of it (executor.hpp).
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "call.hpp"
+#include "call_recorder.hpp"
 #include "errors.hpp"
-#include "link.hpp"
 #include "memory.hpp"
-#include "recorder.hpp"
 #include "team.hpp"
 #include "trace.hpp"
+#include "transport.hpp"
 
 namespace multiring {
 
@@ -26,7 +26,7 @@ class Lane;
 
 inline constexpr std::uint64_t lanes_of_communicator = 8;  // those that run collectives
 
-// What an endpoint needs of the engine around it.
+// Services that an endpoint needs of the engine around it.
 class Surroundings {
   public:
     virtual void fail(Failure failure) = 0;
@@ -40,7 +40,7 @@ class Surroundings {
     ~Surroundings() = default;
 };
 
-// What lanes may have for staging beyond what their calls need, all together.
+// Bytes of staging that all lanes together may have beyond what their calls need.
 class SpareStaging {
   public:
     void set_most(std::size_t bytes) { most_.store(bytes, std::memory_order_relaxed); }
@@ -59,16 +59,19 @@ class SpareStaging {
 class Endpoint : public Receiver {
   public:
     Endpoint(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
-             Surroundings& surroundings, std::unique_ptr<Trace> trace, std::unique_ptr<Recorder> recorder);
+             Surroundings& surroundings, std::unique_ptr<Trace> trace, std::unique_ptr<CallRecorder> recorder);
 
-    void attach(std::unique_ptr<Link> link);
-    Link* link(int peer) const { return links_[static_cast<std::size_t>(peer)].load(std::memory_order_acquire); }
-    std::span<const std::unique_ptr<Link>> attached() const {
+    void attach(std::unique_ptr<Transport> transport);
+    Transport* transport(int peer) const {
+        return transports_[static_cast<std::size_t>(peer)].load(std::memory_order_acquire);
+    }
+    std::span<const std::unique_ptr<Transport>> attached() const {
         return {attached_.get(), attached_count_.load(std::memory_order_acquire)};
     }
-    // Find the links that a schedule uses; throws if one of them is not attached.
+    // Find the transports that a schedule uses; throws if one of them is not attached.
     void resolve(Installed& installed) const;
-    std::unique_ptr<Installed> make_point_schedule(Group& group, Collective collective, std::uint32_t other) const;
+    std::unique_ptr<Installed> make_point_schedule(CommunicatorBase& communicator, Collective collective,
+                                                   std::uint32_t other) const;
 
     std::uint32_t register_lane(Lane& lane);
     void unregister_lane(std::uint32_t id);
@@ -84,8 +87,8 @@ class Endpoint : public Receiver {
     const std::uint16_t generation;
     const std::shared_ptr<Arena> arena;
     Surroundings& surroundings;
-    const std::unique_ptr<Trace> trace;        // nullptr: nobody asked for it
-    const std::unique_ptr<Recorder> recorder;  // the same
+    const std::unique_ptr<Trace> trace;            // nullptr: nobody asked for it
+    const std::unique_ptr<CallRecorder> recorder;  // the same
     SpareStaging spare_staging;
     std::atomic<Team*> team{nullptr};                       // helps calls whose buffers lie on devices
     std::atomic<std::uint64_t> calls{0};                    // calls of any communicator
@@ -96,16 +99,16 @@ class Endpoint : public Receiver {
     ~Endpoint() = default;
 
     Lane* lane(std::uint32_t id) const { return lanes_[id].load(std::memory_order_acquire); }  // nullptr: there is none
-    void lock_links_for_fork() { links_mutex_.lock(); }
-    void unlock_links_after_fork() { links_mutex_.unlock(); }
+    void lock_transports_for_fork() { transports_mutex_.lock(); }
+    void unlock_transports_after_fork() { transports_mutex_.unlock(); }
 
   private:
     std::mutex lanes_mutex_;
     std::unique_ptr<std::atomic<Lane*>[]> lanes_;  // indexed by id
     std::vector<std::uint32_t> free_lane_ids_;
-    std::mutex links_mutex_;                             // taken to change the tables below
-    std::unique_ptr<std::atomic<Link*>[]> links_;        // indexed by world rank
-    std::unique_ptr<std::unique_ptr<Link>[]> attached_;  // in the order of attaching
+    std::mutex transports_mutex_;                             // taken to change the tables below
+    std::unique_ptr<std::atomic<Transport*>[]> transports_;   // indexed by world rank
+    std::unique_ptr<std::unique_ptr<Transport>[]> attached_;  // in the order of attaching
     std::atomic<std::size_t> attached_count_{0};
 };
 

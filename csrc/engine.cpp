@@ -29,7 +29,7 @@ Engine::Engine(EngineOptions options)
                                      options_.generation)),
       executor_(options_.rank, options_.world_size, options_.generation, arena_, *this,
                 options_.trace ? std::make_unique<Trace>() : nullptr,
-                options_.record ? std::make_unique<Recorder>() : nullptr),
+                options_.record ? std::make_unique<CallRecorder>() : nullptr),
       cores_(options_, *arena_, executor_.spare_staging),
       peers_(options_, state_, arena_, executor_, cores_, doorbell_, pool_,
              [this](int edge, std::span<const std::byte> statuses) { detector_.hear_beat(edge, statuses); }),
@@ -91,7 +91,7 @@ std::optional<Failure> Engine::shutdown(double timeout) {
     doorbell_.ring();
     thread_.join();
     operations_.release();
-    // What is shared with others goes now, though somebody may keep the engine.
+    // Resources shared with others go now, though somebody may keep the engine.
     unregister_for_fork(*this);
     peers_.release();
     doorbell_.close();

@@ -6,15 +6,15 @@
 //
 // The engine has no lock of its own. Those of its parts are taken in this order, some of them or all:
 //
-//     1. Operations::devices_mutex_, and under it a DeviceQueue's and the Team's; or a link's for receiving
-//     2. Executor::mutex_; Endpoint::links_mutex_
+//     1. Operations::devices_mutex_, and under it a DeviceQueue's and the Team's; or a transport's for receiving
+//     2. Executor::mutex_; Endpoint::transports_mutex_
 //     3. a Communicator's, and under it its schedules' (layout_mutex_) and, if it is free, a DeviceQueue's
 //     4. the mailbox of another engine of this process
 //     5. Operations::mutex_, Peers::mutex_, Control's, EngineState's or FailureDetector's: one alone, but for fork(),
 //        which takes the executor's and then all of these in this order, with SocketThreads' after Control's
-//     6. SocketThreads::mutex_; a link's for sending, under which no failure is reported, and under it those of its
-//        queues and of a SocketThread; Endpoint::lanes_mutex_, the pool's, the arena's, that of the labels, that of the
-//        cores, the recorder's
+//     6. SocketThreads::mutex_; a transport's for sending, under which no failure is reported, and under it those of
+//        its queues and of a SocketThread; Endpoint::lanes_mutex_, the pool's, the arena's, that of the labels, that of
+//        the cores, the call recorder's
 //
 // With several engines in one process fork() holds the locks of one while it takes those of the next.
 #pragma once
@@ -65,7 +65,7 @@ class Engine final : public Surroundings, public Forked {
     }
     bool attached(int peer) const { return peers_.attached(peer); }
     bool departed(int peer) const { return peers_.departed(peer); }
-    void miss_link(int peer, double seconds) { detector_.miss_link(peer, seconds); }
+    void miss_connection(int peer, double seconds) { detector_.miss_connection(peer, seconds); }
     void expect_links(std::vector<PlaceLink> links) { slow_links_.expect(std::move(links)); }
 
     void add_communicator(std::uint32_t id, std::vector<int> members, std::uint16_t incarnation);
@@ -127,7 +127,7 @@ class Engine final : public Surroundings, public Forked {
     // Before any call: what a caller runs when it hears that this rank keeps the others waiting.
     void when_slow(std::function<void(SlowRank::Reason)> run) { when_slow_ = std::move(run); }
     void tell_if_slow();
-    // What was traced, once the engine is shut down; nothing if it was not asked for.
+    // Traced events, once the engine is shut down; empty if tracing was not asked for.
     std::vector<Trace::Thread> traced() const;
     std::vector<RecordedCall> recorded() const;  // the last calls; none if they are not kept
     pid_t progress_thread() const { return progress_thread_.load(); }
@@ -152,13 +152,13 @@ class Engine final : public Surroundings, public Forked {
     void beat();
     void look_for_the_slow();
     void check_suspicions();
-    bool drain_links();
+    bool drain_transports();
     Clock::duration sleep_at_most();
     void sleep();
 
     const EngineOptions options_;
     EngineState state_;
-    Pool pool_;  // outlives the links
+    Pool pool_;  // outlives the transports
     const std::shared_ptr<Arena> arena_;
     Executor executor_;
     Cores cores_;

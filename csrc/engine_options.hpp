@@ -1,4 +1,4 @@
-// What an engine is made with.
+// Options that an engine is made with.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,7 @@ namespace {
 
 constexpr auto patience_for_labels = std::chrono::seconds(1);  // wait for other ranks to explain a mismatch
 
-// What follows it explains labels.
+// Insert before the first line break: the lines after it explain labels.
 void add_to_first_line(std::string& message, const std::string& text) {
     message.insert(std::min(message.find('\n'), message.size()), text);
 }

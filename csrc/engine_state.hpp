@@ -32,7 +32,7 @@ class EngineState {
     std::optional<Failure> failure() const;
     Clock::time_point failed_since() const;
 
-    // What other ranks are to be told; nothing if an earlier failure stands and this one adds nothing to it.
+    // Returns the notice for other ranks; nothing if an earlier failure stands and this one adds nothing to it.
     std::optional<Notice> fail(Failure failure);
     std::optional<Notice> take_untold();  // what those that wait for us have not been told
 

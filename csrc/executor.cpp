@@ -54,7 +54,7 @@ void Executor::forget(std::uint32_t id) {
         unread = found->second->take_parked();
     }
     for (auto& installed : installed_)
-        if (installed && installed->group == found->second.get()) installed.reset();
+        if (installed && installed->communicator == found->second.get()) installed.reset();
     forgotten_.push_back(std::move(found->second));
     communicators_.erase(found);
     sweep_forgotten();
@@ -87,7 +87,7 @@ std::uint32_t Executor::install(std::uint32_t communicator, std::span<const std:
     const std::lock_guard lock(mutex_);
     Communicator& of = *find(communicator);
     auto made = std::make_unique<Installed>();
-    made->group = &of;
+    made->communicator = &of;
     made->schedule = std::make_shared<Schedule>(table, peers, of.self, static_cast<int>(of.members.size()), facts);
     installed_.push_back(std::move(made));
     return static_cast<std::uint32_t>(installed_.size() - 1);
@@ -104,14 +104,14 @@ void Executor::enter(Call& call, Clock::time_point now) {
     const Schedule& schedule = *call.installed->schedule;
     Communicator& communicator = communicator_of(call);
     const bool reduces = std::any_of(schedule.instructions.begin(), schedule.instructions.end(),
-                                     [](const auto& in) { return in.kind == Instruction::Kind::reduce; });
+                                     [](const auto& in) { return in.kind == InstructionKind::reduce; });
     if (reduces && find_reduction(call.dtype, call.op) == nullptr)
         throw std::invalid_argument("op " + std::string(name(call.op)) + " is not defined for " +
                                     std::string(name(call.dtype)));
     check_limits(call);
     call.deadline = now + seconds(call.timeout);
     const std::lock_guard lock(communicator.mutex);
-    if (call.installed->links.empty() && !schedule.peers.empty()) resolve(*call.installed);
+    if (call.installed->transports.empty() && !schedule.peers.empty()) resolve(*call.installed);
     communicator.give_number(call);
     record(call, communicator);
     note(call);
@@ -122,15 +122,15 @@ void Executor::record(Call& call, const Communicator& communicator) {
 }
 
 void Executor::note(const Call& call) {
-    last_what_.store(std::uint64_t{static_cast<std::uint8_t>(call.collective)} << 32 | call.installed->group->id,
+    last_what_.store(std::uint64_t{static_cast<std::uint8_t>(call.collective)} << 32 | call.installed->communicator->id,
                      std::memory_order_relaxed);
     last_number_.store(call.number, std::memory_order_relaxed);
     if (!call.is_point()) {
-        begun_in_.store(call.installed->group->id, std::memory_order_relaxed);
+        begun_in_.store(call.installed->communicator->id, std::memory_order_relaxed);
         begun_.store(call.number + 1, std::memory_order_relaxed);
     }
     calls.fetch_add(1, std::memory_order_relaxed);
-    if (!call.installed->group->is_internal()) operations.fetch_add(1, std::memory_order_relaxed);
+    if (!call.installed->communicator->is_internal()) operations.fetch_add(1, std::memory_order_relaxed);
 }
 
 Lane* Executor::try_begin(const Call& call) {
@@ -181,7 +181,7 @@ std::uint64_t Executor::completed(std::uint32_t id) const {
     return communicator->completed();
 }
 
-void Executor::deliver(Link& from, const Frame& frame, Payload payload) {
+void Executor::deliver(Transport& from, const Frame& frame, Payload payload) {
     const Delivery delivery{&from, frame, payload};
     std::shared_ptr<Communicator> communicator;
     {

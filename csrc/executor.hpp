@@ -22,7 +22,7 @@ inline constexpr int any_source = -1;  // receive from whoever sends first
 class Executor final : public Endpoint {
   public:
     Executor(int rank, int world_size, std::uint16_t generation, std::shared_ptr<Arena> arena,
-             Surroundings& surroundings, std::unique_ptr<Trace> trace, std::unique_ptr<Recorder> recorder)
+             Surroundings& surroundings, std::unique_ptr<Trace> trace, std::unique_ptr<CallRecorder> recorder)
         : Endpoint(rank, world_size, generation, std::move(arena), surroundings, std::move(trace), std::move(recorder)),
           world_size_(world_size) {}
 
@@ -58,19 +58,19 @@ class Executor final : public Endpoint {
         return {begun_in_.load(std::memory_order_relaxed), begun_.load(std::memory_order_relaxed)};
     }
 
-    void deliver(Link& from, const Frame& frame, Payload payload) override;
+    void deliver(Transport& from, const Frame& frame, Payload payload) override;
     void released(int peer, std::uint32_t token) override;
-    // What was called here as the collective of that number; nothing if none was, or it is long over.
+    // Fingerprint of the call here with that number; nothing if there was none, or it is long over.
     std::optional<std::uint64_t> fingerprint(std::uint32_t communicator, std::uint64_t number) const;
-    // Whether ranks of this host have not read all that this one sent them.
+    // True while ranks of this host have not read all that this one sent them.
     bool is_read_from() const;
 
     void lock_for_fork() {
         mutex_.lock();
-        lock_links_for_fork();
+        lock_transports_for_fork();
     }
     void unlock_after_fork() {
-        unlock_links_after_fork();
+        unlock_transports_after_fork();
         mutex_.unlock();
     }
 
@@ -88,7 +88,7 @@ class Executor final : public Endpoint {
     mutable std::mutex mutex_;  // the tables below
     std::unordered_map<std::uint32_t, std::shared_ptr<Communicator>> communicators_;
     std::unordered_map<std::uint32_t, std::uint16_t> latest_;  // last incarnation of each id ever made here
-    // What has arrived for communicators that are not made here yet; nothing is kept for those that are over.
+    // Deliveries for communicators that are not made here yet; none is kept for those that are over.
     std::vector<Delivery> orphans_;
     std::vector<std::shared_ptr<Communicator>> forgotten_;  // peers still read their staging
     std::vector<std::unique_ptr<Installed>> installed_;

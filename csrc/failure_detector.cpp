@@ -7,7 +7,7 @@ namespace multiring {
 namespace {
 
 constexpr auto publishing_interval = std::chrono::milliseconds(10);
-constexpr double looking_delay = 0.5;  // seconds that a call waits before its links are looked at
+constexpr double looking_delay = 0.5;  // seconds that a call waits before its transports are looked at
 constexpr auto verdict_grace = std::chrono::milliseconds(500);  // to hear what others miss at the same time
 constexpr int latest_turn = 2;
 constexpr std::size_t most_beat_bytes = std::size_t{1} << 15;
@@ -40,16 +40,16 @@ FailureDetector::FailureDetector(const EngineOptions& options, const EngineState
 
 Waiting FailureDetector::waiting_of(const Work& work) const {
     const Call& call = work.lane != nullptr ? work.lane->call() : work.call;
-    const Group& group = *call.installed->group;
+    const CommunicatorBase& communicator = *call.installed->communicator;
     Waiting waiting;
     waiting.number = call.number;
     waiting.tag = call.tag;
-    waiting.communicator = group.id;
+    waiting.communicator = communicator.id;
     waiting.seconds = static_cast<float>(age_of(call));
     waiting.collective = call.collective;
     waiting.is_blocked = work.waiters.load(std::memory_order_relaxed) > 0;
     if (work.lane == nullptr) return waiting;
-    if (call.is_point()) waiting.other = group.members[call.other];
+    if (call.is_point()) waiting.other = communicator.members[call.other];
     waiting.bytes = work.lane->bytes_left();
     const std::vector<int> ranks = work.lane->waited_for();
     waiting.rank_count = static_cast<std::uint8_t>(std::min(ranks.size(), Waiting::most_ranks));
@@ -81,9 +81,9 @@ void FailureDetector::publish_status(const Works& works) {
     status.counts = counts_;
     status.network = network_;
     // A caller that waits for a call waits for those before it in its communicator, too.
-    std::vector<const Group*> blocked;
+    std::vector<const CommunicatorBase*> blocked;
     for (const auto& work : works)
-        if (work->waiters.load(std::memory_order_relaxed) > 0) blocked.push_back(work->call.installed->group);
+        if (work->waiters.load(std::memory_order_relaxed) > 0) blocked.push_back(work->call.installed->communicator);
     for (const auto& work : works) {
         if (work->lane == nullptr) continue;
         if (status.waiting_count == Status::most_waiting) {
@@ -93,7 +93,7 @@ void FailureDetector::publish_status(const Works& works) {
         Waiting waiting = waiting_of(*work);
         if (!work->call.is_point())
             waiting.is_blocked |=
-                std::find(blocked.begin(), blocked.end(), work->call.installed->group) != blocked.end();
+                std::find(blocked.begin(), blocked.end(), work->call.installed->communicator) != blocked.end();
         status.waiting[status.waiting_count++] = waiting;
     }
     arena_->header().status.publish(status);
@@ -108,7 +108,7 @@ bool FailureDetector::begin_beat() {
 }
 
 void FailureDetector::send_beats(const Works& works) {
-    const std::vector<const LocalLink*> local = peers_.local_links();
+    const std::vector<const LocalTransport*> local = peers_.local_transports();
     const std::vector<int> edges = peers_.edges();
     // While calls are made all ranks hear what all have counted; when somebody waits, more often.
     const bool tells_counts = ++looks_ % looks_between_counts == 0 && counts_.calls != passed_on_calls_;
@@ -129,8 +129,7 @@ void FailureDetector::hear_beat(int edge, std::span<const std::byte> statuses) {
     liveness_.take(edge, statuses);
 }
 
-// Who hears of the missed rank all the same, and that rank itself, know better: it lives, and the one that misses it
-// does not hear.
+// The missed rank is alive if it is this one or one that this rank hears: the witness is then at fault.
 Failure FailureDetector::told_by(const Notice& notice) const {
     if (notice.kind == ErrorKind::mismatch) return mismatch_told_by(notice);
     const int deaf = notice.witness;
@@ -231,10 +230,10 @@ bool FailureDetector::check_silence(const Works& works) {
 // the verdict of the first reaches the next one before it gives its own.
 
 // Ranks of other hosts whose machines acknowledge nothing.
-void FailureDetector::look_at_links(const Works& works) {
-    const std::vector<TcpLink*> links = peers_.tcp_links_of_those_here();
+void FailureDetector::look_at_transports(const Works& works) {
+    const std::vector<TcpTransport*> transports = peers_.tcp_transports_of_those_here();
     if (works.empty()) {
-        for (TcpLink* link : links) link->forget_looks();
+        for (TcpTransport* transport : transports) transport->forget_looks();
         // A rank that waits for us, and sends to see whether it arrives, shall not find the connection full.
         peers_.drain_sockets();
         return;
@@ -245,10 +244,10 @@ void FailureDetector::look_at_links(const Works& works) {
         const std::vector<int> ranks = work->lane->waited_for();
         waited_for.insert(ranks.begin(), ranks.end());
     }
-    for (TcpLink* link : links) {
-        const double stalled = link->look(liveness_.elapsed(), waited_for.contains(link->peer));
-        name_apart(link->peer, stalled, works);
-        if (stalled >= liveness_.timeout()) complain(link->peer, stalled, Complaint::unacknowledged);
+    for (TcpTransport* transport : transports) {
+        const double stalled = transport->look(liveness_.elapsed(), waited_for.contains(transport->peer));
+        name_apart(transport->peer, stalled, works);
+        if (stalled >= liveness_.timeout()) complain(transport->peer, stalled, Complaint::unacknowledged);
     }
 }
 
@@ -275,42 +274,42 @@ int FailureDetector::leader_of(int rank) const {
     return static_cast<int>(std::find(hosts.begin(), hosts.end(), options_.host(rank)) - hosts.begin());
 }
 
-void FailureDetector::miss_link(int rank, double seconds) {
+void FailureDetector::miss_connection(int rank, double seconds) {
     const std::lock_guard lock(mutex_);
-    missing_links_[rank] = seconds;
+    missing_connections_[rank] = seconds;
 }
 
-void FailureDetector::complain_of_missing_links() {
+void FailureDetector::complain_of_missing_connections() {
     std::map<int, double> missing;
     {
         const std::lock_guard lock(mutex_);
-        missing.swap(missing_links_);
+        missing.swap(missing_connections_);
     }
     for (const auto& [rank, seconds] : missing) {
-        if (executor_.link(rank) != nullptr || missed_lately(options_.rank, rank, 0.5)) continue;
+        if (executor_.transport(rank) != nullptr || missed_lately(options_.rank, rank, 0.5)) continue;
         Notice complaint{-1,    ErrorKind::peer_lost, rank, "", seconds,
-                         false, options_.rank,        {},   -1, Complaint::unlinked};
-        complaint.disagreement.number = ++missing_link_complaints_;
+                         false, options_.rank,        {},   -1, Complaint::unconnected};
+        complaint.disagreement.number = ++missing_connection_complaints_;
         hear_complaint(complaint);
     }
 }
 
 bool FailureDetector::missed_lately(int witness, int rank, double timeouts) const {
-    const auto found = unlinked_.find({witness, rank});
-    return found != unlinked_.end() && Clock::now() - found->second.heard < seconds(timeouts * liveness_.timeout());
+    const auto found = unconnected_.find({witness, rank});
+    return found != unconnected_.end() && Clock::now() - found->second.heard < seconds(timeouts * liveness_.timeout());
 }
 
 // Callers complain again and again; what they said long ago does not count.
-void FailureDetector::hear_of_missing_link(const Notice& complaint) {
+void FailureDetector::hear_of_missing_connection(const Notice& complaint) {
     const std::pair pair(complaint.witness, complaint.rank);
-    const auto known = unlinked_.find(pair);
-    if (known != unlinked_.end() && complaint.disagreement.number <= known->second.complaint.disagreement.number)
+    const auto known = unconnected_.find(pair);
+    if (known != unconnected_.end() && complaint.disagreement.number <= known->second.complaint.disagreement.number)
         return;
-    unlinked_.insert_or_assign(pair, MissingLink{complaint, Clock::now()});
+    unconnected_.insert_or_assign(pair, MissingConnection{complaint, Clock::now()});
     peers_.send_complaint(complaint);
     if (!missed_lately(complaint.rank, complaint.witness, 1)) return;
     if (!has_accusation()) verdict_at_ = Clock::now() + verdict_grace;
-    complaints_.push_back(unlinked_.at({complaint.rank, complaint.witness}).complaint);
+    complaints_.push_back(unconnected_.at({complaint.rank, complaint.witness}).complaint);
     complaints_.push_back(complaint);
 }
 
@@ -322,20 +321,20 @@ void FailureDetector::hear_complaint(const Notice& complaint) {
     const auto is_rank = [this](int rank) { return rank >= 0 && rank < options_.world_size; };
     if (!is_rank(complaint.rank) || !is_rank(complaint.witness) || state_.has_failed()) return;
     const int by = leader_of(complaint.witness), of = leader_of(complaint.rank);
-    if (complaint.complaint == Complaint::unlinked) {
-        if (by != of) hear_of_missing_link(complaint);
+    if (complaint.complaint == Complaint::unconnected) {
+        if (by != of) hear_of_missing_connection(complaint);
         return;
     }
     const bool is_known = std::any_of(complaints_.begin(), complaints_.end(), [&](const Notice& known) {
         return known.complaint == complaint.complaint && leader_of(known.witness) == by && leader_of(known.rank) == of;
     });
     if (by == of || is_known) return;
-    // Who is cut off itself should hear first what the others find.
+    // A rank that is cut off should hear first what the others find.
     if (complaint.complaint != Complaint::answered && !has_accusation())
         verdict_at_ = Clock::now() + (by == leader_of(options_.rank) ? 2 : 1) * verdict_grace;
     complaints_.push_back(complaint);
     peers_.send_complaint(complaint);
-    // Those who hear of us by way of the one that complains cannot know better. Who was away may be the one to blame.
+    // Ranks that hear of us through the one that complains cannot know better. One that was away may be to blame.
     if (complaint.complaint == Complaint::silent && complaint.rank == options_.rank && liveness_.hears(options_.rank))
         complain(complaint.witness, complaint.seconds, Complaint::answered);
 }
@@ -352,8 +351,8 @@ bool FailureDetector::check_complaints() {
     return true;
 }
 
-// How many ranks judge before this one: those of hosts that are in no complaint, whether or not they are heard of here,
-// as the way to them may be what is broken; then those of the others that are.
+// Number of ranks that judge before this one: first those of hosts that are in no complaint, heard of here or not, as
+// the way to them may be what is broken; then those of the other hosts that are heard of.
 int FailureDetector::turn() const {
     if (!liveness_.hears(options_.rank)) return latest_turn;  // it was away, and others know better
     const auto is_party = [&](int rank) {
@@ -395,8 +394,8 @@ std::map<int, std::set<int>> FailureDetector::hosts_apart() const {
     return apart;
 }
 
-// When two hosts cannot reach each other, the one goes that cannot reach more; else the one that is deaf, the other
-// being heard of; else the one with fewer ranks; else the higher.
+// Drop one of two hosts that cannot reach each other: the one that reaches fewer hosts; on a tie the one that is deaf
+// while the other is heard of, then the one with fewer ranks, then the one with the higher leader.
 Failure FailureDetector::verdict() const {
     const auto apart = hosts_apart();
     if (apart.empty()) {
@@ -540,8 +539,7 @@ Failure FailureDetector::timeout_of(const Work& work, const std::string& limit) 
     return late;
 }
 
-// What the other ranks wait for that are in the same collective. Where nobody is to blame, bytes are on their way, or
-// lost.
+// State what the other ranks of this collective wait for. If nobody is to blame, bytes are on their way, or lost.
 std::string FailureDetector::others_in(const Waiting& call) const {
     std::string text;
     int named = 0;
@@ -561,11 +559,11 @@ std::string FailureDetector::others_in(const Waiting& call) const {
 
 std::string FailureDetector::held_by_kernel(const std::vector<int>& ranks) const {
     std::string text;
-    for (const TcpLink* link : peers_.tcp_links()) {
-        if (std::find(ranks.begin(), ranks.end(), link->peer) == ranks.end()) continue;
-        const auto [unsent, unread] = link->held();
-        text += "; the kernel here holds " + std::to_string(unsent) + " bytes for rank " + std::to_string(link->peer) +
-                " and " + std::to_string(unread) + " from it";
+    for (const TcpTransport* transport : peers_.tcp_transports()) {
+        if (std::find(ranks.begin(), ranks.end(), transport->peer) == ranks.end()) continue;
+        const auto [unsent, unread] = transport->held();
+        text += "; the kernel here holds " + std::to_string(unsent) + " bytes for rank " +
+                std::to_string(transport->peer) + " and " + std::to_string(unread) + " from it";
     }
     return text;
 }

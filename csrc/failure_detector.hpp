@@ -34,7 +34,7 @@ class FailureDetector {
     std::vector<std::string> take_reports();
     bool has_reports() const { return has_reports_.load(std::memory_order_relaxed); }
     // A caller needs a connection to a rank, and has dialled it for so long.
-    void miss_link(int rank, double seconds);
+    void miss_connection(int rank, double seconds);
     void lock_for_fork() { mutex_.lock(); }
     void unlock_after_fork() { mutex_.unlock(); }
 
@@ -45,8 +45,8 @@ class FailureDetector {
 
     Clock::time_point next_beat() const { return next_beat_; }
     Clock::duration interval() const { return liveness_.interval(); }
-    bool begin_beat();                                          // false if it is not time yet
-    void count(const Counts& counts, const Network& network) {  // what statuses tell from now on
+    bool begin_beat();                                               // false if it is not time yet
+    void count(const Counts& counts, const NetworkRates& network) {  // what statuses tell from now on
         counts_ = counts;
         network_ = network;
     }
@@ -55,19 +55,19 @@ class FailureDetector {
     void publish_status(const Works& works);
     void send_beats(const Works& works);
     bool check_silence(const Works& works);  // true if a rank was found lost
-    void look_at_links(const Works& works);
-    void complain_of_missing_links();
+    void look_at_transports(const Works& works);
+    void complain_of_missing_connections();
     bool check_complaints();  // true if they were judged
     void report_lateness(const Works& works);
 
-    // What a call that has waited too long fails with; `limit` says what is up.
+    // Failure of a call that has waited too long; `limit` names the time limit that is up.
     Failure timeout_of(const Work& work, const std::string& limit) const;
 
   private:
     void name_apart(int rank, double seconds, const Works& works);
     int leader_of(int rank) const;  // the lowest rank of its host
     void complain(int rank, double seconds, Complaint why);
-    void hear_of_missing_link(const Notice& complaint);
+    void hear_of_missing_connection(const Notice& complaint);
     bool missed_lately(int witness, int rank, double timeouts) const;
     bool is_complaint(int by_host, int of_host) const;
     Failure verdict() const;
@@ -93,27 +93,27 @@ class FailureDetector {
     std::mutex mutex_;
     std::vector<std::string> reports_;
     std::atomic<bool> has_reports_{false};
-    std::map<int, double> missing_links_;  // seconds by rank, as callers told
+    std::map<int, double> missing_connections_;  // seconds by rank, as callers told
 
     // the progress thread's own
     Liveness liveness_;
     Clock::time_point next_beat_{}, next_publishing_{}, last_call_{Clock::now()};
     std::uint64_t beats_ = 0, looks_ = 0, own_calls_ = 0;
     Counts counts_;
-    Network network_;
+    NetworkRates network_;
     std::uint64_t passed_on_calls_ = 0;  // that this rank had made when it last passed statuses on
     std::vector<bool> named_;            // which ranks are reported as silent
     std::vector<bool> named_apart_;      // which ranks are reported as out of reach
     std::vector<Notice> complaints_;     // one of each kind between two hosts
-    // Ranks that miss a link to another one. Nobody is accused until the other one misses it, too: it may be late, and
-    // be the one that can connect.
-    struct MissingLink {
+    // Ranks that miss a connection to another one. Nobody is accused until the other one misses it, too: it may be
+    // late, and be the one that can connect.
+    struct MissingConnection {
         Notice complaint;
         Clock::time_point heard;
     };
-    std::map<std::pair<int, int>, MissingLink> unlinked_;
-    std::uint64_t missing_link_complaints_ = 0;  // ours, by which others know them from those that went round
-    Clock::time_point verdict_at_{};             // on these
+    std::map<std::pair<int, int>, MissingConnection> unconnected_;
+    std::uint64_t missing_connection_complaints_ = 0;  // ours, by which others know them from those that went round
+    Clock::time_point verdict_at_{};                   // on these
 };
 
 }  // namespace multiring

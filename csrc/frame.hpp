@@ -37,8 +37,9 @@ enum class FrameType : std::uint8_t { data = 1, release, grant, ask, waits, cred
 // Bits of a call's number: the incarnation of its communicator shares their word.
 inline constexpr int number_bits = 48;
 
-// What all members of a communicator must agree on when they make the same call. A message between two of them is
-// signed as a send by both, with the tag in the plan's place and, in the root's, the collective that it is part of.
+// Facts on which all members of a communicator must agree when they make the same call. Both ends sign a message
+// between two of them as a send, with the tag in the plan's place and, in the root's, the collective that it is part
+// of.
 struct Signature {
     std::uint64_t count = 0;  // elements per block
     std::uint64_t plan = 0;   // plan id
@@ -78,7 +79,7 @@ struct Frame {
     std::uint32_t bytes = 0;
     std::uint32_t token = 0;
 
-    // Whether this frame, of a message between two ranks, goes to the rank that receives the message.
+    // True if this frame, of a message between two ranks, goes to the rank that receives the message.
     bool is_to_receiver() const { return type == FrameType::waits ? argument == 0 : type != FrameType::grant; }
     Signature signature() const {
         return {count, plan, root, static_cast<std::uint32_t>(label), collective, dtype, op, generation};

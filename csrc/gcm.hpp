@@ -13,18 +13,18 @@ namespace multiring {
 inline constexpr std::size_t gcm_key_bytes = 16, gcm_nonce_bytes = 12, gcm_tag_bytes = 16;
 using GcmNonce = std::array<std::byte, gcm_nonce_bytes>;
 
-// One way, always the same. What fails in libcrypto itself throws a resource error.
+// One direction. A failure of libcrypto itself throws a resource error.
 class Gcm {
   public:
     explicit Gcm(bool encrypts);
 
     void take_key(std::span<const std::byte, gcm_key_bytes> key);
-    // A nonce is used once with a key. What is `additional` is authenticated only.
+    // A nonce is used once with a key. The `additional` bytes are authenticated, and not encrypted.
     void begin(const GcmNonce& nonce, ByteSpan additional);
     // A piece of the text, which may stay where it is.
     void pass(ByteSpan from, std::byte* to);
     void end(std::byte* tag);            // when it encrypts
-    bool has_tag(const std::byte* tag);  // when it decrypts: whether all of it is what was encrypted
+    bool has_tag(const std::byte* tag);  // when it decrypts: true if all of it was encrypted so
 
   private:
     bool encrypts_;

@@ -2,8 +2,8 @@
 // MULTIRING_KERNELS naming the table; everything else here has internal linkage, so that no code of a newer instruction
 // set can be picked by the linker for an older one.
 //
-// A destination is made tile by tile: a tile of accumulators stays in the first-level cache while every source is
-// added to it, so any number of sources costs one pass over memory.
+// A destination is made piece by piece: the accumulators of a piece stay in the first-level cache while every source is
+// added to them, so any number of sources costs one pass over memory.
 #include "kernels.hpp"
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 namespace multiring {
 namespace {
 
-constexpr std::size_t tile_elements = 1024;
+constexpr std::size_t piece_elements = 1024;
 
 // Arithmetic as a thread begins with it, for as long as this lives: rounding to nearest, and denormal numbers kept. A
 // caller may have set otherwise (XLA and TensorFlow flush them in their threads), and a sum must not depend on whose
@@ -110,7 +110,8 @@ void copy_bytes(void* destination, const void* source, std::size_t bytes) {
     constexpr std::size_t few = 1024;  // that the C library copies in registers
     const std::size_t head = -reinterpret_cast<std::uintptr_t>(to) % 64;
     // The C library leaves a long copy to the processor's string instruction: quickest where both sides lie alike to
-    // their lines, and a third slower than this where they do not, as in most arrays of NumPy.
+    // their lines, and slower than this where they do not, as in most arrays of NumPy. Measured:
+    // benchmarks/results/2026-11-28-constants.md, Engine.
     const bool lie_alike = (reinterpret_cast<std::uintptr_t>(from) + head) % 64 == 0;
     if (bytes >= few && (stores == Stores::streaming || !lie_alike)) {
         std::memcpy(to, from, head);
@@ -223,7 +224,7 @@ struct Float8 {
     static constexpr bool is_plain = false;
 
     static void load(float* __restrict out, const Stored* __restrict in, std::size_t n) {
-        for (std::size_t i = 0; i < n; ++i) std::memcpy(&out[i], &table.bits[in[i]], 4);
+        for (std::size_t i = 0; i < n; ++i) std::memcpy(&out[i], &values.bits[in[i]], 4);
     }
     static void store(Stored* __restrict out, const float* __restrict in, std::size_t n) {
         for (std::size_t i = 0; i < n; ++i) out[i] = narrow(in[i]);
@@ -266,9 +267,9 @@ struct Float8 {
                                                                               : nan;  // and all codes above
 
     // The float32 of every code, as bits.
-    struct Table {
+    struct CodeValues {
         std::uint32_t bits[256];
-        constexpr Table() : bits{} {
+        constexpr CodeValues() : bits{} {
             for (std::uint32_t code = 0; code < 256; ++code) bits[code] = widen(code);
         }
     };
@@ -287,7 +288,7 @@ struct Float8 {
         }
         return sign | (exponent + 127 - bias) << 23 | mantissa << (23 - mantissa_bits);
     }
-    static constexpr Table table{};
+    static constexpr CodeValues values{};
 };
 
 using Float8E4m3fn = Float8<3, 7, Special::fn>;
@@ -383,7 +384,7 @@ struct Blocks {
 
   private:
     static constexpr std::size_t block = format_of(wire).block, bytes = narrow_bytes(wire, block);
-    static_assert(tile_elements % block == 0 && longest_block % block == 0);
+    static_assert(piece_elements % block == 0 && longest_block % block == 0);
 
     // The top code times it is finite, and times the next one is not.
     static constexpr float largest_scale() {
@@ -403,7 +404,7 @@ struct Blocks {
         if (largest >= 0x7f800000) {
             bits = 0x7fc00000;  // the same NaN, whichever it was
         } else if (magnitude <= top * Codes::tiny) {
-            // Where the scales are so few that the nearest one may be far, or products would have too many places.
+            // Scales are so few here that the nearest may be far, or products would have too many places.
             std::memcpy(&scale, &Codes::least, 4);
             while (top * scale < magnitude) scale *= 2;
             std::memcpy(&bits, &scale, 4);
@@ -529,11 +530,11 @@ void combine(T* out, const T* a, const T* b, const T* c, const T* d, std::size_t
         out[i] = Operation::apply(Operation::apply(Operation::apply(a[i], b[i]), c[i]), d[i]);
 }
 
-// All of `sources` into `out`, n elements at most a tile unless there are no more than four sources.
+// All of `sources` into `out`: n elements, a piece at most unless there are no more than four sources.
 template <class Operation, class T>
-void combine_all(T* out, T* tile, const void* const* sources, int source_count, std::size_t at, std::size_t n) {
+void combine_all(T* out, T* accumulated, const void* const* sources, int source_count, std::size_t at, std::size_t n) {
     const auto source = [&](int k) { return static_cast<const T*>(sources[k]) + at; };
-    T* to = source_count <= 4 ? out : tile;
+    T* to = source_count <= 4 ? out : accumulated;
     int used = source_count < 4 ? source_count : 4;
     switch (used) {
         case 1:
@@ -545,11 +546,11 @@ void combine_all(T* out, T* tile, const void* const* sources, int source_count, 
     }
     while (used < source_count) {
         const int left = source_count - used;
-        to = left <= 3 ? out : tile;
+        to = left <= 3 ? out : accumulated;
         switch (left) {
-            case 1: combine<Operation>(to, tile, source(used), n); break;
-            case 2: combine<Operation>(to, tile, source(used), source(used + 1), n); break;
-            default: combine<Operation>(to, tile, source(used), source(used + 1), source(used + 2), n);
+            case 1: combine<Operation>(to, accumulated, source(used), n); break;
+            case 2: combine<Operation>(to, accumulated, source(used), source(used + 1), n); break;
+            default: combine<Operation>(to, accumulated, source(used), source(used + 1), source(used + 2), n);
         }
         used += left < 3 ? left : 3;
     }
@@ -566,10 +567,10 @@ void reduce(void* destination, const void* const* sources, int source_count, std
     using Stored = typename Format::Stored;
     using Accumulator = typename Format::Accumulator;
     const DefaultArithmetic arithmetic;
-    alignas(64) Accumulator accumulated[tile_elements];
-    alignas(64) Accumulator widened[Format::is_plain ? 1 : tile_elements];
-    for (std::size_t at = 0; at < count; at += tile_elements) {
-        const std::size_t n = count - at < tile_elements ? count - at : tile_elements;
+    alignas(64) Accumulator accumulated[piece_elements];
+    alignas(64) Accumulator widened[Format::is_plain ? 1 : piece_elements];
+    for (std::size_t at = 0; at < count; at += piece_elements) {
+        const std::size_t n = count - at < piece_elements ? count - at : piece_elements;
         Stored* out = static_cast<Stored*>(destination) + at;
         if constexpr (Format::is_plain) {
             combine_all<Operation>(out, accumulated, sources, source_count, at, n);
@@ -609,10 +610,10 @@ void widen_all(float* destination, const void* source, std::size_t count) {
 template <class Format>
 void round_all(float* __restrict values, float* __restrict residual, std::size_t count, float weight) {
     const DefaultArithmetic arithmetic;
-    alignas(64) float rounded[tile_elements];
-    alignas(64) std::uint16_t narrow[tile_elements];  // in any format
-    for (std::size_t at = 0; at < count; at += tile_elements, values += tile_elements, residual += tile_elements) {
-        const std::size_t n = count - at < tile_elements ? count - at : tile_elements;
+    alignas(64) float rounded[piece_elements];
+    alignas(64) std::uint16_t narrow[piece_elements];  // in any format
+    for (std::size_t at = 0; at < count; at += piece_elements, values += piece_elements, residual += piece_elements) {
+        const std::size_t n = count - at < piece_elements ? count - at : piece_elements;
         auto* stored = reinterpret_cast<typename Format::Stored*>(narrow);
         Format::store(stored, values, n);
         Format::load(rounded, stored, n);
@@ -635,14 +636,14 @@ void repay_all(float* __restrict values, float* __restrict residual, std::size_t
 // Bytes other than 0 and 1 count as true and leave as 1.
 template <class Operation>
 void reduce_bool(void* destination, const void* const* sources, int source_count, std::size_t count, double) {
-    alignas(64) std::uint8_t accumulated[tile_elements];
-    alignas(64) std::uint8_t truth[tile_elements];
+    alignas(64) std::uint8_t accumulated[piece_elements];
+    alignas(64) std::uint8_t truth[piece_elements];
     const auto load = [&](std::uint8_t* out, const void* source, std::size_t at, std::size_t n) {
         const auto* in = static_cast<const std::uint8_t*>(source) + at;
         for (std::size_t i = 0; i < n; ++i) out[i] = in[i] != 0;
     };
-    for (std::size_t at = 0; at < count; at += tile_elements) {
-        const std::size_t n = count - at < tile_elements ? count - at : tile_elements;
+    for (std::size_t at = 0; at < count; at += piece_elements) {
+        const std::size_t n = count - at < piece_elements ? count - at : piece_elements;
         load(accumulated, sources[0], at, n);
         for (int k = 1; k < source_count; ++k) {
             load(truth, sources[k], at, n);
@@ -686,15 +687,15 @@ struct Wide {
     std::uint64_t halves[2];
 };
 
-// Block by block, so that each line that is touched is in the caches until all of it has been read or written.
+// Patch by patch, so that each line that is touched is in the caches until all of it has been read or written.
 template <class T>
 void transpose_all(void* destination, std::ptrdiff_t to_stride, const void* source, std::ptrdiff_t from_stride,
                    std::size_t rows, std::size_t columns) {
-    constexpr std::size_t block = 256 / sizeof(T);
-    for (std::size_t first_row = 0; first_row < rows; first_row += block) {
-        const std::size_t last_row = rows - first_row < block ? rows : first_row + block;
-        for (std::size_t first = 0; first < columns; first += block) {
-            const std::size_t last = columns - first < block ? columns : first + block;
+    constexpr std::size_t patch = 256 / sizeof(T);
+    for (std::size_t first_row = 0; first_row < rows; first_row += patch) {
+        const std::size_t last_row = rows - first_row < patch ? rows : first_row + patch;
+        for (std::size_t first = 0; first < columns; first += patch) {
+            const std::size_t last = columns - first < patch ? columns : first + patch;
             T* const to = static_cast<T*>(destination);
             const T* const from = static_cast<const T*>(source);
             const auto place = [](std::size_t i, std::ptrdiff_t stride) {

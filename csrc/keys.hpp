@@ -1,4 +1,4 @@
-// Keys: what two ends of a connection agree on before they encrypt it (RFC 7748 and RFC 5869).
+// Keys on which two ends of a connection agree before they encrypt it (RFC 7748 and RFC 5869).
 #pragma once
 
 #include <array>
@@ -12,9 +12,9 @@ namespace multiring {
 using Key256 = std::array<std::byte, 32>;
 using ByteSpan = std::span<const std::byte>;
 
-// X25519: what to tell the other end of a private key, which is 32 random bytes.
+// X25519: the public key of a private one, which is 32 random bytes.
 Key256 public_key(const Key256& private_key);
-// What both ends get, each from its own private key and the other's public one; throws where the other's is none.
+// The secret that both ends get, each from its own private key and the other's public one; throws where that is none.
 Key256 shared_key(const Key256& private_key, const Key256& public_key_of_other);
 
 // HKDF with SHA-256.

@@ -17,7 +17,7 @@ inline constexpr std::uint32_t most_labels = 1 << 24;  // 0: a call without one
 
 std::string describe_label(std::uint32_t label);  // "3fa2c1"
 
-// What a label stands for is known here for as long as one of these is kept: names may change with each step.
+// Keeps a label's text known here for as long as it lives: names may change with each step.
 class LabelName {
   public:
     LabelName(std::uint32_t label, std::string text);

@@ -74,13 +74,13 @@ void Lane::begin(const Call& call) {
     heard_.store(false, std::memory_order_relaxed);
     eager_ = false;
     if (call.installed->any_direct || call.is_point()) {
-        const std::size_t links = call.installed->links.size();
-        if (links > granted_capacity_) {
-            granted_ = std::make_unique<std::atomic<std::uint32_t>[]>(links);
-            granted_capacity_ = links;
+        const std::size_t transports = call.installed->transports.size();
+        if (transports > granted_capacity_) {
+            granted_ = std::make_unique<std::atomic<std::uint32_t>[]>(transports);
+            granted_capacity_ = transports;
         }
-        for (std::size_t i = 0; i < links; ++i) granted_[i].store(0, std::memory_order_relaxed);
-        asked_.assign(links, false);
+        for (std::size_t i = 0; i < transports; ++i) granted_[i].store(0, std::memory_order_relaxed);
+        asked_.assign(transports, false);
         announced_ = 0;
         bulk_ = bytes > most_eager_bytes;
     }
@@ -99,21 +99,23 @@ void Lane::end() {
             record.nanoseconds.fetch_add(static_cast<std::uint64_t>(took.count()), std::memory_order_relaxed);
         };
         count(call_.installed->record);
-        if (!call_.installed->group->is_internal()) count(endpoint_.done[static_cast<std::size_t>(call_.collective)]);
+        if (!call_.installed->communicator->is_internal())
+            count(endpoint_.done[static_cast<std::size_t>(call_.collective)]);
     }
     if (tracer_) tracer_->end(began_, finished());
     active_ = false;
     call_.transfer.reset();
     driven_by_progress.store(false, std::memory_order_relaxed);
-    if (!call_.installed->group->is_internal()) endpoint_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
+    if (!call_.installed->communicator->is_internal())
+        endpoint_.segments.fetch_add(segment_count_, std::memory_order_relaxed);
 }
 
-// What the lane's previous collective left with its readers must be read before its staging changes shape.
+// Readers must be done with the lane's previous collective before its staging changes shape.
 bool Lane::prepare() {
     if (outstanding()) return false;
     const std::size_t departures = std::size_t{rows_in_use_} * schedule_->departure_count;
     if (departures > unread_capacity_) {
-        unread_ = std::make_unique<Reader[]>(departures);
+        unread_ = std::make_unique<ReaderMark[]>(departures);
         unread_capacity_ = departures;
     }
     const bool stages = narrows_ || (call_.installed->any_shared && (!in_arena_ || schedule_->exchanges));
@@ -128,7 +130,7 @@ bool Lane::prepare() {
 void Lane::take_slots() {
     const std::size_t needed = rows_in_use_ * slot_bytes_;
     // Not for the job's own calls, which are few, nor in the lanes of messages, which are as many as these.
-    const bool is_own = call_.installed->group->is_internal();
+    const bool is_own = call_.installed->communicator->is_internal();
     const bool goes_around = call_.installed->any_shared && !is_own && !call_.is_point();
     const std::size_t most = goes_around ? endpoint_.spare_staging.of_a_lane() : 0;
     const std::size_t wanted = spare_refused_ ? 0 : std::min(most, most_times_needed * needed);
@@ -138,7 +140,7 @@ void Lane::take_slots() {
     next_slot_at_ = slot(segment_count_) * slot_bytes_;
 }
 
-// What calls need they must have; more is for speed alone.
+// `needed` bytes are required; `wanted` only adds speed.
 void Lane::grow_staging(std::size_t needed, std::size_t wanted) {
     if (wanted > std::max(needed, staging_bytes_) && grow_for_speed(needed, wanted)) return;
     if (needed <= staging_bytes_) return;
@@ -229,7 +231,7 @@ bool Lane::step(std::uint32_t segment) {
         const Instruction& in = instructions[row.next];
         const Extent& extent = layout(segment).extents[row.next];
         if (extent.count == 0) continue;  // neither side has this message
-        const bool sends = in.kind == Instruction::Kind::send;
+        const bool sends = in.kind == InstructionKind::send;
         if (!sends && !in.waits() && residual(row, in, extent) == nullptr) continue;
         if (tracer_) tracer_->enter(segment % rows_in_use_, in.phase);
         if (sends) {
@@ -259,20 +261,20 @@ bool Lane::step(std::uint32_t segment) {
 }
 
 bool Lane::is_leaving(const Row& row, const Instruction& in) const {
-    if (in.kind != Instruction::Kind::send) return false;
+    if (in.kind != InstructionKind::send) return false;
     const bool staged = is_staged(in);
     if (is_narrow(in) || (staged && !call_.installed->send_is_direct[in.send_index])) return false;
-    Link* const* links = call_.installed->message_links.data() + in.first_message;
+    Transport* const* transports = call_.installed->message_transports.data() + in.first_message;
     const auto its = messages(in);
     for (std::size_t i = 0; i < its.size(); ++i) {
         // Peers in shared memory read the staged copy; waiting for them would deadlock two ranks that exchange.
-        if (staged && links[i]->shares_memory()) continue;
+        if (staged && transports[i]->shares_memory()) continue;
         if (unread(row.segment, its[i]).load(std::memory_order_acquire) != 0) return true;
     }
     return false;
 }
 
-// Whether every span that was sent from where it lies is the caller's again.
+// True if all spans sent in place may be overwritten.
 bool Lane::has_left(const Row& row) const {
     if (!outstanding()) return true;
     const auto& all = schedule_->instructions;
@@ -301,7 +303,7 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
         if (is_narrow(in)) {
             narrow(in.wire, staged, reinterpret_cast<const float*>(data), extent.count);
         } else {
-            Link& reader = *call_.installed->message_links[in.first_message];
+            Transport& reader = *call_.installed->message_transports[in.first_message];
             copy_paced(staged, data, bytes,
                        bytes < reader.staging.fewest_bytes() ? reader.staging_small : reader.staging);
         }
@@ -310,21 +312,21 @@ void Lane::send(const Row& row, const Instruction& in, const Extent& extent) {
     if (is_shared) frame.argument = endpoint_.arena->offset(read_at);
     if (is_narrow(in)) data = read_at;
     outstanding_.fetch_add(in.message_count, std::memory_order_relaxed);
-    Link* const* links = call_.installed->message_links.data() + in.first_message;
+    Transport* const* transports = call_.installed->message_transports.data() + in.first_message;
     const auto its = messages(in);
     for (std::size_t i = 0; i < its.size(); ++i) {
-        Reader& mark = unread(row.segment, its[i]);
-        mark.store(static_cast<std::uint32_t>(links[i]->peer) + 1, std::memory_order_relaxed);
+        ReaderMark& mark = unread(row.segment, its[i]);
+        mark.store(static_cast<std::uint32_t>(transports[i]->peer) + 1, std::memory_order_relaxed);
         frame.ordinal = its[i].ordinal;
         frame.token = id_ << 16 | static_cast<std::uint32_t>(&mark - unread_.get());
-        if (links[i]->shares_memory()) {
-            links[i]->post(frame, data);
+        if (transports[i]->shares_memory()) {
+            transports[i]->post(frame, data);
         } else {
-            Held message{frame, data, links[i], call_.installed->message_peers[in.first_message + i]};
+            Held message{frame, data, transports[i], call_.installed->message_peers[in.first_message + i]};
             if (!post(message)) held_.push_back(message);
         }
     }
-    for (std::size_t i = 0; i < its.size(); ++i) links[i]->notify();
+    for (std::size_t i = 0; i < its.size(); ++i) transports[i]->notify();
 }
 
 void Lane::copy_paced(std::byte* destination, const std::byte* source, std::size_t bytes, StreamingStoreTuner& tuner) {
@@ -340,8 +342,8 @@ Frame Lane::frame_of(FrameType type) const {
     Frame frame;
     frame.type = type;
     frame.sign(signature_);
-    frame.communicator = call_.installed->group->id;
-    frame.incarnation = call_.installed->group->incarnation;
+    frame.communicator = call_.installed->communicator->id;
+    frame.incarnation = call_.installed->communicator->incarnation;
     frame.number = call_.number;
     return frame;
 }
@@ -361,20 +363,20 @@ bool Lane::post(Held& message) {
 void Lane::ask(std::uint32_t peer) {
     if (asked_[peer]) return;
     asked_[peer] = true;
-    Link* link = call_.installed->links[peer];
-    link->post(frame_of(FrameType::ask), nullptr);
-    link->notify();
+    Transport* transport = call_.installed->transports[peer];
+    transport->post(frame_of(FrameType::ask), nullptr);
+    transport->notify();
 }
 
 // A send within the host fills its staging only when the receiver has a use for it, or at most the eager credit.
 bool Lane::open() {
     if (call_.collective == Collective::recv) return opened_ = heard_.load(std::memory_order_acquire);
-    Link* link = call_.installed->links.front();
+    Transport* transport = call_.installed->transports.front();
     const std::size_t bytes = call_.count * itemsize_;
     if (granted_[0].load(std::memory_order_acquire) != 0)
         opened_ = true;
     else if (!bulk_)
-        opened_ = eager_ = link->take_credit(bytes);
+        opened_ = eager_ = transport->take_credit(bytes);
     if (!opened_) ask(0);
     return opened_;
 }
@@ -391,7 +393,7 @@ void Lane::announce_window() {
     announced_ = end;
     Frame grant = frame_of(FrameType::grant);
     grant.segment = end;
-    for (Link* source : call_.installed->granted_sources) {
+    for (Transport* source : call_.installed->granted_sources) {
         source->post(grant, nullptr);
         source->notify();
     }
@@ -406,10 +408,10 @@ float* Lane::residual(const Row& row, const Instruction& in, const Extent& exten
     return narrows_ && call_.residual != nullptr ? call_.residual + place(row, in, extent) : nullptr;
 }
 
-// What travels of a contribution is rounded here, once and in place, so that nothing is lost on the way after it.
+// Round the values of a contribution that travel, once and in place: nothing is lost on the way after it.
 void Lane::settle(const Row& row, const Instruction& in, const Extent& extent) {
     auto* values = reinterpret_cast<float*>(address(row, in, extent));
-    if (in.kind == Instruction::Kind::repay)
+    if (in.kind == InstructionKind::repay)
         repay(values, residual(row, in, extent), extent.count);
     else
         round(in.wire, values, residual(row, in, extent), extent.count);
@@ -422,8 +424,8 @@ Clock::duration Lane::combine(const Row& row, const Instruction& in, const Exten
     std::optional<Clock::time_point> start;
     if (bytes >= fewest_bytes_timed) start = Clock::now();
     const auto data_of = [&](std::uint32_t i) { return arrival_of(row, in, i).data.load(std::memory_order_relaxed); };
-    Link& first = *arrival_of(row, in, 0).from;
-    if (in.kind == Instruction::Kind::store) {
+    Transport& first = *arrival_of(row, in, 0).from;
+    if (in.kind == InstructionKind::store) {
         const std::byte* data = data_of(0);
         if (is_narrow(in)) {
             widen(in.wire, reinterpret_cast<float*>(destination), data, extent.count);
@@ -455,7 +457,7 @@ Clock::duration Lane::combine(const Row& row, const Instruction& in, const Exten
 // later. So after reading, the sender's mark is checked before the result is passed on.
 bool Lane::has_read_what_was_sent(const Row& row, const Instruction& in) {
     for (std::uint32_t i = 0; i < in.message_count; ++i) {
-        const Link& from = *arrival_of(row, in, i).from;
+        const Transport& from = *arrival_of(row, in, i).from;
         if (!from.is_given_up()) continue;
         spoilt_ = true;
         endpoint_.surroundings.suspect(
@@ -465,7 +467,7 @@ bool Lane::has_read_what_was_sent(const Row& row, const Instruction& in) {
     return true;
 }
 
-// What arrived has been read: its senders have it back.
+// Give payloads that were read back to their senders.
 void Lane::give_back(const Row& row, const Instruction& in, const Extent& extent, Clock::duration took) {
     const std::size_t bytes = message_bytes(in, extent);
     took /= std::max<std::uint32_t>(in.message_count, 1);
@@ -499,7 +501,7 @@ void Lane::wait_for_team() {
 }
 
 double Lane::divisor(const Instruction& in) const {
-    return in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->group->members.size()) : 1.0;
+    return in.final && call_.op == Op::avg ? static_cast<double>(call_.installed->communicator->members.size()) : 1.0;
 }
 
 void Lane::reduce(const Instruction& in, void* destination, std::size_t count, const Sources& sources,
@@ -532,7 +534,7 @@ void Lane::reduce_paced(const Instruction& in, std::byte* destination, std::size
 
 bool Lane::flush() {
     bool clear = true;
-    for (Link* link : call_.installed->links) clear &= link->flush();
+    for (Transport* transport : call_.installed->transports) clear &= transport->flush();
     return clear;
 }
 
@@ -554,14 +556,14 @@ void Lane::accept(const Delivery& delivery) {
         delivery.from->post(grant, nullptr);
         delivery.from->notify();
     } else {
-        const auto& links = call_.installed->links;
-        const auto link = std::find(links.begin(), links.end(), delivery.from);
-        if (link == links.end() || !(call_.installed->any_direct || call_.is_point())) {
+        const auto& transports = call_.installed->transports;
+        const auto transport = std::find(transports.begin(), transports.end(), delivery.from);
+        if (transport == transports.end() || !(call_.installed->any_direct || call_.is_point())) {
             endpoint_.garbage(delivery.from->peer, "a grant to a rank that sends it nothing");
             return;
         }
         // Over several connections grants may overtake each other.
-        auto& granted = granted_[static_cast<std::size_t>(link - links.begin())];
+        auto& granted = granted_[static_cast<std::size_t>(transport - transports.begin())];
         std::uint32_t before = granted.load(std::memory_order_relaxed);
         while (before < frame.segment &&
                !granted.compare_exchange_weak(before, frame.segment, std::memory_order_release)) {
@@ -577,7 +579,7 @@ void Lane::accept_data(const Delivery& delivery) {
         has_early_.store(true, std::memory_order_release);
         return;
     }
-    const int member = call_.installed->group->member_of(delivery.from->peer);
+    const int member = call_.installed->communicator->member_of(delivery.from->peer);
     const std::uint32_t index = schedule_->arrival_of(static_cast<std::uint32_t>(member), frame.ordinal);
     if (frame.segment >= segment_count_ || index == Schedule::no_arrival ||
         arrival_bytes(frame.segment, index) != frame.bytes || delivery.payload.data == nullptr) {
@@ -586,19 +588,19 @@ void Lane::accept_data(const Delivery& delivery) {
                                                    " bytes, is not in the schedule of " + describe(call_));
         return;
     }
-    Arrival& slot = arrival(frame.segment, index);
-    if (slot.data.load(std::memory_order_relaxed) != nullptr) {
+    Arrival& awaited = arrival(frame.segment, index);
+    if (awaited.data.load(std::memory_order_relaxed) != nullptr) {
         endpoint_.garbage(delivery.from->peer, "message " + std::to_string(frame.ordinal) + " of segment " +
                                                    std::to_string(frame.segment) + " of " + describe(call_) + " twice");
         return;
     }
-    slot.from = delivery.from;
-    slot.token = delivery.payload.token;
-    slot.data.store(delivery.payload.data, std::memory_order_release);
+    awaited.from = delivery.from;
+    awaited.token = delivery.payload.token;
+    awaited.data.store(delivery.payload.data, std::memory_order_release);
 }
 
 void Lane::take_early() {
-    const std::lock_guard lock(call_.installed->group->mutex);
+    const std::lock_guard lock(call_.installed->communicator->mutex);
     has_early_.store(false, std::memory_order_relaxed);
     std::vector<Delivery> again;
     again.swap(early_);
@@ -609,7 +611,7 @@ bool Lane::released(int peer, std::uint32_t index) {
     std::uint32_t reader = static_cast<std::uint32_t>(peer) + 1;
     if (index >= unread_capacity_ || !unread_[index].compare_exchange_strong(reader, 0, std::memory_order_acq_rel))
         return false;
-    if (eager_) call_.installed->links.front()->return_credit(call_.count * itemsize_);
+    if (eager_) call_.installed->transports.front()->return_credit(call_.count * itemsize_);
     outstanding_.fetch_sub(1, std::memory_order_acq_rel);
     if (driven_by_progress.load(std::memory_order_relaxed)) endpoint_.surroundings.wake_progress();
     return true;
@@ -620,7 +622,7 @@ bool Lane::released(int peer, std::uint32_t index) {
 // end those that have not granted the last messages.
 template <class Visit>
 void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
-    if (!opened_) return visit(call_.installed->links.front()->peer);
+    if (!opened_) return visit(call_.installed->transports.front()->peer);
     if (!prepared_ && outstanding()) return visit_readers(0, unread_capacity_, visit);
     if (segment == segment_count_) {
         for (const Held& message : held_) visit(message.to->peer);
@@ -632,7 +634,7 @@ void Lane::visit_missing(std::uint32_t segment, const Visit& visit) const {
     if (!has_begun && !row_is_clear(segment))
         return visit_readers(segment % rows_in_use_ * departures, departures, visit);
     const auto& all = schedule_->instructions;
-    const auto& members = call_.installed->group->members;
+    const auto& members = call_.installed->communicator->members;
     std::size_t at = has_begun ? rows_[segment % rows_in_use_].next : 0;
     while (at < all.size() && !all[at].waits()) ++at;
     bool found = false;
@@ -654,19 +656,19 @@ void Lane::visit_readers(std::size_t first, std::size_t count, const Visit& visi
             visit(static_cast<int>(reader) - 1);
 }
 
-Link* Lane::held_up_by(std::uint32_t segment) const {
+Transport* Lane::held_up_by(std::uint32_t segment) const {
     int first = -1;
     visit_missing(segment, [&](int rank) {
         if (first < 0) first = rank;
     });
-    return first < 0 ? nullptr : endpoint_.link(first);
+    return first < 0 ? nullptr : endpoint_.transport(first);
 }
 
 void Lane::trace_progress(const Row& row) {
     if (row.done) {
         tracer_->finish(row.segment % rows_in_use_);
     } else {
-        const Link* by = held_up_by(row.segment);
+        const Transport* by = held_up_by(row.segment);
         tracer_->hold_up(row.segment % rows_in_use_, by == nullptr ? -1 : by->peer);
     }
 }
@@ -683,10 +685,10 @@ void Lane::tell_waiting() const {
     Frame frame = frame_of(FrameType::waits);
     frame.argument = call_.collective == Collective::recv ? 1 : 0;
     const std::vector<int> ranks = waited_for();
-    for (Link* link : call_.installed->links) {
-        if (!std::binary_search(ranks.begin(), ranks.end(), link->peer)) continue;
-        link->post(frame, nullptr);
-        link->notify();
+    for (Transport* transport : call_.installed->transports) {
+        if (!std::binary_search(ranks.begin(), ranks.end(), transport->peer)) continue;
+        transport->post(frame, nullptr);
+        transport->notify();
     }
 }
 

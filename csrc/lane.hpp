@@ -4,7 +4,7 @@
 //   staging   slots for rows' outgoing spans, copied where peers can read them (not needed for arena buffers and TCP)
 //
 // A lane is driven by one thread at a time (`advance`); what arrives is delivered to it (`accept`) by whichever thread
-// drains the link.
+// drains the transport.
 //
 // W is the plan's and so the same on all ranks, so a peer is never more than 2 W segments ahead of the row that waits
 // for it (it starts segment s when its messages of segment s - W have been read), except for messages that only some
@@ -43,7 +43,7 @@ class Lane {
     bool finished() const {
         return base_ == segment_count_ && held_.empty() && (!call_.transfer || call_.transfer->has_left());
     }
-    // Whether what happens next rings no bell: the device's part, or the team's.
+    // True if the next event rings no bell: the device's part, or the team's.
     bool needs_polling() const {
         return active_ && call_.transfer && (shared_count_ != 0 || next_ == segment_count_ || !is_here(next_));
     }
@@ -54,8 +54,8 @@ class Lane {
 
     // The ranks that hold it up, ascending.
     std::vector<int> waited_for() const;
-    // The first of them in schedule order, by the link to it; nullptr if there is none.
-    Link* held_up_by() const { return held_up_by(base_); }
+    // The first of them in schedule order, by the transport to it; nullptr if there is none.
+    Transport* held_up_by() const { return held_up_by(base_); }
     // Let them know in which call, so that one that has made another says so.
     void tell_waiting() const;
     std::size_t bytes_left() const {  // bytes of the buffer in segments that are not done
@@ -77,23 +77,23 @@ class Lane {
     };
     using Sources = std::vector<const void*>;
     struct Shared {  // what a row shares with the team
-        Task task;
+        TeamTask task;
         Sources sources;
         Clock::duration took{};
     };
     struct Arrival {
         std::atomic<const std::byte*> data{nullptr};
-        Link* from = nullptr;
+        Transport* from = nullptr;
         std::uint32_t token = 0;
     };
     struct Held {  // a message that waits for a grant
         Frame frame;
         const std::byte* payload;
-        Link* to;
+        Transport* to;
         std::uint32_t peer;
     };
-    using Extent = Layout::Extent;
-    using Reader = std::atomic<std::uint32_t>;  // a world rank, plus one; 0 when it has read
+    using Extent = SliceLayout::Extent;
+    using ReaderMark = std::atomic<std::uint32_t>;  // a world rank, plus one; 0 when it has read
 
     bool prepare();
     void take_slots();
@@ -111,7 +111,7 @@ class Lane {
     void visit_missing(std::uint32_t segment, const Visit& visit) const;
     template <class Visit>
     void visit_readers(std::size_t first, std::size_t count, const Visit& visit) const;
-    Link* held_up_by(std::uint32_t segment) const;
+    Transport* held_up_by(std::uint32_t segment) const;
     void trace_progress(const Row& row);
     const std::atomic<const std::byte*>& arrived(std::uint32_t segment, const Message& message) const {
         return arrival(segment, message.index).data;
@@ -137,7 +137,7 @@ class Lane {
     void announce_window();
     Frame frame_of(FrameType type) const;
 
-    const Layout& layout(std::uint32_t segment) const {
+    const SliceLayout& layout(std::uint32_t segment) const {
         return segment + 1 == segment_count_ ? *last_layout_ : *full_layout_;
     }
     std::size_t place(const Row& row, const Instruction& in, const Extent& extent) const {  // in the buffer
@@ -150,18 +150,19 @@ class Lane {
     Arrival& arrival(std::uint32_t segment, std::uint32_t index) const {
         return arrivals_[(segment % (2 * rows_in_use_)) * schedule_->arrival_count + index];
     }
-    // Where its staging is. Who had it before has been read: that was W segments ago or more, or in another call.
+    // Slot of its staging. The segment that had it before has been read: it was W segments ago or more, or in another
+    // call.
     std::size_t slot(std::uint32_t segment) const { return (first_slot_ + segment) % slots_; }
-    Reader& unread(std::uint32_t segment, const Message& message) const {
+    ReaderMark& unread(std::uint32_t segment, const Message& message) const {
         return unread_[(segment % rows_in_use_) * schedule_->departure_count + message.index];
     }
-    // Whether the send's bytes are copied for its readers, so that the caller's are free at once. Two ranks that
+    // True if the send's bytes are copied for its readers, so that the caller's are free at once. Two ranks that
     // exchange the same bytes would otherwise both wait for the other to have read before they overwrite. (What a later
     // phase overwrites has been read by then: the new bytes are made of the old ones.)
     bool is_staged(const Instruction& in) const {
         return is_narrow(in) || (call_.installed->send_is_shared[in.send_index] && (!in_arena_ || in.exchanged));
     }
-    // Whether the messages are narrower than the elements.
+    // True if the messages are narrower than the elements.
     bool is_narrow(const Instruction& in) const { return narrows_ && in.wire != Wire::same; }
     std::size_t message_bytes(const Instruction& in, const Extent& extent) const {
         return is_narrow(in) ? narrow_bytes(in.wire, extent.count) : extent.count * itemsize_;
@@ -178,7 +179,7 @@ class Lane {
     void reduce_paced(const Instruction& in, std::byte* destination, std::size_t count, Sources& sources,
                       StreamingStoreTuner& tuner);
     double divisor(const Instruction& in) const;
-    // Whether the send's bytes are read where the caller keeps them, and still are.
+    // True while the send's bytes are read where the caller keeps them.
     bool is_leaving(const Row& row, const Instruction& in) const;
 
     Endpoint& endpoint_;
@@ -189,7 +190,7 @@ class Lane {
     Call call_{};
     Signature signature_{};
     std::shared_ptr<const Schedule> schedule_;
-    std::shared_ptr<const Layout> full_layout_, last_layout_;
+    std::shared_ptr<const SliceLayout> full_layout_, last_layout_;
     Reduction reduction_ = nullptr;
     std::size_t itemsize_ = 1, slice_ = 0;
     std::uint32_t segment_count_ = 0, rows_in_use_ = 1;
@@ -214,16 +215,16 @@ class Lane {
     std::atomic<bool> heard_{false};                         // an empty receive: the sender's frame is here
     bool eager_ = false;                                     // and it used the eager credit
     std::uint32_t announced_ = 0;                            // segments that we have granted to those that send to us
-    std::unique_ptr<std::atomic<std::uint32_t>[]> granted_;  // indexed by link: segments that it takes
+    std::unique_ptr<std::atomic<std::uint32_t>[]> granted_;  // indexed by transport: segments that it takes
     std::size_t granted_capacity_ = 0;
-    std::vector<bool> asked_;  // indexed by link
+    std::vector<bool> asked_;  // indexed by transport
     std::vector<Held> held_;
 
     // kept from operation to operation
     std::vector<Row> rows_;
     std::unique_ptr<Arrival[]> arrivals_;
     std::size_t arrival_capacity_ = 0;
-    std::unique_ptr<Reader[]> unread_;  // indexed by (row, departure): who has not read it yet
+    std::unique_ptr<ReaderMark[]> unread_;  // indexed by (row, departure): who has not read it yet
     std::size_t unread_capacity_ = 0;
     std::atomic<std::uint32_t> outstanding_{0};  // how many are unread
     std::byte* staging_ = nullptr;

@@ -23,7 +23,7 @@ int fail(int code, const std::string& text) {
     return code;
 }
 
-// What is used of Python, by name: the library links to no version of it.
+// Functions of Python, found by name: the library links to no version of it.
 struct Python {
     int (*is_initialized)();
     void (*initialize)(int);

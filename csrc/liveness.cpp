@@ -62,16 +62,16 @@ void Liveness::count_silence(std::size_t rank, std::uint64_t heard, float elapse
     seen_[rank] = heard;
 }
 
-void Liveness::look(std::span<const LocalLink* const> local, std::span<const int> edges,
+void Liveness::look(std::span<const LocalTransport* const> local, std::span<const int> edges,
                     const std::vector<bool>& departed, bool all) {
     const auto now = Clock::now();
     elapsed_ = std::chrono::duration<float>(std::min(now - last_look_, 2 * interval_)).count();
     if (was_away(now)) came_back_ = now;
     last_look_ = now;
-    for (const LocalLink* link : local) {
-        const auto rank = static_cast<std::size_t>(link->peer);
+    for (const LocalTransport* transport : local) {
+        const auto rank = static_cast<std::size_t>(transport->peer);
         Status status;
-        if (link->arena().header().status.read(status)) {
+        if (transport->arena().header().status.read(status)) {
             status.silent = statuses_[rank].silent;
             statuses_[rank] = checked(status);
         }
@@ -83,19 +83,19 @@ void Liveness::look(std::span<const LocalLink* const> local, std::span<const int
     }
     forget_the_old(elapsed_);
     if (!all) return;
-    for (const LocalLink* link : local) {
-        if (is_quiet(link->peer)) continue;
-        const StatusSlot* slots = link->arena().heard();
+    for (const LocalTransport* transport : local) {
+        if (is_quiet(transport->peer)) continue;
+        const StatusSlot* slots = transport->arena().heard();
         for (std::size_t rank = 0; slots != nullptr && rank < statuses_.size(); ++rank) {
             Status status;
             if (rank == self_ || direct_[rank] || !slots[rank].read(status)) continue;
             if (status.rank < 0) {  // it hears of that rank no more, and so do we
-                if (via_[rank] == link->peer) forget(rank);
+                if (via_[rank] == transport->peer) forget(rank);
                 continue;
             }
             statuses_[rank] = checked(status);
             age_[rank] = 0;
-            via_[rank] = link->peer;
+            via_[rank] = transport->peer;
         }
     }
 }

@@ -34,17 +34,17 @@ class Liveness {
     void heard(int edge) { ++heard_[static_cast<std::size_t>(edge)]; }
     void take(int edge, std::span<const std::byte> statuses);  // what came over an edge
     // Look at those that we hear directly; those that have left are not missed. `all`: and at what others pass on.
-    void look(std::span<const LocalLink* const> local, std::span<const int> edges, const std::vector<bool>& departed,
-              bool all);
+    void look(std::span<const LocalTransport* const> local, std::span<const int> edges,
+              const std::vector<bool>& departed, bool all);
 
     float elapsed() const { return elapsed_; }  // seconds that count, from the look before the last to the last
     std::span<const Status> statuses() const { return statuses_; }  // indexed by rank
     bool is_quiet(int rank) const { return at(rank).silent >= quiet_seconds(); }
     bool is_direct(int rank) const { return direct_[static_cast<std::size_t>(rank)]; }
-    // Whether a rank is known to live: it was heard of lately, by us or by who told us, and we have not been away.
+    // True if a rank is known to live: it was heard of lately, by us or by who told us, and we have not been away.
     bool hears(int rank) const;
     bool is_trouble() const;  // somebody waits or is quiet: statuses are worth passing on
-    // What to pass on over an edge, cut into pieces of at most `most_bytes`: all that did not come over it.
+    // News to pass on over an edge, all that did not come over it, in pieces of at most `most_bytes`.
     std::vector<std::vector<std::byte>> to_pass_on(int edge, std::size_t most_bytes) const;
     void publish_heard(std::span<StatusSlot> slots);  // to the ranks of our host
 

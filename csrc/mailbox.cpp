@@ -10,9 +10,9 @@
 
 namespace multiring {
 
-LocalLink::LocalLink(int peer, int self, Receiver& receiver, std::shared_ptr<Arena> mine,
-                     std::unique_ptr<PeerArena> theirs, Descriptor doorbell)
-    : Link(peer),
+LocalTransport::LocalTransport(int peer, int self, Receiver& receiver, std::shared_ptr<Arena> mine,
+                               std::unique_ptr<PeerArena> theirs, Descriptor doorbell)
+    : Transport(peer),
       receiver_(receiver),
       self_(self),
       mine_(std::move(mine)),
@@ -25,13 +25,13 @@ LocalLink::LocalLink(int peer, int self, Receiver& receiver, std::shared_ptr<Are
     __atomic_store_n(&mine_->mailbox_directory()[peer], entry, __ATOMIC_RELEASE);
 }
 
-void LocalLink::disown() noexcept {
+void LocalTransport::disown() noexcept {
     doorbell_.reset();
     theirs_->unmap();
 }
 
 // The peer may attach us later than we attach it: until then it has no mailbox for us.
-const Mailbox* LocalLink::incoming() {
+const Mailbox* LocalTransport::incoming() {
     const Mailbox* found = incoming_.load(std::memory_order_relaxed);
     if (found != nullptr) return found;
     const std::byte* directory = theirs_->at(theirs_->header().mailboxes, 0);
@@ -43,7 +43,7 @@ const Mailbox* LocalLink::incoming() {
     return found;
 }
 
-bool LocalLink::put_in_slot(const Frame& frame) {
+bool LocalTransport::put_in_slot(const Frame& frame) {
     if (posted_ - read_by_peer_ == mailbox_slots) {
         const Mailbox* theirs = incoming();
         if (theirs == nullptr) return false;
@@ -58,13 +58,13 @@ bool LocalLink::put_in_slot(const Frame& frame) {
     return true;
 }
 
-void LocalLink::put(const Frame& frame) {
+void LocalTransport::put(const Frame& frame) {
     if (queued_.empty() && put_in_slot(frame)) return;
     queued_.push_back(frame);
     held_back_.store(true, std::memory_order_relaxed);
 }
 
-void LocalLink::put_releases() {
+void LocalTransport::put_releases() {
     if (releases_.token_count == 0) return;
     Frame frame;
     std::memcpy(static_cast<void*>(&frame), &releases_, sizeof frame);
@@ -72,16 +72,16 @@ void LocalLink::put_releases() {
     put(frame);
 }
 
-void LocalLink::post(const Frame& frame, const std::byte*) {
+void LocalTransport::post(const Frame& frame, const std::byte*) {
     const std::lock_guard lock(send_mutex_);
-    // What we have read goes first: the data may be the answer that allows the peer to overwrite it.
+    // Releases go first: the data may be the answer that allows the peer to overwrite what we have read.
     put_releases();
     put(frame);
     messages_sent_ += frame.bytes != 0;
     bytes_sent_ += frame.bytes;
 }
 
-void LocalLink::notify() {
+void LocalTransport::notify() {
     // Either we see that the peer sleeps, or the peer, about to sleep, sees the descriptor.
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (__atomic_load_n(&theirs_->header().sleeping, __ATOMIC_RELAXED) != 0) {
@@ -91,7 +91,7 @@ void LocalLink::notify() {
     }
 }
 
-void LocalLink::give_back(Payload payload, std::size_t) {
+void LocalTransport::give_back(Payload payload, std::size_t) {
     const std::lock_guard lock(send_mutex_);
     releases_.tokens[releases_.token_count++] = payload.token;
     if (releases_.token_count == tokens_per_frame)
@@ -100,7 +100,7 @@ void LocalLink::give_back(Payload payload, std::size_t) {
         held_back_.store(true, std::memory_order_relaxed);
 }
 
-bool LocalLink::flush() {
+bool LocalTransport::flush() {
     if (!held_back_.load(std::memory_order_relaxed)) return true;
     const std::lock_guard lock(send_mutex_);
     put_releases();
@@ -110,7 +110,7 @@ bool LocalLink::flush() {
     return queued_.empty();
 }
 
-bool LocalLink::drain() {
+bool LocalTransport::drain() {
     const Mailbox* theirs = incoming();
     if (theirs == nullptr) return false;
     const std::unique_lock lock(receive_mutex_, std::try_to_lock);
@@ -137,7 +137,7 @@ bool LocalLink::drain() {
     return true;
 }
 
-Traffic LocalLink::traffic() const {
+Traffic LocalTransport::traffic() const {
     const std::lock_guard lock(send_mutex_);
     return timed({messages_sent_, bytes_sent_, messages_received_.load(std::memory_order_relaxed),
                   bytes_received_.load(std::memory_order_relaxed)});

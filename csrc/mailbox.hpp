@@ -1,11 +1,11 @@
-// Mailbox: a ring of descriptors from one rank to one other of the same host, and the count of those that it has read
-// of the other's. Each side writes only its own memory:
+// Mailbox: a ring buffer of descriptors from one rank to one other of the same host, and the count of those that it has
+// read of the other's. Each side writes only its own memory:
 //
 //     rank a's arena                    rank b's arena
 //     Mailbox for b: slots    ------>   read by b
 //                    drained  <------   Mailbox for a: drained       (b's count of a's slots that it has read)
 //
-// A descriptor's `lap` counts from 1, through all laps of the ring, and is stored last; the reader knows which it
+// A descriptor's `lap` counts from 1, through all laps of the buffer, and is stored last; the reader knows which it
 // expects.
 #pragma once
 
@@ -16,8 +16,8 @@
 #include <mutex>
 
 #include "descriptor.hpp"
-#include "link.hpp"
 #include "memory.hpp"
+#include "transport.hpp"
 
 namespace multiring {
 
@@ -29,11 +29,11 @@ struct alignas(cache_line) Mailbox {
 };
 
 // A rank of this host (or, in process, another engine).
-class LocalLink final : public Link {
+class LocalTransport final : public Transport {
   public:
     // Makes our mailbox for the peer known in our arena.
-    LocalLink(int peer, int self, Receiver& receiver, std::shared_ptr<Arena> mine, std::unique_ptr<PeerArena> theirs,
-              Descriptor doorbell);
+    LocalTransport(int peer, int self, Receiver& receiver, std::shared_ptr<Arena> mine,
+                   std::unique_ptr<PeerArena> theirs, Descriptor doorbell);
 
     bool shares_memory() const override { return true; }
     void post(const Frame& frame, const std::byte* payload) override;
@@ -75,7 +75,7 @@ class LocalLink final : public Link {
     alignas(cache_line) mutable std::mutex send_mutex_;
     std::uint32_t posted_ = 0;
     std::uint32_t read_by_peer_ = 0;  // the last count of `drained` that we looked at
-    std::deque<Frame> queued_;        // what found the ring full
+    std::deque<Frame> queued_;        // what found the mailbox full
     ReleaseFrame releases_{};
     std::atomic<bool> held_back_{false};  // queued_ or releases_ has something
     std::uint64_t messages_sent_ = 0, bytes_sent_ = 0;

@@ -174,11 +174,11 @@ Arena::FreeList::iterator Arena::insert_free(std::size_t offset, Free range) {
     return free_.emplace_hint(next, offset, range);
 }
 
-void* Arena::allocate(std::size_t bytes, Use use) {
+void* Arena::allocate(std::size_t bytes, Purpose purpose) {
     // Page-sized grains keep what is committed countable; a small allocation wastes less than a page.
     const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1), page);
     const std::lock_guard lock(mutex_);
-    const std::size_t end = use == Use::array ? size_for_arrays_ : use == Use::copy ? size_ / 2 : size_;
+    const std::size_t end = purpose == Purpose::array ? size_for_arrays_ : purpose == Purpose::copy ? size_ / 2 : size_;
     const auto room = [&](const auto& entry) {
         return entry.first < end ? std::min(entry.second.bytes, end - entry.first) : 0;
     };

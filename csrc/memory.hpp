@@ -59,11 +59,11 @@ class Arena {
 
     // Callers have their buffers back before peers have read them. Who read them finds that out afterwards.
     void give_up() noexcept;
-    // Where to publish what other hosts tell of their ranks; made when first needed.
+    // Slots in which to publish what other hosts tell of their ranks; made when first needed.
     std::span<StatusSlot> heard() { return heard_; }
     void make_heard();
 
-    // Whether [pointer, pointer + bytes) lies in the arena: then peers can read it where it is.
+    // True if [pointer, pointer + bytes) lies in the arena: then peers can read it where it is.
     bool contains(const void* pointer, std::size_t bytes) const {
         const auto* p = static_cast<const std::byte*>(pointer);
         return p >= base_ && p < base_ + size_ && bytes <= static_cast<std::size_t>(base_ + size_ - p);
@@ -75,8 +75,8 @@ class Arena {
     // A zeroed or used range, aligned to a cache line; small ones share pages. Throws a resource error. The user's
     // arrays may not have the arena's end, which is kept for staging, and what front ends copy there for a call not its
     // second half.
-    enum class Use { engine, array, copy };
-    void* allocate(std::size_t bytes, Use use = Use::engine);
+    enum class Purpose { engine, array, copy };
+    void* allocate(std::size_t bytes, Purpose purpose = Purpose::engine);
     void release(void* pointer);
     // Map all pages of a range, so that its first writer, and its first reader, does not take a fault for every page.
     void populate(void* pointer, std::size_t bytes) noexcept;
@@ -123,7 +123,7 @@ class PeerArena {
     PeerArena& operator=(const PeerArena&) = delete;
 
     const Header& header() const { return *reinterpret_cast<const Header*>(base_); }
-    // What the peer has heard of each rank, by world rank; nullptr if it publishes nothing.
+    // The peer's news of each rank, by world rank; nullptr if it publishes nothing.
     const StatusSlot* heard() const {
         const std::uint64_t offset = __atomic_load_n(&header().heard, __ATOMIC_ACQUIRE);
         return offset == 0 ? nullptr
@@ -133,7 +133,7 @@ class PeerArena {
     const std::byte* at(std::uint64_t offset, std::size_t bytes) const {
         return offset <= size_ && bytes <= size_ - offset ? base_ + offset : nullptr;
     }
-    // Whether anything that was read before may not be what the peer sent.
+    // True if data read earlier may be invalid.
     bool is_given_up() const noexcept {
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         return __atomic_load_n(&header().given_up, __ATOMIC_RELAXED) != 0;

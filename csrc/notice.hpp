@@ -17,7 +17,7 @@ enum class Complaint : std::uint8_t {
     silent,          // it has not heard of it
     unacknowledged,  // nothing that it sent there was acknowledged
     answered,        // it has been complained of by it, and lives
-    unlinked,        // it needs a connection to it, has dialled all the time, and has none
+    unconnected,     // it needs a connection to it, has dialled all the time, and has none
 };
 
 struct Notice {
@@ -56,7 +56,7 @@ inline Frame frame_of(const Notice& notice, std::uint16_t generation) {
 
 inline bool is_notice(const Frame& frame) {
     return frame.type == FrameType::notice && frame.token <= static_cast<std::uint32_t>(last_kind) &&
-           frame.ordinal <= static_cast<std::uint16_t>(Complaint::unlinked) && frame.bytes <= Notice::longest_text;
+           frame.ordinal <= static_cast<std::uint16_t>(Complaint::unconnected) && frame.bytes <= Notice::longest_text;
 }
 
 inline Notice notice_of(const Frame& frame, std::span<const std::byte> text, int from) {

@@ -46,7 +46,7 @@ std::int64_t processor_time() {
     return 1'000'000'000 * static_cast<std::int64_t>(time.tv_sec) + time.tv_nsec;
 }
 
-// When this thread left the engine, and what it had run for at a look shortly before.
+// Time at which this thread left the engine, and its processor time at a look shortly before.
 struct CallerActivity {
     const void* of = nullptr;
     Clock::time_point left{}, looked{};
@@ -64,9 +64,9 @@ class Operations::TimedCall {
         if (last_call.of == &operations && start_ - last_call.left >= long_gap)
             operations.ran_.fetch_add(processor_time() - last_call.ran, std::memory_order_relaxed);
         if (!operations_.executor_.trace || call == nullptr) return;
-        event_.kind = TraceEvent::Kind::caller;
+        event_.kind = TraceEventKind::caller;
         event_.begin = nanoseconds_of(start_);
-        event_.communicator = call->installed->group->id;
+        event_.communicator = call->installed->communicator->id;
         event_.collective = call->collective;
         event_.dtype = call->dtype;
         event_.number = call->number;
@@ -122,11 +122,11 @@ Counts Operations::counts() {
 }
 
 // A thread had nothing to do until `holder` did its part.
-void Operations::count_wait(Link* holder, Clock::time_point begin, Clock::time_point end) {
+void Operations::count_wait(Transport* holder, Clock::time_point begin, Clock::time_point end) {
     if (holder != nullptr) holder->count_waited(end - begin);
     if (!executor_.trace) return;
     TraceEvent event{};
-    event.kind = TraceEvent::Kind::idle;
+    event.kind = TraceEventKind::idle;
     event.begin = nanoseconds_of(begin);
     event.end = nanoseconds_of(end);
     event.peer = holder != nullptr ? holder->peer : -1;
@@ -141,10 +141,10 @@ void Operations::run(Call call, const CheckSignals& check_signals) {
     timed.has_number(call.number);
     Lane* lane = executor_.try_begin(call);
     Spinner spinner(cores_.patience());
-    const Outcome outcome = lane != nullptr ? drive(*lane, spinner) : Outcome::out_of_patience;
+    const DriveEnd outcome = lane != nullptr ? drive(*lane, spinner) : DriveEnd::out_of_patience;
     timed.waited(spinner.waited());
-    if (outcome == Outcome::finished) return;
-    if (outcome == Outcome::failed) {
+    if (outcome == DriveEnd::finished) return;
+    if (outcome == DriveEnd::failed) {
         executor_.abandon();
         executor_.end(*lane, false);
         state_.raise(state_.failure_of(call));
@@ -163,47 +163,47 @@ void Operations::run(Call call, const CheckSignals& check_signals) {
 }
 
 // Drive an operation in the calling thread for as long as its patience lasts.
-Operations::Outcome Operations::drive(Lane& lane, Spinner& spinner) try {
-    Link* holder = nullptr;
+Operations::DriveEnd Operations::drive(Lane& lane, Spinner& spinner) try {
+    Transport* holder = nullptr;
     const auto go_on = [&] {
         if (!spinner.is_waiting()) return;
         const auto begin = spinner.start();
         count_wait(holder, begin, spinner.restart());
     };
-    constexpr int rounds_between_looks = 16;  // at the clock
+    constexpr int advances_between_looks = 16;  // advances between two looks at the clock
     std::optional<Clock::time_point> until;
-    for (int round = 1;; ++round) {
+    for (int advances = 1;; ++advances) {
         bool active = lane.advance();
         if (lane.finished()) {
             go_on();
             const bool clear = lane.flush();
             executor_.end(lane, true);
             if (!clear) doorbell_.ring();  // a peer does not read: the progress thread sends the rest
-            return Outcome::finished;
+            return DriveEnd::finished;
         }
-        for (Link* link : lane.installed().shared_links) active |= link->drain();
+        for (Transport* transport : lane.installed().shared_transports) active |= transport->drain();
         if (lane.installed().any_direct) active |= peers_.drain_sockets();
         if (state_.has_failed()) {
             go_on();
-            return Outcome::failed;
+            return DriveEnd::failed;
         }
         if (active) {
             go_on();
-            if (round % rounds_between_looks != 0) continue;
+            if (advances % advances_between_looks != 0) continue;
             const auto now = Clock::now();
             if (!until) until = std::min(now + longest_drive, lane.call().deadline);
-            if (now >= *until) return Outcome::out_of_patience;  // who waits sees signals, and the time limit
+            if (now >= *until) return DriveEnd::out_of_patience;  // who waits sees signals, and the time limit
         } else {
             lane.flush();
             if (!spinner.is_waiting()) holder = lane.held_up_by();
             if (spinner.wait()) continue;
             go_on();
-            return Outcome::out_of_patience;
+            return DriveEnd::out_of_patience;
         }
     }
 } catch (const EngineError& error) {
     peers_.fail(error.failure);
-    return Outcome::failed;
+    return DriveEnd::failed;
 }
 
 std::shared_ptr<Work> Operations::start(Call call, void* owner, OnDone on_done) {
@@ -307,7 +307,7 @@ void Operations::wait(const std::shared_ptr<Work>& work, std::optional<double> t
     if (work->failure) state_.raise(*work->failure);
 }
 
-// What a work waits for, now; nothing if the progress thread does not answer.
+// Return what a work waits for now, or nothing if the progress thread does not answer.
 std::optional<Failure> Operations::ask(const std::shared_ptr<Work>& work) {
     const auto question = std::make_shared<WaitQuery>();
     question->work = work;
@@ -372,8 +372,8 @@ bool Operations::advance() {
     return active;
 }
 
-// Names the link for which callers wait now that nothing comes: that of the rank that holds up a work for which one
-// waits, or else the oldest work.
+// Names the transport for which callers wait now that nothing comes: that of the rank that holds up a work for which
+// one waits, or else the oldest work.
 void Operations::begin_idling() {
     if (idle_since_ || works_.empty()) return;
     idle_since_ = Clock::now();
@@ -403,7 +403,7 @@ void Operations::finish(Work& work, std::optional<Failure> failure) {
     end_idling();
     if (work.lane != nullptr) {
         const Call& call = work.lane->call();
-        if (call.is_point()) work.other = call.installed->group->members[call.other];
+        if (call.is_point()) work.other = call.installed->communicator->members[call.other];
         executor_.end(*work.lane, !failure);
     }
     work.failure = std::move(failure);
@@ -445,7 +445,7 @@ void Operations::fail_if_departed(const Work& work) {
     if (work.lane != nullptr) {
         departed = peers_.departed_of(work.lane->waited_for());
     } else if (work.call.is_point()) {
-        const Group& of = *work.call.installed->group;
+        const CommunicatorBase& of = *work.call.installed->communicator;
         departed = peers_.departed_of(of.members);
         if (departed.size() + 1 < of.members.size()) return;
     }

@@ -82,12 +82,12 @@ class Operations {
     };
     class TimedCall;
 
-    enum class Outcome { finished, out_of_patience, failed };
-    Outcome drive(Lane& lane, Spinner& spinner);
+    enum class DriveEnd { finished, out_of_patience, failed };
+    DriveEnd drive(Lane& lane, Spinner& spinner);
     void hand_over(std::shared_ptr<Work> work);
     void wait_until_done(Work& work, const CheckSignals& check_signals);
     std::optional<Failure> ask(const std::shared_ptr<Work>& work);
-    void count_wait(Link* holder, Clock::time_point begin, Clock::time_point end);
+    void count_wait(Transport* holder, Clock::time_point begin, Clock::time_point end);
     void finish(Work& work, std::optional<Failure> failure);
     void fail_if_departed(const Work& work);
     void forgive_stopped_time(Work& work);
@@ -130,7 +130,7 @@ class Operations {
     std::vector<std::pair<std::shared_ptr<DeviceTransfer>, void*>>
         leaving_;  // transfers of failed calls, with their owners
     std::optional<Clock::time_point> idle_since_;
-    Link* held_up_by_ = nullptr;  // while it idles
+    Transport* held_up_by_ = nullptr;  // while it idles
     Clock::time_point looked_at_deadlines_{Clock::now()};
     pid_t queued_caller_ = 0;                       // the caller whose time without a core was looked at last
     std::int64_t queued_so_far_ = 0;                // what it was then, in nanoseconds

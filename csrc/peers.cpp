@@ -15,9 +15,9 @@ namespace {
 
 constexpr auto notice_grace = std::chrono::milliseconds(100);
 
-// What the progress thread's epoll tells of, but for its bell, and whose it is.
-enum class Watched : std::uint64_t { control, data, hangup };
-std::uint64_t key_of(Watched what, int peer) {
+// Kinds of event, besides its bell, that wake the progress thread's epoll; a key holds the kind and the peer.
+enum class EventSource : std::uint64_t { control, data, hangup };
+std::uint64_t key_of(EventSource what, int peer) {
     return static_cast<std::uint64_t>(what) << 32 | static_cast<std::uint32_t>(peer);
 }
 
@@ -42,7 +42,7 @@ Peers::Peers(const EngineOptions& options, EngineState& state, std::shared_ptr<A
       socket_threads_(options, cores),
       mailbox_(std::make_shared<InprocMailbox>()),
       departed_(static_cast<std::size_t>(options.world_size)),
-      linked_(departed_.size()) {
+      connected_(departed_.size()) {
     if (!data_epoll_.is_open()) throw_resource_error(system_message("cannot create a descriptor to sleep on", errno));
     mailbox_->owner = this;
 }
@@ -71,12 +71,12 @@ void Peers::check_peer(int peer) const {
                                     " in a world of " + std::to_string(options_.world_size));
 }
 
-void Peers::add_link(std::unique_ptr<LocalLink> link) {
-    const LocalLink* added = link.get();
-    executor_.attach(std::move(link));
+void Peers::add_transport(std::unique_ptr<LocalTransport> transport) {
+    const LocalTransport* added = transport.get();
+    executor_.attach(std::move(transport));
     {
         const std::lock_guard lock(mutex_);
-        local_links_.push_back(added);
+        local_transports_.push_back(added);
     }
     cores_.share(added->arena().header().cores);
 }
@@ -89,8 +89,8 @@ void Peers::attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd
     if (options_.in_process) throw std::invalid_argument("an in-process engine has no shared memory to attach to");
     auto theirs = std::make_unique<PeerArena>(memory.get(), peer, options_.world_size, options_.generation);
     close_on_exec({doorbell.get(), socket.get()});
-    add_link(
-        std::make_unique<LocalLink>(peer, options_.rank, executor_, arena_, std::move(theirs), std::move(doorbell)));
+    add_transport(std::make_unique<LocalTransport>(peer, options_.rank, executor_, arena_, std::move(theirs),
+                                                   std::move(doorbell)));
     control_.attach(peer, std::move(socket), false);
 }
 
@@ -104,8 +104,8 @@ void Peers::attach_in_process(int peer, const Peers& other) {
                                     std::to_string(other.options_.rank));
     Descriptor doorbell(dup(other.doorbell_.descriptor()));
     if (!doorbell.is_open()) throw_resource_error(system_message("cannot duplicate a descriptor", errno));
-    add_link(std::make_unique<LocalLink>(peer, options_.rank, executor_, arena_,
-                                         std::make_unique<PeerArena>(other.arena_), std::move(doorbell)));
+    add_transport(std::make_unique<LocalTransport>(peer, options_.rank, executor_, arena_,
+                                                   std::make_unique<PeerArena>(other.arena_), std::move(doorbell)));
     const std::lock_guard lock(mutex_);
     in_process_peers_.push_back(other.mailbox_);
 }
@@ -121,10 +121,10 @@ void Peers::attach_tcp(int peer, const std::vector<int>& sockets, std::vector<Re
     for (const int socket : sockets) close_on_exec({socket});
     {
         const std::lock_guard lock(mutex_);
-        linked_[static_cast<std::size_t>(peer)] = true;
+        connected_[static_cast<std::size_t>(peer)] = true;
         departed_[static_cast<std::size_t>(peer)] = false;
     }
-    TcpLink::StreamEvents events;
+    TcpTransport::StreamEvents events;
     events.farewell = [this](int rank) { leave_notice({-1, ErrorKind::error, rank, "", 0, true}); };
     events.lost = [this](int rank, const std::string& reason) {
         suspect(rank, options_.rank_name(rank) + " " + reason);
@@ -145,13 +145,13 @@ void Peers::attach_tcp(int peer, const std::vector<int>& sockets, std::vector<Re
     events.altered = [this](int rank, std::size_t stream, std::uint64_t record) {
         fail_for_record(rank, "connection " + std::to_string(stream), record);
     };
-    auto link = std::make_unique<TcpLink>(peer, std::move(owned), std::move(ciphers), options_.generation, executor_,
-                                          pool_, socket_threads_, data_epoll_.get(), doorbell_.epoll(),
-                                          key_of(Watched::hangup, peer), std::move(events));
-    TcpLink* added = link.get();
-    executor_.attach(std::move(link));
+    auto transport = std::make_unique<TcpTransport>(
+        peer, std::move(owned), std::move(ciphers), options_.generation, executor_, pool_, socket_threads_,
+        data_epoll_.get(), doorbell_.epoll(), key_of(EventSource::hangup, peer), std::move(events));
+    TcpTransport* added = transport.get();
+    executor_.attach(std::move(transport));
     const std::lock_guard lock(mutex_);
-    tcp_links_.push_back(added);
+    tcp_transports_.push_back(added);
     has_sockets_.store(true, std::memory_order_release);
 }
 
@@ -167,7 +167,7 @@ void Peers::attach_control(int peer, int socket_fd, std::optional<RecordCipher> 
 bool Peers::attached(int peer) const {
     state_.check_open();
     check_peer(peer);
-    return executor_.link(peer) != nullptr;
+    return executor_.transport(peer) != nullptr;
 }
 
 bool Peers::departed(int peer) const {
@@ -238,8 +238,8 @@ std::vector<Notice> Peers::take_notices() {
     const std::lock_guard lock(mutex_);
     for (const Notice& notice : notices_) {
         const auto rank = static_cast<std::size_t>(notice.rank);
-        // What came another way may have overtaken what a data connection brings, which has a farewell of its own.
-        if (!notice.farewell || (notice.from >= 0 && linked_[rank])) continue;
+        // A notice may overtake data of the same peer; a data connection brings a farewell of its own, behind its data.
+        if (!notice.farewell || (notice.from >= 0 && connected_[rank])) continue;
         departed_[rank] = true;
         someone_departed_.store(true, std::memory_order_release);
     }
@@ -276,13 +276,13 @@ void Peers::fail_for_due_suspicions() {
 void Peers::tell_waiters() {
     const std::optional<Notice> notice = state_.take_untold();
     if (!notice) return;
-    for (TcpLink* link : tcp_links()) link->send_notice(*notice);
+    for (TcpTransport* transport : tcp_transports()) transport->send_notice(*notice);
 }
 
 void Peers::send_complaint(const Notice& complaint) {
     control_.send(complaint);
-    for (TcpLink* link : tcp_links())
-        if (link->peer != complaint.from) link->send_complaint(complaint);
+    for (TcpTransport* transport : tcp_transports())
+        if (transport->peer != complaint.from) transport->send_complaint(complaint);
 }
 
 // ---- who is there -------------------------------------------------------------------------------------------------
@@ -298,33 +298,34 @@ std::vector<bool> Peers::departures() const {
     return departed_;
 }
 
-std::vector<const LocalLink*> Peers::local_links() const {
+std::vector<const LocalTransport*> Peers::local_transports() const {
     const std::lock_guard lock(mutex_);
-    return local_links_;
+    return local_transports_;
 }
 
-std::vector<TcpLink*> Peers::tcp_links() const {
+std::vector<TcpTransport*> Peers::tcp_transports() const {
     const std::lock_guard lock(mutex_);
-    return tcp_links_;
+    return tcp_transports_;
 }
 
-std::vector<TcpLink*> Peers::tcp_links_of_those_here() const {
+std::vector<TcpTransport*> Peers::tcp_transports_of_those_here() const {
     const std::lock_guard lock(mutex_);
-    std::vector<TcpLink*> links = tcp_links_;
-    std::erase_if(links, [&](const TcpLink* link) { return departed_[static_cast<std::size_t>(link->peer)]; });
-    return links;
+    std::vector<TcpTransport*> transports = tcp_transports_;
+    std::erase_if(transports,
+                  [&](const TcpTransport* transport) { return departed_[static_cast<std::size_t>(transport->peer)]; });
+    return transports;
 }
 
-std::vector<Flow> Peers::flows() const {
-    std::vector<Flow> flows;
-    for (TcpLink* link : tcp_links_of_those_here()) flows.push_back(link->flow());
-    return flows;
+std::vector<ConnectionCounts> Peers::connection_counts() const {
+    std::vector<ConnectionCounts> counts;
+    for (TcpTransport* transport : tcp_transports_of_those_here()) counts.push_back(transport->connection_counts());
+    return counts;
 }
 
 std::vector<std::pair<int, Traffic>> Peers::traffic() const {
     std::vector<std::pair<int, Traffic>> traffic;
-    const std::lock_guard lock(mutex_);  // another thread may let go of the links
-    for (const auto& link : executor_.attached()) traffic.emplace_back(link->peer, link->traffic());
+    const std::lock_guard lock(mutex_);  // another thread may let go of the transports
+    for (const auto& transport : executor_.attached()) traffic.emplace_back(transport->peer, transport->traffic());
     return traffic;
 }
 
@@ -332,7 +333,7 @@ std::vector<std::pair<int, Traffic>> Peers::traffic() const {
 
 bool Peers::flush() {
     bool held_back = false;
-    for (const auto& link : executor_.attached()) held_back |= !link->flush();
+    for (const auto& transport : executor_.attached()) held_back |= !transport->flush();
     return !held_back;
 }
 
@@ -341,15 +342,15 @@ bool Peers::drain_sockets() {
     epoll_event events[64];
     const int count = epoll_wait(data_epoll_.get(), events, 64, 0);
     for (int i = 0; i < count; ++i)
-        if (Link* link = executor_.link(static_cast<int>(events[i].data.u64)))
-            link->drain();  // it may be being attached
+        if (Transport* transport = executor_.transport(static_cast<int>(events[i].data.u64)))
+            transport->drain();  // it may be being attached
     return count > 0;
 }
 
 bool Peers::drain() {
     bool active = false;
-    for (const auto& link : executor_.attached())
-        if (link->shares_memory()) active |= link->drain();
+    for (const auto& transport : executor_.attached())
+        if (transport->shares_memory()) active |= transport->drain();
     return drain_sockets() || active;
 }
 
@@ -368,13 +369,13 @@ void Peers::poll(Clock::duration at_most) {
             doorbell_.take_rings();
             continue;
         }
-        const auto watched = static_cast<Watched>(events[i].data.u64 >> 32);
+        const auto watched = static_cast<EventSource>(events[i].data.u64 >> 32);
         const int peer = static_cast<int>(events[i].data.u64 & 0xffffffff);
         switch (watched) {
-            case Watched::control: control_.read(peer); break;
-            case Watched::data: drain_sockets(); break;
-            case Watched::hangup:
-                if (Link* link = executor_.link(peer)) link->drain();  // it may be being attached
+            case EventSource::control: control_.read(peer); break;
+            case EventSource::data: drain_sockets(); break;
+            case EventSource::hangup:
+                if (Transport* transport = executor_.transport(peer)) transport->drain();  // it may be being attached
                 break;
         }
     }
@@ -385,7 +386,7 @@ void Peers::watch_data(bool wanted) {
     if (wanted == watches_data_ || (wanted && !has_sockets_.load(std::memory_order_acquire))) return;
     epoll_event event{};
     event.events = EPOLLIN;
-    event.data.u64 = key_of(Watched::data, 0);
+    event.data.u64 = key_of(EventSource::data, 0);
     epoll_ctl(doorbell_.epoll(), wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, data_epoll_.get(), &event);
     watches_data_ = wanted;
 }
@@ -393,40 +394,41 @@ void Peers::watch_data(bool wanted) {
 // ---- leaving ------------------------------------------------------------------------------------------------------
 
 void Peers::say_farewell(Clock::time_point deadline) {
-    // What is still held back may be what a peer waits for, unless it has left.
-    for (const auto& link : executor_.attached())
-        while (!link->flush() && !state_.has_failed() && !departed(link->peer) && Clock::now() < deadline) {
-            link->drain_all();
+    // A peer that has not left may wait for frames that are still held back.
+    for (const auto& transport : executor_.attached())
+        while (!transport->flush() && !state_.has_failed() && !departed(transport->peer) && Clock::now() < deadline) {
+            transport->drain_all();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
     control_.send_farewell(options_.rank);
     if (!state_.has_failed()) {
         const std::lock_guard lock(mutex_);
-        for (TcpLink* link : tcp_links_) link->send_farewell();
+        for (TcpTransport* transport : tcp_transports_) transport->send_farewell();
     }
     leave_in_process({options_.rank, ErrorKind::error, options_.rank, "", 0, true});
 }
 
-// Whether what we sent may lie unread with a rank that has not left.
+// True if a rank that is still here may not have read what we sent.
 bool Peers::is_unread() const {
     bool local_peers = false;
     {
         const std::lock_guard lock(mutex_);
-        for (const auto& link : executor_.attached()) {
-            if (link->may_be_unread()) return true;
-            local_peers |= link->shares_memory() && !departed_[static_cast<std::size_t>(link->peer)];
+        for (const auto& transport : executor_.attached()) {
+            if (transport->may_be_unread()) return true;
+            local_peers |= transport->shares_memory() && !departed_[static_cast<std::size_t>(transport->peer)];
         }
     }
     return local_peers && executor_.is_read_from();
 }
 
-// What peers sent for a call that has completed here is of another call of theirs. Both sides hear of it if they leave
-// within a moment of each other, else the one that leaves last.
+// Read on until peers have read what we sent, or until `until`: bytes for a call that has completed here show that a
+// peer is in a different one. Both sides hear of it if they leave within a moment of each other, else the one that
+// leaves last.
 void Peers::linger(Clock::time_point until) {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // when two leave at once, one sees what the other posted
     while (!state_.has_failed()) {
         const bool last = !is_unread() || Clock::now() >= until;
-        for (const auto& link : executor_.attached()) link->drain_all();
+        for (const auto& transport : executor_.attached()) transport->drain_all();
         if (last) return;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -440,7 +442,7 @@ void Peers::close_mailbox() {
 void Peers::release() {
     socket_threads_.stop();
     control_.close_all();
-    const std::lock_guard lock(mutex_);  // another thread may look at the links
+    const std::lock_guard lock(mutex_);  // another thread may look at the transports
     executor_.disown();
     data_epoll_.reset();
 }

@@ -1,9 +1,10 @@
-// Peers: the other ranks as this one reaches them. It attaches links and control connections, keeps account of who has
-// left, reads what arrives, and passes on failures, complaints and farewells.
+// Peers: the other ranks as this one reaches them. It attaches transports and control connections, keeps account of who
+// has left, reads what arrives, and passes on failures, complaints and farewells.
 //
 // It owns the control connections, the epoll of the data connections, which is part of the progress thread's while that
-// has work, and the lists of links (the links themselves are the executor's). `mutex_` guards the lists, who has left,
-// and what has come for the progress thread: notices and suspicions. The control connections have a lock of their own.
+// has work, and the lists of transports (the transports themselves are the executor's). `mutex_` guards the lists, who
+// has left, and what has come for the progress thread: notices and suspicions. The control connections have a lock of
+// their own.
 #pragma once
 
 #include <atomic>
@@ -31,7 +32,7 @@ namespace multiring {
 
 class Peers;
 
-// Where other engines of this process leave notices; outlives the engine.
+// Mailbox in which other engines of this process leave notices; it outlives the engine.
 struct InprocMailbox {
     std::mutex mutex;
     Peers* owner = nullptr;
@@ -40,7 +41,7 @@ struct InprocMailbox {
 class Peers {
   public:
     using TakeBeat = std::function<void(int edge, std::span<const std::byte> statuses)>;
-    // The pool outlives the links.
+    // The pool outlives the transports.
     Peers(const EngineOptions& options, EngineState& state, std::shared_ptr<Arena> arena, Executor& executor,
           Cores& cores, Doorbell& doorbell, Pool& pool, TakeBeat take_beat);
 
@@ -64,13 +65,13 @@ class Peers {
     std::vector<std::pair<int, Traffic>> traffic() const;
 
     bool has_departures() const { return someone_departed_.load(std::memory_order_acquire); }
-    // Those of the ranks that have left, in their order.
+    // Returns the ranks among `ranks` that have left, in their order.
     std::vector<int> departed_of(std::vector<int> ranks) const;
     std::vector<bool> departures() const;  // indexed by rank
-    std::vector<const LocalLink*> local_links() const;
-    std::vector<TcpLink*> tcp_links() const;
-    std::vector<TcpLink*> tcp_links_of_those_here() const;
-    std::vector<Flow> flows() const;  // what these have counted
+    std::vector<const LocalTransport*> local_transports() const;
+    std::vector<TcpTransport*> tcp_transports() const;
+    std::vector<TcpTransport*> tcp_transports_of_those_here() const;
+    std::vector<ConnectionCounts> connection_counts() const;  // what these have counted
     std::vector<int> edges() const { return control_.edges(); }
     void send_beat(int edge, std::span<const std::byte> statuses) { control_.send_beat(edge, statuses); }
     void send_complaint(const Notice& complaint);
@@ -102,7 +103,7 @@ class Peers {
     Control::Events control_events(TakeBeat take_beat);
     void check_peer(int peer) const;
     void fail_for_record(int peer, const std::string& connection, std::uint64_t number);
-    void add_link(std::unique_ptr<LocalLink> link);
+    void add_transport(std::unique_ptr<LocalTransport> transport);
     bool is_unread() const;
     void leave_in_process(const Notice& notice);
 
@@ -119,11 +120,11 @@ class Peers {
     const std::shared_ptr<InprocMailbox> mailbox_;
 
     mutable std::mutex mutex_;  // everything down to the atomics
-    std::vector<const LocalLink*> local_links_;
-    std::vector<TcpLink*> tcp_links_;
+    std::vector<const LocalTransport*> local_transports_;
+    std::vector<TcpTransport*> tcp_transports_;
     std::vector<std::shared_ptr<InprocMailbox>> in_process_peers_;
-    std::vector<bool> departed_;  // which ranks have said farewell
-    std::vector<bool> linked_;    // which ranks have data connections
+    std::vector<bool> departed_;   // which ranks have said farewell
+    std::vector<bool> connected_;  // which ranks have data connections
     std::vector<Notice> notices_;
     std::vector<std::pair<Clock::time_point, Notice>> suspicions_;  // true unless there is another failure by then
     std::atomic<bool> someone_departed_{false};

@@ -25,7 +25,7 @@ void Engine::progress() {
     while (!stopping_.load(std::memory_order_acquire)) {
         take_inbox();
         bool active = operations_.advance();
-        active |= drain_links();
+        active |= drain_transports();
         if (state_.has_failed()) {
             operations_.fail_all();
             operations_.let_go_of_devices();
@@ -69,7 +69,7 @@ void Engine::take_inbox() {
 void Engine::beat() {
     if (!detector_.begin_beat()) return;
     const Works& works = operations_.works();
-    if (slow_links_.expects()) slow_links_.look(peers_.flows(), Clock::now());
+    if (slow_links_.expects()) slow_links_.look(peers_.connection_counts(), Clock::now());
     detector_.count(operations_.counts(), slow_links_.network());
     detector_.publish_status(works);
     check_suspicions();
@@ -78,8 +78,8 @@ void Engine::beat() {
     look_for_the_slow();
     if (state_.has_failed()) return;
     if (detector_.check_silence(works)) operations_.fail_all();
-    detector_.look_at_links(works);
-    detector_.complain_of_missing_links();
+    detector_.look_at_transports(works);
+    detector_.complain_of_missing_connections();
     if (detector_.check_complaints()) operations_.fail_all();
     detector_.report_lateness(works);
 }
@@ -104,7 +104,7 @@ void Engine::check_suspicions() {
     if (state_.has_failed()) operations_.fail_all();
 }
 
-bool Engine::drain_links() {
+bool Engine::drain_transports() {
     return !operations_.works().empty() && peers_.drain();
 }
 
@@ -125,8 +125,8 @@ void Engine::sleep() {
     doorbell_.set_asleep(true);
     __atomic_store_n(&sleeping, operations_.works().empty() ? 0 : 1, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    const bool awake =
-        doorbell_.has_news() || stopping_.load(std::memory_order_acquire) || drain_links() || operations_.advance();
+    const bool awake = doorbell_.has_news() || stopping_.load(std::memory_order_acquire) || drain_transports() ||
+                       operations_.advance();
     if (awake) at_most = {};
     peers_.watch_data(!operations_.works().empty());
     peers_.poll(at_most);

@@ -14,7 +14,7 @@
 namespace multiring {
 namespace {
 
-struct Choice {
+struct ChosenKernels {
     const Kernels* kernels;
     std::string_view name;
 };
@@ -37,7 +37,7 @@ std::uint32_t saved_registers() {
 }
 
 // Asked of the processor itself: __builtin_cpu_supports needs a runtime library that not every compiler brings.
-Choice choose() {
+ChosenKernels choose() {
     constexpr std::uint32_t xsave = bit(27), f16c = bit(29), avx2 = bit(5);
     constexpr std::uint32_t avx512 = bit(16) | bit(17) | bit(30) | bit(31);  // F, DQ, BW, VL
     constexpr std::uint32_t ymm = 0x6, zmm = 0xe6;
@@ -53,26 +53,26 @@ Choice choose() {
 
 #else
 
-Choice choose() {
+ChosenKernels choose() {
     return {&kernels_portable, "portable"};
 }
 
 #endif
 
-const Choice choice = choose();
+const ChosenKernels chosen = choose();
 
 }  // namespace
 
 Reduction find_reduction(Dtype dtype, Op op) {
-    return choice.kernels->reductions[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
+    return chosen.kernels->reductions[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
 }
 
 void narrow(Wire wire, void* destination, const float* source, std::size_t count) {
-    choice.kernels->narrow[static_cast<std::size_t>(wire) - 1](destination, source, count);
+    chosen.kernels->narrow[static_cast<std::size_t>(wire) - 1](destination, source, count);
 }
 
 void widen(Wire wire, float* destination, const void* source, std::size_t count) {
-    choice.kernels->widen[static_cast<std::size_t>(wire) - 1](destination, source, count);
+    chosen.kernels->widen[static_cast<std::size_t>(wire) - 1](destination, source, count);
 }
 
 void reduce_narrow(Reduction reduction, float* destination, std::span<const void* const> sources, std::size_t count,
@@ -111,28 +111,28 @@ void reduce_narrow(Reduction reduction, float* destination, std::span<const void
 }
 
 void repay(float* values, float* residual, std::size_t count) {
-    choice.kernels->repay(values, residual, count);
+    chosen.kernels->repay(values, residual, count);
 }
 
 void round(Wire wire, float* values, float* residual, std::size_t count, float weight) {
-    choice.kernels->round[static_cast<std::size_t>(wire) - 1](values, residual, count, weight);
+    chosen.kernels->round[static_cast<std::size_t>(wire) - 1](values, residual, count, weight);
 }
 
 void copy(void* destination, const void* source, std::size_t bytes) {
-    choice.kernels->copy(destination, source, bytes);
+    chosen.kernels->copy(destination, source, bytes);
 }
 
 void copy_streaming(void* destination, const void* source, std::size_t bytes) {
-    choice.kernels->copy_streaming(destination, source, bytes);
+    chosen.kernels->copy_streaming(destination, source, bytes);
 }
 
 void transpose(void* to, std::ptrdiff_t to_stride, const void* from, std::ptrdiff_t from_stride, std::size_t rows,
                std::size_t columns, std::size_t itemsize) {
-    choice.kernels->transpose[std::countr_zero(itemsize)](to, to_stride, from, from_stride, rows, columns);
+    chosen.kernels->transpose[std::countr_zero(itemsize)](to, to_stride, from, from_stride, rows, columns);
 }
 
 std::string_view instruction_set() {
-    return choice.name;
+    return chosen.name;
 }
 
 }  // namespace multiring

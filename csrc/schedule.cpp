@@ -70,10 +70,10 @@ Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int
         const auto field = table.subspan(row * columns, columns);
         Instruction in{};
         if (field[0] < 0 || field[0] > 4) refuse(row, "unknown kind " + std::to_string(field[0]));
-        in.kind = static_cast<Instruction::Kind>(field[0]);
+        in.kind = static_cast<InstructionKind>(field[0]);
         in.phase = static_cast<int>(field[1]);
         const std::int64_t first = field[2], peer_count = field[3];
-        const bool has_peers = in.kind == Instruction::Kind::send || in.waits();
+        const bool has_peers = in.kind == InstructionKind::send || in.waits();
         if (!has_peers && peer_count != 0)
             refuse(row, "it has no peers, and " + std::to_string(peer_count) + " are given");
         if (first < 0 || peer_count < has_peers || first + peer_count > static_cast<std::int64_t>(peer_table.size()))
@@ -95,10 +95,10 @@ Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int
                 refuse(row, std::string(wire_names[static_cast<std::size_t>(wire)]) +
                                 " needs a grain that is a multiple of " + std::to_string(bytes) + ", not " +
                                 std::to_string(grain));
-        if (in.kind == Instruction::Kind::round && in.wire == Wire::same) refuse(row, "it rounds to no narrow format");
+        if (in.kind == InstructionKind::round && in.wire == Wire::same) refuse(row, "it rounds to no narrow format");
         in.first_message = static_cast<std::uint32_t>(messages.size());
-        if (in.kind == Instruction::Kind::send) in.send_index = send_count++;
-        if (in.kind == Instruction::Kind::store && peer_count != 1)
+        if (in.kind == InstructionKind::send) in.send_index = send_count++;
+        if (in.kind == InstructionKind::store && peer_count != 1)
             refuse(row, "a store has one peer, not " + std::to_string(peer_count));
         const auto its_peers =
             peer_table.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(peer_count));
@@ -108,20 +108,20 @@ Schedule::Schedule(std::span<const std::int64_t> table, std::span<const std::int
             if (std::count(its_peers.begin(), its_peers.end(), peer) != 1)
                 refuse(row, "peer " + std::to_string(peer) + " is named twice");
             if (peer == member) {
-                if (in.kind != Instruction::Kind::reduce) refuse(row, "this rank is its own peer");
+                if (in.kind != InstructionKind::reduce) refuse(row, "this rank is its own peer");
                 in.has_own = true;
                 in.own_place = static_cast<std::uint32_t>(messages.size()) - in.first_message;
                 continue;
             }
-            auto& ordinal = (in.kind == Instruction::Kind::send ? sent : awaited)[static_cast<std::size_t>(peer)];
+            auto& ordinal = (in.kind == InstructionKind::send ? sent : awaited)[static_cast<std::size_t>(peer)];
             if (ordinal > 0xffff) refuse(row, "more than 65536 messages to one peer in a segment");
             messages.push_back({static_cast<std::uint32_t>(peer), static_cast<std::uint16_t>(ordinal++),
-                                in.kind == Instruction::Kind::send ? departure_count++ : arrival_count++});
-            if (in.kind != Instruction::Kind::send) arrival_wires.push_back(in.wire);
+                                in.kind == InstructionKind::send ? departure_count++ : arrival_count++});
+            if (in.kind != InstructionKind::send) arrival_wires.push_back(in.wire);
         }
         in.message_count = static_cast<std::uint32_t>(messages.size()) - in.first_message;
         instructions.push_back(in);
-        if (in.kind != Instruction::Kind::send) find_blockers(row);
+        if (in.kind != InstructionKind::send) find_blockers(row);
     }
     find_sent_on();
     number_arrivals(members);
@@ -133,7 +133,7 @@ void Schedule::find_blockers(std::size_t index) {
     Instruction& in = instructions[index];
     in.first_blocker = static_cast<std::uint32_t>(blockers.size());
     for (std::size_t earlier = 0; earlier < index; ++earlier) {
-        if (instructions[earlier].kind != Instruction::Kind::send || !overlap(instructions[earlier], in)) continue;
+        if (instructions[earlier].kind != InstructionKind::send || !overlap(instructions[earlier], in)) continue;
         blockers.push_back(static_cast<std::uint32_t>(earlier));
         if (instructions[earlier].phase == in.phase) exchanges = instructions[earlier].exchanged = true;
     }
@@ -143,14 +143,14 @@ void Schedule::find_blockers(std::size_t index) {
 void Schedule::find_sent_on() {
     for (std::size_t i = 0; i < instructions.size(); ++i)
         for (std::size_t later = i + 1; later < instructions.size(); ++later)
-            if (instructions[later].kind == Instruction::Kind::send && overlap(instructions[i], instructions[later]))
+            if (instructions[later].kind == InstructionKind::send && overlap(instructions[i], instructions[later]))
                 instructions[i].sent_on = true;
 }
 
 void Schedule::number_arrivals(int members) {
     std::vector<std::vector<std::uint32_t>> of(static_cast<std::size_t>(members));
     for (const Instruction& in : instructions) {
-        if (in.kind == Instruction::Kind::send) continue;
+        if (in.kind == InstructionKind::send) continue;
         for (std::uint32_t m = in.first_message; m < in.first_message + in.message_count; ++m)
             of[messages[m].member].push_back(messages[m].index);
     }
@@ -171,7 +171,7 @@ std::size_t Schedule::slice_elements(std::size_t itemsize) const {
     return std::max(least, segment_bytes / itemsize / least * least);
 }
 
-std::shared_ptr<const Layout> Schedule::layout(std::size_t slice, std::size_t itemsize) const {
+std::shared_ptr<const SliceLayout> Schedule::layout(std::size_t slice, std::size_t itemsize) const {
     const std::lock_guard lock(layout_mutex_);
     const auto known = std::find_if(layouts_.begin(), layouts_.end(), [&](const auto& layout) {
         return layout->slice == slice && layout->itemsize == itemsize;
@@ -185,8 +185,8 @@ std::shared_ptr<const Layout> Schedule::layout(std::size_t slice, std::size_t it
     return layouts_.front();
 }
 
-std::shared_ptr<const Layout> Schedule::make_layout(std::size_t slice, std::size_t itemsize) const {
-    auto layout = std::make_shared<Layout>();
+std::shared_ptr<const SliceLayout> Schedule::make_layout(std::size_t slice, std::size_t itemsize) const {
+    auto layout = std::make_shared<SliceLayout>();
     layout->slice = slice;
     layout->itemsize = itemsize;
     layout->staging_bytes = 0;
@@ -195,7 +195,7 @@ std::shared_ptr<const Layout> Schedule::make_layout(std::size_t slice, std::size
         const std::size_t first = cut(in.lo, slice, itemsize, grain);
         const std::size_t count = cut(in.hi, slice, itemsize, grain) - first;
         layout->extents.push_back({first, count, layout->staging_bytes});
-        if (in.kind == Instruction::Kind::send)
+        if (in.kind == InstructionKind::send)
             layout->staging_bytes += round_up(count * itemsize);  // a narrow message takes no more of it
         else
             for (std::uint32_t m = in.first_message; m < in.first_message + in.message_count; ++m)

@@ -1,19 +1,21 @@
 // Schedule: the instructions of one rank, checked and made ready to run.
 //
 // A buffer is `blocks` blocks of `count` elements. It is cut into segments: segment k is slice k of every block, and
-// every segment runs the whole list. An instruction names a fraction of one block's slice; `Layout` holds the elements
-// that these fractions come to for one slice length.
+// every segment runs the whole list. An instruction names a fraction of one block's slice; `SliceLayout` holds the
+// elements that these fractions come to for one slice length.
 //
 // A message is known by its sender and its ordinal: its number among the messages of one segment between the two ranks,
 // in schedule order. A message that this rank waits for is an *arrival* of the segment, one that it sends a
 // *departure*.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "reduce.hpp"
@@ -28,11 +30,13 @@ struct Fraction {
 inline constexpr std::size_t finest_grain = 64;  // a cache line
 std::size_t cut(Fraction at, std::size_t count, std::size_t itemsize, std::size_t grain = finest_grain);
 
+// Calls without a residual skip the last two: add the residual to this rank's contribution, and round that, keeping in
+// the residual what is lost.
+enum class InstructionKind : std::uint8_t { send, reduce, store, repay, round };
+inline constexpr std::array<std::string_view, 5> instruction_names{"send", "reduce", "store", "repay", "round"};
+
 struct Instruction {
-    // Calls without a residual skip the last two: add the residual to this rank's contribution, and round that, keeping
-    // in the residual what is lost.
-    enum class Kind : std::uint8_t { send, reduce, store, repay, round };
-    Kind kind;
+    InstructionKind kind;
     bool final;    // reduce: completes the span, avg divides here
     bool keeps;    // reduce: and this rank's residual takes up what rounding the result loses
     Wire wire;     // float32 that is summed: the format of its messages
@@ -48,7 +52,7 @@ struct Instruction {
     bool exchanged;                              // send: the same phase overwrites some of the span
     std::uint32_t first_blocker, blocker_count;  // all but send: sends that must leave before the span is overwritten
 
-    bool waits() const { return kind == Kind::reduce || kind == Kind::store; }  // on messages
+    bool waits() const { return kind == InstructionKind::reduce || kind == InstructionKind::store; }  // on messages
 };
 
 struct Message {
@@ -57,8 +61,8 @@ struct Message {
     std::uint32_t index;  // among the segment's arrivals (reduce, store) or departures (send)
 };
 
-// Where the instructions' spans lie in a slice of a certain length.
-struct Layout {
+// Places of the instructions' spans in a slice of `slice` elements.
+struct SliceLayout {
     struct Extent {
         std::size_t first, count;  // elements, from the start of the block's slice
         std::size_t staging;       // send: place of its copy in the segment's staging
@@ -70,7 +74,7 @@ struct Layout {
     std::vector<std::size_t> arrival_bytes;  // indexed by arrival
 };
 
-// What all ranks that run a plan have alike.
+// Facts of a plan that are the same on all ranks that run it.
 struct PlanFacts {
     int blocks;
     std::size_t segment_bytes;  // slice of one block
@@ -103,18 +107,18 @@ class Schedule : public PlanFacts {
     std::uint32_t arrival_of(std::uint32_t member, std::uint16_t ordinal) const;
 
     // Kept for the lengths in use, so that a repeated call computes nothing.
-    std::shared_ptr<const Layout> layout(std::size_t slice, std::size_t itemsize) const;
+    std::shared_ptr<const SliceLayout> layout(std::size_t slice, std::size_t itemsize) const;
 
   private:
     void find_blockers(std::size_t index);
     void find_sent_on();
     void number_arrivals(int members);
-    std::shared_ptr<const Layout> make_layout(std::size_t slice, std::size_t itemsize) const;
+    std::shared_ptr<const SliceLayout> make_layout(std::size_t slice, std::size_t itemsize) const;
 
     std::vector<std::uint32_t> first_arrival_of_;  // indexed by member, and the end
     std::vector<std::uint32_t> arrivals_;          // indexed by (member, ordinal)
     mutable std::mutex layout_mutex_;
-    mutable std::vector<std::shared_ptr<const Layout>> layouts_;  // the most recent first
+    mutable std::vector<std::shared_ptr<const SliceLayout>> layouts_;  // the most recent first
 };
 
 }  // namespace multiring

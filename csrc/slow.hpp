@@ -1,4 +1,4 @@
-// What SlowRanks and SlowLinks share: the windows in which they compare what ranks have counted, and what they named.
+// Parts shared by SlowRanks and SlowLinks: the windows in which they compare counts of ranks, and what they named.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 namespace multiring {
 
-// What each rank has counted at the beginning of a window and since. The progress thread's.
+// Counts of each rank, at the beginning of a window and now. Only the progress thread uses it.
 class CountWindows {
   public:
     static constexpr auto length = std::chrono::milliseconds(1500);
@@ -36,7 +36,7 @@ class CountWindows {
         untold_ = is_told ? 0 : untold_ + 1;
         return seconds;
     }
-    // Whether what was found still stands, though the last window told nothing.
+    // True if the finding still stands, though the last window told nothing.
     bool stands_untold() const { return untold_ > 0 && untold_ < to_forget; }
 
     std::size_t ranks() const { return latest_.size(); }
@@ -50,7 +50,7 @@ class CountWindows {
     int untold_ = 0;  // consecutive windows that told nothing
 };
 
-// What is named as slow now, and all that was so far. The progress thread changes it, any thread reads it.
+// Finding that is named as slow now, and all named so far. The progress thread changes it, any thread reads it.
 template <class Slow>
 class NamedSlow {
   public:
@@ -68,7 +68,7 @@ class NamedSlow {
         if (so_far_.size() == most_kept) so_far_.erase(so_far_.begin());
         so_far_.push_back(slow);
     }
-    // What is named stays so; `change` gets that, and its entry among all so far.
+    // Keep the name; `change` gets it, and its entry among all so far.
     template <class Change>
     void go_on(const Change& change) {
         const std::lock_guard lock(mutex_);

@@ -8,9 +8,9 @@
 namespace multiring {
 namespace {
 
-// Four hosts in a lab, one of whose cards of 50 MB/s fell to 5: its connections were busy for 0.6 to 1.0 of each
-// window, the others for 0.05 to 0.2 (all_reduce of 4 MB, 2 cores with a load of 8).
-constexpr double least_busy = 0.5;       // part of a window
+// A link is slow whose connections are busy for this part of a window. Measured:
+// benchmarks/results/2026-11-28-constants.md, Engine.
+constexpr double least_busy = 0.5;
 constexpr double slow_part = 0.5;        // part of what the plan counts on
 constexpr std::uint64_t bulk = 1 << 16;  // bytes: a message that is smaller waits for the way and not for the rate
 constexpr int looks_for_one_held = 3;    // one look in so many finds that much on its way
@@ -44,8 +44,8 @@ Places::Places(std::vector<PlaceLink> links, int world_size)
         }
     }
     for (auto& places : of_) {
-        if (places.empty() || places.size() > Network::most_levels)
-            throw std::invalid_argument("a rank is in 1 to " + std::to_string(Network::most_levels) + " places");
+        if (places.empty() || places.size() > NetworkRates::most_levels)
+            throw std::invalid_argument("a rank is in 1 to " + std::to_string(NetworkRates::most_levels) + " places");
         std::sort(places.begin(), places.end(), [this](int one, int other) {
             return (*this)[one].ranks.size() != (*this)[other].ranks.size()
                        ? (*this)[one].ranks.size() < (*this)[other].ranks.size()
@@ -63,13 +63,14 @@ std::size_t Places::left_by(int rank, int other) const {
 
 // ---- what a rank measures -----------------------------------------------------------------------------------------
 
-void LinkMeter::look(std::span<const Flow> flows, const Places& places, int rank, Clock::time_point now) {
+void LinkMeter::look(std::span<const ConnectionCounts> connections, const Places& places, int rank,
+                     Clock::time_point now) {
     if (began_ == Clock::time_point{}) began_ = now;
     ++looks_;
-    for (const Flow& flow : flows) {
-        Seen& seen = seen_.try_emplace(flow.peer, Seen{flow, flow, 0}).first->second;
-        seen.latest = flow;
-        seen.looks_held += flow.held >= bulk ? 1 : 0;
+    for (const ConnectionCounts& connection : connections) {
+        Seen& seen = seen_.try_emplace(connection.peer, Seen{connection, connection, 0}).first->second;
+        seen.latest = connection;
+        seen.looks_held += connection.held >= bulk ? 1 : 0;
     }
     if (now - began_ < CountWindows::length) return;
     const double time = seconds_between(began_, now);
@@ -87,8 +88,8 @@ void LinkMeter::look(std::span<const Flow> flows, const Places& places, int rank
         network_.sent[left - 1] += sent;
         network_.received[left - 1] += received;
         if (!carries_bulk) continue;
-        Network::Busy next{peer, sent, busy};
-        for (Network::Busy& kept : network_.busiest)
+        NetworkRates::Busy next{peer, sent, busy};
+        for (NetworkRates::Busy& kept : network_.busiest)
             if (next.busy > kept.busy) std::swap(next, kept);
     }
     began_ = now;
@@ -105,8 +106,8 @@ void SlowLinks::expect(std::vector<PlaceLink> links) {
     expects_.store(true, std::memory_order_release);
 }
 
-void SlowLinks::look(std::span<const Flow> flows, Clock::time_point now) {
-    meter_.look(flows, places_, options_.rank, now);
+void SlowLinks::look(std::span<const ConnectionCounts> connections, Clock::time_point now) {
+    meter_.look(connections, places_, options_.rank, now);
 }
 
 std::vector<std::string> SlowLinks::observe(std::span<const Status> statuses, Clock::time_point now,
@@ -168,7 +169,7 @@ std::optional<SlowLinks::Window> SlowLinks::judge(std::span<const Status> status
         if (!counts_.has_heard_of(rank)) return {};
         all_blocked.push_back(blocked(rank, statuses[rank]));
         const std::vector<int>& places = places_.of(static_cast<int>(rank));
-        const Network& network = statuses[rank].network;
+        const NetworkRates& network = statuses[rank].network;
         for (std::size_t level = 0; level < places.size(); ++level)
             for (std::size_t inner = 0; inner <= level; ++inner) {
                 const auto place = static_cast<std::size_t>(places[inner]);
@@ -180,23 +181,23 @@ std::optional<SlowLinks::Window> SlowLinks::judge(std::span<const Status> status
     std::nth_element(all_blocked.begin(), middle, all_blocked.end());
     if (*middle < least_blocked) return {};  // whatever it is, it keeps nobody
     for (std::size_t rank = 0; rank < counts_.ranks(); ++rank)
-        for (const Network::Busy& flow : statuses[rank].network.busiest) {
-            if (flow.peer < 0 || flow.peer >= options_.world_size || flow.busy < least_busy) continue;
+        for (const NetworkRates::Busy& busy : statuses[rank].network.busiest) {
+            if (busy.peer < 0 || busy.peer >= options_.world_size || busy.busy < least_busy) continue;
             const auto from = static_cast<int>(rank);
-            const std::size_t left = places_.left_by(from, flow.peer);
+            const std::size_t left = places_.left_by(from, busy.peer);
             double expected = 0;
             bool is_used = left == 0;
             const auto pass = [&](const Carried& link) {
-                is_used |= link.rate >= slow_part * flow.busy * link.expected;
+                is_used |= link.rate >= slow_part * busy.busy * link.expected;
                 expected = expected == 0 ? link.expected : std::min(expected, link.expected);
             };
             for (std::size_t level = 0; level < left; ++level) {
                 pass(found.up[static_cast<std::size_t>(places_.of(from)[level])]);
-                pass(found.down[static_cast<std::size_t>(places_.of(flow.peer)[level])]);
+                pass(found.down[static_cast<std::size_t>(places_.of(busy.peer)[level])]);
             }
             if (is_used) continue;
-            Carried& slow = found.slow[{places_.of(from)[0], places_.of(flow.peer)[0]}];
-            slow.rate += flow.rate / flow.busy;
+            Carried& slow = found.slow[{places_.of(from)[0], places_.of(busy.peer)[0]}];
+            slow.rate += busy.rate / busy.busy;
             slow.expected = expected;
         }
     return found;
@@ -233,7 +234,7 @@ SlowLinks::Name SlowLinks::name_of(const std::map<Pair, int>& windows_of, int le
     return {};
 }
 
-// What the named links carry now, nullopt if none of them is slow; of several the one that carries least.
+// Rate and expected rate of the slowest named link; nullopt if none of them is slow.
 std::optional<SlowLinks::Carried> SlowLinks::carried(const Name& name, const Window& found) const {
     std::optional<Carried> least;
     const auto take = [&](const Carried& each) {

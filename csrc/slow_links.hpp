@@ -17,14 +17,14 @@
 #include <vector>
 
 #include "engine_options.hpp"
-#include "link.hpp"
 #include "slow.hpp"
 #include "status.hpp"
+#include "transport.hpp"
 #include "wait.hpp"
 
 namespace multiring {
 
-// What leads out of a host, rack or site: bytes a second of all of its ranks together.
+// Link out of a host, rack or site: bytes a second of all of its ranks together.
 struct PlaceLink {
     std::vector<int> ranks;
     double up = 0, down = 0;
@@ -46,7 +46,7 @@ class Places {
     Places(std::vector<PlaceLink> links, int world_size);
     // Indices of the places that a rank is in, from the inside out.
     const std::vector<int>& of(int rank) const { return of_[static_cast<std::size_t>(rank)]; }
-    // How many of these a message to another rank leaves.
+    // Number of these places that a message to another rank leaves.
     std::size_t left_by(int rank, int other) const;
     const PlaceLink& operator[](int place) const { return links_[static_cast<std::size_t>(place)]; }
     std::size_t size() const { return links_.size(); }
@@ -60,18 +60,18 @@ class Places {
 class LinkMeter {
   public:
     // Called at each beat, with what the connections to other hosts have counted.
-    void look(std::span<const Flow> flows, const Places& places, int rank, Clock::time_point now);
-    const Network& network() const { return network_; }
+    void look(std::span<const ConnectionCounts> connections, const Places& places, int rank, Clock::time_point now);
+    const NetworkRates& network() const { return network_; }
 
   private:
     struct Seen {
-        Flow before, latest;
+        ConnectionCounts before, latest;
         int looks_held = 0;  // in this window
     };
     std::map<int, Seen> seen_;  // a peer each
     Clock::time_point began_{};
     int looks_ = 0;
-    Network network_;
+    NetworkRates network_;
 };
 
 class SlowLinks {
@@ -83,8 +83,8 @@ class SlowLinks {
     bool expects() const { return expects_.load(std::memory_order_acquire); }
 
     // The progress thread's, at each beat.
-    void look(std::span<const Flow> flows, Clock::time_point now);
-    const Network& network() const { return meter_.network(); }
+    void look(std::span<const ConnectionCounts> connections, Clock::time_point now);
+    const NetworkRates& network() const { return meter_.network(); }
     // `statuses` by rank. Lines for the log. While a rank is known that keeps the others waiting, no link is named.
     std::vector<std::string> observe(std::span<const Status> statuses, Clock::time_point now, bool rank_is_slow);
 
@@ -101,7 +101,7 @@ class SlowLinks {
         double rate = 0, expected = 0;
         double part() const { return rate / expected; }
     };
-    // What a window showed: the slow links between two hosts, and what left and reached each place at the same time.
+    // Findings of a window: the slow links between two hosts, and what left and reached each place meanwhile.
     struct Window {
         std::map<Pair, Carried> slow;
         std::vector<Carried> up, down;

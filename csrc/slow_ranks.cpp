@@ -10,7 +10,7 @@ constexpr std::uint64_t least_calls = 6;            // in a window
 constexpr double least_share = 0.1;                 // part of the time that the others wait
 constexpr double same_rhythm = 0.2, few_calls = 2;  // part, and number, of calls by which ranks may differ
 
-// What a rank did in a window, each as a part of the time.
+// Activities of a rank in a window, each as a part of the time.
 struct Shares {
     double seconds = 0;
     double calls = 0;  // per second

@@ -48,7 +48,7 @@ class SlowRanks {
     std::optional<SlowRank> slowest() const { return named_.now(); }
     // All that were named so far, the latest ones of very many, in the order of time.
     std::vector<SlowRank> so_far() const { return named_.so_far(); }
-    // Whether this rank has been named since this was asked last.
+    // True if this rank has been named since this was asked last.
     bool take_named_here() {
         return named_here_.load(std::memory_order_relaxed) && named_here_.exchange(false, std::memory_order_relaxed);
     }

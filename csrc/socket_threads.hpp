@@ -1,10 +1,11 @@
-// SocketThreads: threads beside the progress thread that read and write streams of TCP links. One thread moves 2 to 4
-// GB a second through sockets, both ways together: less than fast networks, and less than what a core sums. A link's
-// first stream stays with the thread that drives the call; the others go to these threads when they first carry much.
+// SocketThreads: threads beside the progress thread that read and write streams of TCP transports. One thread moves
+// less through sockets than a fast network does or a core sums (benchmarks/results/2026-11-28-constants.md, Engine). A
+// transport's first stream stays with the thread that drives the call; the others go to these threads when they first
+// carry much.
 //
 // A thread sleeps on an epoll of its own. What it delivers wakes the progress thread as any delivery does. A stream's
-// locks are those of its link; `mutex_` guards what was added since the thread last looked, and no other lock is taken
-// under it.
+// locks are those of its transport; `mutex_` guards what was added since the thread last looked, and no other lock is
+// taken under it.
 #pragma once
 
 #include <atomic>
@@ -25,7 +26,7 @@ class Served {
   public:
     // Write what is queued, read what has come.
     virtual void serve() = 0;
-    // Whether something is queued that the socket has not refused.
+    // True if something is queued that the socket has not refused.
     virtual bool has_queued() const = 0;
 
   protected:
@@ -65,10 +66,10 @@ class SocketThreads {
   public:
     SocketThreads(const EngineOptions& options, const Cores& cores) : options_(options), cores_(cores) {}
 
-    // The thread of a link's stream of that index; nullptr if the thread that drives the call serves it. The threads
-    // are made when one is first asked for: by then it is known who shares this host's cores.
+    // The thread of a transport's stream of that index; nullptr if the thread that drives the call serves it. The
+    // threads are made when one is first asked for: by then it is known who shares this host's cores.
     SocketThread* of(std::size_t stream);
-    void stop();  // before the links go
+    void stop();  // before the transports go
 
     void lock_for_fork() { mutex_.lock(); }
     void unlock_after_fork() { mutex_.unlock(); }

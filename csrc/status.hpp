@@ -33,7 +33,7 @@ struct Waiting {
     bool is_point() const { return collective == Collective::send || collective == Collective::recv; }
 };
 
-// What a rank has counted since it joined, in seconds: differences tell who is slow, and why (slow_ranks.hpp).
+// Counts of a rank since it joined, in seconds: differences tell who is slow, and why (slow_ranks.hpp).
 struct Counts {
     std::uint64_t calls = 0;  // collectives and messages
     double seconds = 0;       // on its own clock
@@ -42,8 +42,8 @@ struct Counts {
     double queued = 0;        // while callers were ready to run and had no core; negative if the system does not tell
 };
 
-// What a rank sent to other hosts and received from them in the last window (slow_links.hpp).
-struct Network {
+// Rates at which a rank sent to other hosts and received from them in the last window (slow_links.hpp).
+struct NetworkRates {
     static constexpr std::size_t most_levels = 3;  // hosts, racks, sites
     struct Busy {
         std::int32_t peer = -1;
@@ -70,7 +70,7 @@ struct Status {
     std::uint8_t has_more = 0;   // calls in flight than are told
     std::uint32_t begun_in = 0;  // the communicator of the last collective
     Counts counts;
-    Network network;
+    NetworkRates network;
     Waiting waiting[most_waiting] = {};
 
     std::size_t bytes() const { return offsetof(Status, waiting) + waiting_count * sizeof(Waiting); }

@@ -1,10 +1,11 @@
 // StreamingStoreTuner: whether lines that a peer reads are better left in our caches or written past them.
 //
-// A line that the peer has read is in its caches, and to write it anew is to take it away from there. Between cores
-// that share a cache that goes at 15 to 40 GB/s, and the peer reads it from the cache. Between others (another cluster
-// of cores, another socket) it was seen to go at 2, where stores past the caches went at 20 to 40 and the peer read
-// from memory: 64 MB took two ranks 33 ms and 11. Which it is may change while a job runs, as hypervisors move their
-// CPUs; so now and then a few are made the other way, and their rates compared.
+// A line that the peer has read is in its caches, and to write it anew is to take it away from there: fast between
+// cores that share a cache, slower than past the caches between others. Measured:
+// benchmarks/results/2026-11-28-constants.md, Stores past the caches.
+//
+// The better way may change while a job runs, as hypervisors move their CPUs. Now and then a few writes are made the
+// other way, and their rates compared.
 #pragma once
 
 #include <algorithm>
@@ -21,28 +22,28 @@ namespace multiring {
 
 struct TuningRule {
     std::size_t fewest_bytes;  // smallest write that is tuned
-    std::uint32_t one_in;      // writes for each that is timed, which costs 60 ns
+    std::uint32_t one_in;      // writes for each that is timed, as timing costs
     double worth_it;           // ratio of the rates from which writes go past the caches
 };
 
 class StreamingStoreTuner {
   public:
-    // Stores past the caches leave the waiting to the reader. Where caches are better their rate in copies was up
-    // to 2.9 times the other, elsewhere 3 to 20 times.
+    // The ratios lie between what was measured where caches are better and what was measured elsewhere:
+    // benchmarks/results/2026-11-28-constants.md, Stores past the caches.
+    //
+    // Stores past the caches leave the waiting to the reader: their own rate is higher even where caches are better.
     static constexpr TuningRule copies{std::size_t{16} << 10, 1, 3.5};
-    // Staging goes around in some MB. After small copies past the caches a trial is over before it has, and their lines
-    // are in no cache: a third to a fifth of the rate everywhere. If the peer is far, that falls to a twelfth once it
-    // has read them, and the next trial is near.
+    // Staging goes around in some MB. A trial right after small copies past the caches is over before it has: its lines
+    // are in no cache, which is slower everywhere. The next trial finds lines that the peer has read.
     static constexpr TuningRule small_copies{std::size_t{2} << 10, 16, 6};
-    // A sum is stored to lines that have just been read: past the caches at 0.3 to 0.5 times the other rate where these
-    // are better, at 1.9 to 2.1 times elsewhere.
+    // A sum is stored to lines that have just been read.
     static constexpr TuningRule sums{std::size_t{16} << 10, 1, 1.3};
 
     explicit StreamingStoreTuner(const TuningRule& rule) : rule_(rule) {}
 
     std::size_t fewest_bytes() const { return rule_.fewest_bytes; }
 
-    // Whether to time the next write; in a trial every write is timed, so that it is over sooner.
+    // True if the next write is to be timed; in a trial every write is timed, so that it is over sooner.
     bool is_due() {
         if (rule_.one_in == 1 || trying_.load(std::memory_order_relaxed)) return true;
         const std::uint32_t written = written_.load(std::memory_order_relaxed);  // roughly, if several lanes count
@@ -50,7 +51,7 @@ class StreamingStoreTuner {
         return written % rule_.one_in == 0;
     }
 
-    // Whether the next should be streamed past the caches.
+    // True if the next write should be streamed past the caches.
     bool streams() const { return streams_.load(std::memory_order_relaxed); }
 
     // Bytes were written; several lanes may have the same peer.
@@ -74,8 +75,8 @@ class StreamingStoreTuner {
     static constexpr std::uint32_t sample = 9;  // copies, of which the median rate counts
     static constexpr double before_first_trial = 4, between_trials = 57, at_most = 16;  // samples, and times
 
-    // How many times as slow. A trial that is so much slower is made as many times as rarely, so that trials cost the
-    // same share of the time; and where the way that was chosen has become so much slower, the next one is as near.
+    // Factor by which `other` is slower. A trial that is slower by it comes later by as much, so that trials cost the
+    // same share of the time; if the chosen way has become slower by it, the next trial comes sooner by as much.
     static double slowdown(double rate, double other) { return std::clamp(rate / other, 1.0, at_most); }
 
     void go_on(double rate) {

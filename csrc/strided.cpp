@@ -18,14 +18,14 @@ struct SixteenBytes {
 };
 
 // The outermost first, as `to` lies; those that both sides pass as one are one.
-std::vector<Dimension> simplified(std::span<const Dimension> dimensions) {
-    std::vector<Dimension> sorted;
-    for (const Dimension& each : dimensions)
+std::vector<StridedAxis> simplified(std::span<const StridedAxis> axes) {
+    std::vector<StridedAxis> sorted;
+    for (const StridedAxis& each : axes)
         if (each.size != 1) sorted.push_back(each);
     std::stable_sort(sorted.begin(), sorted.end(),
-                     [](const Dimension& a, const Dimension& b) { return std::abs(a.to) > std::abs(b.to); });
-    std::vector<Dimension> merged;
-    for (const Dimension& each : sorted) {
+                     [](const StridedAxis& a, const StridedAxis& b) { return std::abs(a.to) > std::abs(b.to); });
+    std::vector<StridedAxis> merged;
+    for (const StridedAxis& each : sorted) {
         const auto size = static_cast<std::ptrdiff_t>(each.size);
         if (!merged.empty() && merged.back().to == size * each.to && merged.back().from == size * each.from)
             merged.back() = {merged.back().size * each.size, each.to, each.from};
@@ -36,7 +36,7 @@ std::vector<Dimension> simplified(std::span<const Dimension> dimensions) {
 }
 
 template <class T>
-void copy_line(T* to, const T* from, const Dimension& line) {
+void copy_line(T* to, const T* from, const StridedAxis& line) {
     if (line.to == 1 && line.from == 1) {
         std::memcpy(to, from, line.size * sizeof(T));
         return;
@@ -45,9 +45,9 @@ void copy_line(T* to, const T* from, const Dimension& line) {
         std::memcpy(to, from, sizeof(T));  // which may lie anywhere
 }
 
-// Two dimensions, of which one is the innermost in `from` and the other in `to`.
+// Two axes, of which one is the innermost in `from` and the other in `to`.
 template <class T>
-void copy_plane(T* to, const T* from, const Dimension& rows, const Dimension& columns) {
+void copy_plane(T* to, const T* from, const StridedAxis& rows, const StridedAxis& columns) {
     if (rows.from == 1 && columns.to == 1) {
         transpose(to, rows.to, from, columns.from, rows.size, columns.size, sizeof(T));
         return;
@@ -56,7 +56,7 @@ void copy_plane(T* to, const T* from, const Dimension& rows, const Dimension& co
 }
 
 template <class T>
-void copy_all(T* to, const T* from, std::span<const Dimension> outer, std::span<const Dimension> inner) {
+void copy_all(T* to, const T* from, std::span<const StridedAxis> outer, std::span<const StridedAxis> inner) {
     if (!outer.empty()) {
         for (std::size_t i = 0; i < outer[0].size; ++i, to += outer[0].to, from += outer[0].from)
             copy_all(to, from, outer.subspan(1), inner);
@@ -68,20 +68,20 @@ void copy_all(T* to, const T* from, std::span<const Dimension> outer, std::span<
 }
 
 template <class T>
-void copy_as(void* to, const void* from, std::span<const Dimension> outer, std::span<const Dimension> inner) {
+void copy_as(void* to, const void* from, std::span<const StridedAxis> outer, std::span<const StridedAxis> inner) {
     copy_all(static_cast<T*>(to), static_cast<const T*>(from), outer, inner);
 }
 
 }  // namespace
 
-void copy_strided(void* to, const void* from, std::span<const Dimension> dimensions, std::size_t itemsize) {
-    const auto is_empty = [](const Dimension& each) { return each.size == 0; };
-    if (std::any_of(dimensions.begin(), dimensions.end(), is_empty)) return;
-    std::vector<Dimension> outer = simplified(dimensions);
+void copy_strided(void* to, const void* from, std::span<const StridedAxis> axes, std::size_t itemsize) {
+    const auto is_empty = [](const StridedAxis& each) { return each.size == 0; };
+    if (std::any_of(axes.begin(), axes.end(), is_empty)) return;
+    std::vector<StridedAxis> outer = simplified(axes);
     if (outer.empty()) outer.push_back({1, 1, 1});
-    std::vector<Dimension> inner{outer.back()};
+    std::vector<StridedAxis> inner{outer.back()};
     outer.pop_back();
-    const auto rows = std::min_element(outer.begin(), outer.end(), [](const Dimension& a, const Dimension& b) {
+    const auto rows = std::min_element(outer.begin(), outer.end(), [](const StridedAxis& a, const StridedAxis& b) {
         return std::abs(a.from) < std::abs(b.from);
     });
     if (rows != outer.end() && std::abs(rows->from) < std::abs(inner[0].from)) {

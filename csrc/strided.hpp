@@ -6,12 +6,12 @@
 
 namespace multiring {
 
-struct Dimension {
+struct StridedAxis {
     std::size_t size;
     std::ptrdiff_t to, from;  // strides, in elements
 };
 
 // Elements of 1, 2, 4, 8 or 16 bytes. The two share no memory.
-void copy_strided(void* to, const void* from, std::span<const Dimension> dimensions, std::size_t itemsize);
+void copy_strided(void* to, const void* from, std::span<const StridedAxis> axes, std::size_t itemsize);
 
 }  // namespace multiring

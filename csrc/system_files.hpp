@@ -1,5 +1,6 @@
-// What the kernel tells in files. Streams of the C++ library would do, but not where a compiler links that library
-// into the module: its locales then mix with those of the process's own, and the first number that is read crashes.
+// Files in which the kernel reports its state. Streams of the C++ library would do, but not where a compiler links that
+// library into the module: its locales then mix with those of the process's own, and the first number that is read
+// crashes.
 #pragma once
 
 #include <optional>

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t credit_worth_returning = static_cast<std::size_t>(eager_credit) / 4;
 constexpr std::size_t buffer_bytes = std::size_t{32} << 10;
-constexpr std::size_t longest_read = std::size_t{4} << 20;  // before other links get their turn
+constexpr std::size_t longest_read = std::size_t{4} << 20;  // before other transports get their turn
 constexpr std::size_t largest_payload = std::size_t{1} << 30;
 constexpr std::size_t fewest_bytes_for_a_thread = std::size_t{64} << 10;  // fewer are sent before it has woken
 constexpr std::size_t sealed_buffer_bytes = 4 * largest_record;           // that one system call may bring
@@ -59,23 +59,24 @@ std::optional<Acknowledgements> acknowledgements(int socket) {
 
 }  // namespace
 
-TcpLink::Sealing::Sealing(RecordCipher cipher)
+TcpTransport::Sealing::Sealing(RecordCipher cipher)
     : cipher(std::move(cipher)),
       outgoing(std::make_unique_for_overwrite<std::byte[]>(sealed_buffer_bytes)),
       incoming(std::make_unique_for_overwrite<std::byte[]>(sealed_buffer_bytes)) {}
 
 // Besides the beginning of a header there may be the text of a record.
-TcpLink::Stream::Stream(TcpLink& link, std::size_t index, Descriptor socket, std::unique_ptr<Sealing> sealing)
-    : link(link),
+TcpTransport::Stream::Stream(TcpTransport& transport, std::size_t index, Descriptor socket,
+                             std::unique_ptr<Sealing> sealing)
+    : transport(transport),
       index(index),
       socket(std::move(socket)),
       sealing(std::move(sealing)),
       buffer(std::make_unique<std::byte[]>(this->sealing ? sizeof(Frame) + largest_text : buffer_bytes)) {}
 
-TcpLink::TcpLink(int peer, std::vector<Descriptor> sockets, std::vector<RecordCipher> ciphers, std::uint16_t generation,
-                 Receiver& receiver, Pool& pool, SocketThreads& threads, int data_epoll, int hangup_epoll,
-                 std::uint64_t hangup_key, StreamEvents events)
-    : Link(peer),
+TcpTransport::TcpTransport(int peer, std::vector<Descriptor> sockets, std::vector<RecordCipher> ciphers,
+                           std::uint16_t generation, Receiver& receiver, Pool& pool, SocketThreads& threads,
+                           int data_epoll, int hangup_epoll, std::uint64_t hangup_key, StreamEvents events)
+    : Transport(peer),
       receiver_(receiver),
       pool_(pool),
       threads_(threads),
@@ -83,7 +84,7 @@ TcpLink::TcpLink(int peer, std::vector<Descriptor> sockets, std::vector<RecordCi
       data_epoll_(data_epoll),
       hangup_epoll_(hangup_epoll),
       events_(std::move(events)),
-      flow_{.peer = peer} {
+      counts_{.peer = peer} {
     for (Descriptor& owned : sockets) {
         const int socket = owned.get();
         std::unique_ptr<Sealing> sealing;
@@ -103,19 +104,19 @@ TcpLink::TcpLink(int peer, std::vector<Descriptor> sockets, std::vector<RecordCi
     }
 }
 
-TcpLink::~TcpLink() {
+TcpTransport::~TcpTransport() {
     for (const auto& stream : streams_)
         if (stream->payload != nullptr) pool_.give_back(stream->payload, stream->frame.bytes);
 }
 
-void TcpLink::disown() noexcept {
+void TcpTransport::disown() noexcept {
     last_unacknowledged_ = unacknowledged();
     for (const auto& stream : streams_) stream->socket.reset();
 }
 
 // ---- sending ------------------------------------------------------------------------------------------------------
 
-void TcpLink::post(const Frame& frame, const std::byte* payload) {
+void TcpTransport::post(const Frame& frame, const std::byte* payload) {
     if (frame.bytes != 0) {
         messages_sent_.fetch_add(1, std::memory_order_relaxed);
         bytes_sent_.fetch_add(frame.bytes, std::memory_order_relaxed);
@@ -124,7 +125,7 @@ void TcpLink::post(const Frame& frame, const std::byte* payload) {
     enqueue(stream_of(frame), frame, payload, frame.token);
 }
 
-void TcpLink::enqueue(Stream& stream, const Frame& frame, const std::byte* payload, std::uint32_t token) {
+void TcpTransport::enqueue(Stream& stream, const Frame& frame, const std::byte* payload, std::uint32_t token) {
     const bool is_large = frame.bytes >= fewest_bytes_for_a_thread;
     if (is_large) settle(stream);
     SocketThread* const thread = stream.thread.load(std::memory_order_acquire);
@@ -142,7 +143,7 @@ void TcpLink::enqueue(Stream& stream, const Frame& frame, const std::byte* paylo
     thread->ring();
 }
 
-bool TcpLink::push(Stream& stream, Outgoing outgoing) {
+bool TcpTransport::push(Stream& stream, Outgoing outgoing) {
     const std::lock_guard lock(stream.queue_mutex);
     if (abandoned_.load(std::memory_order_relaxed)) return false;
     if (stream.queue.empty()) stream.busy_since = Clock::now();
@@ -151,8 +152,8 @@ bool TcpLink::push(Stream& stream, Outgoing outgoing) {
     return true;
 }
 
-// What is pushed meanwhile moves nothing that is in the queue.
-void TcpLink::write(Stream& stream) {
+// A push meanwhile moves no message that is already in the queue.
+void TcpTransport::write(Stream& stream) {
     if (stream.sealing) return write_records(stream);
     iovec parts[2 * batch];
     while (const std::size_t part_count = gather(stream, parts, batch)) {
@@ -163,7 +164,7 @@ void TcpLink::write(Stream& stream) {
     watch_for_room(stream, false);
 }
 
-void TcpLink::write_records(Stream& stream) {
+void TcpTransport::write_records(Stream& stream) {
     Sealing& sealing = *stream.sealing;
     iovec parts[2 * batch];
     for (;;) {
@@ -187,7 +188,7 @@ void TcpLink::write_records(Stream& stream) {
     watch_for_room(stream, false);
 }
 
-ssize_t TcpLink::send(Stream& stream, const iovec* parts, std::size_t part_count) {
+ssize_t TcpTransport::send(Stream& stream, const iovec* parts, std::size_t part_count) {
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(parts);
     message.msg_iovlen = part_count;
@@ -205,7 +206,7 @@ ssize_t TcpLink::send(Stream& stream, const iovec* parts, std::size_t part_count
 }
 
 // The first messages of the queue, as far as they are not sent; 0 when there is none, and then the stream is not busy.
-std::size_t TcpLink::gather(Stream& stream, iovec* parts, std::size_t most) const {
+std::size_t TcpTransport::gather(Stream& stream, iovec* parts, std::size_t most) const {
     const std::lock_guard lock(stream.queue_mutex);
     std::size_t part_count = 0;
     for (std::size_t i = 0; i < std::min(most, stream.queue.size()); ++i) {
@@ -221,7 +222,7 @@ std::size_t TcpLink::gather(Stream& stream, iovec* parts, std::size_t most) cons
     return part_count;
 }
 
-void TcpLink::account(Stream& stream, std::size_t sent) {
+void TcpTransport::account(Stream& stream, std::size_t sent) {
     while (sent > 0) {
         std::uint32_t token;
         {
@@ -242,7 +243,7 @@ void TcpLink::account(Stream& stream, std::size_t sent) {
     }
 }
 
-void TcpLink::watch_for_room(Stream& stream, bool wanted) {
+void TcpTransport::watch_for_room(Stream& stream, bool wanted) {
     if (stream.wants_room.load(std::memory_order_relaxed) == wanted) return;
     if (const SocketThread* thread = stream.thread.load(std::memory_order_relaxed)) {
         stream.wants_room.store(wanted, std::memory_order_relaxed);
@@ -259,7 +260,7 @@ void TcpLink::watch_for_room(Stream& stream, bool wanted) {
 }
 
 // The first that carries much goes to a thread, if there is one for it.
-void TcpLink::settle(Stream& stream) {
+void TcpTransport::settle(Stream& stream) {
     if (stream.is_settled.load(std::memory_order_acquire)) return;
     SocketThread* const thread = threads_.of(stream.index);
     const std::lock_guard lock(stream.send_mutex);
@@ -269,8 +270,8 @@ void TcpLink::settle(Stream& stream) {
     epoll_ctl(data_epoll_, EPOLL_CTL_DEL, stream.socket.get(), nullptr);
 }
 
-void TcpLink::serve(Stream& stream) {
-    // What wants room and has nothing queued was abandoned.
+void TcpTransport::serve(Stream& stream) {
+    // A stream that wants room and has nothing queued was abandoned.
     if (stream.busy.load(std::memory_order_relaxed) || stream.wants_room.load(std::memory_order_relaxed)) {
         const std::unique_lock lock(stream.send_mutex, std::try_to_lock);
         if (lock) write(stream);
@@ -283,7 +284,7 @@ void TcpLink::serve(Stream& stream) {
         thread->forget(stream.socket.get());  // it may have closed before it was ours
 }
 
-bool TcpLink::flush() {
+bool TcpTransport::flush() {
     if (const std::uint64_t owed = owed_.exchange(0, std::memory_order_relaxed); owed != 0) {
         Frame frame;
         frame.type = FrameType::credit;
@@ -303,7 +304,7 @@ bool TcpLink::flush() {
     return clear;
 }
 
-void TcpLink::send_farewell() {
+void TcpTransport::send_farewell() {
     if (abandoned_.load(std::memory_order_relaxed)) return;  // it would follow half a message
     Frame frame;
     frame.type = FrameType::farewell;
@@ -315,7 +316,7 @@ void TcpLink::send_farewell() {
     }
 }
 
-void TcpLink::abandon() {
+void TcpTransport::abandon() {
     abandoned_.store(true, std::memory_order_relaxed);
     for (const auto& stream : streams_) {
         const std::lock_guard lock(stream->send_mutex);  // nothing is being sent
@@ -330,7 +331,7 @@ void TcpLink::abandon() {
     }
 }
 
-void TcpLink::send_notice(const Notice& notice) {
+void TcpTransport::send_notice(const Notice& notice) {
     const auto text = std::make_shared<const std::string>(notice.text);
     const Frame frame = frame_of(notice, generation_);
     for (const auto& stream : streams_) {
@@ -346,13 +347,13 @@ void TcpLink::send_notice(const Notice& notice) {
     }
 }
 
-void TcpLink::send_complaint(const Notice& notice) {
+void TcpTransport::send_complaint(const Notice& notice) {
     enqueue(*streams_.front(), frame_of(notice, generation_), nullptr, 0);
 }
 
 // The kernel alone knows whether packets arrive: a peer that sends nothing may be waiting itself, or compute. It
 // acknowledges for a process that is stopped, too.
-double TcpLink::look(float elapsed, bool is_waited_for) {
+double TcpTransport::look(float elapsed, bool is_waited_for) {
     double longest = 0;
     for (const auto& stream : streams_) {
         const auto found = acknowledgements(stream->socket.get());
@@ -370,27 +371,27 @@ double TcpLink::look(float elapsed, bool is_waited_for) {
     return longest;
 }
 
-const Flow& TcpLink::flow() {
+const ConnectionCounts& TcpTransport::connection_counts() {
     const std::uint64_t messages =
         messages_sent_.load(std::memory_order_relaxed) + messages_received_.load(std::memory_order_relaxed);
-    if (messages == flow_messages_ && flow_.held == 0) return flow_;
-    flow_messages_ = messages;
-    flow_ = {.peer = peer};
+    if (messages == counted_messages_ && counts_.held == 0) return counts_;
+    counted_messages_ = messages;
+    counts_ = {.peer = peer};
     for (const auto& stream : streams_) {
         tcp_info info{};
         socklen_t size = sizeof info;
         if (getsockopt(stream->socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;  // a unix socket
-        flow_.sent += info.tcpi_bytes_acked;
-        flow_.received += info.tcpi_bytes_received;
+        counts_.sent += info.tcpi_bytes_acked;
+        counts_.received += info.tcpi_bytes_received;
         // While a receiver that does not read leaves no room, nothing is wrong with the link.
-        flow_.busy += 1e-6 * static_cast<double>(info.tcpi_busy_time - info.tcpi_rwnd_limited) /
-                      static_cast<double>(streams_.size());
-        flow_.held += std::uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss + info.tcpi_notsent_bytes;
+        counts_.busy += 1e-6 * static_cast<double>(info.tcpi_busy_time - info.tcpi_rwnd_limited) /
+                        static_cast<double>(streams_.size());
+        counts_.held += std::uint64_t{info.tcpi_unacked} * info.tcpi_snd_mss + info.tcpi_notsent_bytes;
     }
-    return flow_;
+    return counts_;
 }
 
-TcpLink::Backlog TcpLink::held() const {
+TcpTransport::Backlog TcpTransport::held() const {
     Backlog held;
     for (const auto& stream : streams_) {
         int unsent = 0, unread = 0;  // a socket that is closed has none
@@ -402,13 +403,13 @@ TcpLink::Backlog TcpLink::held() const {
     return held;
 }
 
-void TcpLink::forget_looks() {
+void TcpTransport::forget_looks() {
     for (const auto& stream : streams_) stream->stalled = 0;
 }
 
 // ---- receiving ----------------------------------------------------------------------------------------------------
 
-bool TcpLink::drain() {
+bool TcpTransport::drain() {
     bool active = false;
     for (const auto& stream : streams_) {
         if (stream->thread.load(std::memory_order_acquire) != nullptr) continue;
@@ -422,7 +423,7 @@ bool TcpLink::drain() {
     return active;
 }
 
-void TcpLink::drain_all() {
+void TcpTransport::drain_all() {
     for (const auto& stream : streams_) {
         if (stream->busy.load(std::memory_order_relaxed)) {
             const std::lock_guard lock(stream->send_mutex);
@@ -433,7 +434,7 @@ void TcpLink::drain_all() {
     }
 }
 
-bool TcpLink::read(Stream& stream) {
+bool TcpTransport::read(Stream& stream) {
     std::size_t total = 0;
     while (!stream.closed && total < longest_read) {
         const std::size_t got = read_some(stream);
@@ -445,7 +446,7 @@ bool TcpLink::read(Stream& stream) {
 }
 
 // One system call: the rest of the payload, straight to its place, and what follows it.
-std::size_t TcpLink::read_some(Stream& stream) {
+std::size_t TcpTransport::read_some(Stream& stream) {
     if (stream.sealing) return read_records(stream);
     iovec parts[2];
     int part_count = 0;
@@ -460,7 +461,7 @@ std::size_t TcpLink::read_some(Stream& stream) {
     return got;
 }
 
-std::size_t TcpLink::receive(Stream& stream, const iovec* parts, int part_count) {
+std::size_t TcpTransport::receive(Stream& stream, const iovec* parts, int part_count) {
     ssize_t n;
     do n = readv(stream.socket.get(), parts, part_count);
     while (n < 0 && errno == EINTR);
@@ -477,14 +478,14 @@ std::size_t TcpLink::receive(Stream& stream, const iovec* parts, int part_count)
     return 0;
 }
 
-void TcpLink::take_in(Stream& stream, std::size_t of_payload, std::size_t after_it) {
+void TcpTransport::take_in(Stream& stream, std::size_t of_payload, std::size_t after_it) {
     stream.received += of_payload;
     stream.end += after_it;
     if (stream.payload != nullptr && stream.received == stream.frame.bytes) finish_payload(stream);
 }
 
 // One system call, and all records that are whole then.
-std::size_t TcpLink::read_records(Stream& stream) {
+std::size_t TcpTransport::read_records(Stream& stream) {
     Sealing& sealing = *stream.sealing;
     const iovec room{sealing.incoming.get() + sealing.end, sealed_buffer_bytes - sealing.end};
     const std::size_t got = receive(stream, &room, 1);
@@ -500,7 +501,7 @@ std::size_t TcpLink::read_records(Stream& stream) {
 }
 
 // The text goes straight to its place, but is used only once its tag has proved right.
-bool TcpLink::decrypt(Stream& stream) {
+bool TcpTransport::decrypt(Stream& stream) {
     Sealing& sealing = *stream.sealing;
     const std::byte* record = sealing.incoming.get() + sealing.begin;
     if (stream.closed || sealing.end - sealing.begin < record_size_bytes) return false;
@@ -520,7 +521,7 @@ bool TcpLink::decrypt(Stream& stream) {
     return true;
 }
 
-void TcpLink::interpret(Stream& stream) {
+void TcpTransport::interpret(Stream& stream) {
     while (!stream.closed && stream.payload == nullptr && stream.end - stream.begin >= sizeof(Frame)) {
         Frame frame;
         std::memcpy(static_cast<void*>(&frame), stream.buffer.get() + stream.begin, sizeof frame);
@@ -533,13 +534,13 @@ void TcpLink::interpret(Stream& stream) {
         stream.received = here;
         if (here == frame.bytes) finish_payload(stream);
     }
-    // What is left is the beginning of a header.
+    // The remaining bytes are the beginning of a header.
     std::memmove(stream.buffer.get(), stream.buffer.get() + stream.begin, stream.end - stream.begin);
     stream.end -= stream.begin;
     stream.begin = 0;
 }
 
-void TcpLink::take_frame(Stream& stream, const Frame& frame) {
+void TcpTransport::take_frame(Stream& stream, const Frame& frame) {
     if (frame.generation != generation_ || frame.bytes > largest_payload) {
         receiver_.garbage(peer, "a header of generation " + std::to_string(frame.generation) + " and " +
                                     std::to_string(frame.bytes) + " bytes");
@@ -591,7 +592,7 @@ void TcpLink::take_frame(Stream& stream, const Frame& frame) {
     }
 }
 
-void TcpLink::finish_payload(Stream& stream) {
+void TcpTransport::finish_payload(Stream& stream) {
     if (stream.frame.type == FrameType::notice) {
         const std::byte* text = std::exchange(stream.payload, nullptr);
         events_.notice(notice_of(stream.frame, {text, stream.frame.bytes}, peer));
@@ -605,13 +606,13 @@ void TcpLink::finish_payload(Stream& stream) {
     receiver_.deliver(*this, stream.frame, {payload, static_cast<std::uint32_t>(stream.frame.argument)});
 }
 
-void TcpLink::lose(Stream& stream, const std::string& reason) {
+void TcpTransport::lose(Stream& stream, const std::string& reason) {
     if (stream.closed) return;
     close(stream);
     if (!stream.farewell) events_.lost(peer, reason);
 }
 
-void TcpLink::lose(Stream& stream, int error) {
+void TcpTransport::lose(Stream& stream, int error) {
     if (error != ETIMEDOUT && error != EHOSTUNREACH && error != ENETUNREACH)
         return lose(stream, std::string("lost its connection (") + std::strerror(error) + ")");
     if (stream.closed) return;
@@ -619,7 +620,7 @@ void TcpLink::lose(Stream& stream, int error) {
     if (!stream.farewell) events_.unreachable(peer);
 }
 
-void TcpLink::close(Stream& stream) {
+void TcpTransport::close(Stream& stream) {
     stream.closed = true;
     if (const SocketThread* thread = stream.thread.load(std::memory_order_acquire)) thread->forget(stream.socket.get());
     epoll_ctl(data_epoll_, EPOLL_CTL_DEL, stream.socket.get(), nullptr);
@@ -627,22 +628,22 @@ void TcpLink::close(Stream& stream) {
     unanswered_.store(false, std::memory_order_relaxed);
 }
 
-void TcpLink::give_back(Payload payload, std::size_t bytes) {
+void TcpTransport::give_back(Payload payload, std::size_t bytes) {
     pool_.give_back(payload.data, bytes);
     if (payload.token != eager_token) return;
     const std::uint64_t owed = owed_.fetch_add(bytes + sizeof(Frame), std::memory_order_relaxed);
     if (owed + bytes >= credit_worth_returning) flush();
 }
 
-Traffic TcpLink::traffic() const {
+Traffic TcpTransport::traffic() const {
     Traffic traffic = timed({messages_sent_.load(), bytes_sent_.load(), messages_received_.load(),
                              bytes_received_.load(), static_cast<std::uint32_t>(streams_.size())});
-    // Both, since the kernel's ticks are too long for links within a machine.
+    // Both, since the kernel's ticks are too long for what goes on within a machine.
     traffic.seconds_busy = std::max(traffic.seconds_busy, unacknowledged());
     return traffic;
 }
 
-double TcpLink::unacknowledged() const {
+double TcpTransport::unacknowledged() const {
     double sum = 0;
     for (const auto& stream : streams_) sum += seconds_unacknowledged(stream->socket.get());
     return std::max(last_unacknowledged_, sum / static_cast<double>(streams_.size()));

@@ -10,8 +10,8 @@
 //
 // A granted message is always consumed, so no order of arrival can deadlock.
 //
-// Where the job encrypts, what a connection carries is cut into records (records.hpp). Encrypting is the copy out of
-// the caller's buffer; decrypting is the copy into the pool.
+// Records (records.hpp) carry all of this where the job encrypts. Encrypting is the copy out of the caller's buffer,
+// decrypting the copy into the pool.
 #pragma once
 
 #include <sys/uio.h>
@@ -27,15 +27,15 @@
 #include <vector>
 
 #include "descriptor.hpp"
-#include "link.hpp"
 #include "notice.hpp"
 #include "pool.hpp"
 #include "records.hpp"
 #include "socket_threads.hpp"
+#include "transport.hpp"
 
 namespace multiring {
 
-class TcpLink final : public Link {
+class TcpTransport final : public Transport {
   public:
     struct StreamEvents {
         std::function<void(int peer)> farewell;
@@ -47,10 +47,10 @@ class TcpLink final : public Link {
     };
     // `data_epoll` watches the sockets for data and for room, `hangup_epoll` for their end, under `hangup_key`. There
     // is a cipher for each socket, or none.
-    TcpLink(int peer, std::vector<Descriptor> sockets, std::vector<RecordCipher> ciphers, std::uint16_t generation,
-            Receiver& receiver, Pool& pool, SocketThreads& threads, int data_epoll, int hangup_epoll,
-            std::uint64_t hangup_key, StreamEvents events);
-    ~TcpLink() override;
+    TcpTransport(int peer, std::vector<Descriptor> sockets, std::vector<RecordCipher> ciphers, std::uint16_t generation,
+                 Receiver& receiver, Pool& pool, SocketThreads& threads, int data_epoll, int hangup_epoll,
+                 std::uint64_t hangup_key, StreamEvents events);
+    ~TcpTransport() override;
 
     bool shares_memory() const override { return false; }
     void post(const Frame& frame, const std::byte* payload) override;
@@ -71,7 +71,7 @@ class TcpLink final : public Link {
     double look(float elapsed, bool is_waited_for);
     void forget_looks();  // nobody looked for a while
     // The progress thread's: what the kernel has counted, as of the last message.
-    const Flow& flow();
+    const ConnectionCounts& connection_counts();
     struct Backlog {
         std::uint64_t unsent = 0, unread = 0;  // bytes
     };
@@ -87,7 +87,7 @@ class TcpLink final : public Link {
         std::size_t sent;                           // bytes of header and payload together
         std::shared_ptr<const std::string> text{};  // a notice's text, into which the payload points
     };
-    // What an encrypted stream has besides. The first half is the sender's, the other the receiver's.
+    // The part of a stream that encrypts: both directions' cipher, then the sender's buffer, then the receiver's.
     struct Sealing {
         explicit Sealing(RecordCipher cipher);
 
@@ -98,16 +98,16 @@ class TcpLink final : public Link {
         std::size_t begin = 0, end = 0;
     };
     struct Stream final : Served {
-        Stream(TcpLink& link, std::size_t index, Descriptor socket, std::unique_ptr<Sealing> sealing);
-        void serve() override { link.serve(*this); }
+        Stream(TcpTransport& transport, std::size_t index, Descriptor socket, std::unique_ptr<Sealing> sealing);
+        void serve() override { transport.serve(*this); }
         bool has_queued() const override {
             return busy.load(std::memory_order_relaxed) && !wants_room.load(std::memory_order_relaxed) &&
                    !is_broken.load(std::memory_order_relaxed);
         }
 
-        TcpLink& link;
+        TcpTransport& transport;
         const std::size_t index;
-        std::atomic<SocketThread*> thread{nullptr};  // that serves it; nullptr: whoever drains the link
+        std::atomic<SocketThread*> thread{nullptr};  // that serves it; nullptr: whoever drains the transport
         std::atomic<bool> is_settled{false};         // whether one does, once and for all
         Descriptor socket;
         const std::unique_ptr<Sealing> sealing;  // nullptr: in clear
@@ -170,8 +170,8 @@ class TcpLink final : public Link {
     std::atomic<bool> unanswered_{false};  // nothing came since we sent something
     std::atomic<std::uint64_t> owed_{0};   // credit to be returned to the peer
     double last_unacknowledged_ = 0;       // when the sockets were let go
-    Flow flow_;                            // as it was when last asked for
-    std::uint64_t flow_messages_ = 0;      // that had come and gone then
+    ConnectionCounts counts_;              // as it was when last asked for
+    std::uint64_t counted_messages_ = 0;   // that had come and gone then
     std::atomic<std::uint64_t> messages_sent_{0}, bytes_sent_{0}, messages_received_{0}, bytes_received_{0};
 };
 

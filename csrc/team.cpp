@@ -5,7 +5,8 @@
 namespace multiring {
 namespace {
 
-// A call's tasks come a few microseconds apart; to wake a thread takes as long as one.
+// Longer than the gap between a call's tasks, so that no thread sleeps in it. Measured:
+// benchmarks/results/2026-11-28-constants.md, Engine.
 constexpr auto longest_spin = std::chrono::microseconds(100);
 
 }  // namespace
@@ -23,7 +24,7 @@ Team::~Team() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-void Team::post(Task& task) {
+void Team::post(TeamTask& task) {
     task.done_.store(false, std::memory_order_relaxed);
     {
         const std::lock_guard lock(mutex_);
@@ -33,7 +34,7 @@ void Team::post(Task& task) {
     posted_.notify_one();
 }
 
-// False when it was worth sleeping.
+// True if work came within `longest_spin`.
 bool Team::has_come() {
     const auto until = Clock::now() + longest_spin;
     while (Clock::now() < until) {
@@ -50,7 +51,7 @@ void Team::work() {
             posted_.wait(lock, [this] { return !tasks_.empty() || ends_.load(std::memory_order_relaxed); });
             if (tasks_.empty()) return;
         }
-        Task* task = nullptr;
+        TeamTask* task = nullptr;
         {
             const std::lock_guard lock(mutex_);
             if (tasks_.empty()) continue;

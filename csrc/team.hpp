@@ -1,5 +1,6 @@
-// Team: threads beside the progress thread that sum and copy for it. One core sums from memory at a tenth of what a
-// device's link brings; where calls move tensors on devices, the cores of a rank have little else to do.
+// Team: threads beside the progress thread that sum and copy for it. One core sums from memory slower than a device's
+// link brings data (benchmarks/results/2026-11-28-constants.md, Engine); where calls move tensors on devices, the cores
+// of a rank have little else to do.
 #pragma once
 
 #include <atomic>
@@ -14,7 +15,7 @@
 namespace multiring {
 
 // Something to do once. Who posts it may post it again when it is done.
-class Task {
+class TeamTask {
   public:
     std::function<void()> run;
     bool is_done() const { return done_.load(std::memory_order_acquire); }
@@ -31,7 +32,7 @@ class Team {
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
-    void post(Task& task);
+    void post(TeamTask& task);
     std::size_t size() const { return threads_.size(); }
 
   private:
@@ -40,7 +41,7 @@ class Team {
 
     std::mutex mutex_;
     std::condition_variable posted_;
-    std::deque<Task*> tasks_;
+    std::deque<TeamTask*> tasks_;
     std::atomic<std::size_t> waiting_{0};  // tasks that nobody has taken
     std::atomic<bool> ends_{false};
     std::vector<std::thread> threads_;

@@ -19,38 +19,38 @@ std::int64_t now() {
 
 Trace::Trace() : serial_(++traces_made) {}
 
-Trace::Ring* Trace::mine() {
+Trace::EventBuffer* Trace::mine() {
     thread_local std::uint64_t serial = 0;
-    thread_local Ring* ring = nullptr;
+    thread_local EventBuffer* buffer = nullptr;
     if (serial != serial_) {
-        ring = claim();
+        buffer = claim();
         serial = serial_;
     }
-    return ring;
+    return buffer;
 }
 
-// This thread's ring; nullptr, and its events are not kept, where there are too many threads.
-Trace::Ring* Trace::claim() {
+// This thread's buffer; nullptr, and its events are not kept, where there are too many threads.
+Trace::EventBuffer* Trace::claim() {
     const pid_t thread = gettid();
     const std::size_t claimed = std::min(claimed_.load(), most_threads);
     for (std::size_t i = 0; i < claimed; ++i)  // a thread may record in several traces by turns
-        if (rings_[i].thread.load() == thread) return &rings_[i];
+        if (buffers_[i].thread.load() == thread) return &buffers_[i];
     const std::size_t place = claimed_.fetch_add(1);
     if (place >= most_threads) return nullptr;
     // Not initialised, so that memory is taken only as events come.
-    rings_[place].events.reset(new TraceEvent[events_per_thread]);
-    rings_[place].thread = thread;
-    return &rings_[place];
+    buffers_[place].events.reset(new TraceEvent[events_per_thread]);
+    buffers_[place].thread = thread;
+    return &buffers_[place];
 }
 
 std::vector<Trace::Thread> Trace::threads() const {
     std::vector<Thread> result;
     for (std::size_t i = 0; i < std::min(claimed_.load(), most_threads); ++i) {
-        const Ring& ring = rings_[i];
-        const std::uint64_t kept = std::min<std::uint64_t>(ring.count, events_per_thread);
-        Thread thread{ring.thread.load(), ring.count - kept, {}};
-        for (std::uint64_t at = ring.count - kept; at < ring.count; ++at)
-            thread.events.push_back(ring.events[at % events_per_thread]);
+        const EventBuffer& buffer = buffers_[i];
+        const std::uint64_t kept = std::min<std::uint64_t>(buffer.count, events_per_thread);
+        Thread thread{buffer.thread.load(), buffer.count - kept, {}};
+        for (std::uint64_t at = buffer.count - kept; at < buffer.count; ++at)
+            thread.events.push_back(buffer.events[at % events_per_thread]);
         result.push_back(std::move(thread));
     }
     return result;
@@ -60,7 +60,7 @@ void LaneTracer::begin(const Call& call, std::uint64_t bytes, std::uint64_t plan
     template_.number = call.number;
     template_.bytes = bytes;
     template_.plan = plan;
-    template_.communicator = call.installed->group->id;
+    template_.communicator = call.installed->communicator->id;
     template_.collective = call.is_point() && call.part_of != Collective::send ? call.part_of : call.collective;
     template_.dtype = call.dtype;
     rows_.assign(rows, {});
@@ -68,7 +68,7 @@ void LaneTracer::begin(const Call& call, std::uint64_t bytes, std::uint64_t plan
 
 void LaneTracer::end(Clock::time_point began, bool finished) {
     for (std::uint32_t row = 0; row < rows_.size(); ++row) finish(row, false);
-    record(TraceEvent::Kind::call, 0, nanoseconds_of(began), now(), finished);
+    record(TraceEventKind::call, 0, nanoseconds_of(began), now(), finished);
 }
 
 void LaneTracer::start(std::uint32_t row, std::uint32_t segment) {
@@ -79,7 +79,7 @@ void LaneTracer::enter(std::uint32_t row, int phase) {
     RowProgress& its = rows_[row];
     if (its.phase == phase) return;
     const std::int64_t time = now();
-    if (its.phase >= 0) record(TraceEvent::Kind::phase, row, its.phase_began, time, true);
+    if (its.phase >= 0) record(TraceEventKind::phase, row, its.phase_began, time, true);
     its.phase = phase;
     its.phase_began = time;
 }
@@ -95,7 +95,7 @@ void LaneTracer::hold_up(std::uint32_t row, int peer) {
 void LaneTracer::go_on(std::uint32_t row) {
     RowProgress& its = rows_[row];
     if (its.held_up_since == 0) return;
-    record(TraceEvent::Kind::held_up, row, its.held_up_since, now(), true);
+    record(TraceEventKind::held_up, row, its.held_up_since, now(), true);
     its.held_up_since = 0;
     its.peer = -1;
 }
@@ -105,12 +105,12 @@ void LaneTracer::finish(std::uint32_t row, bool finished) {
     if (!its.running) return;
     go_on(row);
     const std::int64_t time = now();
-    if (its.phase >= 0) record(TraceEvent::Kind::phase, row, its.phase_began, time, finished);
-    record(TraceEvent::Kind::segment, row, its.began, time, finished);
+    if (its.phase >= 0) record(TraceEventKind::phase, row, its.phase_began, time, finished);
+    record(TraceEventKind::segment, row, its.began, time, finished);
     its.running = false;
 }
 
-void LaneTracer::record(TraceEvent::Kind kind, std::uint32_t row, std::int64_t begin, std::int64_t end, bool finished) {
+void LaneTracer::record(TraceEventKind kind, std::uint32_t row, std::int64_t begin, std::int64_t end, bool finished) {
     TraceEvent event = template_;
     event.begin = begin;
     event.end = end;
@@ -118,7 +118,7 @@ void LaneTracer::record(TraceEvent::Kind kind, std::uint32_t row, std::int64_t b
     event.finished = finished;
     event.row = static_cast<std::uint16_t>(row);
     event.peer = -1;
-    if (kind != TraceEvent::Kind::call) {
+    if (kind != TraceEventKind::call) {
         event.segment = rows_[row].segment;
         event.phase = static_cast<std::uint16_t>(std::max(rows_[row].phase, 0));
         event.peer = rows_[row].peer;

@@ -1,6 +1,6 @@
 // Trace: what this rank did when, kept for people to look at when the job is over, or has failed.
 //
-// Every thread writes into a ring of its own, allocated when it first records something: no lock, no allocation after
+// Every thread writes into a buffer of its own, allocated when it first records something: no lock, no allocation after
 // that, and the latest events are kept. Times are those of CLOCK_MONOTONIC, which the ranks of a machine share.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -20,22 +21,26 @@ namespace multiring {
 
 struct Call;
 
-// One interval. Python reads them as they lie in memory (trace.py has the same fields).
+enum class TraceEventKind : std::uint8_t {
+    call,     // lane: a collective or message, from its start here to its end
+    segment,  // row: a segment, and within it:
+    phase,    //   from its first instruction to that of the next
+    held_up,  //   waits for `peer`
+    caller,   // thread: inside a call that blocks
+    idle      // thread: nothing to do until `peer` does its part
+};
+
+inline constexpr std::array<std::string_view, 6> trace_event_names{"call",    "segment", "phase",
+                                                                   "held_up", "caller",  "idle"};
+
+// One interval. Python reads them as they lie in memory.
 struct TraceEvent {
-    enum class Kind : std::uint8_t {
-        call,     // lane: a collective or message, from its start here to its end
-        segment,  // row: a segment, and within it:
-        phase,    //   from its first instruction to that of the next
-        held_up,  //   waits for `peer`
-        caller,   // thread: inside a call that blocks
-        idle      // thread: nothing to do until `peer` does its part
-    };
     std::int64_t begin, end;  // nanoseconds
     std::uint64_t number, bytes, plan;
     std::uint32_t communicator, lane, segment;
     std::int32_t peer;  // -1: nobody in particular
     std::uint16_t row, phase;
-    Kind kind;
+    TraceEventKind kind;
     Collective collective;
     Dtype dtype;
     bool finished;  // ended by itself, not because of a failure
@@ -49,7 +54,7 @@ class Trace {
     Trace& operator=(const Trace&) = delete;
 
     void record(const TraceEvent& event) {
-        if (Ring* ring = mine()) ring->events[ring->count++ % events_per_thread] = event;
+        if (EventBuffer* buffer = mine()) buffer->events[buffer->count++ % events_per_thread] = event;
     }
 
     struct Thread {
@@ -57,22 +62,22 @@ class Trace {
         std::uint64_t lost;  // events that later ones have overwritten
         std::vector<TraceEvent> events;
     };
-    // When no thread records any more.
+    // Call it when no thread records any more.
     std::vector<Thread> threads() const;
 
   private:
     static constexpr std::size_t most_threads = 64, events_per_thread = 1 << 16;
 
-    struct Ring {
+    struct EventBuffer {
         std::atomic<pid_t> thread{0};
         std::uint64_t count = 0;
         std::unique_ptr<TraceEvent[]> events;
     };
-    Ring* mine();
-    Ring* claim();
+    EventBuffer* mine();
+    EventBuffer* claim();
 
     const std::uint64_t serial_;  // no other trace of this process has or had it
-    std::array<Ring, most_threads> rings_;
+    std::array<EventBuffer, most_threads> buffers_;
     std::atomic<std::size_t> claimed_{0};
 };
 
@@ -102,7 +107,7 @@ class LaneTracer {
         std::int64_t began = 0, phase_began = 0, held_up_since = 0;  // 0: it is not
     };
     void finish(std::uint32_t row, bool finished);
-    void record(TraceEvent::Kind kind, std::uint32_t row, std::int64_t begin, std::int64_t end, bool finished);
+    void record(TraceEventKind kind, std::uint32_t row, std::int64_t begin, std::int64_t end, bool finished);
 
     Trace& trace_;
     TraceEvent template_{};  // what all events of the call have in common

@@ -56,7 +56,7 @@ inline constexpr std::array<std::string_view, 12> collective_names{
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",  "all_to_all",
     "barrier",    "send",           "recv",       "gather",    "scatter", "new_group"};
 
-// planning/plan.py has the same sets: REDUCING and BLOCKED, which tests/unit/test_engine.py compares, and ROOTED.
+// planning/plan.py has the same sets (REDUCING, ROOTED, IN_BLOCKS): tests/unit/test_engine.py compares them.
 inline constexpr bool reduces(Collective collective) {
     return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
            collective == Collective::reduce;

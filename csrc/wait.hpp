@@ -22,7 +22,7 @@ class Event {
     void set();
     void reset() { word_.store(0, std::memory_order_relaxed); }
     bool is_set() const { return word_.load(std::memory_order_acquire) != 0; }
-    // Whether it was set before the time was up; may return early without it.
+    // Returns true if it was set before the time was up; may return early without that.
     bool wait_for(Clock::duration at_most);
 
   private:
@@ -37,10 +37,10 @@ inline void pause() {
 #endif
 }
 
-// How the threads of a process spend the first moments of a wait, before they sleep: they keep the core for as long as
-// `spin`, then yield it time and again. A thread that yields to another rank is back in a moment. One that yields to a
-// computation loses a slice of the scheduler, where one that sleeps gets the core back at once. So after such a slice
-// no thread yields for a while, and for twice as long if the next slice comes soon.
+// Policy for the first moments of a wait, before a thread sleeps: it keeps the core for as long as `spin`, then yields
+// it time and again. A thread that yields to another rank is back in a moment. One that yields to a computation loses a
+// slice of the scheduler, where one that sleeps gets the core back at once. After such a slice no thread yields for a
+// while, and for twice as long if the next slice comes soon.
 class Patience {
   public:
     void set_spin(Clock::duration spin) { spin_.store(spin, std::memory_order_relaxed); }
@@ -60,7 +60,7 @@ class Spinner {
     bool is_waiting() const { return rounds_ != 0; }
     Clock::time_point start() const { return start_; }  // when the wait began
     Clock::duration waited() const { return waited_; }  // in all
-    // There is something to do; returns when, if it waits.
+    // End the wait, if there is one; return the time now, or the last start.
     Clock::time_point restart() {
         if (rounds_ == 0) return start_;
         const auto now = Clock::now();

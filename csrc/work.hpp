@@ -31,15 +31,15 @@ struct Work {
 };
 using Works = std::vector<std::shared_ptr<Work>>;
 
-// What a work waits for, asked of the progress thread, which alone may look.
+// Asks the progress thread, which alone may look, what a work waits for.
 struct WaitQuery {
     std::shared_ptr<Work> work;
     Failure answer;
     Event answered;
 };
 
-// Where the blocks of a call's buffer lie on a device: what is read there, what is written, if anything; and the
-// caller's stream on which they are ready.
+// Blocks of a call's buffer on a device: those read, those written, if any, and the caller's stream on which they are
+// ready.
 struct DeviceBuffer {
     int device = 0;
     cuda::Stream stream = nullptr;

@@ -1,5 +1,5 @@
-// What XLA's foreign function interface and this library have to agree on: the layout of its structures, as of version
-// 0.1 of that interface, the lowest, so that one binary serves every jaxlib from 0.6 on.
+// Layout of the structures of XLA's foreign function interface, as of its version 0.1, the lowest, so that one binary
+// serves every jaxlib from 0.6 on.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ struct ErrorArguments {
     int code;
 };
 
-struct Api {
+struct FfiApi {
     std::size_t struct_size;
     Extension* extensions;
     Version version;
@@ -86,7 +86,7 @@ struct Attributes {
 struct CallFrame {
     std::size_t struct_size;
     Extension* extensions;
-    const Api* api;
+    const FfiApi* api;
     void* context;
     int stage;
     Buffers arguments, results;

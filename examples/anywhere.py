@@ -3,6 +3,8 @@
 python examples/anywhere.py                           one process
 multiring run -n 2 examples/anywhere.py               also torchrun, mpirun -n 2 python, srun -n 2 python
 multiring.spark.run(anywhere.main, num_proc=2)        in Spark's driver, as any function
+multiring.dask.run(client, anywhere.main)             in Dask's client, after client.upload_file("examples/anywhere.py")
+DataParallelTrainer(anywhere.main, backend_config=multiring.ray.MultiringConfig(), ...).fit()     in Ray's
 """
 
 import numpy as np

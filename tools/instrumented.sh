@@ -19,7 +19,8 @@ build_engine() {
 instrumented() {
     local libraries=$1; shift
     env PYTHONPATH="$build/src:$packages" LD_PRELOAD="$libraries" ASAN_OPTIONS=detect_leaks=0 \
-        TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1" \
+        TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tools/thread_sanitizer.supp" \
+        UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1" \
         setarch -R "$build/venv/bin/python" "$@"
 }
 

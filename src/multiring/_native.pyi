@@ -25,7 +25,7 @@ OPS_OF: dict[str, tuple[str, ...]]
 """The reductions that are defined for each type."""
 
 ANY_SOURCE: int
-"""As the peer of a recv in `Engine.start_message`: whoever sends first."""
+"""The peer of a recv in `Engine.start_message` that takes whoever sends first."""
 
 INTERNAL: int
 """From this number on a communicator is for the library's own calls, beside the one whose number is so much less."""
@@ -33,6 +33,34 @@ INTERNAL: int
 COLLECTIVES: tuple[str, ...]
 """all_reduce reduce_scatter all_gather broadcast reduce all_to_all barrier send recv gather scatter
 new_group; position = code."""
+
+ROOTED: tuple[str, ...]
+"""The collectives that have a root."""
+
+WIRES: dict[str, tuple[int, int]]
+"""For each format in which float32 travels, in the order of their codes: bits of an element, and how many elements
+share a scale (1: there is none)."""
+
+INSTRUCTIONS: tuple[str, ...]
+"""The kinds of instructions: send reduce store repay round; position = code."""
+
+INCARNATIONS: int
+"""Incarnations of a communicator are told apart by as many numbers, which go around."""
+
+NO_NUMBER: int
+"""In the place of the number of a receive that waits for its turn."""
+
+MOST_RECORDED_CALLS: int
+"""Most calls that `Engine.recorded` has."""
+
+RECORDED_CALL: Any
+"""Layout in memory of a call of `Engine.recorded`, a dict that numpy.dtype takes."""
+
+TRACE_EVENT: Any
+"""Layout in memory of an event of `Engine.traced`, a dict that numpy.dtype takes."""
+
+TRACE_EVENTS: tuple[str, ...]
+"""The kinds of these events: call segment phase held_up caller idle; position = code."""
 
 def cut(numerator: int, denominator: int, count: int, itemsize: int, grain: int = 64) -> int:
     """
@@ -127,7 +155,7 @@ def narrow_bytes(wire: int, count: int) -> int:
 
 class Description:
     """
-    What a caller's buffer is: NumPy array, buffer object or DLPack tensor.
+    Description of a caller's buffer: NumPy array, buffer object or DLPack tensor.
     """
 
     @property
@@ -180,13 +208,33 @@ class Work:
 
     @property
     def ended(self) -> float:
-        """When it was done, in seconds of time.monotonic(); 0 before."""
+        """Time of its end, in seconds of time.monotonic(); 0 before."""
 
     def error(self) -> BaseException | None: ...
 
+class PlanFacts:
+    """
+    Numbers that all ranks of a plan have alike.
+
+    ``segment_bytes`` is the slice of one of its ``blocks``, ``window`` how many segments are in
+    flight at most, ``plan`` its number; slices are cut at multiples of ``grain`` bytes.
+    """
+
+    def __init__(self, blocks: int, segment_bytes: int, window: int, plan: int, grain: int = 64) -> None: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def segment_bytes(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def plan(self) -> int: ...
+    @property
+    def grain(self) -> int: ...
+
 class Call:
     """
-    What is called: a collective, or a message that is part of one (``part_of``, send for one by itself).
+    A call: a collective, or a message that is part of one (``part_of``, send for one by itself).
 
     Collective, type and reduction are codes; ``count`` is elements per block, ``timeout`` in seconds, ``label``
     see `LabelName`. ``residual`` is the address of what this rank has lost by rounding, as many float32 as the
@@ -277,9 +325,9 @@ class NativeCalls:
 
     def all_reduce_plain(self, x: object, op: object, timeout: float | None = None, label: int = 0) -> bool:
         """
-        Whether it was made: of a NumPy array or torch tensor that is contiguous, writable, on the CPU and no
-        view that shows other numbers, by an ``op`` that its type has, within seconds that are a float (None:
-        the communicator's); anything else is left as it is.
+        True if the call was made: it needs a NumPy array or torch tensor that is contiguous, writable, on the
+        CPU and no view that shows other numbers, an ``op`` that its type has, and seconds that are a float
+        (None: the communicator's). Anything else is left as it is.
         """
 
     def barrier(self, timeout: float) -> None:
@@ -315,13 +363,13 @@ def load_libcrypto() -> None:
 
 def public_key(private_key: bytes) -> bytes:
     """
-    What to tell the other end of a private key of X25519, which is 32 random bytes (RFC 7748).
+    Public key of X25519 that belongs to a private one, which is 32 random bytes (RFC 7748).
     """
 
 def shared_key(private_key: bytes, public_key: bytes) -> bytes:
     """
-    What both ends have in common, each by its own private key and the other's public one. ValueError if that is
-    none.
+    The secret that both ends get, each from its own private key and the other's public one. ValueError if the
+    public key is none.
     """
 
 def hkdf_extract(salt: bytes, material: bytes) -> bytes:
@@ -415,23 +463,23 @@ class Engine:
         """A control connection to the lowest rank of another host."""
 
     def attached(self, peer: int) -> bool:
-        """Whether messages can go to ``peer``."""
+        """True if messages can go to ``peer``."""
 
     def departed(self, peer: int) -> bool:
         """
-        Whether ``peer`` has said farewell, and nothing that it sent before is on its way.
+        True if ``peer`` has said farewell, and nothing that it sent before is on its way.
         """
 
-    def miss_link(self, peer: int, seconds: float) -> None:
+    def miss_connection(self, peer: int, seconds: float) -> None:
         """
-        A call needs a link to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``
+        A call needs a connection to ``peer``, which has been dialled in vain for so many ``seconds``. Once ``peer``
         misses it as well, one of the two counts as lost.
         """
 
     def expect_links(self, links: Sequence[tuple[Sequence[int], float, float]]) -> None:
         """
-        What plans count on, once: the ranks of each host, rack and site, and the bytes a second up and down of
-        its link. From then on a link that keeps all waiting is named.
+        Take the links that plans count on, once: the ranks of each host, rack and site, and the bytes a second up
+        and down of its link. From then on a link that keeps all waiting is named.
         """
 
     def communicator(self, id: int, members: Sequence[int], incarnation: int = 0) -> None:
@@ -442,7 +490,7 @@ class Engine:
 
     def forget(self, id: int) -> None: ...
     def completed(self, communicator: int) -> int:
-        """How many collectives, from the first on, were completed here."""
+        """Number of collectives, from the first on, that were completed here."""
 
     def install(
         self,
@@ -451,11 +499,7 @@ class Engine:
             NDArray[numpy.int64], dict(shape=(None, None), order="C", device="cpu", writable=False)
         ],
         peers: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        blocks: int,
-        segment_bytes: int,
-        window: int,
-        plan_id: int,
-        grain: int = 64,
+        facts: PlanFacts,
     ) -> int:
         """
         Install a schedule and return its handle.
@@ -463,8 +507,7 @@ class Engine:
         ``instructions`` has a row (kind, phase, first_peer, peer_count, block, lo_num, lo_den, hi_num, hi_den,
         final, wire, rounded, keeps) per instruction, kind being 0 send, 1 reduce, 2 store, 3 repay, 4 round, wire
         and rounded 0 as it is, 1 bfloat16, 2 float16, 3 int8, 4 int4, 5 int2, 6 float8;
-        ``peers[first_peer:first_peer + peer_count]`` are its peers. Slices are cut at multiples of ``grain``
-        bytes. ValueError for a malformed table.
+        ``peers[first_peer:first_peer + peer_count]`` are its peers. ValueError for a malformed table.
         """
 
     def start_message(self, communicator: int, peer: int, call: Call, owner: object | None) -> Work:
@@ -519,7 +562,7 @@ class Engine:
 
     def traced(self) -> list[tuple[int, bool, int, bytes]]:
         """
-        What was traced, once the engine is shut down: trace.py. Empty if that was not asked for.
+        Traced events, once the engine is shut down: trace.py. Empty if tracing was not asked for.
         """
 
     def calls(
@@ -546,7 +589,7 @@ class Engine:
 
     def installed_record(self, handle: int) -> tuple[int, int, float]:
         """
-        What an installed schedule has done here: operations, bytes of their buffers, seconds from start to end.
+        Work of an installed schedule here: operations, bytes of their buffers, seconds from start to end.
         """
 
     def shutdown(self, timeout: float = 5.0) -> None:

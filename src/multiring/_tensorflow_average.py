@@ -79,7 +79,7 @@ def _reduced(
 
 
 class _Exchange:
-    """What TensorFlow calls, from threads of its own; in a graph in the order of the program, as it is stateful."""
+    """Function that TensorFlow calls from its own threads; stateful, so that a graph keeps the program's order."""
 
     def __init__(self, communicator: Communicator, op: str) -> None:
         self._communicator = communicator

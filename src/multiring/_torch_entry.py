@@ -1,4 +1,4 @@
-"""What torch runs when it is imported: it learns the name ``multiring`` and nothing else is loaded.
+"""Entry point that torch runs when it is imported: it learns the name ``multiring`` and nothing else is loaded.
 
 Registered as entry point ``torch.backends``. An exception here would make ``import torch`` fail for everyone who has
 multiring installed, so none leaves.

@@ -232,7 +232,7 @@ def _shrunk(timeout: float | None) -> Agreement:
 
 
 def _survived(timeout: float | None) -> tuple[Communicator, Agreement]:
-    """That of the survivors, who have left the default communicator, and what they have agreed on."""
+    """Return the communicator of the survivors, who have left the default one, and what they have agreed on."""
     from multiring.job import survivors
 
     global _default
@@ -317,7 +317,7 @@ def _blamed(world: World) -> int | None:
 
 
 def is_initialized() -> bool:
-    """Whether there is a default communicator."""
+    """True if there is a default communicator."""
     return _default is not None
 
 

@@ -1,4 +1,4 @@
-"""What a job measured is kept in the user's cache: of a probe, a topology file for each set of hosts."""
+"""The user's cache of measurements: for a probe, a topology file for each set of hosts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ end of them."""
 
 
 def path(hosts: Sequence[Any]) -> Path:
-    """Where the topology of some hosts is kept: ``hosts`` is a name and whatever tells it from others, for each."""
+    """Path of the topology of some hosts: ``hosts`` are the name of each and a text that tells it from others."""
     identity = hashlib.sha256(json.dumps(sorted(hosts)).encode()).hexdigest()[:12]
     return folder("topologies") / f"{plain(str(min(hosts)[0]))}-{len(hosts)}-hosts-{identity}.toml"
 
 
 def folder(name: str) -> Path:
-    """Where things of a kind are kept."""
+    """Directory of the files of one kind."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "multiring", name)
 
 

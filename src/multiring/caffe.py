@@ -52,7 +52,7 @@ def distribute(
 
 
 class Distribution:
-    """What `distribute` returns. Set ``weight`` before a step, to the number of samples in this rank's batch.
+    """The result of `distribute`. Set ``weight`` before a step, to the number of samples in this rank's batch.
 
     It is None, which counts all ranks the same, on all ranks or on none.
     """
@@ -137,7 +137,7 @@ def _check_steps(solver: Any, communicator: Communicator) -> None:
 
 
 def _averaging(solver: Any) -> Callable[[], None]:
-    """What Caffe calls before an update. It never deletes a callback, which therefore keeps nothing alive."""
+    """The callback before an update. Caffe never deletes a callback, so this one keeps nothing alive."""
     found = weakref.ref(solver)
 
     def average() -> None:

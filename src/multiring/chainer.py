@@ -91,7 +91,7 @@ def broadcast(target: Any, root: int = 0, *, communicator: Communicator | None =
 
 
 class _Ranks:
-    """What an optimizer knows of its parameters on all ranks."""
+    """State of an optimizer's parameters on all ranks."""
 
     def __init__(self, communicator: Communicator, bucket_bytes: int) -> None:
         self._communicator = communicator
@@ -100,7 +100,7 @@ class _Ranks:
         self._buckets: Buckets
 
     def settle(self, optimizer: Any) -> bool:
-        """Where there are new parameters, take over those of rank 0; returns whether there were."""
+        """Take over new parameters from rank 0; return True if there are any."""
         layout = [(name, GradientSpec(p.size, p.dtype.name, part(name, p.shape))) for name, p in _parameters(optimizer)]
         if layout == self._layout:
             return False

@@ -44,22 +44,22 @@ MEMBERS_SECONDS = 2.0
 """Between two looks which workers the scheduler has: a rank's own connection tells sooner, once it has one."""
 
 SCHEDULER_SECONDS = 30.0
-"""How long the scheduler has to say which workers there are."""
+"""Seconds that the scheduler has to list the workers."""
 
 GRACE_SECONDS = 5.0
-"""How long after the first failure the other ranks may say what they saw."""
+"""Seconds after the first failure in which the other ranks may report what they saw."""
 
 END_SECONDS = 15.0
-"""How long ranks are waited for that were told to end."""
+"""Seconds that the driver waits for ranks that were told to end."""
 
 AGAIN_SECONDS = 1.0
 """Between two attempts to end a function, which may catch what ends it."""
 
 REACH_SECONDS = 30.0
-"""How long a rank looks for its driver, who was there before the rank was sent off."""
+"""Seconds that a rank tries to reach its driver, which was there before the rank was sent off."""
 
 TASK = "__import__('importlib').import_module('multiring.dask').be_rank(packed)"
-"""What a worker does, as text: a worker that cannot unpickle a function, as without multiring, ends."""
+"""The task of a worker, as text: a worker without multiring ends where it cannot unpickle a function."""
 
 __all__ = ["run"]
 
@@ -95,6 +95,8 @@ def run(
         raise TypeError(f"function={function!r}: expected a function, which each rank calls with the arguments")
     if not start_timeout > 0:
         raise ValueError(f"start_timeout={start_timeout!r}: expected seconds, more than 0")
+    if not isinstance(settings, Mapping | None):
+        raise TypeError(f"settings={settings!r}: expected a dictionary, such as {{'timeout': 60}}")
     given = dict(settings or {})
     if "host" in given:
         raise ValueError(f"host={given['host']!r}: Dask says on which host a worker is, so leave it out")
@@ -262,7 +264,7 @@ class _Job:
             time.sleep(POLL_SECONDS)
 
     def results(self) -> list[Any]:
-        """What the function returned on each rank; raises what it raised, or what ended the job."""
+        """Return the function's result of each rank; raises what the function raised, or what ended the job."""
         failures = self._reports.failures()
         size = len(self._workers)
         if lost := self._reports.gone() or self._left:
@@ -356,7 +358,7 @@ class _Job:
         )
 
     def _by_dask(self, error: BaseException) -> MultiringError:
-        """What ended a rank before it could tell the driver itself, or all of them."""
+        """Return what ended a rank before it could tell the driver itself; or what ended all of them."""
         size = len(self._workers)
         for rank, future in enumerate(self._futures):
             if future.status == "error":
@@ -427,7 +429,7 @@ def _process_of_its_own(given: RankAssignment, address: str) -> Iterator[None]:
 
 
 def _said_at(client: store.Client, key: str) -> bytes:
-    """What stands at a key, waited for as long as it takes; RendezvousError when the driver is gone."""
+    """Wait for the value of a key, without limit, and return it; RendezvousError when the driver is gone."""
     while True:
         try:
             return client.get(key, 3600)
@@ -474,7 +476,7 @@ class _Leash:
             self._client.close()
 
     def around(self, call: bytes) -> Callable[[], Any]:
-        """The call, such that it can be ended."""
+        """A function that runs ``call`` and can be interrupted."""
 
         def perform() -> Any:
             function, args, kwargs = pickle.loads(call)

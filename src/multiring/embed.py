@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def flags() -> str:
-    """What a C or C++ compiler needs to compile and link a program that includes ``multiring.h``."""
+    """Return the flags with which a C or C++ compiler compiles and links a program that includes ``multiring.h``."""
     from multiring import _native
 
     library = Path(_native.__file__).parent / "lib"  # an editable installation has it elsewhere than this file

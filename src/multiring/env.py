@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 MOST_BYTES = 1 << 63
-"""What is as large is no size of anything."""
+"""Bytes from which on a number is refused as a size."""
 
 MOST_RANKS = 1 << 19
 """Most ranks of a job: the numbers of their groups, 4096 for each, have 31 bits."""
@@ -161,7 +161,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_ipv6(text: str) -> bool:
-    """Whether a text is an IPv6 address, without brackets."""
+    """True if a text is an IPv6 address, without brackets."""
     try:
         ipaddress.IPv6Address(text)
     except ValueError:
@@ -188,7 +188,7 @@ def _wire(text: str) -> str:
 
 
 def parse_metrics(text: str) -> tuple[str, str, int]:
-    """Where metrics are shown: "tcp", an address and the first port; or "unix" or "directory", a path and 0."""
+    """Return the target of metrics: "tcp", an address and the first port; or "unix" or "directory", a path and 0."""
     kind, _, path = text.partition(":")
     if kind == "unix" and path.startswith("/"):
         return "unix", path, 0
@@ -221,7 +221,7 @@ def _knob(default: Any, parse: Callable[[str], Any], form: str, about: str, *, a
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may set, by environment or as an option of `init` (the name in lower case, without the prefix)."""
+    """Settings of a user, by environment or as options of `init` (the name in lower case, without the prefix)."""
 
     engine: str = _knob(
         "native",
@@ -370,7 +370,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Launch:
-    """What `multiring run` sets for each rank; other launchers' variables are translated by ``bootstrap``."""
+    """Variables that `multiring run` sets for each rank; ``bootstrap`` translates those of other launchers."""
 
     rank: int | None = _knob(None, _whole(0, MOST_RANKS - 1), "count", "index of this process in the job")
     world_size: int | None = _knob(None, _whole(1, MOST_RANKS), "count", "number of processes in the job")

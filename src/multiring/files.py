@@ -1,4 +1,4 @@
-"""Files that a user named: regular ones, in UTF-8 whatever the locale."""
+"""Reads and writes the files that a user names: regular files of text, in UTF-8 whatever the locale."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, without the mark with which some editors begin one.
+    """The text of a file, without the byte order mark that some editors put first.
 
-    OSError if it cannot be read, or if it is a pipe, a socket or a device, which might never end; ValueError if it is
-    no UTF-8.
+    OSError if the file cannot be read, or is a pipe, a socket or a device, which might never end. ValueError if it is
+    not UTF-8.
     """
     kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))
     if kind is not None:
@@ -26,18 +26,19 @@ def read_text(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file; OSError with its name, which Python's lacks where the disk is full, or if it is a symbolic link.
+    """Write a file; OSError, which names it, if that fails.
 
-    The file that the link leads to would be lost; those of /dev and /proc lead to what is open.
+    A symbolic link to a file is refused, as that file would be lost. A link in /dev, such as /dev/stdout, leads to what
+    is open, and is written.
     """
     if path.is_symlink() and path.resolve().is_file() and path.parent != Path("/dev"):
         raise OSError(errno.EEXIST, f"it is a symbolic link, to {path.resolve()}; name the file itself", str(path))
     try:
         path.write_text(text, "utf-8")
-    except OSError as error:
+    except OSError as error:  # which has no name where the disk is full
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def is_of_output(error: OSError) -> bool:
-    """Whether it says why a standard stream, which has no name, cannot be written, other than that nobody reads."""
+def is_output_failure(error: OSError) -> bool:
+    """True if it says why a standard stream, which has no name, cannot be written, other than that nobody reads."""
     return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

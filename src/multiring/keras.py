@@ -324,7 +324,7 @@ class LearningRateWarmupCallback(keras.callbacks.Callback):  # type: ignore[misc
 
 
 class MomentumCorrectionCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """When the learning rate has changed, the momentum goes on at the new rate; put it after what sets the rate.
+    """Callback that lets the momentum go on at a new learning rate; put it after what sets the rate.
 
     SGD keeps past updates, which were taken at the old rate: they are multiplied by new / old rate before the next
     batch, also where steps are compiled, and from one `fit` to the next that is given the same callback. TypeError for

@@ -1,4 +1,4 @@
-"""What a rank has counted, as Prometheus reads it: over HTTP, over a unix socket, or from a directory of text files.
+"""Metrics of a rank for Prometheus: over HTTP, over a unix socket, or from a directory of text files.
 
 `FAMILIES` are the metrics. Names are those of NVIDIA's NCCL Inspector where they mean the same, with a prefix of their
 own. The package ``prometheus_client`` writes and serves them; it is imported when a rank is asked for metrics.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multiring.env import parse_metrics
 from multiring.errors import MultiringError, ResourceError
-from multiring.planning.plan import BLOCKED
+from multiring.planning.plan import IN_BLOCKS
 from multiring.runtime.comm import Communicator
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Rates:
     found: Samples = field(default_factory=dict)
 
     def look(self, counted: Mapping[str, Any], size: int, now: float) -> Samples:
-        """Those since the look before; the same again where that was less than `SHORTEST_WINDOW` ago."""
+        """Return the counts since the look before; the same again if that was less than `SHORTEST_WINDOW` ago."""
         if now - self.began >= SHORTEST_WINDOW:
             self.found = self._between(self.counted, counted, size)
             self.began, self.counted = now, counted
@@ -133,7 +133,7 @@ def _on_bus(collective: str, size: int) -> float:
     """Bytes that cross the slowest link of a ring, for each byte of all blocks together (NCCL's tests)."""
     if collective == "all_reduce":
         return 2 * (size - 1) / size
-    return (size - 1) / size if collective in BLOCKED else 1.0
+    return (size - 1) / size if collective in IN_BLOCKS else 1.0
 
 
 class Exporter:
@@ -162,7 +162,7 @@ class Exporter:
             self._begin(communicator)
 
     def samples(self) -> Samples:
-        """What there is to say now; engines count anew in each generation."""
+        """Return the present samples; engines count anew in each generation."""
         with self._looking:
             communicator = self._communicator
             world, counted = communicator.world, communicator.stats()
@@ -200,7 +200,7 @@ class Exporter:
             return {**found, **self._rates.look(counted, communicator.size, time.monotonic())}
 
     def collect(self) -> Iterator[Any]:
-        """What ``prometheus_client`` asks a collector for."""
+        """Yield the metrics, for ``prometheus_client``."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         samples = self.samples()
@@ -239,7 +239,7 @@ class Exporter:
         self._end()
 
     def leave_in_child(self) -> None:
-        """Let go, in a forked process, of what the parent serves on: it would stay open when the parent ends."""
+        """Close the parent's sockets in a forked child."""
         for sock in self._sockets:
             sock.close()
 

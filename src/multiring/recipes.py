@@ -1,4 +1,4 @@
-"""What large batches need beside fast communication: pure functions from step to value, for any framework.
+"""Schedules and rules for large batches: pure functions from step to value, for any framework.
 
 A schedule is a function of the number of the step, counted from 0, that returns a factor of the base learning rate, or
 any other value. It goes as it is into torch's ``LambdaLR`` and into a Keras callback; code that a framework compiles,
@@ -119,7 +119,7 @@ def momentum_correction(schedule: Schedule, momentum: float) -> Schedule:
 
 
 def decays(shape: Sequence[int]) -> bool:
-    """Whether weight decay applies to a parameter of this shape: not to biases, nor to scale and shift of a norm.
+    """True if weight decay applies to a parameter of this shape: not to biases, nor to scale and shift of a norm.
 
     These are what has one dimension or none; all weights of layers have two or more.
     """

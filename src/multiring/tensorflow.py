@@ -71,7 +71,7 @@ class DistributedGradientTape:
         return getattr(self._tape, name)
 
     def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
-        """As ``tf.GradientTape.gradient``, averaged over the ranks."""
+        """Return the gradients of ``tf.GradientTape.gradient``, averaged over the ranks."""
         gradients = self._tape.gradient(target, sources, *arguments, **options)
         return average(gradients, names=_names(tf.nest.flatten(sources)), **self._how)
 
@@ -95,7 +95,7 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0, *, group: Commu
 
 
 def _names(sources: Sequence[Any]) -> list[str]:
-    """Those of variables of Keras and TensorFlow; a tensor's says what else was traced before."""
+    """Return the names of variables of Keras and TensorFlow; a tensor's name tells what else was traced before."""
     return variable_names(
         [
             getattr(source, "path", "") or (source.name.removesuffix(":0") if isinstance(source, tf.Variable) else "")

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whoever reads them meanwhile and whatever happens to who writes them."""
+"""Writes files such that a reader finds the whole file or the old one, whatever becomes of the writer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 
 def replace(path: Path, content: Iterable[bytes], *, lasting: bool = False) -> None:
-    """Write a file under another name, and give it its own once it is whole; OSError with that one if it cannot be.
+    """Write a file under another name, and rename it to ``path`` once it is whole.
 
-    ``lasting``: it is on the disk by then, so that a machine that fails leaves the old file or the new one.
+    ``lasting``: it is on the disk before it is renamed, so that a machine that fails leaves the old file or the new
+    one. OSError names ``path``.
     """
-    half = path.with_name(f".{path.name}.{os.getpid()}~")  # ends as nothing does that is looked for by its end
+    half = path.with_name(f".{path.name}.{os.getpid()}~")  # nobody looks for files with this ending
     try:
         with half.open("wb") as file:
             for part in content:
@@ -23,6 +24,6 @@ def replace(path: Path, content: Iterable[bytes], *, lasting: bool = False) -> N
         half.replace(path)
     except BaseException as error:
         half.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # where the disk is full Python does not say of which file
+        if isinstance(error, OSError):  # which names ``half``, or nothing where the disk is full
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise

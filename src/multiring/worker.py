@@ -1,4 +1,4 @@
-"""How one function runs as a rank in a worker of a cluster engine, and how its driver says what became of it.
+"""One function as a rank in a worker of a cluster engine, and the driver's report of what became of it.
 
 Such workers are reused: a rank leaves nothing behind in its process, be it environment, descriptors or a communicator.
 """
@@ -23,12 +23,12 @@ MAX_ERROR = 1 << 20
 """Most bytes of a pickled exception; of a larger one the driver gets the words alone."""
 
 CONSEQUENCES = (PeerLost, CollectiveTimeout, Mismatch)
-"""What a rank raises because of another one."""
+"""Errors that a rank raises because of another one."""
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """What a worker has to know to be a rank: the arguments of `init`, and who the driver is."""
+    """Arguments of `init` for a worker that is to be a rank, and its driver."""
 
     rank: int
     size: int
@@ -53,10 +53,23 @@ class RankAssignment:
                 host=self.host,
             )
 
+    def join(self) -> None:
+        """Make this process the rank, with what `multiring.init` raises."""
+        from multiring import api
+
+        api.init(
+            rank=self.rank,
+            world_size=self.size,
+            store=list(self.store),
+            secret=self.secret,
+            job=self.job,
+            **{"host": self.host, **self.settings},
+        )
+
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Why a rank ended without a result."""
+    """Reason why a rank ended without a result."""
 
     rank: int
     words: str
@@ -68,7 +81,7 @@ class RankFailure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it was raised because of what another rank did."""
+        """True if it was raised because of what another rank did."""
         return isinstance(self.exception(), CONSEQUENCES)
 
     def exception(self) -> Exception:
@@ -103,14 +116,7 @@ def run_rank(given: RankAssignment, call: Callable[[], Any], dumps: Callable[[An
     except MultiringError as error:
         return _failure(given.rank, error, dumps)
     try:
-        api.init(
-            rank=given.rank,
-            world_size=given.size,
-            store=list(given.store),
-            secret=given.secret,
-            job=given.job,
-            **{"host": given.host, **given.settings},
-        )
+        given.join()
         result = _pickled(given.rank, call(), dumps)
         api.shutdown()
     except BaseException as error:  # handed to the driver
@@ -184,7 +190,7 @@ class Reporter:
 
 
 class Reports:
-    """What the ranks of a job have told the store of their driver."""
+    """Reports of a job's ranks to the store of their driver."""
 
     def __init__(self, server: Server, size: int) -> None:
         self._server = server
@@ -195,7 +201,7 @@ class Reports:
         return list(self._said("came"))
 
     def place(self, rank: int) -> dict[str, str]:
-        """Where a rank has begun; empty if it has not."""
+        """Return the place at which a rank has begun; empty if it has not."""
         said = self._server.peek(_key("came", rank))
         return {} if said is None else dict(json.loads(said))
 
@@ -209,7 +215,7 @@ class Reports:
         return list(self._said("ended"))
 
     def failures(self) -> list[RankFailure]:
-        """Why ranks ended that have no result."""
+        """Return the failures of the ranks that have no result."""
         return [pickle.loads(said) for said in self._said("ended").values() if said]
 
     def gone(self) -> list[int]:
@@ -218,7 +224,7 @@ class Reports:
         return [rank for rank in self._said("gone") if rank not in ended]
 
     def unheard(self) -> set[int]:
-        """Ranks that have begun, and of which it is open how they end."""
+        """Ranks that have begun and whose end is unknown."""
         return set(self.came()) - set(self.ended()) - set(self.gone())
 
     def _said(self, what: str) -> dict[int, bytes]:
@@ -231,7 +237,7 @@ def _key(what: str, rank: int) -> str:
 
 
 def seen(failures: Iterable[RankFailure], lost: int) -> str:
-    """What ranks other than the lost one saw, to be appended to a message."""
+    """Return what ranks other than the lost one saw, to be appended to a message."""
     return "".join(f"; rank {failure.rank} saw {failure.words}" for failure in failures if failure.rank != lost)
 
 

@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 
-NEEDS = {"test_spark.py": "pyspark", "test_estimators.py": "pyspark", "test_dask.py": "distributed"}
+NEEDS = {
+    "test_spark.py": "pyspark",
+    "test_estimators.py": "pyspark",
+    "test_dask.py": "distributed",
+    "test_ray.py": "ray",
+}
 collect_ignore = [file for file, package in NEEDS.items() if find_spec(package) is None]
 
 HERE = Path(__file__).parent

@@ -28,6 +28,7 @@ import multiring.dask
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::ResourceWarning")]  # sockets of Dask's own
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
 LAUNCHERS = ("MULTIRING_", "SLURM_", "OMPI_", "PMI", "PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 PATIENT = {  # a loaded machine needs more time
     "distributed.comm.timeouts.connect": "300s",
@@ -75,6 +76,14 @@ def test_results_come_by_rank(workers: int | None, ranks: int, client: Client) -
     assert len({each["process"] for each in found}) == ranks
 
 
+def test_a_script_of_any_launcher_is_handed_over(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from anywhere import main
+
+    client.upload_file(str(EXAMPLES / "anywhere.py"))
+    assert mr.dask.run(client, main) == [(rank, 3, 3.0, -2.0) for rank in range(3)]
+
+
 def test_addresses_say_which_worker_is_which_rank(client: Client) -> None:
     addresses = sorted(client.nthreads(), reverse=True)[:2]
     found = mr.dask.run(client, dask_ranks.total, 1, workers=addresses)
@@ -111,6 +120,7 @@ def test_too_few_workers_are_refused_with_both_numbers(client: Client) -> None:
         ({"workers": ["tcp://a:1"]}, ValueError, "has no worker tcp://a:1; its 3 workers are tcp://"),
         ({"start_timeout": 0}, ValueError, "start_timeout=0: expected seconds"),
         ({"settings": {"host": "a"}}, ValueError, "host='a': Dask says on which host"),
+        ({"settings": 3}, TypeError, "settings=3: expected a dictionary"),
         ({"settings": {"tiemout": 3}}, TypeError, "unknown option 'tiemout'"),
         ({"settings": {"ports": "many"}}, ValueError, "ports='many': expected"),
         ({"lock": threading.Lock()}, TypeError, "total and its arguments cannot be pickled.*lock"),

@@ -233,6 +233,11 @@ class Unpicklable(torch.nn.Module):
             "model=Unpicklable.* cannot be pickled .*lock.* give a function that makes it",
         ),
         ({"optimizer": "sgd"}, TypeError, "optimizer='sgd': expected a function of the model"),
+        (
+            {"optimizer": torch.optim.SGD},
+            TypeError,
+            r"optimizer=torch.optim.SGD: expected .* lambda model: torch.optim.SGD\(model.parameters\(\)\)",
+        ),
         ({"loss": "mse"}, TypeError, "loss='mse': expected a function of outputs and labels"),
         ({"loss": torch.nn.MSELoss(reduction="sum")}, ValueError, "reduction has to be 'mean'"),
         ({"metrics": {"loss": ranks.absolute}}, ValueError, "metrics has 'loss'"),
@@ -261,18 +266,23 @@ def test_frames_that_are_refused(spark: SparkContext, monkeypatch: pytest.Monkey
     data = frame(spark)
     with pytest.raises(TypeError, match=r"column 'x' is of type array<string>: features and labels are numbers"):
         estimator().fit(data.withColumn("x", functions.col("x").cast("array<string>")))
-    with pytest.raises(TypeError, match=r"column 'y' is of type decimal\(9,2\): .*cast"):
-        estimator().fit(data.withColumn("y", functions.col("y").cast("decimal(9,2)")))
+    with pytest.raises(TypeError, match=r"column 'y' is of type date: .*cast"):
+        estimator().fit(data.withColumn("y", functions.current_date()))
+    for wanted in None, 2:
+        with pytest.raises(ValueError, match="the DataFrame has no rows"):
+            estimator(num_proc=wanted).fit(data.where("false"))
     with pytest.raises(ValueError, match=r"num_proc=3, and the DataFrame has 2 partition\(s\).* repartition\(3\)"):
         estimator().fit(data.coalesce(2))
     with pytest.raises(TypeError, match=r"fit\(\[1, 2\]\): expected a DataFrame"):
         estimator().fit([1, 2])
+    exact = data.select("row", "x", functions.expr("cast(row as decimal(9,2)) as y"))
+    as_double = data.select("row", "x", functions.expr("cast(row as double) as y"))
+    assert estimator().fit(exact).history == estimator().fit(as_double).history
     model = estimator().fit(data)
     with pytest.raises(ValueError, match="has a column 'y' already"):
         model.copy({model.prediction_col: "y"}).transform(data)
     with pytest.raises(ValueError, match="predict='class': the model gives one number for each row"):
         model.copy({model.predict: "class"}).transform(data)
-    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     with pytest.raises(mr.MultiringError, match="Spark Connect session"):
         estimator().fit(data)

@@ -93,6 +93,9 @@ def test_more_ranks_than_slots_are_refused_at_once(spark: SparkContext) -> None:
         ({"host": "a"}, ValueError, "host='a': Spark says on which host"),
         ({"colour": "red"}, (TypeError, ValueError), "colour"),
         ({"function": 7}, TypeError, "function=7: expected a function"),
+        ({"args": 10}, TypeError, "args=10: expected a tuple or a list"),
+        ({"args": "ab"}, TypeError, "args='ab': expected a tuple or a list"),
+        ({"kwargs": 10}, TypeError, "kwargs=10: expected a dictionary"),
         ({"args": (threading.Lock(),)}, TypeError, "total and its arguments cannot be pickled.*lock"),
     ],
 )
@@ -252,12 +255,31 @@ def test_contexts_that_run_no_barrier_stages(spark: SparkContext, monkeypatch: p
             mr.spark.run(spark_ranks.total, (1,))
     finally:
         spark._conf.set("spark.dynamicAllocation.enabled", "false")
-    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    for active in spark, None:  # a local session of Spark Connect has a context in the driver's process
+        monkeypatch.setattr(SparkContext, "_active_spark_context", active)
+        with monkeypatch.context() as connected:
+            connected.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+            with pytest.raises(mr.MultiringError, match="Spark Connect session"):
+                mr.spark.run(spark_ranks.total, (1,))
     with pytest.raises(mr.MultiringError, match="no active SparkContext"):
         mr.spark.run(spark_ranks.total, (1,))
-    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    with pytest.raises(mr.MultiringError, match="Spark Connect session"):
-        mr.spark.run(spark_ranks.total, (1,))
+
+
+@local
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.3])
+def test_ctrl_c_before_spark_knows_the_job_leaves_the_executors_free(
+    seconds: float, spark: SparkContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        time.sleep(seconds)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr("multiring.spark.stage._Stage.wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mr.spark.run(time.sleep, (300,), num_proc=2)
+    assert spark.statusTracker().getActiveJobsIds() == []
+    assert_works(3)
 
 
 @local

@@ -1,14 +1,33 @@
-"""Every public name says what it is."""
+"""Every public name says what it is, and no docstring opens as a question."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import multiring
+
+PACKAGE = Path(multiring.__file__).parent
+QUESTION = re.compile(r"(?:as|how|that|those|to|what|when|where|whether|which|who|whose|why)\b", re.IGNORECASE)
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Docstrings of modules, classes, functions and values, with the places of their first lines."""
+    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", node.value.value.lstrip()
 
 
 def public_names() -> list[str]:
@@ -29,6 +48,12 @@ def test_public_name_has_a_docstring(name: str) -> None:
     for part in name.split("."):
         value = getattr(value, part)
     assert inspect.getdoc(value), f"multiring.{name} has no docstring"
+
+
+def test_no_docstring_opens_as_a_question() -> None:
+    found = dict(docstrings())
+    assert len(found) > 1000
+    assert {place: text for place, text in found.items() if QUESTION.match(text)} == {}
 
 
 def test_importing_multiring_starts_nothing_and_imports_no_framework() -> None:

@@ -37,8 +37,16 @@ TUTORIAL = ROOT / "docs" / "tutorial"
 TORCHRUN = 'type torchrun > /dev/null 2>&1 || torchrun() { python -m torch.distributed.run "$@"; }'
 """Where torch lies elsewhere than this Python's packages, its script may be missing."""
 
-VARIABLES = {"COLUMNS": "120", "PYTENSOR_FLAGS": "linker=py"}
+VARIABLES = {
+    "COLUMNS": "120",
+    "PYTENSOR_FLAGS": "linker=py",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+}
 """PyTensor's other linkers compile, for longer than all else that a program of a page does, and leave that at home."""
+
+IS_ENGINES = find_spec("pyspark") is not None and not Path(sys.executable).with_name("multiring").exists()
+"""True in the environment of `make test-engines`, in which sessions of a page start what the engines run."""
 
 TENSORFLOW = (*OF_THE_LAUNCHER, "keras", "tensorflow")
 JAX = (*OF_THE_LAUNCHER, "jax", "optax", "multiring.jax")
@@ -60,7 +68,7 @@ class Block:
     def missing(self) -> list[str]:
         """The frameworks that it imports and that are not installed."""
         imported = re.findall(
-            r"^(?:import|from) (jax|optax|keras|tensorflow|chainer|pytensor|pyspark|distributed)\b",
+            r"^(?:import|from) (jax|optax|keras|tensorflow|chainer|pytensor|pyspark|distributed|ray)\b",
             self.text,
             re.MULTILINE,
         )
@@ -164,6 +172,8 @@ def marked(blocks: list[Block]) -> list[Any]:
 def test_program_runs(block: Block, directory: Path) -> None:
     if block.missing:
         pytest.skip(f"not installed: {', '.join(block.missing)}")
+    if IS_ENGINES and not block.in_lab:
+        pytest.skip("`make test` runs it: the environment of cluster engines has no command multiring")
     (directory / "block.py").write_text(block.text)
     run("python block.py" if block.in_lab else "multiring run -n 2 block.py", directory)
 
@@ -203,6 +213,13 @@ def _plain(text: str) -> str:
 def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_a_name_in_the_tutorial_stands_for_one_file() -> None:
+    """Its pages share a directory, so a page that shows a program again shows the same one."""
+    named = [block for block in BLOCKS if block.document.parent == TUTORIAL and block.name]
+    texts = {block.name: block.text for block in named}
+    assert [str(block) for block in named if block.text != texts[block.name]] == []
 
 
 def test_two_machines_without_ssh(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(RESULTS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LONGEST = 130
 
 
@@ -21,6 +22,15 @@ def test_lines_are_short(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 def test_links_say_what_they_lead_to(document: Path) -> None:
     assert re.findall(r"\[[\w./-]+\.md\]\(", document.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_open_with_their_subject(page: Path) -> None:
+    """Tables and blocks of code are no sentences."""
+    prose = re.sub(r"^```.*?^```$|^\|.*?$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    paragraph, sentence = r"\n(?:\n|[-*] )(?:\*\*.*?\*\*:? )?", r"[.!?:]\)?\s+(?:\*\*)?"
+    opening = rf"(?:{paragraph}|{sentence})((?:Of|By|For|So|Whom|Whose)\s[^.]*)"
+    assert re.findall(opening, prose) == []
 
 
 def test_a_version_has_one_line_for_each_change() -> None:
@@ -40,17 +50,33 @@ def test_what_is_unreleased_stands_under_added_changed_or_fixed() -> None:
     assert headings == [heading for heading in ("Added", "Changed", "Fixed") if heading in headings]
 
 
-def test_only_the_newest_result_of_each_kind_is_kept() -> None:
-    names = [file.name for file in RESULTS.iterdir()]
+def test_a_result_is_named_by_a_page_or_the_newest_of_its_kind() -> None:
+    """Results of one kind have one name after the date."""
+    names = sorted(file.name for file in RESULTS.iterdir())
+    dated = [re.fullmatch(r"\d{4}-\d\d-\d\d-([\w-]+\.(?:json|md))", name) for name in names]
+    assert [name for name, match in zip(names, dated, strict=True) if match is None] == []
+    newest = {match[1]: match[0] for match in dated if match}
     pages = "".join(document.read_text() for document in DOCUMENTS)
-    kinds = [re.sub(r"^\d{4}-\d\d-\d\d-", "", name) for name in names if name not in pages]
-    assert sorted(kinds) == sorted(set(kinds))
+    assert [name for name in names if name not in pages and name not in newest.values()] == []
+
+
+def test_each_measurement_that_a_constant_names_stands_there() -> None:
+    """A comment or docstring of the source names the file, and its heading after a comma."""
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "csrc").glob("*.[ch]pp")]
+    joined = (re.sub(r"\n\s*(?://|#)?\s*", " ", source.read_text()) for source in sources)
+    named = {found for text in joined for found in re.findall(r"benchmarks/results/(\S+\.md), ([\w ]+)", text)}
+    assert len(named) >= 5
+    headings = {
+        (file.name, heading)
+        for file in RESULTS.glob("*.md")
+        for heading in re.findall(r"^## (.*)", file.read_text(), re.MULTILINE)
+    }
+    assert named - headings == set()
 
 
 def test_a_page_leads_to_each_account_of_what_was_run() -> None:
     """A page has what a reader decides by; the rest stands in a dated file beside the results."""
     accounts = [file.name for file in RESULTS.glob("*.md")]
     assert accounts != []
-    assert [name for name in accounts if not re.match(r"\d{4}-\d\d-\d\d-[\w-]+\.md$", name)] == []
     pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
     assert set(accounts) - set(re.findall(r"\]\(\S+/benchmarks/results/([^)#]+)", pages)) == set()

@@ -31,24 +31,31 @@ def names_below(words: str) -> set[str]:
     return {name for first, _ in rows_below(words) for name in re.findall(r"`([\w.]+)`", first)}
 
 
-def rooms_on_the_map() -> dict[str, int]:
-    """The layer of each room."""
-    rows = rows_below("## The map")
+def layers_below(words: str) -> dict[str, int]:
+    """The layer of each room or module of that table."""
+    rows = rows_below(words)
     rooms = {re.sub(r"\.py$|/$", "", room.strip("`")): int(layer) for layer, room, _ in rows}
     assert len(rooms) == len(rows)
     return rooms
 
 
-def test_the_map_has_the_layers_of_the_contract() -> None:
+def contract_of(package: str) -> dict[str, int]:
+    """The layer of each room or module in the contract of a package, counted from the bottom."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
-    contract = {room: layer for layer, rooms in enumerate(reversed(layers), 1) for room in rooms.split(" | ")}
-    assert rooms_on_the_map() == {**contract, "csrc": 0}
+    (layers,) = (each["layers"] for each in contracts if each.get("containers") == [package])
+    return {room: layer for layer, rooms in enumerate(reversed(layers), 1) for room in rooms.split(" | ")}
 
 
-def test_the_map_goes_from_the_top_down() -> None:
-    layers = list(rooms_on_the_map().values())
+def test_the_maps_have_the_layers_of_the_contracts() -> None:
+    assert layers_below("## The map") == {**contract_of("multiring"), "csrc": 0}
+    assert layers_below("Inside `planning/`") == contract_of("multiring.planning")
+
+
+def test_the_map_goes_from_the_top_down_and_that_of_planning_from_the_bottom_up() -> None:
+    layers = list(layers_below("## The map").values())
     assert layers == sorted(layers, reverse=True)
+    layers = list(layers_below("Inside `planning/`").values())
+    assert layers == sorted(layers)
 
 
 def test_every_room_is_on_the_map_as_the_file_or_folder_that_it_is() -> None:
@@ -60,7 +67,7 @@ def test_every_room_is_on_the_map_as_the_file_or_folder_that_it_is() -> None:
 
 def test_every_module_of_planning_is_on_its_map() -> None:
     present = {path.stem for path in (SOURCE / "planning").iterdir() if not path.name.startswith("_")}
-    assert names_below("Inside `planning/`") == present
+    assert layers_below("Inside `planning/`").keys() == present
 
 
 def test_every_source_of_the_engine_is_on_its_map() -> None:

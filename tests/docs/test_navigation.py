@@ -17,14 +17,23 @@ ELSEWHERE = {"contributing.md": "../CONTRIBUTING.md", "changelog.md": "../CHANGE
 GENERATED = "reference/cli.md"
 
 
+FRONT = "index.md"
+"""It is headed by the name of the project, and the navigation says that a reader starts there."""
+
+
+def entries() -> list[tuple[str, str]]:
+    """Each page's name in the site's navigation, and its file, in the order that they stand in."""
+    sections = tomllib.loads((DOCS / "zensical.toml").read_text())["project"]["nav"]
+    found: list[tuple[str, str]] = []
+    for section in sections:
+        for name, pages in section.items():
+            found += [(name, pages)] if isinstance(pages, str) else [pair for entry in pages for pair in entry.items()]
+    return found
+
+
 def navigation() -> list[str]:
     """The pages in the order of the site's navigation."""
-    sections = tomllib.loads((DOCS / "zensical.toml").read_text())["project"]["nav"]
-    pages = []
-    for section in sections:
-        for page in section.values():
-            pages += [page] if isinstance(page, str) else [name for entry in page for name in entry.values()]
-    return pages
+    return [page for _, page in entries()]
 
 
 def test_the_navigation_has_every_page_once() -> None:
@@ -32,9 +41,15 @@ def test_the_navigation_has_every_page_once() -> None:
     assert sorted(navigation()) == sorted(pages | ELSEWHERE.keys() | {GENERATED})
 
 
+def test_a_page_is_headed_by_its_name_in_the_navigation() -> None:
+    named = {page: f"# {name}" for name, page in entries() if page not in {FRONT, GENERATED}}
+    headed = {page: (DOCS / ELSEWHERE.get(page, page)).read_text().partition("\n")[0] for page in named}
+    assert headed == named
+
+
 def test_the_front_page_leads_to_every_page() -> None:
     led_to = set(re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text()))
-    pages = {ELSEWHERE.get(page, page) for page in navigation()} - {"index.md", GENERATED}
+    pages = {ELSEWHERE.get(page, page) for page in navigation()} - {FRONT, GENERATED}
     assert pages - led_to == set()
 
 

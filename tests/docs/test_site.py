@@ -147,7 +147,7 @@ def test_every_name_in_the_reference_says_what_it_is(site: Path) -> None:
 
 
 def test_the_reference_of_front_ends_and_commands(pages: dict[Path, Page], site: Path) -> None:
-    for module in ("torch", "jax", "tensorflow", "keras", "chainer", "theano", "caffe", "spark", "dask", "data"):
+    for module in ("torch", "jax", "tensorflow", "keras", "chainer", "theano", "caffe", "spark", "dask", "ray", "data"):
         (public,) = re.findall(r"^__all__ = \[(.*?)\]", _source(module).read_text(), re.M | re.S)
         names = {f"multiring.{module}.{name}" for name in re.findall(r'"(\w+)"', public)}
         documented = {name for name in pages[site / "reference" / f"{module}.html"].anchors if name.count(".") == 2}

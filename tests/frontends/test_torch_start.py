@@ -111,6 +111,31 @@ def test_init_alone() -> None:
     values(init_alone, world_size=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("SKYPILOT_NUM_NODES", "start it by `multiring run`, torchrun, mpirun or srun"),
+        ("PET_NNODES", "start it by `multiring run train.py`, which reads the variables PET_*, or by torchrun"),
+        ("PET_NPROC_PER_NODE", "start it by `multiring run train.py`, which reads the variables PET_*, or by torchrun"),
+        ("SLURM_STEP_NUM_TASKS", "start it by `multiring run`, torchrun, mpirun or srun"),
+    ],
+)
+def test_nobody_is_alone_where_a_variable_speaks_of_several_ranks(
+    name: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from multiring.torch import init
+
+    for other in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(ValueError, match=f"^{name}=3 [^\n]*{re.escape(remedy)}[^\n]*$"):
+        init()
+    with pytest.raises(ValueError, match="environment variable RANK expected"):  # torch's own, of what it needs
+        dist.init_process_group("multiring")
+    assert not dist.is_initialized()
+    assert not multiring.is_initialized()
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize(
     ("given", "counted", "expected"),

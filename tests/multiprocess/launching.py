@@ -37,6 +37,9 @@ REGROW = """
 """
 """A job of 4 ranks that loses one, and admits the one that the launcher starts in its place."""
 
+IN_STANDBY = 'b"standby.py" in open("/proc/self/cmdline", "rb").read()'
+"""Whether a program is run by an interpreter that is there to be forked, or by what was forked from it."""
+
 SSH = """#!/bin/sh
 # What ssh does: it drops its own options, and hands the words after the host to a shell in another directory.
 # MULTIRING_HOST keeps apart what is one machine here.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from free_ports import free_port
 from launching import COMMAND, Launch
+
+FLAT = Path(__file__).parents[2] / "lab/topologies/flat.toml"
 
 SUM = """
     import os, subprocess
@@ -59,7 +62,20 @@ def test_ranks_by_hand_with_closed_descriptors(launch: Launch, closed: str) -> N
 
 
 def test_a_command_without_standard_output(launch: Launch) -> None:
-    words = ("sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "multiring", "lab", "status")
+    words = (
+        "sh",
+        "-c",
+        '"$@" >&-',
+        "sh",
+        sys.executable,
+        "-m",
+        "multiring",
+        "plan",
+        "--topology",
+        str(FLAT),
+        "--size",
+        "1MB",
+    )
     ended = subprocess.run(words, env=launch.environment, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
 

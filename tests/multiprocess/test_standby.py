@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import REGROW, Launch, wait_until
+from launching import IN_STANDBY, REGROW, Launch, wait_until
 
 from multiring.launch.standbys import _can_restore_priority
 
@@ -447,6 +447,11 @@ wait_for("never" if not os.environ.get("TEST_WELL") else "go")
 )
 
 
+def held_by(pid: int) -> list[str]:
+    """What its descriptors are of; one that has just been forked has those of its parent for a moment."""
+    return [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+
+
 @pytest.mark.parametrize("end", ["well", "fails", "SIGINT", "SIGTERM", "launcher", "agent", "leaving"])
 def test_none_is_left(launch: Launch, end: str) -> None:
     prepare(launch, WAITS)
@@ -459,8 +464,8 @@ def test_none_is_left(launch: Launch, end: str) -> None:
         rank = marked(launch, "rank-1-*")[0]
         for pid in (*standbys(launch), *waiting(launch)):
             assert b"standby.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            held = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
-            assert len(held) == 4, held  # its standard streams and its socket
+            wait_until(lambda pid=pid: len(held_by(pid)) == 4, "it holds its standard streams and its socket")
+            held = held_by(pid)
             assert not any("memfd" in each for each in held), held
             variables = Path(f"/proc/{pid}/environ").read_bytes()
             assert not re.search(rb"(^|\0)(MULTIRING_)?(LOCAL_)?RANK=|_FD=|SECRET", variables)
@@ -498,9 +503,6 @@ def test_one_that_is_killed_is_replaced_and_none_counts_as_a_rank(launch: Launch
         assert "standby" not in errors
         assert "rank" not in errors  # none was lost
     nothing_is_left(launch)
-
-
-IN_STANDBY = 'b"standby.py" in open("/proc/self/cmdline", "rb").read()'
 
 
 def test_one_that_dies_after_it_was_taken_makes_way_for_a_fresh_one(launch: Launch) -> None:
@@ -644,7 +646,7 @@ def test_standbys_that_keep_dying_are_given_up(launch: Launch) -> None:
     assert len(told) == 1
     assert re.fullmatch(
         r"multiring: host \S+: 3 standbys in a row have ended before they were needed \(exit code 7\); the last line "
-        r"of one: no licence; replacements are started without standbys from now on",
+        r"of one: no licence; ranks start in fresh interpreters from now on",
         told[0],
     )
     nothing_is_left(launch)

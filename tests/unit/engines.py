@@ -15,7 +15,7 @@ import numpy as np
 
 from multiring import _native as native
 from multiring.errors import Mismatch, MultiringError
-from multiring.planning.plan import BLOCKED, WHOLE, Phase, Plan, Ring, Span
+from multiring.planning.plan import IN_BLOCKS, WHOLE, Phase, Plan, Ring, Span
 from multiring.planning.schedule import schedule
 
 DTYPE = {name: code for code, name in enumerate(native.DTYPES)}
@@ -84,7 +84,10 @@ class Rank:
         if key not in self._installed:
             table, peers = schedule(plan, self.rank if member is None else member).table()
             self._installed[key] = self.engine.install(
-                communicator, table, peers, plan.blocks, plan.segment_bytes, plan.window, plan.number, plan.grain
+                communicator,
+                table,
+                peers,
+                native.PlanFacts(plan.blocks, plan.segment_bytes, plan.window, plan.number, plan.grain),
             )
         return self._installed[key]
 
@@ -97,7 +100,7 @@ class Rank:
 
     def _call(self, plan: Plan, array: np.ndarray, op: str, timeout: float, label: int = 0) -> native.Call:
         described = native.describe(array)
-        blocks = plan.blocks if plan.collective in BLOCKED else 1
+        blocks = plan.blocks if plan.collective in IN_BLOCKS else 1
         collective, count, dtype = COLLECTIVE[plan.collective], described.count // blocks, DTYPE[described.dtype]
         return native.Call(collective, described.pointer, count, dtype, timeout, OP[op], plan.root, label)
 

@@ -15,7 +15,7 @@ constexpr int world_size = 4;
 constexpr double timeout = 2;
 
 struct Nobody final : Receiver {
-    void deliver(Link&, const Frame&, Payload) override {}
+    void deliver(Transport&, const Frame&, Payload) override {}
     void released(int, std::uint32_t) override {}
     void garbage(int, const std::string&) override {}
 };
@@ -38,10 +38,10 @@ int main(int count, char** words) {
     Nobody nobody;
     const auto first = arena_of(0), second = arena_of(1);
     first->make_heard();
-    LocalLink to_second(1, 0, nobody, first, std::make_unique<PeerArena>(second), Descriptor());
-    LocalLink to_first(0, 1, nobody, second, std::make_unique<PeerArena>(first), Descriptor());
-    const LocalLink* const of_first[] = {&to_second};
-    const LocalLink* const of_second[] = {&to_first};
+    LocalTransport to_second(1, 0, nobody, first, std::make_unique<PeerArena>(second), Descriptor());
+    LocalTransport to_first(0, 1, nobody, second, std::make_unique<PeerArena>(first), Descriptor());
+    const LocalTransport* const of_first[] = {&to_second};
+    const LocalTransport* const of_second[] = {&to_first};
     const int edges[] = {2};
     const std::vector<bool> departed(world_size);
     Liveness teller(0, world_size, timeout), follower(1, world_size, timeout);

@@ -26,7 +26,7 @@ int main() {
     std::optional<SlowLinks> slow;
     std::vector<Status> statuses;
     std::vector<double> blocked;
-    std::map<int, Flow> flows;
+    std::map<int, ConnectionCounts> flows;
     Clock::time_point now{}, looked = Clock::now();
     const auto begin = [&] {
         if (slow) return;
@@ -55,11 +55,11 @@ int main() {
             begin();
             std::size_t rank = 0;
             words >> rank;
-            Network& network = statuses.at(rank).network;
+            NetworkRates& network = statuses.at(rank).network;
             network = {};
             const std::size_t outermost = Places(links, options.world_size).of(static_cast<int>(rank)).size() - 1;
             words >> blocked.at(rank) >> network.sent[outermost] >> network.received[outermost];
-            for (Network::Busy& flow : network.busiest)
+            for (NetworkRates::Busy& flow : network.busiest)
                 if (!(words >> flow.peer >> flow.rate >> flow.busy)) flow = {};
         } else if (what == "window") {
             begin();
@@ -77,18 +77,18 @@ int main() {
             else
                 std::puts("none");
         } else if (what == "flow") {
-            Flow flow;
+            ConnectionCounts flow;
             words >> flow.peer >> flow.sent >> flow.received >> flow.busy >> flow.held;
             flows[flow.peer] = flow;
         } else if (what == "look") {
             begin();
-            std::vector<Flow> all;
+            std::vector<ConnectionCounts> all;
             for (const auto& [peer, flow] : flows) all.push_back(flow);
             looked += std::chrono::milliseconds(static_cast<int>(1000 * look));
             slow->look(all, looked);
-            const Network& network = slow->network();
+            const NetworkRates& network = slow->network();
             std::printf("%.0f %.0f", network.sent[0], network.received[0]);
-            for (const Network::Busy& flow : network.busiest)
+            for (const NetworkRates::Busy& flow : network.busiest)
                 std::printf(" %d %.0f %.2f", flow.peer, flow.rate, flow.busy);
             std::puts("");
         }

@@ -73,6 +73,10 @@ PMI2 = {"PMI_FD": "13", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "4"}
         ({"SLURM_PROCID": "", "SLURM_STEP_NODELIST": "", "SLURM_STEP_NUM_TASKS": ""}, "no launcher", 0, 1),
         ({"PET_NNODES": "", "PET_NPROC_PER_NODE": "", "PET_NODE_RANK": ""}, "no launcher", 0, 1),
         ({"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}, "no launcher", 0, 1),
+        ({"JOB_COMPLETION_INDEX": "0"}, "no launcher", 0, 1),
+        ({"PALS_RANKID": "0", "PALS_LOCAL_SIZE": "1"}, "no launcher", 0, 1),
+        ({"JOB_COMPLETION_INDEX": "1"} | run(2, 4), "multiring run", 2, 4),
+        ({"PALS_RANKID": "1", "PALS_LOCAL_SIZE": "2"} | by_hand(1, 2), "RANK and WORLD_SIZE", 1, 2),
         (by_hand(1, 2, TORCHELASTIC_RESTART_COUNT=""), "RANK and WORLD_SIZE", 1, 2),
     ],
 )
@@ -136,6 +140,15 @@ def test_a_restart_counts_whoever_started_the_ranks(environ: dict[str, str], mon
         ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1"}, "FLUX_JOB_SIZE=2 speaks of several ranks"),
         ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}, "MPI_LOCALNRANKS=2 speaks of several ranks"),
         ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}, "SKYPILOT_NUM_NODES=2 speaks of several ranks"),
+        ({"PALS_LOCAL_SIZE": "2", "PALS_RANKID": "0"}, "PALS_LOCAL_SIZE=2 speaks of several ranks"),
+        (
+            {"PALS_RANKID": "3"},
+            "PALS_RANKID=3 says that other processes .* how many .* start it by .*; unset PALS_RANKID",
+        ),
+        (
+            {"JOB_COMPLETION_INDEX": "1"},
+            "JOB_COMPLETION_INDEX=1 says .* --host-index .JOB_COMPLETION_INDEX --rendezvous HOST:PORT`, or give init",
+        ),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is not set, and others of its launcher are"),
         ({"PMI_RANK": "1"}, "PMI_SIZE is not set, and others of its launcher are"),
         ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2 speaks of several ranks"),

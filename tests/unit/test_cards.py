@@ -16,8 +16,9 @@ from multiring.net.channel import ProvenChannel
 from multiring.net.links import Links
 from multiring.net.listen import bind
 from multiring.net.membership import Membership
-from multiring.planning.compose import SPLIT, Stage, compose
+from multiring.planning.compose import compose
 from multiring.planning.layout import Dimension
+from multiring.planning.stages import SPLIT, Stage
 from multiring.planning.topology import RANK_LINK, Link, Place, Topology, card_pairs, ranks_in_host
 from multiring.simulate import SimulatedCall, simulate, simulate_exactly
 

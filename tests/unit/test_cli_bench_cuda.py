@@ -66,12 +66,12 @@ import json, os, socket, sys, time
 from dataclasses import asdict
 from pathlib import Path
 from multiring.bench import contestants
-from multiring.bench.contestants import Api, Measurable, Device
+from multiring.bench.contestants import Api, Measurable, MemoryKind
 from multiring.bench.measure import measure
 
 found = {}
 for library in ("gloo", "multiring"):
-    contestant = contestants.join(library, Api.torch, Device.cuda)
+    contestant = contestants.join(library, Api.torch, MemoryKind.cuda)
     for collective in Measurable:
         figures = [measure(contestant, collective.value, size, "cuda", 0.01) for size in (4 << 10, 512 << 10)]
         found[f"{library} {collective.value}"] = [asdict(figure) for figure in figures]

@@ -10,14 +10,15 @@ import pytest
 from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring.planning.choice import Candidate
-from multiring.planning.compose import LEAD, compose, phase_kinds
+from multiring.planning.compose import compose
 from multiring.planning.cost import HEADER_FACTOR, MOST_SEGMENTS, OUT_OF_CACHE_BYTES
 from multiring.planning.layout import Layout, canonical, shape_in
 from multiring.planning.loads import LinkMap
-from multiring.planning.plan import BLOCKED, Plan
+from multiring.planning.plan import IN_BLOCKS, Plan
 from multiring.planning.planner import candidates, choose
 from multiring.planning.schedule import SEND, schedule
 from multiring.planning.speeds import INTERNAL_WIRE_OVERHEAD, NATIVE, SWITCH_SECONDS
+from multiring.planning.stages import LEAD, phase_kinds
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 
 UNIFORM = {
@@ -255,7 +256,7 @@ def test_the_busiest_rank_has_the_messages_of_the_schedules(topology, collective
     for stages in {candidate.stages for candidate in candidates(topology, collective, 1 << 20)}:
         grid = tuple(stage.dimension for stage in stages)
         shape = Layout(grid, order, shape_in(tree, topology.levels, grid)).shape
-        links = LinkMap(shape, collective in BLOCKED, stages[0].mode == LEAD)
+        links = LinkMap(shape, collective in IN_BLOCKS, stages[0].mode == LEAD)
         found: dict[object, tuple[float, float]] = {}
         for depth, kind in phase_kinds(collective, stages):
             for key, (between, within) in (
@@ -277,3 +278,11 @@ def test_no_call_is_shorter_than_its_busiest_rank_handles_its_messages():
     chain = found["reduce rank+host 4 ring, all_reduce rack 2 direct, broadcast rank+host 4 ring"]
     assert tree == pytest.approx(4 * (4 * 100e-6 + 2 * NATIVE.local_overhead) / 2)
     assert chain < 0.75 * tree
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "barrier"])
+def test_no_bytes_take_the_latencies_and_messages_alone(collective: str) -> None:
+    for topology in (UNIFORM["four hosts"], UNEVEN["3 and 2"]):
+        none, few = (choose(topology, collective, nbytes).chosen.prediction for nbytes in (0, 8))
+        assert 0 < none.seconds == pytest.approx(few.seconds, rel=1e-3)
+        assert (none.segments, none.phases[0].steps) == (1, few.phases[0].steps)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ from engines import (
 
 from multiring import _native as native
 from multiring.errors import ResourceError
-from multiring.planning.plan import BLOCKED, REDUCING
+from multiring.planning.plan import COLLECTIVES, FINEST_GRAIN, IN_BLOCKS, REDUCING, ROOTED
+from multiring.planning.schedule import REDUCE, REPAY, ROUND, SEND, STORE, Instruction, Schedule, cut
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
 
@@ -401,10 +403,6 @@ def test_lanes_of_small_calls_stay_small():
 
 @pytest.mark.parametrize("count", [0, 3, 1000])
 def test_cut_agrees_with_the_rule_of_schedules(count):
-    from fractions import Fraction
-
-    from multiring.planning.schedule import cut
-
     for itemsize in (1, 2, 4, 8, 16):
         for numerator in range(8):
             for grain in (64, 1024):
@@ -414,12 +412,23 @@ def test_cut_agrees_with_the_rule_of_schedules(count):
 
 
 def test_the_engine_and_the_planner_sort_collectives_alike():
+    assert native.COLLECTIVES[: len(COLLECTIVES)] == COLLECTIVES
+    assert set(native.ROOTED) == set(ROOTED)
     int8, avg = native.DTYPES.index("int8"), native.OPS.index("avg")
     for code, collective in enumerate(native.COLLECTIVES):
         nbytes = native.Call(code, 0, 5, int8, 1.0).nbytes(3)
-        assert nbytes == (15 if collective in BLOCKED else 5), collective
+        assert nbytes == (15 if collective in IN_BLOCKS else 5), collective
         if collective in REDUCING:
             with pytest.raises(ValueError, match="avg is not defined for int8"):
                 native.Call(code, 0, 5, int8, 1.0, op=avg)
         else:
             native.Call(code, 0, 5, int8, 1.0, op=avg)
+
+
+def test_the_engine_and_the_planner_number_instructions_and_wires_alike():
+    steps = [Instruction(kind, 0, (1,), 0, Fraction(0), Fraction(1)) for kind in (SEND, REDUCE, STORE, REPAY, ROUND)]
+    wires = ("", *list(native.WIRES)[1:])
+    steps += [Instruction(ROUND, 0, (), 0, Fraction(0), Fraction(1), wire=wire, rounded=wire) for wire in wires]
+    table, _ = Schedule("", "all_reduce", 0, 2, 1, 64, FINEST_GRAIN, tuple(steps)).table()
+    assert [native.INSTRUCTIONS[code] for code in table[:, 0]] == [step.kind for step in steps]
+    assert table[5:, 10].tolist() == table[5:, 11].tolist() == list(range(len(native.WIRES)))

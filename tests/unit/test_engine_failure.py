@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -418,14 +419,18 @@ def test_an_arena_is_not_larger_than_the_machine():
 )
 def test_malformed_schedules_are_refused(row, message):
     with world(2) as ranks, pytest.raises(ValueError, match=re.escape(message)):
-        ranks[0].engine.install(0, np.array([row], np.int64), np.array([1], np.int32), 1, 64, 1 << 20, 1)
+        ranks[0].engine.install(
+            0, np.array([row], np.int64), np.array([1], np.int32), native.PlanFacts(1, 64, 1 << 20, 1)
+        )
 
 
 @pytest.mark.parametrize("grain", [0, 100])
 def test_a_grain_that_is_no_whole_cache_lines_is_refused(grain):
     row = [0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0]
     with world(2) as ranks, pytest.raises(ValueError, match=f"grain is {grain}, must be a multiple of 64"):
-        ranks[0].engine.install(0, np.array([row], np.int64), np.array([1], np.int32), 1, 64, 1 << 20, 1, grain)
+        ranks[0].engine.install(
+            0, np.array([row], np.int64), np.array([1], np.int32), native.PlanFacts(1, 64, 1 << 20, 1, grain)
+        )
 
 
 def test_the_culprit_is_named_and_not_its_neighbour():
@@ -459,7 +464,7 @@ def test_the_culprit_is_named_across_hosts(hosts):
 
 
 @contextmanager
-def unlinked(hosts: list[int], heartbeat_timeout: float) -> Iterator[list[native.Engine]]:
+def unconnected(hosts: list[int], heartbeat_timeout: float) -> Iterator[list[native.Engine]]:
     """Engines that hear of each other, and have no data connection to other hosts."""
     names = [f"h{host}" for host in hosts]
     timeout = {"heartbeat_timeout": heartbeat_timeout}
@@ -478,16 +483,16 @@ def unlinked(hosts: list[int], heartbeat_timeout: float) -> Iterator[list[native
             engine.shutdown()
 
 
-def test_a_missing_link_is_a_failure_once_both_ends_of_it_miss_it():
+def test_a_missing_connection_is_a_failure_once_both_ends_of_it_miss_it():
     """The first of them may only be the one that cannot connect, and the second late; so may others of its host be."""
-    with unlinked([0, 1, 2, 2], heartbeat_timeout=2.0) as engines:
+    with unconnected([0, 1, 2, 2], heartbeat_timeout=2.0) as engines:
         for _ in range(4):
-            engines[0].miss_link(3, 2.5)
-            engines[2].miss_link(0, 2.5)
-            engines[1].miss_link(2, 2.5)
+            engines[0].miss_connection(3, 2.5)
+            engines[2].miss_connection(0, 2.5)
+            engines[1].miss_connection(2, 2.5)
             time.sleep(0.25)
         assert [engine.failure() for engine in engines] == [None] * 4
-        engines[2].miss_link(1, 3.5)
+        engines[2].miss_connection(1, 3.5)
         deadline = time.monotonic() + 20
         while not all(engine.failure() for engine in engines[:3]) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -501,11 +506,11 @@ def test_a_missing_link_is_a_failure_once_both_ends_of_it_miss_it():
     )
 
 
-def test_a_missing_link_of_long_ago_does_not_count():
-    with unlinked([0, 1], heartbeat_timeout=1.0) as engines:
-        engines[0].miss_link(1, 1.5)
+def test_a_missing_connection_of_long_ago_does_not_count():
+    with unconnected([0, 1], heartbeat_timeout=1.0) as engines:
+        engines[0].miss_connection(1, 1.5)
         time.sleep(1.5)
-        engines[1].miss_link(0, 1.5)
+        engines[1].miss_connection(0, 1.5)
         time.sleep(1.5)
         assert [engine.failure() for engine in engines] == [None] * 2
 
@@ -513,7 +518,7 @@ def test_a_missing_link_of_long_ago_does_not_count():
 def test_a_link_that_stands_is_not_missed():
     with world(2, [0, 1], heartbeat_timeout=1.0) as ranks:
         for rank in ranks:
-            rank.engine.miss_link(1 - rank.rank, 1.5)
+            rank.engine.miss_connection(1 - rank.rank, 1.5)
         time.sleep(1.5)
         assert [rank.engine.failure() for rank in ranks] == [None] * 2
 
@@ -636,3 +641,22 @@ def test_a_failure_names_the_call_that_meets_it_also_where_its_plan_is_new():
         with pytest.raises(PeerLost, match=r"rank 1 is gone; this all_reduce was not started") as caught:
             ranks[0].run(all_reduce_plan(2, "ring"), np.zeros(10))
     assert (caught.value.rank, caught.value.collective) == (1, "all_reduce")
+
+
+class ToldToEnd(BaseException):
+    pass
+
+
+def test_what_the_handler_of_a_signal_raises_while_an_error_is_made_is_raised(monkeypatch: pytest.MonkeyPatch):
+    def end(*_: object) -> None:
+        raise ToldToEnd
+
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        with world(2) as ranks:
+            ranks[0].engine.fail("PeerLost", 1, "rank 1 has ended")
+            monkeypatch.setattr(PeerLost, "__init__", lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
+            with pytest.raises(ToldToEnd):
+                ranks[0].run(all_reduce_plan(2, "direct"), np.zeros(100))
+    finally:
+        signal.signal(signal.SIGUSR1, before)

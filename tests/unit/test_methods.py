@@ -10,7 +10,7 @@ import pytest
 
 from multiring.planning.interpret import prove_in_full
 from multiring.planning.methods import Reduce, Step, steps
-from multiring.planning.plan import BLOCKED, METHODS_OF, WHOLE, Phase, Plan, Ring
+from multiring.planning.plan import IN_BLOCKS, METHODS_OF, WHOLE, Phase, Plan, Ring
 from multiring.planning.traffic import mean_messages
 
 ALL = [(kind, method) for kind, methods in METHODS_OF.items() for method in methods]
@@ -102,13 +102,13 @@ def test_direct_sums_in_the_order_of_the_members(kind):
 
 
 SENT = [(*each, size, False) for each in ALL for size in (2, 3, 4, 5, 8) if possible(*each, size)]
-SENT += [(*each[:3], True) for each in SENT if each[0] in BLOCKED]
+SENT += [(*each[:3], True) for each in SENT if each[0] in IN_BLOCKS]
 
 
-@pytest.mark.parametrize(("kind", "method", "size", "scattered"), SENT)
-def test_the_messages_of_all_members_together(kind, method, size, scattered):
+@pytest.mark.parametrize(("kind", "method", "size", "shares_are_blocks"), SENT)
+def test_the_messages_of_all_members_together(kind, method, size, shares_are_blocks):
     sends = [send for i in range(size) for step in steps(kind, method, size, i) for send in step.sends]
-    sent = sum(len(send.peers) * (len(send.shares) if scattered else 1) for send in sends)
+    sent = sum(len(send.peers) * (len(send.shares) if shares_are_blocks else 1) for send in sends)
     alike = method != "halving" or size & (size - 1) == 0
-    assert sent <= size * mean_messages(kind, method, size, scattered)
-    assert not alike or sent == pytest.approx(size * mean_messages(kind, method, size, scattered))
+    assert sent <= size * mean_messages(kind, method, size, shares_are_blocks)
+    assert not alike or sent == pytest.approx(size * mean_messages(kind, method, size, shares_are_blocks))

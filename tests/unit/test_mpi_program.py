@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from multiring._native import PlanFacts
 from multiring.planning.planner import choose
 from multiring.planning.schedule import schedule
 from multiring.planning.topology import Topology
@@ -19,7 +20,9 @@ def test_every_message_of_every_segment_has_its_place(narrows: bool, less: int) 
         for rank in (0, 1, 13, 31):
             mine = schedule(plan, rank)
             table, peers = mine.table()
-            program = Program(0, table, peers, rank, mine.blocks, mine.segment_bytes, plan.window, 0, mine.grain)
+            program = Program(
+                0, table, peers, rank, PlanFacts(mine.blocks, mine.segment_bytes, plan.window, 0, mine.grain)
+            )
             slice = program.slice_elements(4)
             for elements in (0, 1, slice - less, 2 * slice - less, 327_679):
                 whole = program.staging_bytes(elements, 4, narrows)

@@ -12,7 +12,7 @@ from topologies import CORE, card, nested, tree, unequal
 
 from multiring.planning.bound import cut_bound
 from multiring.planning.choice import Candidate
-from multiring.planning.compose import ALL, LEAD, SPLIT, Stage, compose
+from multiring.planning.compose import compose
 from multiring.planning.interpret import prove, prove_by_classes, prove_in_full
 from multiring.planning.layout import Dimension, canonical, rooted, shape_in
 from multiring.planning.plan import COLLECTIVES, Plan, Tiling
@@ -20,6 +20,7 @@ from multiring.planning.planner import candidates, choose
 from multiring.planning.schedule import schedule
 from multiring.planning.space import grids, options
 from multiring.planning.speeds import Speeds
+from multiring.planning.stages import ALL, LEAD, SPLIT, Stage
 from multiring.planning.topology import LEVELS, Topology
 
 ROOTED = ("broadcast", "reduce")
@@ -270,7 +271,7 @@ def test_a_choice_is_short_in_a_notebook_and_a_table_in_print() -> None:
 def test_a_plan_over_links_with_bursts_says_what_they_save() -> None:
     link = replace(card(400), burst=100e3)
     small, large = (str(choose(Topology.flat([2, 2], CORE, link), "all_reduce", size)) for size in (4 << 10, 1 << 20))
-    assert "links pass at once what they have saved, 1.92 ms of their rate" in small  # 100 kB less the 4 KB of a call
+    assert "passes at once, in every phase, what takes 1.92 ms at its rate" in small  # 100 kB less the 4 KB of a call
     assert ", in 1 segment, at most" in small
     assert "bursts" not in large
 

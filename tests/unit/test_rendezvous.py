@@ -30,6 +30,7 @@ from multiring.net import auth, interfaces, local, unix
 from multiring.planning import topology_file
 from multiring.planning.speeds import INTERNAL_WIRE_OVERHEAD, NATIVE
 from multiring.planning.topology import Link, Topology
+from multiring.version import __version__
 
 SECRET = b"0123456789abcdef"
 INTRODUCTION = Introduction(
@@ -417,7 +418,7 @@ def test_versions_that_differ(job: Job, monkeypatch: pytest.MonkeyPatch, says: s
 
     monkeypatch.setattr(rendezvous, "_agree", older)
     job.join(2, settings("aa"))
-    assert "rank 1 (host a) runs multiring 0.0.9, rank 0 (host a) multiring 0.1" in str(job.errors[0])
+    assert f"rank 1 (host a) runs multiring 0.0.9, rank 0 (host a) multiring {__version__}" in str(job.errors[0])
     assert str(job.errors[1]) == str(job.errors[0])
 
 

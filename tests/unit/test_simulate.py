@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from multiring.planning.bound import cut_bound
-from multiring.planning.compose import ALL, LEAD, SPLIT, Stage, compose
+from multiring.planning.compose import compose
 from multiring.planning.layout import Dimension, Edge, layout
 from multiring.planning.plan import Plan
+from multiring.planning.stages import ALL, LEAD, SPLIT, Stage
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
 from multiring.simulate import SimulatedCall, Speeds, simulate, simulate_exactly, simulate_in_lockstep
 from multiring.simulate.flows import Flow, Simulation, Use, fair_rates

@@ -16,7 +16,7 @@ from topologies import CORE, MBIT, card, nested, unequal
 
 from multiring import _native as native
 from multiring.planning.interpret import prove
-from multiring.planning.plan import REDUCING, SENT_PART, WHOLE, WIRES, Phase, Plan, Ring
+from multiring.planning.plan import NARROW, REDUCING, SENT_FRACTION, WHOLE, WIRES, Phase, Plan, Ring
 from multiring.planning.planner import choose
 from multiring.planning.schedule import SEND, schedule
 from multiring.planning.topology import Topology
@@ -254,9 +254,14 @@ def narrowed(values: np.ndarray, wire: str) -> tuple[np.ndarray, np.ndarray]:
     return message[:-64], result[:-16]
 
 
+def test_the_engine_and_the_planner_have_the_same_formats():
+    formats = {wire: (each.bits, each.block) for wire, each in NARROW.items()}
+    assert list(native.WIRES.items()) == [("same", (32, 1)), *formats.items()]
+
+
 def test_messages_are_as_long_as_predicted():
     for code, wire in enumerate(WIRES, 1):
-        assert native.narrow_bytes(code, 1 << 20) == SENT_PART[wire] * (4 << 20), wire
+        assert native.narrow_bytes(code, 1 << 20) == SENT_FRACTION[wire] * (4 << 20), wire
 
 
 @pytest.mark.parametrize("wire", BLOCKS)
@@ -264,7 +269,7 @@ def test_messages_are_blocks_of_a_scale_and_codes(wire):
     for count in (0, 1, 2, 3, 5, 15, 17, 63, 64, 65, 67, 127, 255, 256, 257, 511, 512, 3_001):
         values = inputs(1, 4_000)[0][:count] * np.exp2(np.arange(count, dtype=np.float32) // 256)
         message, result = narrowed(values, wire)
-        bits = round(32 * (SENT_PART[wire] - 1 / TOGETHER[wire]))
+        bits = round(32 * (SENT_FRACTION[wire] - 1 / TOGETHER[wire]))
         assert len(message) == -(-count * bits // 8) + 4 * -(-count // TOGETHER[wire])
         if count:
             np.testing.assert_array_equal(message, in_blocks(values, wire))

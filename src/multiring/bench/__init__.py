@@ -1,4 +1,4 @@
-"""How fast a collective is, measured so that the figure can be trusted.
+"""Measurements of a collective's speed, made so that the figure can be trusted.
 
 ``multiring run -n 2 -m multiring.cli.bench_rank`` measures one launch; ``multiring bench`` takes launches of ours and
 of its peers in turns. A time is always that of the slowest rank. Below `BARRIER_BYTES` calls follow each other at once,

@@ -1,4 +1,4 @@
-"""What is measured: multiring through NumPy or torch, on the CPU or on CUDA devices, and its peers."""
+"""The contestants: multiring through NumPy or torch, on the CPU or on CUDA devices, and its peers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ BUFFERS = ("private", "arena")
 
 
 class Api(str, Enum):
-    """What multiring is called through; Gloo and DeepSpeed are called through torch, MPI through mpi4py."""
+    """The library that multiring is called through; Gloo and DeepSpeed are called through torch, MPI through mpi4py."""
 
     numpy = "numpy"
     torch = "torch"
 
 
-class Device(str, Enum):
-    """Where the buffers lie."""
+class MemoryKind(str, Enum):
+    """The memory in which the buffers lie."""
 
     cpu = "cpu"
     cuda = "cuda"
@@ -223,7 +223,7 @@ class ThroughTorchOnCuda(ThroughTorch):
             if apart or devices.ranks_share(found.count):
                 devices.make_nccl_send_by_sockets(int(os.environ["RANK"]))
         super().__init__("cpu:gloo,cuda:nccl" if backend == "nccl" else backend)
-        self.buffers = (Device.cuda.value,)
+        self.buffers = (MemoryKind.cuda.value,)
 
     def task(self, collective: str, count: int, kind: str) -> Task:
         task = super().task(collective, count, kind)
@@ -324,7 +324,7 @@ def _private(count: int) -> Array:
 
 
 def _maker(kind: str) -> Callable[[int], Array]:
-    """What makes a buffer of some elements."""
+    """Return a function that makes a buffer of a number of elements."""
     if kind == "private":
         return _private
     from multiring import api
@@ -351,18 +351,18 @@ def stand_apart() -> None:
     os.environ.update(MULTIRING_HOST=f"rank{os.environ['RANK']}", MULTIRING_INTERFACE="lo")
 
 
-def join(library: str, api: Api, device: Device = Device.cpu, *, apart: bool = False) -> Contestant:
+def join(library: str, api: Api, device: MemoryKind = MemoryKind.cpu, *, apart: bool = False) -> Contestant:
     """Join the job as a rank of ``library``: multiring, an MPI, deepspeed, or a backend of torch.distributed.
 
     With ``apart`` this rank is a host of its own. ValueError if the library is unknown, cannot use the device, or
     is an MPI whose launcher has not started this rank.
     """
-    known = PEERS if device is Device.cpu else ON_CUDA
+    known = PEERS if device is MemoryKind.cpu else ON_CUDA
     if library not in ("multiring", *known):
         raise ValueError(f"--library {library!r}: known on {device.value} are multiring, {', '.join(known)}")
     if apart:
         stand_apart()
-    if device is Device.cuda:
+    if device is MemoryKind.cuda:
         return ThroughTorchOnCuda(library, apart=apart)
     if library in ("openmpi", "mpich", "impi"):
         return ThroughMPI()

@@ -83,7 +83,7 @@ def save(figure: Any, file: Path) -> None:
 
 
 def answer(rows: Sequence[SizeRow]) -> str:
-    """What the figures come to, in a sentence: how many times as fast as the fastest peer, at the ends of the sizes."""
+    """Return the result in a sentence: the ratio to the fastest peer, at the smallest and at the largest size."""
     sizes = sorted({row.nbytes for row in rows})
     ends = [_fastest([row for row in rows if row.nbytes == nbytes]) for nbytes in dict.fromkeys((sizes[0], sizes[-1]))]
     compared = [(row, *min(_peers(row), key=lambda each: each[1])) for row in ends if row.peers]

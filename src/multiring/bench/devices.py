@@ -20,7 +20,7 @@ UNSEEN = "nvidia-smi shows those of the host, CUDA_VISIBLE_DEVICES hides some"
 
 @dataclass(frozen=True)
 class Devices:
-    """How many there are, what they are called, the bytes of the smallest, and the versions of CUDA and NCCL."""
+    """Number and names of the CUDA devices, bytes of the smallest, and the versions of CUDA and NCCL."""
 
     count: int
     name: str
@@ -74,12 +74,12 @@ def own_device(count: int) -> int:
 
 
 def all_are_here() -> bool:
-    """Whether all ranks of the job are on this host."""
+    """True if all ranks of the job are on this host."""
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
 
 def ranks_share(count: int) -> bool:
-    """Whether there are fewer CUDA devices than ranks of this host."""
+    """True if this host has fewer CUDA devices than ranks."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > count
 
 

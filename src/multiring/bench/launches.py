@@ -34,14 +34,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Written:
-    """What the launches of each entry wrote, where there was one; and whether there were all."""
+    """Outputs of the launches of each entry that has any, and True if no launch is missing."""
 
     launches: dict[str, list[Any]]
     complete: bool
 
 
 def alternate(entries: Mapping[str, Entry], launches: int, start: Start, about: Callable[[Any], str]) -> Written:
-    """What each entry's launches wrote; they take turns, so that each meets the same load of the machine.
+    """Run the launches of all entries in turns, so that each meets the same load, and return their outputs.
 
     A line about each launch tells how far it is, with what ``about`` says of what it wrote. Ctrl-C ends it early, and
     in the first launch is raised. CalledProcessError if a launch fails; it has said why.
@@ -105,7 +105,7 @@ def unnamed_file() -> Iterator[Path]:
 
 
 def _launch(entry: Entry, start: Start, interrupt: _Interrupt) -> Any:
-    """What it wrote; None if it was interrupted."""
+    """Return the output of the launch; None if it was interrupted."""
     end_with_us = partial(end_with, os.getpid(), signal.SIGTERM)
     with unnamed_file() as result:
         program = [

@@ -21,7 +21,7 @@ PASSES = 15
 
 @dataclass(frozen=True)
 class Figure:
-    """What one call on ``nbytes`` (all blocks together) took the slowest rank, median and 95th percentile.
+    """Seconds of one call on ``nbytes`` (all blocks together) on the slowest rank, median and 95th percentile.
 
     ``cpu_seconds`` are those of all ranks for a call; ``pass_seconds`` what an in-place pass over such buffers of
     all ranks at once takes the slowest; ``predicted`` and ``bound`` are the plan's, None of a library without plans.

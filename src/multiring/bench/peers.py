@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 
 PEERS = ("gloo", "openmpi", "mpich", "impi", "deepspeed")
-"""Those that are measured on buffers of the CPU."""
+"""Peers that are measured on buffers of the CPU."""
 ON_CUDA = ("gloo", "nccl")
-"""Those that are measured on buffers of CUDA devices."""
+"""Peers that are measured on buffers of CUDA devices."""
 ALL = tuple(dict.fromkeys((*PEERS, *ON_CUDA)))
 ONLY_ALL_REDUCE = ("deepspeed",)
 ONE_HOST = ("deepspeed",)
@@ -29,7 +29,7 @@ _SAYS = {
     "impi": (r"Intel\(R\) MPI Library.* Version (\S+)", "libmpi.so.12"),
     "mpich": (r"^HYDRA build details:\s+Version:\s+(\S+)", "libmpi.so.12"),
 }
-"""What the launcher of each MPI says of its version, and the name of its library."""
+"""Pattern of the version that the launcher of each MPI prints, and the name of its library."""
 
 MPIS = tuple(_SAYS)
 
@@ -67,7 +67,7 @@ class MPI:
 
 
 def remedy(peer: str) -> str | None:
-    """What to do to have ``peer`` here; None if it is."""
+    """Return what a user has to do to have ``peer`` here; None if it is here."""
     here = {
         "gloo": lambda: _importable("torch"),
         "nccl": lambda: _importable("torch"),
@@ -111,7 +111,7 @@ def _version(launcher: str) -> str:
 
 
 def start_here(ranks: int) -> Callable[[str, Sequence[str]], Command]:
-    """How each library runs Python on ``ranks`` ranks of this host."""
+    """Return a function that makes the command with which a library runs Python on ``ranks`` ranks of this host."""
 
     def start(library: str, program: Sequence[str]) -> Command:
         if library not in _SAYS:

@@ -28,12 +28,12 @@ from multiring.units import duration, size
 
 WARM_UP_STEPS = 3
 FEWEST_STEPS = 5
-"""That count, besides those of the warm-up."""
+"""Number of steps that count, without those of the warm-up."""
 
 
 @dataclass
 class _StepTimes:
-    """When forward and backward of a step began, when each gradient was complete, by its place in the model."""
+    """Times at which forward and backward of a step began and each gradient was complete, by its place in the model."""
 
     forward: float
     backward: float = 0.0
@@ -103,7 +103,7 @@ class Recorder:
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """Those in what a model returned: a tensor, or tensors in lists and dictionaries."""
+    """Yield the tensors in the output of a model: a tensor, or tensors in lists and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):

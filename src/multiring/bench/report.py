@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from multiring.bench.contestants import Api, Device
+from multiring.bench.contestants import Api, MemoryKind
 from multiring.bench.measure import Figure
 from multiring.bench.peers import MPIS, mpi
 from multiring.units import duration, size
@@ -83,7 +83,7 @@ def summarise(
 
 
 def through(peer: str) -> Api:
-    """What a peer takes."""
+    """Return the library that a peer is called through."""
     return Api.torch if peer in ("gloo", "deepspeed", "nccl") else Api.numpy
 
 
@@ -102,7 +102,7 @@ def _row(
 ) -> SizeRow:
     nbytes = first.nbytes
     figures = _those_of(launches, nbytes, first.buffer)
-    on_cuda = first.buffer == Device.cuda.value
+    on_cuda = first.buffer == MemoryKind.cuda.value
     theirs = {name: _those_of(each, nbytes, first.buffer if on_cuda else "private") for name, each in peers.items()}
     seconds = statistics.median(figure.seconds for figure in figures)
     bound = bounds[nbytes] if bounds else statistics.median(figure.pass_seconds for figure in figures)

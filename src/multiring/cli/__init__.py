@@ -7,7 +7,7 @@ import signal
 import sys
 from importlib import import_module
 
-from multiring.files import is_of_output
+from multiring.files import is_output_failure
 from multiring.job.descriptors import fill_standard_files
 from multiring.version import __version__
 
@@ -38,7 +38,7 @@ def main() -> None:
         print("multiring: ended by SIGINT", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except OSError as error:
-        if not is_of_output(error):
+        if not is_output_failure(error):
             raise
         print(f"multiring: the output cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it would be an error again

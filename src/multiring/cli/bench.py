@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from multiring.bench import DEFAULT_SIZES
-from multiring.bench.contestants import Device, Measurable
+from multiring.bench.contestants import Measurable, MemoryKind
 from multiring.bench.peers import ALL, ON_CUDA, PEERS, start_here
 from multiring.cli.comparison import (
     Collective,
@@ -33,13 +33,12 @@ from multiring.cli.comparison import (
     recording_of,
 )
 from multiring.cli.errors import given, leave_out, one_line_errors
-from multiring.cli.options import check_kept, no_such_option, output_file, whole
+from multiring.cli.options import PROGRAM_FOLLOWS, check_kept, check_program, output_file, ranks_option
 
 
 def register(app: typer.Typer) -> None:
     """Add the command; options after PROGRAM are its own."""
-    settings = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-    app.command(context_settings=settings)(bench)
+    app.command(context_settings=PROGRAM_FOLLOWS)(bench)
 
 
 def bench(
@@ -49,23 +48,14 @@ def bench(
         typer.Argument(metavar="PROGRAM", help="With --record: the training script and its arguments."),
     ] = None,
     ranks: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "-np",
-            "--np",
-            parser=whole(1),
-            metavar="N",
-            help="Number of ranks, all on this host.",
-            show_default="2; 1 with --record",
-        ),
+        int | None, ranks_option("Number of ranks, all on this host.", default="2; 1 with --record")
     ] = None,
     collective: Collective = Measurable.all_reduce,
     sizes: Sizes = DEFAULT_SIZES,
     api: ThroughApi = None,
     device: Annotated[
-        Device, typer.Option(help=f"Where the buffers lie. On cuda: through torch, peers {' and '.join(ON_CUDA)}.")
-    ] = Device.cpu,
+        MemoryKind, typer.Option(help=f"Where the buffers lie. On cuda: through torch, peers {' and '.join(ON_CUDA)}.")
+    ] = MemoryKind.cpu,
     apart: Annotated[
         bool, typer.Option("--apart", help="Make each rank a host of its own, which TCP over loopback leads to.")
     ] = False,
@@ -92,8 +82,7 @@ def bench(
                 "this is a rank of a job already: multiring bench starts its own; "
                 "`multiring run -n 4 -m multiring.cli.bench_rank` measures the job that it is in"
             )
-        if program and program[0].startswith("-") and program[0] != "-m":
-            raise ValueError(no_such_option(context, program[0]))
+        check_program(context, program or [])
         if record is not None:
             leave_out(context, given(context) - {"program", "ranks", "record"}, "--record FILE measures nothing")
             _record(record, program or [], ranks or 1)
@@ -103,9 +92,9 @@ def bench(
         if ranks == 1:
             raise ValueError("-n 1: a collective needs 2 ranks or more")
         site = Site("on one host", ranks or 2, start_here(ranks or 2))
-        if device is Device.cuda:
+        if device is MemoryKind.cuda:
             check_device(api, peers)
-        chosen = choose_peers(peers, ON_CUDA if device is Device.cuda else PEERS)
+        chosen = choose_peers(peers, ON_CUDA if device is MemoryKind.cuda else PEERS)
         check_kept({"--json": json_file}, {"--replay": Path(replayed or "")})
         if replayed is None:
             Comparison(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from multiring.bench import DEFAULT_SIZES, contestants, parse_sizes, peers, replay, report
-from multiring.bench.contestants import Api, Device, Measurable
+from multiring.bench.contestants import Api, Measurable, MemoryKind
 from multiring.bench.measure import measure, size_of_buffer
 from multiring.cli import output
 from multiring.cli.errors import call, one_line_errors
@@ -29,7 +29,9 @@ def main(
     sizes: Annotated[str, typer.Option(help="Sizes of the buffer, all blocks together.")] = DEFAULT_SIZES,
     api: Annotated[Api, typer.Option(help="What multiring is called through.")] = Api.numpy,
     library: Annotated[str, typer.Option(help=f"multiring, or a peer: {', '.join(peers.ALL)}.")] = "multiring",
-    device: Annotated[Device, typer.Option(help="Where the buffers lie; on cuda they are torch's.")] = Device.cpu,
+    device: Annotated[
+        MemoryKind, typer.Option(help="Where the buffers lie; on cuda they are torch's.")
+    ] = MemoryKind.cpu,
     apart: Annotated[bool, typer.Option("--apart", help="Make each rank a host of its own, on loopback.")] = False,
     seconds: Annotated[
         float, typer.Option(parser=number(0.01), metavar="N", help="How long to measure each size.")
@@ -44,7 +46,7 @@ def main(
     with one_line_errors("bench"):
         wanted = parse_sizes(sizes)
         recording = load(replayed) if replayed else None
-        if recording and device is Device.cuda:
+        if recording and device is MemoryKind.cuda:
             raise ValueError("--replay: steps are replayed on the CPU; leave out --device")
         contestant = contestants.join(library, api, device, apart=apart)
     if recording:
@@ -67,8 +69,8 @@ def main(
     contestant.close()
 
 
-def _api(api: Api, device: Device) -> Api:
-    return Api.torch if device is Device.cuda else api
+def _api(api: Api, device: MemoryKind) -> Api:
+    return Api.torch if device is MemoryKind.cuda else api
 
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)

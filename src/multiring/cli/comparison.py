@@ -1,4 +1,4 @@
-"""What `multiring bench` and `multiring lab peers` share: their options, and measuring beside peers in turns."""
+"""Options and measurements that `multiring bench` and `multiring lab peers` share: ours beside peers, in turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 
 from multiring import env
 from multiring.bench import curves, devices, parse_sizes, replay, report
-from multiring.bench.contestants import Api, Device, Measurable
+from multiring.bench.contestants import Api, Measurable, MemoryKind
 from multiring.bench.launches import Entry, Start, Written, alternate, unnamed_file
 from multiring.bench.measure import Figure, size_of_buffer
 from multiring.bench.peers import BY_SOCKETS, ON_CUDA, ONE_HOST, ONLY_ALL_REDUCE, PEERS, remedy
@@ -36,14 +36,14 @@ from multiring.simulate.training import simulate_step
 from multiring.units import count, duration, size
 
 LEAST_OF_A_RANK = 24 << 20
-"""What Python and NumPy take, bytes."""
+"""Bytes that Python and NumPy take."""
 
 Collective = Annotated[Measurable, typer.Option("--collective", help="What to measure.")]
 Sizes = Annotated[
     str, typer.Option(help="Sizes of the buffer, all blocks together, rounded up to equal blocks of float32.")
 ]
 MOST, MOST_SECONDS, MOST_SPEED = 1_000_000, 86400.0, 1e12
-"""What is asked for at most: launches, steps or samples; seconds of a size; samples a second."""
+"""Upper limits of options: launches, steps or samples; seconds for a size; samples a second."""
 
 Launches = Annotated[
     int, typer.Option(parser=whole(1, MOST), metavar="N", help="How often each is launched, in turns.")
@@ -89,7 +89,7 @@ Steps = Annotated[int, typer.Option(parser=whole(1, MOST), metavar="N", help="Wi
 
 @dataclass(frozen=True)
 class Site:
-    """Where it is measured: on how many ranks, how they are started, the links between them (None: one host), and what
+    """Place of the measurement: number of ranks, how they start, the links between them (None: one host), and what
     else a result should tell."""
 
     about: str
@@ -101,7 +101,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is measured beside which peers, how often and how long, and where the figures go besides the terminal."""
+    """Calls that are measured beside peers, their number and seconds, and the files that the figures go to."""
 
     collective: str
     sizes: str
@@ -111,7 +111,7 @@ class Comparison:
     seconds: float
     json_file: Path | None
     plot: Path | None
-    device: Device = Device.cpu
+    device: MemoryKind = MemoryKind.cpu
     apart: bool = False
 
     def check(self) -> None:
@@ -135,12 +135,12 @@ class Comparison:
         _check_memory(site.world_size, largest, "buffers", "measure smaller --sizes")
         if self.apart:
             site = replace(site, about=f"{site.about}, each as a host of its own on loopback")
-        if self.device is Device.cuda:
+        if self.device is MemoryKind.cuda:
             site = _with_devices(site, largest, self.peers, apart=self.apart)
         options = ["--collective", self.collective, "--sizes", self.sizes, "--seconds", str(self.seconds)]
-        options += ["--device", self.device.value] if self.device is Device.cuda else []
+        options += ["--device", self.device.value] if self.device is MemoryKind.cuda else []
         options += ["--apart"] if self.apart else []
-        apis = [Api.torch] if self.device is Device.cuda else _apis(self.api, self.peers)
+        apis = [Api.torch] if self.device is MemoryKind.cuda else _apis(self.api, self.peers)
         written = alternate(_entries(apis, self.peers, options), self.launches, site.start, _times)
         figures = {name: [_figures(launch) for launch in done] for name, done in written.launches.items()}
         ours = {api.value: figures.pop(_ours(api)) for api in apis if _ours(api) in figures}
@@ -168,7 +168,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Replay:
-    """Which training steps are measured beside which peers, and how often."""
+    """Training steps that are measured beside peers, and their number."""
 
     recording: Recording
     api: Api | None
@@ -292,7 +292,7 @@ def recording_of(context: typer.Context, text: str, samples: int, speed: float) 
 
 
 def _apis(api: Api | None, peers: Sequence[str]) -> list[Api]:
-    """What multiring is called through: that which is insisted on, or what each peer takes."""
+    """Return the libraries that multiring is called through: the one that ``--api`` names, or those of the peers."""
     return [api] if api else sorted({through(peer) for peer in peers} or {Api.numpy})
 
 
@@ -306,7 +306,7 @@ def _figures(launch: Any) -> list[Figure]:
 
 
 def _times(launch: Any) -> str:
-    """What a launch measured of buffers that peers have too, in a line."""
+    """Return in a line what a launch measured of buffers that peers have too."""
     figures = _figures(launch)
     kind = "private" if any(figure.buffer == "private" for figure in figures) else figures[0].buffer
     return ", ".join(f"{size(each.nbytes)} {duration(each.seconds)}" for each in figures if each.buffer == kind)

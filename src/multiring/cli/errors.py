@@ -1,4 +1,4 @@
-"""How commands say what a user did wrong."""
+"""Messages of commands about what a user did wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 
 from multiring.cli.options import no_such_option
 from multiring.errors import MultiringError
-from multiring.files import is_of_output
+from multiring.files import is_output_failure
 
 USAGE_ERROR = 2
 
@@ -66,7 +66,7 @@ def leave_out(context: typer.Context, names: Collection[str], why: str) -> None:
 
 
 def _is_unread(output: TextIO) -> bool:
-    """Whether nobody reads what is printed any more, as after ``| head``."""
+    """True if nobody reads what is printed any more, as after ``| head``."""
     poll = select.poll()
     poll.register(output, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))  # a pipe's, a socket's
@@ -86,7 +86,7 @@ def one_line_errors(command: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
             raise  # typer ends the command quietly
-        if is_of_output(error):
+        if is_output_failure(error):
             raise
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except (MultiringError, ValueError, ImportError) as error:

@@ -1,4 +1,4 @@
-"""What ``multiring doctor`` looks at: each function yields findings about one subject."""
+"""Findings of ``multiring doctor``: each function yields those about one subject."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from multiring.cli.comparison import (
     recording_of,
 )
 from multiring.cli.errors import one_line_errors
-from multiring.cli.options import check_kept, whole
+from multiring.cli.options import PROGRAM_FOLLOWS, check_kept, whole
 from multiring.lab import Cluster, LabError, peers
 from multiring.planning import topology_file
 from multiring.planning.topology import LEVELS, Place
@@ -47,9 +47,8 @@ ON_A_LAB = [peer for peer in PEERS if peer not in ONE_HOST]
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group = typer.Typer(no_args_is_help=True, help="An emulated cluster on this machine, made from a topology file.")
-    options_of_the_program = {"allow_interspersed_args": False, "ignore_unknown_options": True}
     group.command("up")(up)
-    group.command("run", context_settings=options_of_the_program, no_args_is_help=True)(run)
+    group.command("run", context_settings=PROGRAM_FOLLOWS, no_args_is_help=True)(run)
     group.command("peers")(compare)
     group.command("status")(status)
     group.command("down")(down)

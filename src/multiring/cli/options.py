@@ -5,12 +5,16 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import typer
+from typer.models import OptionInfo
 
 from multiring.env import MOST_RANKS, parse_whole
+
+PROGRAM_FOLLOWS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+"""Settings of a command that runs a PROGRAM: options after it are the program's own."""
 
 OF_OTHERS = {
     "--host": "-H",
@@ -27,7 +31,7 @@ OF_OTHERS = {
     "--bind-to": "--bind",
     "--restarts": "--max-restarts",
 }
-"""What torchrun, mpirun and horovodrun call it."""
+"""Our names of options, by the names that torchrun, mpirun and horovodrun have for them."""
 
 
 def whole(least: int, most: int = MOST_RANKS) -> Callable[[str | int], int]:
@@ -60,6 +64,14 @@ def number(least: float, most: float = math.inf) -> Callable[[str | float], floa
     return parse
 
 
+def ranks_option(about: str, default: str | bool = True) -> OptionInfo:
+    """The number of ranks, spelt as launchers of MPI spell it; ``about`` and ``default`` are shown as help."""
+    option: OptionInfo = typer.Option(
+        "-n", "-np", "--np", parser=whole(1), metavar="N", help=about, show_default=default
+    )
+    return option
+
+
 def output_file(text: str | Path) -> Path:
     """Parses the name of a file to be written at the end of what takes long; the error says why it could not be."""
     file = Path(text)
@@ -77,7 +89,7 @@ def check_kept(written: Mapping[str, Path | None], read: Mapping[str, Path | Non
 
 
 def why_not_written(file: Path) -> str:
-    """Why a file could not be written; "" if it could."""
+    """Return why a file could not be written; "" if it could."""
     if file.is_symlink() and file.resolve().is_file() and file.parent != Path("/dev"):
         return f"it is a symbolic link, to {file.resolve()}; name the file itself"
     if file.is_dir():
@@ -93,6 +105,12 @@ def why_not_written(file: Path) -> str:
         except OSError as error:
             return f"it cannot be made ({error.strerror})"
     return ""
+
+
+def check_program(context: typer.Context, program: Sequence[str]) -> None:
+    """ValueError where an option that the command does not have stands in the place of the program."""
+    if program and program[0].startswith("-") and program[0] != "-m":
+        raise ValueError(no_such_option(context, program[0]))
 
 
 def no_such_option(context: typer.Context, word: str) -> str:

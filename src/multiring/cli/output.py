@@ -1,4 +1,4 @@
-"""Where commands print their tables."""
+"""Printed tables of commands: their width, and cells that are folded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``multiring probe`` runs on every rank: measure the links, and show them on rank 0."""
+"""The program of ``multiring probe`` on every rank: it measures the links, and shows them on rank 0."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(
 
 
 def _write(file: Path, text: str) -> bool:
-    """Whether that failed; then it has said why."""
+    """Write a file, or say why that failed; return True if it failed."""
     try:
         write_text(file, text)
     except OSError as error:

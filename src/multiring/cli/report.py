@@ -11,6 +11,7 @@ from multiring import units
 from multiring.cli.errors import one_line_errors
 from multiring.cli.options import check_kept, output_file
 from multiring.cli.scenario import (
+    CELLS,
     Batch,
     Cluster,
     Hosts,
@@ -24,12 +25,14 @@ from multiring.cli.scenario import (
     answer_of,
     approximation_of,
     asynchrony_of,
+    cells_of,
     check_given,
     chosen,
     curves_of,
     exposed_of,
     simulated,
     summary_of,
+    sweep_option,
     swept,
 )
 from multiring.files import write_text
@@ -63,9 +66,7 @@ def write(
         Path | None,
         typer.Option(metavar="FILE", help="Also tell which ranks were slow in a job, and why: its MULTIRING_TRACE."),
     ] = None,
-    sweep: Annotated[
-        str | None, typer.Option(metavar="hosts=1..1024", help="Also draw efficiency over hosts or batch.")
-    ] = None,
+    sweep: Annotated[str | None, sweep_option("Also draw efficiency over hosts or batch.")] = None,
 ) -> None:
     """Simulate training on a cluster and write one page about it, to be opened in a browser.
 
@@ -83,7 +84,7 @@ def write(
 
 
 def _slow(timeline: Path) -> list[str]:
-    """What a timeline says of slow ranks, in words."""
+    """Return in words what a timeline says of slow ranks."""
     lines = summary.slow_spans(slow_spans(timeline))
     return [f"In {timeline.name}, {line}." for line in lines or ["no rank kept the others waiting"]]
 
@@ -108,7 +109,7 @@ def _page(point: Point, points: list[Point], names: list[str], key: str, slow: l
 
 
 def _said(result: Result) -> str:
-    """What stands at the end of a strategy's bar."""
+    """Return the text at the end of a strategy's bar."""
     if result.seconds is None:
         return ""
     return f"{exposed_of(result)} of {units.precise_duration(result.seconds)}, efficiency {percent(result.efficiency)}"
@@ -117,16 +118,6 @@ def _said(result: Result) -> str:
 def _results(point: Point) -> Table:
     rows = []
     for result in point.results:
-        if result.seconds is None:
-            rows.append((result.strategy, "", "", "", result.note))
-            continue
-        busiest = f"{result.busiest.link}, {result.busiest.seconds / result.seconds:.0%} busy" if result.busiest else ""
-        times = (
-            units.precise_duration(result.seconds),
-            exposed_of(result),
-            f"{result.efficiency:.1%}",
-        )
-        rows.append((result.strategy, *times, busiest or result.note))
-    return Table(
-        "a training step by each strategy", ("strategy", "step", "exposed", "efficiency", "busiest link"), tuple(rows)
-    )
+        *cells, link = cells_of(result)
+        rows.append((result.strategy, *cells, link or result.note))
+    return Table("a training step by each strategy", ("strategy", *CELLS), tuple(rows))

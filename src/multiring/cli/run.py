@@ -16,7 +16,7 @@ import typer
 
 from multiring import _native, env
 from multiring.cli.errors import USAGE_ERROR
-from multiring.cli.options import no_such_option, whole
+from multiring.cli.options import PROGRAM_FOLLOWS, check_program, ranks_option, whole
 from multiring.errors import MultiringError
 from multiring.job import pet
 from multiring.job.cores import Binding
@@ -46,8 +46,7 @@ Python = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command; options after PROGRAM are its own."""
-    settings = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-    app.command("run", context_settings=settings, no_args_is_help=True)(run)
+    app.command("run", context_settings=PROGRAM_FOLLOWS, no_args_is_help=True)(run)
 
 
 def run(
@@ -56,17 +55,7 @@ def run(
         list[str],
         typer.Argument(metavar="PROGRAM", help="train.py, -m module, or any command; its arguments follow."),
     ],
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "-np",
-            "--np",
-            parser=whole(1),
-            metavar="N",
-            help="Number of ranks in total; all slots if hosts are given.",
-        ),
-    ] = None,
+    ranks: Annotated[int | None, ranks_option("Number of ranks in total; all slots if hosts are given.")] = None,
     ranks_per_host: Annotated[
         int | None,
         typer.Option(
@@ -124,6 +113,10 @@ def run(
             help="Keep K processes on each host, forked where the script's imports are done, to be such ranks at once.",
         ),
     ] = 0,
+    fork: Annotated[
+        bool,
+        typer.Option("--fork", help="Do the script's imports once on each host, and fork its ranks there but rank 0."),
+    ] = False,
     spares: Annotated[
         str | None,
         typer.Option(metavar="C:2,D:2", help="Hosts that take the places of hosts that are lost, reached by ssh too."),
@@ -167,6 +160,7 @@ def run(
             "--min-ranks": min_ranks,
             "--max-replacements": max_replacements,
             "--standby": standby,
+            "--fork": fork,
             "--spares": spares,
             "--log-dir": log_dir,
             "--python": python != sys.executable,
@@ -185,6 +179,7 @@ def run(
             min_ranks,
             max_replacements,
             standby,
+            fork,
             summary,
         )
         if host_count is not None and host_index is not None and rendezvous is not None:
@@ -274,8 +269,7 @@ def _note(text: str) -> None:
 def _check(
     context: typer.Context, program: list[str], typed: Mapping[str, object], listed: Mapping[str, object]
 ) -> None:
-    if program[0].startswith("-") and program[0] != "-m":
-        raise LaunchError(no_such_option(context, program[0]))
+    check_program(context, program)
     if program == ["-m"]:
         raise LaunchError("-m needs the name of a module")
     given = [name for name, value in {**typed, **listed}.items() if value is not None]

@@ -1,4 +1,4 @@
-"""What `multiring simulate` and `multiring report` share: the scenario that is asked for, and its simulation."""
+"""The scenario of `multiring simulate` and `multiring report`, from their options, and its simulation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import track
+from typer.models import OptionInfo
 
 from multiring import units
 from multiring.cli.errors import given, leave_out
@@ -59,9 +60,15 @@ Strategies = Annotated[
 ]
 
 
+def sweep_option(about: str) -> OptionInfo:
+    """The option of what a command does at several numbers of hosts or samples; ``about`` is its help."""
+    option: OptionInfo = typer.Option(metavar="hosts=1..1024", help=about)
+    return option
+
+
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, at one point of a sweep."""
+    """A scenario as the options ask for it, at one point of a sweep."""
 
     machine: str | None
     topology: Path | None
@@ -180,7 +187,7 @@ def simulated(requests: Sequence[Request], names: Sequence[str]) -> list[Point]:
 
 
 def summary_of(point: Point) -> str:
-    """What is trained where, in a line."""
+    """Return model, batch and cluster in a line."""
     training = point.training
     ranks = training.topology.world_size
     where = f"{_count(len(set(training.topology.hosts)), 'host')}, {_count(ranks, 'rank')}"
@@ -216,7 +223,7 @@ def approximation_of(points: Sequence[Point]) -> str:
 
 
 def gaps_of(points: Sequence[Point], key: str) -> list[str]:
-    """Where in a sweep a strategy has no result, and why at the first of these points, in a line each."""
+    """Return a line for each strategy without a result: the points of the sweep, and the reason at the first."""
     lines = []
     for results in zip(*(point.results for point in points), strict=True):
         gaps = [(p.request, r) for p, r in zip(points, results, strict=True) if r.seconds is None]
@@ -231,8 +238,21 @@ def exposed_of(result: Result) -> str:
     return "-" if result.exposed is None else units.precise_duration(result.exposed)
 
 
+CELLS = ("step", "exposed", "efficiency", "busiest link")
+"""The headings of what `cells_of` gives."""
+
+
+def cells_of(result: Result) -> tuple[str, str, str, str]:
+    """A strategy's result in the cells of a table; all are empty where it has none."""
+    if result.seconds is None:
+        return "", "", "", ""
+    busiest = result.busiest
+    link = f"{busiest.link}, {busiest.seconds / result.seconds:.0%} busy" if busiest else ""
+    return units.precise_duration(result.seconds), exposed_of(result), f"{result.efficiency:.1%}", link
+
+
 def asynchrony_of(points: Sequence[Point]) -> str:
-    """What the step of a strategy is whose ranks do not wait for each other, in a line; empty if there is none."""
+    """Return a line on the step of a strategy whose ranks do not wait for each other; "" if there is none."""
     names = [r.strategy for r in points[0].results if r.strategy in ASYNCHRONOUS and r.seconds is not None]
     if not names:
         return ""

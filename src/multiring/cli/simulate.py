@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from multiring import units
 from multiring.bench.curves import check as check_picture
 from multiring.cli import output
 from multiring.cli.curves import plot_efficiency
 from multiring.cli.errors import given, leave_out, one_line_errors
 from multiring.cli.options import check_kept, number, output_file
 from multiring.cli.scenario import (
+    CELLS,
     Batch,
     Cluster,
     Gradients,
@@ -33,14 +33,15 @@ from multiring.cli.scenario import (
     answer_of,
     approximation_of,
     asynchrony_of,
+    cells_of,
     check_given,
     check_sweep,
     chosen,
     curves_of,
-    exposed_of,
     gaps_of,
     simulated,
     summary_of,
+    sweep_option,
     swept,
 )
 from multiring.simulate.machines import machine
@@ -68,10 +69,7 @@ def simulate(
             parser=number(0), metavar="N", help="Per cent by which speeds of equal devices differ (standard deviation)."
         ),
     ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(metavar="hosts=1..1024", help="Hosts or batch: doubled from one to another, or a list."),
-    ] = None,
+    sweep: Annotated[str | None, sweep_option("Hosts or batch: doubled from one to another, or a list.")] = None,
     plot: Annotated[
         Path | None,
         typer.Option(parser=output_file, metavar="FILE", help="Draw the efficiency of a sweep (needs matplotlib)."),
@@ -130,22 +128,12 @@ def _show(console: Console, points: Sequence[Point], names: Sequence[str], sweep
 
 def _table(point: Point) -> Table:
     table = Table("strategy", box=None, pad_edge=False)
-    for heading in ("step", "exposed", "efficiency"):
+    for heading in CELLS[:-1]:
         table.add_column(heading, justify="right")
-    for heading in ("busiest link", ""):
+    for heading in (CELLS[-1], ""):
         table.add_column(heading)
     for result in point.results:
-        if result.seconds is None:
-            table.add_row(result.strategy, "", "", "", "", result.note)
-            continue
-        busiest = result.busiest
-        link = f"{busiest.link}, {busiest.seconds / result.seconds:.0%} busy" if busiest else ""
-        times = (
-            units.precise_duration(result.seconds),
-            exposed_of(result),
-            f"{result.efficiency:.1%}",
-        )
-        table.add_row(result.strategy, *times, link, result.note)
+        table.add_row(result.strategy, *cells_of(result), result.note)
     return table
 
 

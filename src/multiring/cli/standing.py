@@ -18,7 +18,7 @@ from multiring.launch.watch import program_name
 from multiring.units import count, ranges
 
 OLD_SECONDS = 3.0
-"""What a rank said longer ago than this is marked as old: it says something each second."""
+"""Seconds after which a rank's last status is marked as old: a rank sends one each second."""
 
 SHOWN_LINES = 8
 """Last lines of the ranks' output in a picture that has room for them."""
@@ -41,7 +41,7 @@ KEEPS = {
     "sleeps": "between collectives it sleeps, or waits for data, a lock or another process",
     "does not run": "between collectives it does not run",
 }
-"""What an engine's word says of a slow rank."""
+"""Words for a slow rank, by the engine's word."""
 
 STYLES = {
     "runs": "green",
@@ -60,7 +60,7 @@ Look = Mapping[str, Any]
 
 
 def described(look: Look) -> dict[str, Any]:
-    """What a launcher tells, with what follows of it: the slow ranks or link, the plan, the traffic of hosts' links."""
+    """Return a launcher's report and what follows from it: the slow ranks or link, the plan, the traffic of links."""
     ranks = [{**rank, "host": _host(rank), "old": _is_old(rank)} for rank in look["ranks"]]
     told = {name: value for name, value in look.items() if name != "kind"}
     return {
@@ -83,13 +83,13 @@ def _is_old(rank: Look) -> bool:
 
 
 def _fresh(ranks: Iterable[Look]) -> list[Look]:
-    """What those say of themselves that do something now."""
+    """Return the statuses of ranks that run now."""
     told = [rank["status"] for rank in ranks if rank["state"] in _WORKING and rank["status"] and not rank["old"]]
     return [status for status in told if status["stage"] == "runs"]
 
 
 def _slowest(ranks: Sequence[Look]) -> dict[str, Any] | None:
-    """Who keeps the others waiting, as most ranks say; where in the program it is, as it says itself."""
+    """Return the rank that most ranks say they wait for, and its place in the program, as it says itself."""
     told = [status["slowest"] for status in _fresh(ranks) if status["slowest"] and _calls(status)]
     if not told:
         return None
@@ -111,18 +111,18 @@ def _slow_link(ranks: Sequence[Look]) -> dict[str, Any] | None:
 
 
 def _calls(status: Look) -> bool:
-    """Whether a rank made calls or waited in one since its last status: who calls nothing waits for nobody."""
+    """True if a rank made calls or waited in one since its last status: who calls nothing waits for nobody."""
     rates = status["rates"]
     return bool(rates and (rates["calls"] or rates["in_calls"]))
 
 
 def _plan(ranks: Sequence[Look]) -> Any:
-    """The plan that moves most now, as the lowest rank says that has one."""
+    """The plan that moves most now, from the lowest rank that reports one."""
     return next((status["plan"] for status in _fresh(ranks) if status["plan"]), None)
 
 
 def _links(ranks: Sequence[Look]) -> list[dict[str, Any]]:
-    """What goes in and out of each host in bytes a second, beside the rate of its link where that is known."""
+    """Return the bytes a second into and out of each host, and the rate of its link if that is known."""
     found: dict[str, dict[str, Any]] = {}
     for status in _fresh(ranks):
         outside = [of for level, of in ((status["rates"] or {}).get("links", {})).items() if level != "rank"]
@@ -135,7 +135,7 @@ def _links(ranks: Sequence[Look]) -> list[dict[str, Any]]:
 
 
 def picture(look: Look, screen: Console | None = None) -> RenderableType:
-    """A picture of what `described` returns, as long as it takes, or such that a ``screen`` has room for it.
+    """A picture of what `described` returns, in full, or cut to fit ``screen``.
 
     Where the ranks do not fit, each host has a row, and where the hosts do not, the first ones have.
     """
@@ -215,7 +215,7 @@ def _blocked(ranks: Sequence[Look]) -> list[str]:
 
 
 def _load(link: Look) -> float:
-    """How busy a link is: the part of its rate, or bytes a second where that is not known."""
+    """Return the load of a link: a part of its rate, or bytes a second if the rate is not known."""
     return float(max(link["sent"] / (link["up"] or 1.0), link["received"] / (link["down"] or 1.0)))
 
 
@@ -296,7 +296,7 @@ def _mega(bytes_a_second: float) -> str:
 
 
 def _elapsed(seconds: float) -> str:
-    """How long something lasts, in whole units."""
+    """Return a time in whole units."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

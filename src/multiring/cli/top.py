@@ -113,7 +113,7 @@ def _watch(found: RunningJob) -> None:
 
 
 def _looks(found: RunningJob) -> Iterator[dict[str, Any] | None]:
-    """What the launcher tells each time; None where it does not answer in time."""
+    """Yield each report of the launcher; None if it does not answer in time."""
     while True:
         try:
             with JobView(found.socket) as view:
@@ -162,7 +162,7 @@ def _keys() -> Iterator[None]:
 
 
 def _is_enough(seconds: float) -> bool:
-    """Whether q is pressed within so many seconds; it returns when it is, or when they are over."""
+    """Wait ``seconds`` at most for a q; return True as soon as it is pressed."""
     until = time.monotonic() + seconds
     if not sys.stdin.isatty():
         time.sleep(seconds)

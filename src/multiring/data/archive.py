@@ -26,7 +26,7 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "unzstd",
     b"\x04\x22\x4d\x18": "unlz4",
 }
-"""How compressed files begin, and what undoes it."""
+"""First bytes of compressed files, and the program that unpacks them."""
 
 _REGULAR, _HARD_LINK, _SYMBOLIC_LINK, _DIRECTORY, _SPARSE = b"0\x007", b"1", b"2", b"5", b"S"
 _KINDS = {b"3": "a device", b"4": "a device", b"6": "a pipe", b"M": "a part of a member that began in another file"}
@@ -143,7 +143,7 @@ class _Walk:
         return os.pread(self._descriptor, size, self._skip(size, ""))
 
     def _skip(self, size: int, name: str) -> int:
-        """Where the next ``size`` bytes begin, which are skipped."""
+        """Skip ``size`` bytes and return the position where they begin."""
         begin = self._offset
         if begin + size > self._size:
             self._refuse(

@@ -10,7 +10,7 @@ from multiring.env import whole_number
 
 
 class Batches(Resumable):
-    """What rank ``rank`` of ``size`` takes of each global batch of a data set, shuffled anew in each epoch.
+    """The part of rank ``rank`` of ``size`` of each global batch of a data set, shuffled anew in each epoch.
 
     ``for samples in batches`` yields lists of ``dataset[i]`` until the epoch ends; the next loop is the next epoch, and
     a loop that was left goes on where it was. All ranks yield equally often, and together each sample exactly once: a

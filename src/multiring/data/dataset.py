@@ -112,7 +112,7 @@ class Dataset:
         return named
 
     def name(self, sample: int) -> str:
-        """What the members of a sample are called in their tar file, up to the first dot."""
+        """Return the name that the members of a sample share in their tar file, up to the first dot."""
         return self._index.name(self._checked(sample))
 
     def members(self, sample: int) -> list[str]:
@@ -214,7 +214,7 @@ class Dataset:
 
 
 def _changed(found: bytes, size: int) -> str:
-    """What is wrong with the bytes of a member."""
+    """Return what is wrong with the bytes of a member."""
     if len(found) != size:
         return f"the file ends {size - len(found)} bytes before the end of this member: it was cut"
     return "its bytes have changed since the index was made"

@@ -1,4 +1,4 @@
-"""What is wrong with a data set's files."""
+"""Errors in a data set's files."""
 
 from __future__ import annotations
 

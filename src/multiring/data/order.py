@@ -1,4 +1,4 @@
-"""Which samples of an epoch a batch holds, which of them a rank takes, and how far a job has come.
+"""The samples of an epoch that a batch holds, a rank's part of them, and the progress of a job.
 
 An epoch is a shuffle of all samples, which depends on the seed, the epoch and the number of samples. A global batch is
 the next so many of it, and the ranks cut it among them by their weights. So neither the number of ranks nor their
@@ -22,7 +22,7 @@ UNEVEN = ("keep", "pad", "drop")
 
 
 def cuts(count: int, weights: Sequence[float]) -> list[int]:
-    """Where ``count`` samples are cut among ranks by their weights: rank r takes those from cuts[r] to cuts[r + 1] - 1.
+    """Cuts of ``count`` samples among ranks by weight: rank r takes the samples from cuts[r] to cuts[r + 1] - 1.
 
     Exact, so that all ranks cut alike; a part is its exact size, rounded up or down. ValueError for weights that are
     none, or whose sum is 0.
@@ -68,7 +68,7 @@ class EpochOrder:
         return whole + (rest > 0 and self.uneven != "drop")
 
     def after(self, consumed: int) -> int:
-        """How many samples have been taken after one more batch."""
+        """Return the number of samples that are taken after one more batch."""
         return min(consumed + self.global_batch, self.length)
 
     def batch(self, epoch: int, consumed: int, rank: int = 0, weights: Sequence[float] = (1,)) -> Numbers:
@@ -97,14 +97,14 @@ class EpochOrder:
 
 
 class Progress:
-    """How far a job has come: the epoch, and the samples of it that all ranks together have taken."""
+    """Progress of a job: the epoch, and the number of samples of it that all ranks together have taken."""
 
     def __init__(self, order: EpochOrder) -> None:
         self.order = order
         self.epoch = 0
         self.consumed = 0
         self.changes = 0
-        """How often it was set from outside, which ends what runs ahead of it."""
+        """Number of times that it was set from outside, which ends what runs ahead of it."""
 
     def begin(self) -> None:
         """Begin to take batches: after the last one of an epoch, those of the next one."""
@@ -150,7 +150,7 @@ class Progress:
 
 
 class Resumable:
-    """What hands out batches by a `Progress`, and can go on from where another run of the job was."""
+    """A source of batches that follows a `Progress` and can go on from where another run of the job was."""
 
     _progress: Progress
 
@@ -164,7 +164,7 @@ class Resumable:
         self._progress.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """Where training is: seed, epoch, the samples of it that loops have been handed on all ranks, and the length.
+        """Return the state of training: seed, epoch, its samples that loops were given on all ranks, and the length.
 
         What was read ahead does not count. It is the same on all ranks after the same step, and any number of ranks can
         go on from it.

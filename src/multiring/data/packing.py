@@ -20,12 +20,12 @@ FILE_BYTES = 256 << 20
 """Bytes of a tar file, about: so few files hold a data set, and each is read and copied in seconds."""
 
 IMAGES = ("jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp")
-"""How the names of images end; the list of torchvision's ImageFolder."""
+"""Endings of the names of images; the list of torchvision's ImageFolder."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What was packed; ``left_out`` is the number of files whose names end otherwise, or which are in no class."""
+    """Result of packing; ``left_out`` counts the files with another ending or in no class."""
 
     samples: int
     files: int

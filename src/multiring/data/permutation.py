@@ -23,7 +23,9 @@ LEAST_ROUNDS = 8
 """Rounds where digits are long: twice the four of the proof (M. Luby and C. Rackoff, 1988)."""
 
 HASHED_BITS = 64
-"""Bits that the rounds hash in all, at least; with 8 rounds of 2 bits, 16 samples showed their neighbours."""
+"""Bits that the rounds hash in all, at least: with few, samples show their neighbours.
+
+Measured: benchmarks/results/2026-11-28-constants.md, Data."""
 
 LONGEST = 1 << 62
 """The most samples: sums of two positions stay within 64 bits."""

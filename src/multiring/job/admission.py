@@ -42,7 +42,7 @@ class NotAdmitted(RendezvousError):
 
 
 class JoinQueue:
-    """Where newcomers wait, as they and as those who are there see it; for one thread at a time."""
+    """The queue of newcomers, for themselves and for the members of the job; for one thread at a time."""
 
     def __init__(self, store: Client, job: str, restart: int) -> None:
         self._store = store
@@ -73,7 +73,7 @@ class JoinQueue:
     # ---- those who are there ----
 
     def waiting(self) -> dict[int, Record]:
-        """What those newcomers say of themselves that are still there, by join id."""
+        """Return the introductions of the newcomers that are still there, by join id."""
         join_ids = range(1, int(self._find("join_ids") or 0) + 1)
         found = {t: self._find(f"{t}/introduction") for t in join_ids if self._find(f"{t}/gone") is None}
         return {join_id: json.loads(said) for join_id, said in found.items() if said is not None}
@@ -122,18 +122,18 @@ class Admission:
         self._store = store
         self.key = key
         self.failure: Callable[[], BaseException | None] = lambda: None
-        """What ends it for this rank, but for the verdict."""
+        """Return the error that ends the attempt for this rank while there is no verdict."""
         self._verdict = f"{key}/verdict"
         store.set_at_end(self._verdict, f"{who} was lost".encode())
 
     def answer(self, join_id: int, until: float) -> Record | None:
-        """What a newcomer that was invited learns; None if it was too late."""
+        """Return the answer to a newcomer that was invited; None if it was too late."""
         self.set(f"answer/{join_id}", b"")
         member_list: Record = json.loads(self.get("member_list", until - time.monotonic()))
         return member_list if join_id in member_list["join_ids"] else None
 
     def answered(self, join_ids: Mapping[int, int]) -> dict[int, int]:
-        """Those of the ``join_ids``, by rank, that have answered in time."""
+        """Return the ranks, by join id in ``join_ids``, that have answered in time."""
         until = time.monotonic() + ANSWER_SECONDS
         found = {}
         for rank, join_id in join_ids.items():
@@ -170,7 +170,7 @@ class Admission:
                     raise TimeoutError(f"{key!r} was not set within {timeout:g} s") from None
 
     def ended(self) -> BaseException | None:
-        """Why there is nothing more to be waited for."""
+        """Return the error that ends the wait; None if it goes on."""
         verdict = _find(self._store, self._verdict)
         if verdict == _GROWN:
             return None  # all have met: whoever is lost now is lost in the larger world
@@ -185,7 +185,7 @@ class Admission:
 
 
 def is_member(server: Server, job: str, replacement: int) -> bool:
-    """Whether the newcomer of this number was admitted, for the launcher, who serves the store."""
+    """True if the newcomer of this number was admitted, for the launcher, who serves the store."""
     admission = server.peek(_entering(job, replacement))
     return admission is not None and server.peek(f"{admission.decode()}/verdict") == _GROWN
 
@@ -200,7 +200,7 @@ def exclude(store: Client, job: str, restart: int, ranks: Mapping[int, int]) -> 
 
 
 def is_excluded(server: Server, job: str, restart: int, rank: int, replacement: int) -> bool:
-    """Whether the others have gone on without this process of a rank: the ``replacement`` of this number, 0 if none."""
+    """True if the others have gone on without this process of a rank: the ``replacement`` of this number, 0 if none."""
     entered = 0
     if replacement:
         admission = server.peek(_entering(job, replacement))

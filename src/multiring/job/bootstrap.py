@@ -1,4 +1,4 @@
-"""Who this process is in its job, and where the job meets: read from the environment that a launcher made."""
+"""Identity of this process in its job, and the job's meeting point: read from the environment of a launcher."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Taken:
 
     descriptor: int
     file: tuple[int, int]
-    """What holds the descriptor's number since then."""
+    """Device and inode that the descriptor's number has had since then."""
     job: tuple[str, tuple[str, ...]]
     secret: bytes
 
@@ -72,7 +72,7 @@ class JobMeeting:
     store: JobStore
     secret: bytes | None
     lasting: bool = False
-    """Whether processes come and go at the store: how often this one was there says nothing about the others."""
+    """True if processes come and go at the store: how often this one was there says nothing about the others."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class RankIdentity:
     meet: Callable[[env.Settings], AbstractContextManager[JobMeeting]]
     job: str = ""
     restart: int = 0
-    """How often all ranks were started before: what is left over from an earlier start is refused."""
+    """Number of earlier starts of all ranks: data of an earlier start are refused."""
     replacement: int = 0
     """Above 0: this process takes the place of a rank that was lost, and is to be admitted by the others."""
     gathers: bool = False
-    """Whether ranks that are lost before all have met once are started again, so that all gather anew."""
+    """True if ranks that are lost before all have met once are started again, so that all gather anew."""
     membership: Membership | None = None
-    """Who is in a job that goes on; None: it starts."""
+    """Members of a job that goes on; None: the job starts."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.world_size <= env.MOST_RANKS:
@@ -133,7 +133,7 @@ class _Filled(Mapping[str, str]):
 
 
 def rank_identity(environ: Mapping[str, str] | None = None) -> RankIdentity:
-    """What this process is in its job, by the first launcher that left its mark; a world of one if none did."""
+    """Return the identity of this process by the first launcher that set its variables; a world of one if none did."""
     environ = os.environ if environ is None else environ
     environ = _Filled(environ)
     launch = env.read(env.Launch, environ)
@@ -160,12 +160,19 @@ def _refuse_half(environ: Mapping[str, str]) -> None:
             "`multiring run train.py`, which reads the variables PET_*, or by torchrun; unset them for a process that "
             "is alone"
         )
-    size_name = next((name for name in _SIZES if _above_one(environ.get(name, ""))), None)
+    size_name = next((name for name in _SIZES if _above(1, environ.get(name, ""))), None)
     if size_name is not None:
         raise ValueError(
             f"{size_name}={environ[size_name]} speaks of several ranks, and no variable that multiring reads says "
             "which of them this process is: start it by `multiring run`, torchrun, mpirun or srun, or give init() "
             f"rank=, world_size=, store= and secret=; unset {size_name} for a process that is alone"
+        )
+    index_name = next((name for name in _INDICES if _above(0, environ.get(name, ""))), None)
+    if index_name is not None:
+        raise ValueError(
+            f"{index_name}={environ[index_name]} says that other processes come before this one, and no variable that "
+            f"multiring reads says how many there are: {_INDICES[index_name]}, or give init() rank=, world_size=, "
+            f"store= and secret=; unset {index_name} for a process that is alone"
         )
     if environ.get("MULTIRING_STORE"):
         raise ValueError(
@@ -192,12 +199,22 @@ _SIZES = (
 """Variables that hold a number of ranks, or of hosts that each have some. SLURM_NTASKS is none: it is the whole
 allocation's, which a batch script or a shell in the allocation has too."""
 
+_INDICES = {
+    "JOB_COMPLETION_INDEX": (
+        "start it in each pod by `multiring run -n RANKS --hosts PODS --host-index $JOB_COMPLETION_INDEX --rendezvous "
+        "HOST:PORT`"
+    ),
+    "PALS_RANKID": "start it by `multiring run`, or by an mpirun or srun that multiring knows",
+}
+"""Variables that count ranks or hosts from 0 and do not say how many there are, with the remedy. An index of 0 is also
+that of a process that is alone."""
 
-def _above_one(text: str) -> bool:
+
+def _above(bound: int, text: str) -> bool:
     try:
-        return env.parse_whole(text) > 1
+        return env.parse_whole(text) > bound
     except ValueError:
-        return False  # it says no number of ranks
+        return False  # it says no number
 
 
 def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
@@ -212,7 +229,7 @@ def _multiring_run(environ: Mapping[str, str], launch: env.Launch) -> RankIdenti
 
 
 def restarts(environ: Mapping[str, str], launch: env.Launch) -> int:
-    """How often all ranks were started before: what MULTIRING_RESTART says, even if that is 0, or else what torchrun
+    """Return the number of earlier starts of all ranks: MULTIRING_RESTART, even if that is 0, or else what torchrun
     counts. A store that outlives a restart still holds what was written before it."""
     if environ.get("MULTIRING_RESTART"):
         return launch.restart
@@ -258,7 +275,7 @@ def _mpi(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | None:
 
 
 def _pmi_is_sruns(environ: Mapping[str, str]) -> bool:
-    """Whether PMI_RANK is from `srun --mpi=pmi2`; an mpirun in an allocation starts by srun too, and adds a mark."""
+    """True if PMI_RANK is from `srun --mpi=pmi2`; an mpirun in an allocation starts by srun too, and adds a mark."""
     step = environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS")
     return (environ["PMI_RANK"], environ.get("PMI_SIZE")) == step and "MPI_LOCALRANKID" not in environ
 
@@ -289,7 +306,7 @@ def _slurm(environ: Mapping[str, str], launch: env.Launch) -> RankIdentity | Non
 
 
 def slurm_ports(ports: range, number: int) -> range:
-    """Those of ``ports`` that are tried in the step of this number; spread, as ranks take the first ones for data."""
+    """Return the ports of ``ports`` for the step of this number; spread, as ranks take the first ones for data."""
     stride = max(len(ports) // SLURM_CHOICES, 1)
     return ports[number % stride :: stride][:SLURM_CHOICES]
 
@@ -604,7 +621,7 @@ def _from_descriptor(descriptor: int, job: tuple[str, tuple[str, ...]], origin: 
 
 
 def _drain(descriptor: int) -> bytes:
-    """What can be read until the end; OSError if the end does not come."""
+    """Return all that can be read until the end; OSError if the end does not come."""
     content = b""
     until = time.monotonic() + SECRET_SECONDS
     poll = select.poll()

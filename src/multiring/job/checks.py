@@ -1,4 +1,4 @@
-"""What is checked before a job comes together: settings that contradict one another, or differ between ranks."""
+"""Checks before a job comes together: settings that contradict one another, or differ between ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multiring.planning.topology import Topology
 
 @dataclass(frozen=True)
 class Terms:
-    """What one rank goes by, and all others must: its settings by name, and the host on which it has them."""
+    """Settings, by name, in which all ranks must agree, and the host on which a rank has them."""
 
     host: str
     agreed: Mapping[str, str]
@@ -98,5 +98,5 @@ def topology_text(settings: env.Settings) -> str:
 
 
 def topology_of(text: str, hosts: Sequence[str]) -> Topology:
-    """What the file says of the hosts that are there; without one, two levels with links as usual."""
+    """Return the topology of the job's hosts from the file; without a file, two levels with the usual links."""
     return topology_file.parse(text).assign(hosts) if text else Topology.of_hosts(hosts)

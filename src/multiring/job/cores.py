@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Binding(str, Enum):
-    """What a rank is bound to."""
+    """Parts of the machine that a rank may be bound to."""
 
     core = "core"
     numa = "numa"
@@ -27,7 +27,7 @@ class Core:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank gets: the CPUs to bind it to (none: not bound) and a number of threads."""
+    """CPUs to bind a rank to (none: not bound) and its number of threads."""
 
     cpus: tuple[int, ...]
     threads: int

@@ -28,13 +28,13 @@ NOTICE_SECONDS = 10.0
 """After this long the missing ranks are named, then at doubling intervals."""
 
 LOOK_SECONDS = 1.0
-"""How often rank 0 looks whether somebody has failed, and how long it waits then for others to say why they have."""
+"""Seconds between rank 0's looks at failures, and seconds that it waits then for others to say why they have failed."""
 
 GRACE_SECONDS = 5.0
 """Seconds that the others wait longer than rank 0, so that its report of who is missing reaches them."""
 
 REPORT_SECONDS = 2.0
-"""How long after the time limit rank 0 waits for those who came, and lost another at the limit, to say whom."""
+"""Seconds after the time limit in which rank 0 waits for the reports of those who lost another rank at the limit."""
 
 ROLL_SECONDS, ROLL_SHARE = 1.0, 0.1
 """Seconds that a roll call of all ranks may take; or this share of the time limit if that is more, within the grace."""
@@ -53,14 +53,14 @@ class RankLost(RendezvousError):
 
 
 class Roll(NamedTuple):
-    """Who has arrived in a round, with their records, who has not, and who could not be asked in time."""
+    """Ranks that have arrived in a round, with their records, those that have not, and those that did not answer."""
 
     arrived: dict[int, Record]
     missing: list[int]
     unasked: range
 
     def told(self) -> str:
-        """Who is late, in words."""
+        """Return in words which ranks are late."""
         ranks = "rank" if len(self.missing) == 1 else "ranks"
         unasked = f"; not asked in time: {ranges(self.unasked)}" if self.unasked else ""
         arrived = f"arrived: {ranges(list(self.arrived)) or 'none'}{unasked}"
@@ -96,7 +96,7 @@ class Exchange:
         self._world_size = world_size
         self._timeout = timeout
         self.deadline = time.monotonic() + timeout
-        """When every round must be over, in monotonic seconds: rank 0's once all have arrived, lest they give up at
+        """Monotonic time at which every round must be over: rank 0's once all have arrived, lest they give up at
         different times, some of them because others have."""
         self._failed: tuple[str, Record] | None = None
         self._newest: tuple[JobStore, str, int] | None = None
@@ -113,7 +113,7 @@ class Exchange:
         self._settles = store, last
 
     def end(self) -> BaseException | None:
-        """Why there is nobody more to be waited for: the launcher has said so."""
+        """Return why no other rank can arrive: the launcher's reason for the end."""
         if self._settles is None or time.monotonic() < self._next_look:
             return None
         self._next_look = time.monotonic() + LOOK_SECONDS / 2
@@ -237,7 +237,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def reporting(self, name: str) -> Iterator[None]:
-        """What precedes round ``name`` on this rank: an error in it reaches all ranks in place of the record."""
+        """Run the steps before round ``name``: an error in them reaches all ranks in place of the record."""
         try:
             yield
         except BaseException as error:
@@ -279,14 +279,14 @@ class Exchange:
         return None
 
     def _settle(self, name: str, result: Record) -> Record:
-        """What a round has come to: ``result``, unless the launcher has ended it."""
+        """Return the result of a round: ``result``, unless the launcher has ended it."""
         if self._settles is None:
             self._publish(name, "all", result)
             return result
         return unpacked(self._settles[0].swap(f"{self._prefix}/{name}/all", b"", packed(result)))
 
     def _ended(self, name: str, seconds: float = 0.0) -> Record | None:
-        """What a round has come to, None if it goes on for so long."""
+        """Return the result of a round; None if it goes on for that long."""
         try:
             return self._read(name, "all", seconds)
         except TimeoutError:
@@ -406,7 +406,7 @@ class Exchange:
         return Roll(arrived, sorted(missing), unasked)
 
     def _gone(self, name: str, arrived: Mapping[int, Record]) -> list[int]:
-        """Those whose processes have left a lasting store after they arrived: others may come in their place."""
+        """Return the ranks that have left a lasting store after they arrived: other processes may take their place."""
         if not self._lasting or name != "arrive":
             return []
         return [rank for rank, record in arrived.items() if "claim" in record and self._has_left(record["claim"])]
@@ -440,7 +440,7 @@ def _lost(result: Record) -> RankLost:
 
 
 def _process_space() -> str:
-    """What processes have in common that know each other by number."""
+    """Return a text that processes share which know each other by process id."""
     return f"{local.kernel()} {os.stat('/proc/self/ns/pid').st_ino}"
 
 

@@ -12,16 +12,16 @@ from multiring.job.exchange import Record, packed, raise_failure, unpacked
 from multiring.job.store import JobStore, Server
 
 ROUNDS = ("arrive", "prove", "connect")
-"""Those of rendezvous.py; the last one decides whether all have met."""
+"""Rounds of rendezvous.py; the last one decides whether all have met."""
 
 
 def key_of(prefix: str, number: int) -> str:
-    """Where gathering ``number`` (from 1) of a start has its keys."""
+    """Return the prefix of the keys of gathering ``number`` (from 1) of a start."""
     return f"{prefix}/1/{number}"
 
 
 def end_of(store: JobStore, prefix: str, number: int) -> Record | None:
-    """How a gathering has ended, None if it has not; RendezvousError if it has failed for all."""
+    """Return how a gathering has ended, None if it has not; RendezvousError if it has failed for all."""
     try:
         end = unpacked(store.get(f"{key_of(prefix, number)}/{ROUNDS[-1]}/all", 0.0))
     except TimeoutError:
@@ -32,7 +32,7 @@ def end_of(store: JobStore, prefix: str, number: int) -> Record | None:
 
 
 class Gatherings:
-    """Those of one start of the ranks, as the launcher sees them, who serves the store."""
+    """Gatherings of one start of the ranks, for the launcher, which serves the store."""
 
     def __init__(self, server: Server, job: str, restart: int) -> None:
         self._server = server
@@ -41,7 +41,7 @@ class Gatherings:
         """The gathering that goes on, or that was the last."""
 
     def have_met(self) -> bool:
-        """Whether all ranks have met once."""
+        """True if all ranks have met once."""
         return self._server.at_once(self._have_met)
 
     def lose(self, rank: int) -> bool:
@@ -56,7 +56,7 @@ class Gatherings:
         self._server.at_once(lambda: self._end({"error": why, "rank": rank, "by": rank}))
 
     def has_begun_again(self, rank: int) -> bool:
-        """Whether this rank has called init once more, after the first call had failed: those starts do not gather."""
+        """True if this rank has called init once more, after the first call had failed: those starts do not gather."""
         return self._server.at_once(lambda: self._server.peek(f"{self._prefix}/2/{ROUNDS[0]}/{rank}") is not None)
 
     def _have_met(self) -> bool:

@@ -30,7 +30,7 @@ from multiring.runtime.comm import Communicator, group_of
 from multiring.runtime.world import World
 
 REPORT_SECONDS = 5.0
-"""How long the survivors' rank 0 tries to reach the launcher, who only ends what they go on without."""
+"""Seconds that the survivors' rank 0 tries to reach the launcher, which only ends what they go on without."""
 
 _log = logging.getLogger("multiring")
 
@@ -88,7 +88,7 @@ def grow(communicator: Communicator, timeout: float | None, *, launched: bool = 
 
 
 def report_excluded(before: Membership, world: World) -> None:
-    """Let the launcher know, by rank 0 of those who are left, who of the membership ``before`` is not among them."""
+    """Rank 0 reports to the launcher which members of ``before`` were left out."""
     if world.rank != 0 or not env.read(env.Launch).store:
         return
     entered = dict(zip(before.members, before.entered, strict=True))
@@ -133,7 +133,7 @@ def enter(identity: RankIdentity, settings: env.Settings) -> World:
 
 
 def _raise_own(error: BaseException | None, rank: int) -> None:
-    """What went wrong here is raised; after what others failed in, one waits again."""
+    """Raise an error of this rank; return after an error of others, and this rank waits once more."""
     another = isinstance(error, MultiringError) and error.rank not in (-1, rank)
     unknown = isinstance(error, RendezvousError) and error.rank == -1
     if error is not None and not another and not unknown:
@@ -192,7 +192,7 @@ def _look(queue: JoinQueue, world: World, seconds: float) -> tuple[Admission | N
 
 
 def _told(communicator: Communicator, member_list: Record | None) -> Record | None:
-    """What rank 0 has found, on all ranks. Whatever comes of it, `grow` is one call of the communicator."""
+    """Return on all ranks what rank 0 has found. Whatever comes of it, `grow` is one call of the communicator."""
     someone = np.array([member_list is not None], np.uint8)
     communicator.broadcast(someone, timeout=communicator.timeout + 2 * ANSWER_SECONDS)
     return group_of(communicator).internal.broadcast_object(member_list) if someone[0] else None

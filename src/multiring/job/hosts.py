@@ -1,4 +1,4 @@
-"""Which ranks share a host, by what they have proved; and what the lowest rank of each does for its host."""
+"""Ranks that have proved to share a host, and what the lowest rank of each does for its host."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _log = logging.getLogger("multiring")
 
 @dataclass(frozen=True)
 class Proof:
-    """Who shares a host, and what is known of the links between the hosts."""
+    """Ranks that share a host, and what is known of the links between the hosts."""
 
     hosts: tuple[str, ...]
     """The host of each rank."""
     topology: str
-    """What a file or an earlier measurement says, as the text of a file; "" if none does."""
+    """Text of a topology file, from the user or from an earlier measurement; "" if there is none."""
     measure: bool
-    """Whether the links are to be measured now."""
+    """True if the links are to be measured now."""
 
     def encode(self) -> Record:
-        """What the store carries."""
+        """Return the bytes that the store carries."""
         return {"hosts": self.hosts, "topology": self.topology, "measure": self.measure}
 
     @classmethod
@@ -105,12 +105,12 @@ def control_edges(hosts: Sequence[str], rank: int) -> list[int]:
 
 
 def _identity(introductions: Sequence[Introduction], hosts: Sequence[str]) -> list[list[str]]:
-    """What tells this set of hosts from others."""
+    """Return the texts that tell this set of hosts from others."""
     return [introductions[rank].identity(hosts[rank]) for rank in leaders(hosts)]
 
 
 def probe_group(introductions: Sequence[Introduction], hosts: Sequence[str], rank: int) -> probe.ProbeGroup:
-    """Those who measure, as this rank, the lowest of its host, sees them."""
+    """Return the group that measures, as this rank, the lowest of its host, sees it."""
     lowest = leaders(hosts)
     found = tuple(
         probe.ProbedHost(hosts[each], tuple(r for r, host in enumerate(hosts) if host == hosts[each]))

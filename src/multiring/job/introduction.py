@@ -1,4 +1,4 @@
-"""What a rank says of itself to all others in the first round, and how another one finds it by that."""
+"""Introduction of a rank to all others in the first round, and how another rank finds it by that."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from multiring.net.dial import Address
 from multiring.planning.speeds import RankPlacement
 
 _MOST_STREAMS = 4
-"""What two ranks have at most: more were not measured."""
+"""Most streams between two ranks: more were not measured. ``most_threads`` of csrc/socket_threads.cpp is one less: the
+first stream has no thread of its own."""
 _MOST_CONNECTIONS = 256
-"""What a rank has to all others at most: a process has 1024 descriptors, if nobody gave it more."""
+"""Most connections of a rank to all others: a process has 1024 descriptors, unless it was given more."""
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a rank says of itself: its version and settings, its host and processors, and where it can be reached."""
+    """A rank's version, settings, host and processors, and the addresses at which it can be reached."""
 
     version: str
     agreed: Mapping[str, str]
     """The settings that must be the same on all ranks, by name."""
     host: str
     machine: str
-    """What ranks that may share memory have in common."""
+    """Text that ranks share which may share memory."""
     kernel: str
     unix: str
     """The name of its abstract unix socket."""
     addresses: tuple[Address, ...]
-    """Where other hosts may connect, loopback included; the fastest interfaces first."""
+    """Addresses for other hosts, loopback included; the fastest interfaces first."""
     cards: tuple[str, ...]
     """The interface of each address."""
     fastest: tuple[str, ...]
@@ -48,7 +49,7 @@ class Introduction:
     """The CPU time that its control group grants, in CPUs; None for no limit."""
 
     def encode(self) -> Record:
-        """What the store carries."""
+        """Return the bytes that the store carries."""
         return {
             "version": self.version,
             "agreed": self.agreed,
@@ -92,15 +93,15 @@ class Introduction:
 
     @property
     def terms(self) -> Terms:
-        """What must be the same on all ranks."""
+        """Return the settings that must be the same on all ranks."""
         return Terms(self.host, self.agreed)
 
     def claims_host_of(self, other: Introduction) -> bool:
-        """Whether both say that they share a host, and may share its memory."""
+        """True if both say that they share a host, and may share its memory."""
         return (self.host, self.machine) == (other.host, other.machine)
 
     def addresses_for(self, other: Introduction) -> list[Address]:
-        """Where ``other`` may find this rank; loopback leads here only on the same machine, and then before others."""
+        """Return this rank's addresses for ``other``; loopback is one on the same machine alone, and first there."""
         same = self.machine == other.machine
         found = [address for address in self.addresses if same or not _is_loopback(address)]
         return found[::-1] if same else found
@@ -118,16 +119,16 @@ class Introduction:
         return list(cards.values())
 
     def placement(self, host: str) -> RankPlacement:
-        """Where it runs, ``host`` being the one that it has proved to be on."""
+        """Return the rank's placement, with ``host`` as the one that it has proved to be on."""
         return RankPlacement(host, self.kernel, self.cpus, self.quota)
 
     def identity(self, host: str) -> list[str]:
-        """What tells its ``host`` from others: name, cards and addresses."""
+        """Return the texts that tell its ``host`` from others: name, cards and addresses."""
         return [host, *self.hardware, *sorted(address for address, _ in self.addresses)]
 
 
 def introduce(world_size: int, settings: env.Settings, unix_name: str, own: Sequence[Address]) -> Introduction:
-    """What this rank says of itself; ``own`` are the addresses at which it listens.
+    """Return the introduction of this rank; ``own`` are the addresses at which it listens.
 
     ResourceError where the machine cannot be told from others.
     """

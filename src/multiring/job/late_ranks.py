@@ -1,4 +1,4 @@
-"""Who keeps the survivors of a loss waiting: it lives, and has not called `shrink`."""
+"""Ranks that keep the survivors of a loss waiting: they live, and have not called `shrink`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LateRanks:
         self._late_seconds = late_seconds
         self._told_of: set[int] = set()
         self.left_out: set[int] = set()
-        """Those that were late for the whole time."""
+        """Ranks that were late for the whole time."""
 
     async def tell_of(self, late: Callable[[], Collection[int]]) -> None:
         """Log once for whom this rank waits, when it has for long."""
@@ -45,7 +45,7 @@ class LateRanks:
             _log.warning("this rank %s %.1f s: %s", what, time.monotonic() - self._began, words)
 
     def in_words(self, late: Collection[int]) -> str:
-        """What is said of ranks that are late, if there are any."""
+        """Return a sentence about the late ranks; "" if there are none."""
         members = self._acceptor.membership.members
         now = [members.index(rank) for rank in sorted(late) if rank in members]
         if not now:

@@ -20,7 +20,7 @@ class LeaderStore:
 
     def __init__(self, acceptor: Acceptor, connections: dict[int, RankConnection], completed: int) -> None:
         self.completed = completed
-        """How many collectives all have completed."""
+        """Number of collectives that all ranks have completed."""
         self._acceptor = acceptor
         self._connections = connections
         self._values: dict[str, bytes] = {}

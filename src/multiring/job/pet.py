@@ -1,4 +1,4 @@
-"""The variables ``PET_*``: the options of torchrun, as Kubeflow's trainer leaves them in each of a job's pods."""
+"""The options of torchrun in the variables ``PET_*``, which Kubeflow's trainer sets in each pod of a job."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from multiring import env
 
 WORDS = ("auto", "cpu", "gpu", "xpu")
-"""What may stand for the number of ranks a host."""
+"""Words that may stand in the place of the number of ranks a host: as many as it has processors."""
 
 
 @dataclass(frozen=True)
 class TorchrunOptions:
-    """What the variables say; None where they say nothing."""
+    """Options of torchrun, from the variables; None for those that are not set."""
 
     hosts: int | None = None
     ranks_per_host: int | str | None = None
-    """A word of `WORDS` where a host is to have as many as it has processors."""
+    """A number, or one of `WORDS`."""
     host_index: int | None = None
     address: str | None = None
     port: int | None = None
 
     @property
     def several(self) -> str:
-        """The variable that asks for more than one rank, and its value; "" if none does."""
+        """The variable that asks for more than one rank, as NAME=value; "" if none does."""
         if self.hosts is not None and self.hosts > 1:
             return f"PET_NNODES={self.hosts}"
         if isinstance(self.ranks_per_host, int) and self.ranks_per_host > 1:
@@ -34,9 +34,10 @@ class TorchrunOptions:
 
 
 def read(environ: Mapping[str, str] | None = None) -> TorchrunOptions:
-    """The options in ``environ`` (the process's if None); ValueError names a variable, its value and what was expected.
+    """The options in ``environ`` (None: the environment of this process).
 
-    An elastic range of hosts, such as 1:4, is none: a job has a number of ranks.
+    ValueError names a variable, its value and what was expected. An elastic range of hosts, such as 1:4, is an error,
+    since a job has a fixed number of hosts.
     """
     environ = os.environ if environ is None else environ
     return TorchrunOptions(

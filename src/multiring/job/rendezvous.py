@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # mpi4py, which the native engine does without
     from multiring.runtime.mpi.engine import MpiEngine
 
 REJOIN_HEARTBEATS = 4
-"""Number of heartbeat time-outs in which survivors must meet; after that they look once more for who survives."""
+"""Heartbeat time-outs within which survivors must meet; then survivors are counted again."""
 
 _log = logging.getLogger("multiring")
 _joins: Counter[str] = Counter()  # init after shutdown must not read what the last one wrote
@@ -56,7 +56,7 @@ _joins: Counter[str] = Counter()  # init after shutdown must not read what the l
 
 @dataclass(frozen=True)
 class _Joiner:
-    """What a rank brings to the three rounds."""
+    """State of a rank before the three rounds."""
 
     identity: RankIdentity
     settings: env.Settings
@@ -73,13 +73,13 @@ class _Joiner:
 
 @dataclass(frozen=True)
 class _Arrival:
-    """What a rank has once all have arrived."""
+    """State of a rank once all have arrived."""
 
     hello: auth.Hello
     unix_socket: socket.socket
-    """Where the ranks of its host connect."""
+    """Socket to which the ranks of its host connect."""
     listening: list[socket.socket]
-    """Where other hosts connect; none if the acceptor of an earlier generation goes on."""
+    """Sockets to which other hosts connect; none if the acceptor of an earlier generation goes on."""
     timeline: trace.Timeline | None
     recorder: flight_recorder.FlightRecorder | None
     introductions: tuple[Introduction, ...]
@@ -90,7 +90,7 @@ class _Arrival:
 
 @dataclass(frozen=True)
 class _Attachment:
-    """What a rank has once all have proved who shares a host: its engine, to which those of its host are attached."""
+    """State of a rank once all have proved who shares a host: its engine, to which those of its host are attached."""
 
     engine: _native.Engine | MpiEngine
     sampler: Sampler
@@ -99,12 +99,12 @@ class _Attachment:
 
 @dataclass(frozen=True)
 class _Connection:
-    """What a rank has once the hosts are connected."""
+    """State of a rank once the hosts are connected."""
 
     acceptor: Acceptor | None
     links: Links | None
     topology: str
-    """What a file or a measurement says of the links between the hosts; "" if none does."""
+    """Text of a topology file or of a measurement of the links between the hosts; "" if there is none."""
 
 
 def join(
@@ -416,7 +416,7 @@ def _listen(settings: env.Settings) -> tuple[list[socket.socket], list[Address]]
 
 
 def _agree(records: list[Record], shared: Record) -> Record:
-    """What rank 0 shares, if all fit together; RendezvousError shows both sides of the first difference to it."""
+    """Return ``shared``, of rank 0, if all fit together; RendezvousError shows both sides of the first difference."""
     first = Introduction.decode(records[0], 0)
     for rank, record in enumerate(records):
         runs = record.get("version")
@@ -433,7 +433,7 @@ def _agree(records: list[Record], shared: Record) -> Record:
 
 
 def _acceptor(joiner: _Joiner, arrival: _Arrival, names: Sequence[str]) -> Acceptor:
-    """Where all ranks share a host, nobody else can reach it: it is the unix socket, over which they have attached."""
+    """Return the acceptor: if all ranks share a host, their unix socket, which nobody else can reach."""
     hello, listening = arrival.hello, arrival.listening
     mine = arrival.introductions[hello.rank]
     if len(set(names)) > 1:

@@ -1,4 +1,4 @@
-"""What a rank tells its launcher: a memory that both have, with a record of how it does and one of how it ended.
+"""Reports of a rank to its launcher: shared memory with a record of what it does and one of how it ended.
 
 The launcher's agent reads it when it is asked to, so a rank sends nothing, and one that is stopped still has told what
 it did before.
@@ -22,7 +22,7 @@ NAME = "multiring-report"
 """The name of the memory behind MULTIRING_REPORT_FD."""
 
 STATUS, REPORT = 0, 1 << 16
-"""Where the two records begin: what the rank does now, and how it ended."""
+"""Offsets of the two records: what the rank does now, and how it ended."""
 
 TRIES = 5
 """Looks at a record that is being written."""
@@ -32,10 +32,10 @@ _HEADER = struct.Struct("!II")
 _log = logging.getLogger("multiring")
 
 _is_untold = False
-"""Whether a record could not be written, which was said."""
+"""True once it was said that a record could not be written."""
 
 _is_forked = False
-"""Whether this process was forked from the one that was started: what it does is not what that one does."""
+"""True if this process was forked from the one that was started: what it does is not what that one does."""
 
 Record = dict[str, Any]
 
@@ -61,7 +61,7 @@ def memory() -> int | None:
 
 
 def is_memory(descriptor: int) -> bool:
-    """Whether that is such a memory: a program that closes what it does not know may have given the number away."""
+    """True if that is such a memory: a program that closes what it does not know may have given the number away."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{NAME}")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a rank says of itself while it runs, once a second, for those who watch the job (``multiring top``).
+"""Status of a running rank, once a second, for those who watch the job (``multiring top``).
 
 A thread of its own looks at the engine's counters and writes what they say into the memory that the rank shares with
 the launcher (reports.py). Nothing of it is in the way of a collective, and nothing is sent.
@@ -22,7 +22,7 @@ from multiring.runtime.world import World
 _log = logging.getLogger("multiring")
 
 EVERY = 1.0
-"""Seconds between two statuses, each of which took 60 us of a processor (4 ranks of one host, AMD EPYC, 2026-11-27)."""
+"""Seconds between two statuses. What one takes: benchmarks/results/2026-11-28-constants.md, Job."""
 
 MOST_WAITED_FOR = 3
 """Ranks that a status names as waited for: those that were waited for longest."""
@@ -39,7 +39,7 @@ LONGEST_TEXT = 2000
 
 @dataclass
 class Counted:
-    """What was counted up to a moment, and since which one."""
+    """Counts up to a moment, and the moment since which they run."""
 
     at: float
     calls: int = 0
@@ -53,7 +53,7 @@ class Counted:
     of_plans: Counter[str] = field(default_factory=Counter)
     """Bytes of the calls of each plan, by its id."""
     slowest: Mapping[str, Any] | None = None
-    """Who kept the others waiting at that moment."""
+    """Rank that kept the others waiting at that moment."""
     slow_link: Mapping[str, Any] | None = None
     """The link that kept all waiting at that moment."""
     in_flight: list[Mapping[str, Any]] = field(default_factory=list)
@@ -134,7 +134,7 @@ class StatusTeller:
         reports.write(self._memory, reports.STATUS, {**self._said(self._communicator, now), **self._rates(now)})
 
     def _said(self, communicator: Communicator, now: Counted) -> dict[str, Any]:
-        """What holds now; ranks are called as at the job's start."""
+        """Return the present status; ranks have their numbers of the job's start."""
         slowest, slow_link = now.slowest, now.slow_link
         world = communicator.world
         names, failure = world.membership.members, world.engine.failure()
@@ -163,7 +163,7 @@ class StatusTeller:
         }
 
     def _rates(self, now: Counted) -> dict[str, Any]:
-        """What was done a second since the status before; nothing where there is none."""
+        """Return what was done a second since the status before; nothing without one."""
         assert self._communicator is not None
         before, names = self._before, self._communicator.world.membership.members
         seconds = now.at - before.at
@@ -198,7 +198,7 @@ class StatusTeller:
 
 
 def teller(communicator: Communicator) -> StatusTeller | None:
-    """What tells the status of this rank; None where no launcher asks."""
+    """Return the thread that tells the status of this rank; None if no launcher asks for it."""
     memory = reports.memory()
     if memory is None:
         return None

@@ -46,7 +46,7 @@ _DONE, _TIMED_OUT, _INVALID = range(3)
 
 
 class KeyValueStore(Protocol):
-    """What rounds of all ranks need of a store."""
+    """Operations of a store that rounds of all ranks need."""
 
     def set(self, key: str, value: bytes) -> None: ...
 
@@ -55,7 +55,7 @@ class KeyValueStore(Protocol):
 
 
 class JobStore(KeyValueStore, Protocol):
-    """What ranks of several restarts need of the one that they share."""
+    """Operations of a store that ranks of several restarts need, which share it."""
 
     served_by: int
     """The rank in whose process it is, -1 if it is in that of a launcher, or nobody knows."""
@@ -102,7 +102,7 @@ class Server:
         else:
             found = [(host, self.port) for host in interfaces.addresses(interface) or ["127.0.0.1"]]
         self.addresses = tuple(join_address(*address) for address in found)
-        """Where the store may be reached, as MULTIRING_STORE lists it."""
+        """Addresses of the store, as MULTIRING_STORE lists them."""
         self._loop = LoopThread("multiring-store")
         hello = auth.Hello(auth.STORE, job=job, encrypted=encrypt)
         self._listener = listen.Listener(
@@ -175,7 +175,7 @@ class Server:
         return self._values.get(key)
 
     def at_once(self, action: Callable[[], _T]) -> _T:
-        """What ``action`` returns, run between two answers, for the process that serves."""
+        """Run ``action`` between two answers and return its result, for the process that serves."""
 
         async def act() -> _T:
             return action()
@@ -383,7 +383,7 @@ class TorchStore:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Those of torch are RuntimeErrors, with a trace of the C++ below the first line."""
+        """Turn torch's errors, RuntimeErrors with a trace of C++ below the first line, into a RendezvousError."""
         try:
             yield
         except RuntimeError as error:

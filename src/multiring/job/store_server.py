@@ -38,12 +38,12 @@ class StoreServer:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where ranks may reach it, as "host:port": the ``store`` of `init`."""
+        """Addresses at which ranks may reach it, as "host:port": the ``store`` of `init`."""
         return self._server.addresses
 
     @property
     def secret(self) -> bytes:
-        """What its ranks have in common and nobody else knows: the ``secret`` of `init`."""
+        """Secret of its ranks, which nobody else knows: the ``secret`` of `init`."""
         return self._secret
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ _log = logging.getLogger("multiring")
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the survivors of a loss have agreed on, or those who have admitted others.
+    """Agreement of the survivors of a loss, or of members that have admitted others.
 
     ``members[r]`` is the rank that rank r had before, -1 for one that was admitted. ``completed`` is the number of the
     last collective of the default communicator that all of them have completed, -1 if there is none.
@@ -75,7 +75,7 @@ class _Again(Exception):
 
 
 def is_quorum(present: Collection[int], members: Sequence[int]) -> bool:
-    """Whether some of the ``members`` may go on without the others: more than half, or half with the first."""
+    """True if some of the ``members`` may go on without the others: more than half, or half with the first."""
     found = len(set(present) & set(members))
     return 2 * found > len(members) or (2 * found == len(members) and members[0] in present)
 
@@ -167,8 +167,8 @@ class Survivor:
         self._promised: Ballot = (0, 0)
         self._accepted: tuple[Ballot, tuple[int, ...]] | None = None
         self._settled: dict[int, int] = {}
-        """How many collectives of this rank's last world all have completed, by generation: as decided with each one in
-        whose meeting this rank took part."""
+        """Number of collectives of this rank's last world that all have completed, by generation: decided with each
+        generation in whose meeting this rank took part."""
         self._handlers: dict[str, Callable[[RankConnection, Message], Awaitable[LeaderStore | None]]] = {
             "news": self._take_news,
             "admitted": self._wait_on,
@@ -271,7 +271,7 @@ class Survivor:
         return connection, news
 
     async def _hear(self, rank: int, news: Message) -> None:
-        """Whether a rank has called `shrink`, and which generation it knows."""
+        """Take in whether a rank has called `shrink`, and the generation that it knows."""
         if news["shrinking"]:
             self._idle.discard(rank)
         else:
@@ -362,7 +362,7 @@ class Survivor:
         return LeaderStore(self._acceptor, {self._acceptor.membership.members[0]: leader}, completed)
 
     def _settle(self, lived: int, completed: int) -> int:
-        """How many collectives of this rank's last world all have completed; ``completed`` are those of ``lived``."""
+        """Return the number of the last world's collectives that all have completed; ``completed`` are ``lived``'s."""
         # Others came to live in a generation in whose meeting this rank lost somebody: it has completed nothing there,
         # and what all had completed in its own world was decided with that generation.
         mine = completed if lived == self._lived else self._settled[lived]
@@ -383,7 +383,7 @@ class Survivor:
             raise
 
     async def _gather(self) -> dict[int, tuple[RankConnection, Message]]:
-        """Those who came, when all others are dead, silent, or have been waited for long enough.
+        """Return the ranks that came, when all others are dead, silent, or have been waited for long enough.
 
         One that looks for survivors too is waited for as long as it may take to find this rank.
         """

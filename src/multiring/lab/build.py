@@ -34,7 +34,7 @@ Namespaces = dict[str, str]
 
 
 def obstacle() -> str | None:
-    """Why no lab can be made on this machine by this user, None if one can."""
+    """Return why this user can make no lab on this machine; None if one can be made."""
     if os.geteuid() != 0:
         return NEEDS_ROOT
     for tool, package in TOOLS.items():

@@ -66,7 +66,7 @@ class Cluster:
 
     @property
     def topology(self) -> Topology:
-        """What it was made from, as its file says it: numbers rounded to three digits."""
+        """Return the topology as the file of the lab has it: numbers rounded to three digits."""
         return topology_file.load(self.directory / TOPOLOGY)
 
     @property

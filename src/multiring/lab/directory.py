@@ -1,4 +1,4 @@
-"""What a lab leaves on the machine outside its namespaces: a directory, and the processes in its hosts."""
+"""State of a lab outside its namespaces: a directory, and the processes in its hosts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lock(directory: Path) -> int | None:
 
 
 def await_lock(directory: Path) -> int | None:
-    """What `lock` returns once the processes of the lab have had time to end: forwarders do a moment after the keeper.
+    """Return the result of `lock` once the lab's processes have had time to end: forwarders end after the keeper.
     None, too, if another process has removed the directory."""
     deadline = time.monotonic() + END_SECONDS
     with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What can happen to a link of a lab while a job runs on it.
+"""Faults of a lab's link while a job runs on it.
 
 Packets are lost where a real network loses them, in the switch, so that a sender learns nothing of it: a host's own
 interface stays up. `restore` undoes everything.

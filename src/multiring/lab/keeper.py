@@ -24,7 +24,7 @@ NAMESPACES = {"mount": "mnt", "uts": "uts", "ipc": "ipc", "net": "net"}
 """nsenter's name for each kind of namespace that a host has of its own, and the kernel's."""
 
 IPV6_DEFAULTS = Path("/proc/sys/net/ipv6/conf/default/addr_gen_mode")
-"""Where 1 keeps new interfaces from giving themselves addresses; missing on a machine without IPv6."""
+"""Kernel setting that is 1 where new interfaces give themselves no addresses; missing on a machine without IPv6."""
 
 # A host has its own name, interfaces, shared memory and list of hosts. Of /sys only the interfaces are its own. ARP
 # answers for an address only on the card that has it, since all cards of a host may hang from one switch.

@@ -31,7 +31,7 @@ MAX_CARDS = 250
 """Most cards of a host: each has a network and a routing table of its own, of which 256 have numbers."""
 
 HOST_NAME = re.compile(r"(?!localhost$)(?![0-9.]+$)[a-z0-9_][a-z0-9._-]{0,62}", re.IGNORECASE)
-"""What a host can be called on command lines and in a list of hosts, and is no address."""
+"""Names of hosts that command lines and lists of hosts accept, and that are no addresses."""
 
 RATES = (1.0, 50e9)
 """Lowest and highest rate of a link, bytes a second: token buckets count whole bytes, and their queues hold 4 GB at
@@ -44,7 +44,7 @@ long."""
 
 BURST = (2e-3, 70e3)
 QUEUE = (50e-3, 400e3)
-"""What a token bucket, if the topology does not say, and its queue hold: seconds of the rate, and fewest bytes.
+"""Seconds of the rate, and fewest bytes, that a queue holds, and a token bucket unless the topology says.
 
 With these a TCP stream gets 96 % of the rate, all that the headers leave. The smallest burst must hold the largest
 packet that the kernel passes in one piece, 64 kB.
@@ -58,16 +58,16 @@ class Port:
     host: str
     interface: str
     rate: float
-    """What it may send, bytes a second."""
+    """Bytes a second that it may send."""
     burst: float
-    """What it sends at once after a while without, bytes."""
+    """Bytes that it sends at once after a while without."""
     address: str = ""
     switch: str = ""
 
 
 @dataclass(frozen=True)
 class Cable:
-    """What carries a place's link or one card of it: its ends, and the seconds it delays a packet, each way."""
+    """The cable of a place's link or of one card of it: its ends, and the seconds it delays a packet, each way."""
 
     place: str
     inner: Port
@@ -86,7 +86,7 @@ class EmulatedHost:
 
 @dataclass(frozen=True)
 class Network:
-    """What is to be made."""
+    """Namespaces, bridges and cables that a lab is made from."""
 
     hosts: tuple[EmulatedHost, ...]
     switches: tuple[str, ...]
@@ -162,7 +162,7 @@ def _bucket(place: Place, rate: float) -> tuple[float, float]:
 
 
 def _delay(place: Place, height: int) -> float:
-    """What the cable of ``place`` adds to the cables inside it.
+    """Seconds that the cable of ``place`` adds to those of the cables inside it.
 
     A link's latency is that of a message which passes it and none slower: it passes the links of two such places, and
     those inside them, and each side has half of it.
@@ -222,7 +222,7 @@ def _card_lines(ports: list[Port]) -> Iterator[str]:
 
 
 def _route_lines(ports: list[Port], networks: list[str], congestion: str) -> Iterator[str]:
-    """A network is reached by the card that is in it, else by the first; what comes from a card's address leaves by it.
+    """Routes and rules: each network by its own card, else the first; replies leave by the card they came to.
 
     TCP's congestion control is set by route, since a namespace may only choose among what the machine allows its users.
     """
@@ -236,7 +236,7 @@ def _route_lines(ports: list[Port], networks: list[str], congestion: str) -> Ite
 
 
 def shaping(port: Port, fraction: float = 1.0) -> str:
-    """What to tell ``tc`` for a port that carries a fraction of its rate."""
+    """Return the arguments of ``tc`` for a port that carries a fraction of its rate."""
     rate = fraction * port.rate
     burst = max(fraction * port.burst, BURST[1])
     queue = max(QUEUE[0] * rate, QUEUE[1])

@@ -11,7 +11,7 @@ from multiring.lab.cluster import Cluster
 
 
 def start(cluster: Cluster, library: str, program: Sequence[str]) -> Command:
-    """What runs Python with the arguments ``program`` on every rank of a lab, as ``library`` needs it."""
+    """Return the command that runs Python with the arguments ``program`` on every rank of a lab, for ``library``."""
     if library in ("multiring", "gloo"):
         return Command(cluster.launch_command("--no-summary", *program))
     found = mpi(library)
@@ -21,8 +21,8 @@ def start(cluster: Cluster, library: str, program: Sequence[str]) -> Command:
     return Command(words, {**found.environment, **_NETWORK_ONLY})
 
 
-# All messages go over the network, within a host as well: with shared memory there (each host has its own) MPICH took
-# 650 ms for 8 MB on `racks`, and 549 so.
+# All messages go over the network, within a host as well, which is faster than shared memory there (each host has its
+# own). Measured: benchmarks/results/2026-11-28-constants.md, Peers.
 _NETWORK_ONLY = {
     "UCX_TLS": "tcp,self",
     "MPIR_CVAR_NOLOCAL": "1",

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ from multiring.net.loop import check_room, within
 from multiring.version import __version__
 
 DRAIN_SECONDS = 0.5
-"""How long the output of ranks that have ended is waited for: a process that they left behind may hold it open."""
+"""Seconds that the agent waits for output of ranks that have ended: a process they left behind may hold it open."""
 
 REACH_SECONDS = 3.0
 
@@ -53,15 +53,18 @@ JOB_VARIABLES = (
     "MULTIRING_REPLACEMENT",
     "MULTIRING_MAX_REPLACEMENTS",
 )
-"""What the launcher sets for all ranks."""
+"""Variables that the launcher sets for all ranks."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL)
+"""Signals after which a rank that has not begun is not wanted any more."""
 
 OF_THE_START = ("MASTER_ADDR", "MASTER_PORT")
-"""Where the ranks of a start meet, and no newcomer: torch then says what it misses, where it would wait."""
+"""Variables of a start's meeting point, which no newcomer gets: torch then names what it misses, and does not wait."""
 
 
 @dataclass(frozen=True)
 class TypedCommand:
-    """What was typed on this host; ``secret`` is None if none was given."""
+    """The command that was typed on this host; ``secret`` is None if none was given."""
 
     program: Sequence[str]
     ranks: int
@@ -86,13 +89,15 @@ class Agent:
         self._typed = typed
         self._code: int | None = None
         self.reason = ""
-        """Why the job ended, in a line; empty where it ended well, or where nobody told."""
+        """Reason of the job's end, in a line; empty if it ended well, or if nobody told."""
         self._leaving = False
         self._refusal = ""
         self._launcher_group = os.getpgid(os.getppid())
         self._ranks: dict[int, RankProcess] = {}
         self._former: list[RankProcess] = []
-        """Those in whose place others were started."""
+        """Processes in whose place others were started."""
+        self._unborn: dict[int, int | None] = {}
+        """Ranks that are forked once the imports are done; the signal that is to end one of them."""
         self._recipes: dict[int, Recipe] = {}
         self._standbys: Standbys | None = None
         self._untold: list[str] = []
@@ -199,8 +204,9 @@ class Agent:
         if not os.path.isdir(self._directory):
             raise LaunchError(f"there is no directory {self._directory}: the job's directory must exist on every host")
         self._command = resolve(program, self._directory, self._environment)
-        self._standby = message["standby"]
-        check_room_for(self._assignment.count, standbys=self._standby + bool(self._standby))  # and their origin
+        self._standby, self._fork = message["standby"], message["fork"]
+        origin = self._fork or self._standby > 0  # what they are forked from
+        check_room_for(self._assignment.count, standbys=self._standby + origin)
         self._shares = cores.divide(
             cores.allowed_cores(), cores.cgroup_quota(), self._assignment.count, message["binding"]
         )
@@ -231,19 +237,69 @@ class Agent:
             self._standbys.end()
             self._standbys = None
         replacements = dict(message["replacements"])
+        forked = set() if replacements or not self._fork else set(self._recipes) - {0}
+        if len(forked) < 2:  # as soon done by itself
+            forked.clear()
         for rank, recipe in self._recipes.items():
-            try:
-                if not replacements:
-                    await self._launch(rank, recipe, self._terminal)
-                elif rank in replacements:
+            with _naming(rank, self._command):
+                if rank in replacements:
                     await self._launch_ready(rank, _of_replacement(recipe, replacements[rank]), None)
-            except (OSError, subprocess.SubprocessError) as error:
-                raise LaunchError(
-                    f"cannot start rank {rank}, {shlex.join(self._command)}: {system_message(error)}"
-                ) from None
-        self._have_standbys()
-        while self._untold:
+                elif not replacements and rank not in forked:
+                    await self._launch(rank, recipe, self._terminal)
+        if forked:
+            self._in_background(self._fork_ranks(sorted(forked)))
+        else:
+            self._have_standbys()
+            self._tell_notes()
+
+    async def _fork_ranks(self, ranks: Sequence[int]) -> None:
+        """Have the script's imports done once, then fork the ranks there."""
+        if self._standbys is not None:  # those of a start before
+            self._standbys.end()
+        own = self._standbys = Standbys(self._recipes[ranks[0]], len(ranks), self._note, at_start=True)
+        own.fill(len(ranks))
+        self._unborn = dict.fromkeys(ranks)
+        await own.imported()
+        try:
+            for rank in ranks:
+                await self._fork_rank(rank)
+        except LaunchError as error:
+            self._send("error", text=str(error))
+        self._unborn.clear()
+        if self._standbys is own:
+            own.keep(self._standby)
+            if self._standby:
+                own.fill(self._left)
+            else:
+                self._standbys = None
+        self._tell_notes()
+
+    async def _fork_rank(self, rank: int) -> None:
+        """Start a rank; if a signal came first, report that it has ended."""
+        number = self._unborn[rank]
+        if number is None:
+            with _naming(rank, self._command):
+                await self._launch_ready(rank, self._recipes[rank], None)
+            number = self._unborn.pop(rank)
+            if number is not None:
+                processes.send_signal(self._ranks[rank].process, number)
+        else:
+            self._send("exit", rank=rank, code=-number, blames=None, account=None)
+
+    def _end_unborn(self, number: int, without: Collection[int] = ()) -> None:
+        """Let a signal end the ranks that have yet to be forked."""
+        self._unborn.update({rank: number for rank in self._unborn if rank not in without})
+        if self._standbys is not None and self._unborn and None not in self._unborn.values():
+            self._standbys.end()
+
+    def _tell_notes(self) -> None:
+        while self._ranks and self._untold:
             self._note(self._untold.pop(0))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
 
     async def _warm(self, message: Message) -> None:
         if self._standbys is not None:  # those of a start before
@@ -254,7 +310,7 @@ class Agent:
         self._have_standbys()
 
     def _recipes_for(self, variables: dict[str, str]) -> dict[int, Recipe]:
-        """What each rank of this host executes."""
+        """Return the recipe of each rank of this host."""
         job = {name: variables[name] for name in JOB_VARIABLES}
         recipes = {}
         for local_rank, (rank, share) in enumerate(zip(self._assignment.ranks, self._shares, strict=True)):
@@ -353,18 +409,24 @@ class Agent:
             self._running.remove(number)
             if rank.standby is not None and not rank.standby.has_begun:
                 # It was no rank yet, and nobody wanted its end.
-                task = asyncio.create_task(self._start_again(number, rank.recipe, None, afresh=True))
-                self._starting.add(task)
-                task.add_done_callback(self._starting.discard)
+                self._in_background(self._start_again(number, rank.recipe, None, afresh=True))
             else:
                 self._send("exit", rank=number, code=code, **rank.report)
-        if self._standbys is not None and self._standbys.report_exits():
-            self._standbys.fill(self._left)
+        if self._standbys is not None:
+            self._standbys.report_exits()
+        self._reap_orphans()
         if self._leaving and not self._running:  # what is left to be read is passed on meanwhile
             asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._end)
 
+    def _reap_orphans(self) -> None:
+        started: list[processes.Process | None] = [rank.process for rank in (*self._ranks.values(), *self._former)]
+        started += [] if self._standbys is None else self._standbys.children
+        if None not in started:  # else one that is being forked may be a child already
+            processes.reap_orphans({each.pid for each in started if each is not None})
+
     def _start_no_more(self) -> None:
         """Have no standbys any more: what ends from now on is meant to."""
+        self._end_unborn(signal.SIGKILL)
         for rank in self._ranks.values():
             rank.standby = None
         if self._standbys is not None:
@@ -390,6 +452,8 @@ class Agent:
             rank.resize(message["rows"], message["columns"])
 
     async def _signal(self, message: Message) -> None:
+        if message["number"] in ENDING:
+            self._end_unborn(message["number"], message["without"])
         for number, rank in self._ranks.items():
             if self._leaving and message["number"] == signal.SIGTERM:
                 continue  # a signal came here already, after which they may be saving
@@ -444,8 +508,17 @@ class Agent:
         self._send("finished")
 
 
+@contextlib.contextmanager
+def _naming(rank: int, command: Sequence[str]) -> Iterator[None]:
+    """LaunchError that names the rank that could not be started."""
+    try:
+        yield
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(f"cannot start rank {rank}, {shlex.join(command)}: {system_message(error)}") from None
+
+
 def _of_replacement(recipe: Recipe, number: int) -> Recipe:
-    """What the replacement of that number runs in the place of a rank."""
+    """Return the recipe of the replacement of that number in the place of a rank."""
     environment = {name: value for name, value in recipe.environment.items() if name not in OF_THE_START}
     return replace(recipe, environment={**environment, "MULTIRING_REPLACEMENT": str(number)})
 

@@ -22,19 +22,19 @@ from multiring.launch.stdin import Input
 from multiring.net.loop import within
 
 PATIENCE_SECONDS = 1.0
-"""How long the others may go on after a rank has failed: those that notice say what they were doing."""
+"""Seconds that the others may go on after a rank has failed: those that notice say what they were doing."""
 
 LOOK_SECONDS = 0.5
 """Between two looks at whether the ranks have gone on without one that has not ended."""
 
 LEAVING_SECONDS = 5.0
-"""How long such a rank may take to end by itself: one that is stopped does not."""
+"""Seconds that such a rank may take to end by itself: a stopped one does not."""
 
 SEEN_SECONDS = 1.0
-"""How long those who watch wait for what the agents see: one that answers later is shown as it was before."""
+"""Seconds that watchers wait for the agents' answers: an agent that answers later is shown as it was before."""
 
 FRESH_SECONDS = 0.5
-"""What the agents saw so lately is not asked for again, however many watch."""
+"""Seconds during which an answer of the agents serves all watchers."""
 
 MOST_LISTED = 16
 """Ranks in a line."""
@@ -44,7 +44,7 @@ Agents = Sequence[tuple[Assignment, AgentConnection]]
 
 @dataclass(frozen=True)
 class JobFailure:
-    """What may have ended a job; ``rank`` is None if it was a host, ``blames`` the rank because of which it failed."""
+    """A failure that may have ended a job; ``rank`` is None for a host, ``blames`` is the rank that made it fail."""
 
     what: str
     code: int
@@ -66,7 +66,7 @@ def culprit(failures: Sequence[JobFailure]) -> JobFailure | None:
 
 
 class Replacements:
-    """How many ranks may still be started again one by one, over all attempts, and whether they were admitted."""
+    """Number of single replacements that are left, over all attempts, and whether those started were admitted."""
 
     def __init__(self, most: int, is_member: Callable[[int], bool]) -> None:
         """``is_member(number)`` tells whether the other ranks have admitted the one of that number."""
@@ -76,7 +76,7 @@ class Replacements:
 
     @property
     def left(self) -> int:
-        """How many more there may be."""
+        """Number of replacements that are left."""
         return self.most - self._taken
 
     def take(self) -> int:
@@ -87,7 +87,7 @@ class Replacements:
 
 @dataclass(frozen=True)
 class SpareStarts:
-    """How the ranks of a lost host start again on a spare one."""
+    """Start of a lost host's ranks on a spare host."""
 
     spares: Spares
     start: Callable[[AgentConnection, Mapping[int, int], int], None]
@@ -126,7 +126,8 @@ class Attempt:
         self._over = asyncio.Event()
         """Set at the first failure or interrupt, or when all have ended."""
         self._ended = asyncio.Event()
-        self._interrupted = False
+        self._interrupted: int | None = None
+        """The signal that the ranks were sent because somebody ended the job."""
         self._min_ranks = min_ranks
         self._failed: set[int] = set()
         self._left: set[int] = set()
@@ -139,19 +140,19 @@ class Attempt:
         self._excluded: dict[int, float] = {}
         """Since when it is known of a rank that runs that the others have gone on without it."""
         self._ended_here: set[int] = set()
-        """Those of them that were killed."""
+        """Ranks among them that were killed."""
         self._has_failed = False
         self._failures: list[JobFailure] = []
         self._judged = False
-        """Whether ranks that end now do so because they were told to."""
+        """True if ranks that end now do so because they were told to."""
         self._leaving: set[int] = set()
         """The ranks of agents that got a signal: they end because of it."""
         self._lost_hosts: dict[int, list[int]] = {}
-        """The ranks that ran on hosts that are lost and in whose place no other came, by the first of each host."""
+        """Lost hosts whose ranks were not replaced: their ranks, by the first of them."""
         self.accounts: dict[int, dict[str, Any]] = {}
-        """What each rank says that it did, by rank."""
+        """Each rank's own account of its calls, by rank."""
         self._seen: dict[int, tuple[float, dict[str, Any]]] = {}
-        """What the agents saw of each rank, and when."""
+        """Time and contents of the agents' last report on each rank."""
         self._looked = -FRESH_SECONDS
         self._unseen: set[int] = set()
         """The first ranks of the agents that have not answered yet."""
@@ -160,7 +161,7 @@ class Attempt:
 
     @property
     def agents(self) -> Agents:
-        """Those of the hosts that have ranks now."""
+        """Agents of the hosts that have ranks now."""
         return self._agents
 
     @property
@@ -170,12 +171,12 @@ class Attempt:
 
     @property
     def agent_lost(self) -> bool:
-        """Whether a host is lost in whose place no other came."""
+        """True if a host is lost in whose place no other came."""
         return bool(self._lost_hosts)
 
     @property
     def failure(self) -> JobFailure | None:
-        """What ended the job."""
+        """The failure that ended the job."""
         found = culprit(self._failures) if self._has_failed else None
         if found is None or found.blames is None or found.blames not in self._host:
             return found
@@ -208,7 +209,7 @@ class Attempt:
 
     def interrupt(self, number: int, without: Collection[int]) -> None:
         """End the ranks by a signal, ``without`` those that have got it; kill them if they are ending already."""
-        self._interrupted = True
+        self._interrupted = number
         if self._over.is_set():
             self._tell("kill")
         else:
@@ -252,7 +253,7 @@ class Attempt:
         return found
 
     def _state(self, rank: int, seen: dict[str, Any]) -> str:
-        """What becomes of a rank, in a word: that of its process first, then that of its place in the job."""
+        """Return the state of a rank in a word: that of its process first, then that of its place in the job."""
         if rank not in self._running:
             return "lost" if rank in self._failed and rank not in self._left else "ended"
         if rank in self._excluded:
@@ -269,10 +270,11 @@ class Attempt:
             agent.send(kind, **fields)
 
     async def _end_ranks(self) -> None:
-        if await self._have_ended(GRACE_SECONDS if self._interrupted else PATIENCE_SECONDS):
+        if await self._have_ended(PATIENCE_SECONDS if self._interrupted is None else GRACE_SECONDS):
             return
         self._judged = True
-        self.signal(signal.SIGTERM)
+        if self._interrupted != signal.SIGTERM:  # else they may be saving, and would begin again
+            self.signal(signal.SIGTERM)
         if not await self._have_ended(GRACE_SECONDS):
             self._tell("kill")
             if not await self._have_ended(GRACE_SECONDS):
@@ -482,24 +484,24 @@ class Attempt:
         return number
 
     def _is_back(self, rank: int) -> bool:
-        """Whether it was started again and admitted by the others."""
+        """True if it was started again and admitted by the others."""
         return rank in self._replaced and self._replacements.is_member(self._replaced[rank])
 
     def _is_recovered(self, failure: JobFailure) -> bool:
-        """Whether all ranks that were lost by it are back."""
+        """True if all ranks that were lost by it are back."""
         ranks = failure.host_ranks if failure.rank is None else (failure.rank,)
         return bool(ranks) and all(map(self._is_back, ranks))
 
     def _waits(self, rank: int) -> bool:
-        """Whether it was started again and is no member yet."""
+        """True if it was started again and is no member yet."""
         return rank in self._replaced and not self._replacements.is_member(self._replaced[rank])
 
     def _fail(self, failure: JobFailure, ranks: Collection[int]) -> None:
         if failure.rank is not None and self._waits(failure.rank):
-            if not self._judged and not self._interrupted:
+            if not self._judged and self._interrupted is None:
                 self._output.note(f"{failure.what}; the others had not admitted it")
             return
-        if not self._judged and not self._interrupted:
+        if not self._judged and self._interrupted is None:
             # What the job has recovered from is not why it ends.
             self._failures = [other for other in self._failures if not self._is_recovered(other)]
             self._failures.append(failure)

@@ -1,4 +1,4 @@
-"""What the launcher knows of an agent: messages both ways, and how it ends."""
+"""The launcher's view of an agent: messages both ways, and how it ends."""
 
 from __future__ import annotations
 
@@ -56,15 +56,17 @@ class AgentConnection(ABC):
     def __init__(self, host: str, streams: AgentStreams) -> None:
         self.host = host
         self.machine = ""
-        """What tells its machine from others; known once it was greeted."""
+        """Text that tells its machine from others; known once it was greeted."""
         self.streams = streams
+        self.child: int | None = None
+        """The process that leads to it, where that is a child of this one."""
         self._greeted = False
         self._heard = b""
-        """What came that is no message, such as what a shell prints when one logs in."""
+        """Bytes that came and are no message, such as the lines that a shell prints at a login."""
 
     @abstractmethod
     async def why(self) -> str:
-        """How the agent ended, once it is gone."""
+        """Return how the agent ended, once it is gone."""
 
     @abstractmethod
     async def end(self, seconds: float) -> None:
@@ -130,7 +132,7 @@ class AgentConnection(ABC):
 
 
 async def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether ``condition`` holds within ``seconds``."""
+    """Wait for ``condition``; return True if it holds within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

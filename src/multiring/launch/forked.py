@@ -18,7 +18,7 @@ class ForkedAgent(AgentConnection):
 
     def __init__(self, host: str, streams: AgentStreams, process: int) -> None:
         super().__init__(host, streams)
-        self._process = process
+        self._process = self.child = process
         self._code: int | None = None
 
     @classmethod

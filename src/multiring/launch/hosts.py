@@ -1,4 +1,4 @@
-"""Which hosts a job runs on, and how many ranks on each."""
+"""Hosts of a job, and the number of ranks on each."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _names(name: str, where: str) -> list[str]:
 
 
 def _is_bare_ipv6(word: str, where: str) -> bool:
-    """Whether it is an address without brackets; LaunchError where its end may be a number of slots as well."""
+    """True if it is an address without brackets; LaunchError if its end may be a number of slots as well."""
     if not is_ipv6(word):
         return False
     address, _, last = word.rpartition(":")
@@ -172,7 +172,7 @@ def together(assignments: Sequence[Assignment], machines: Sequence[str]) -> list
 
 
 def identity() -> str:
-    """What two names of this host have in common, and no two hosts, containers or users; nor what MULTIRING_HOST parts.
+    """Text that two names of one host share, and no two hosts, containers or users; MULTIRING_HOST parts hosts too.
 
     The numbers of namespaces tell apart containers that share a network, where /proc is mounted.
     """
@@ -181,12 +181,12 @@ def identity() -> str:
 
 
 def own_name() -> str:
-    """What messages call this host: its MULTIRING_HOST, as its ranks are called after it too, or its name."""
+    """Return this host's name in messages: MULTIRING_HOST, which its ranks use too, or its own name."""
     return os.environ.get("MULTIRING_HOST", "") or socket.gethostname()
 
 
 def is_here(name: str) -> bool:
-    """Whether ``name`` is this machine, so that no ssh is needed: its own, or one whose address can be bound here.
+    """True if ``name`` is this machine, so that no ssh is needed: its own, or one whose address can be bound here.
 
     A user before it, as in ``me@localhost``, has to be who this process runs as.
     """

@@ -27,7 +27,7 @@ UNACKNOWLEDGED_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class HostMeeting:
-    """Where the hosts meet, how many they are, and which one this is; host 0 listens."""
+    """The hosts' meeting point, their number, and the number of this one; host 0 listens."""
 
     address: tuple[str, int]
     hosts: int
@@ -123,7 +123,7 @@ class JoinedAgent(AgentConnection):
 async def _examine(
     agent: AgentConnection, index: int, meeting: HostMeeting, typed: TypedCommand, found: dict[int, AgentConnection]
 ) -> str:
-    """Why a newcomer cannot be part of the job, if so."""
+    """Return why a newcomer cannot be part of the job; "" if it can."""
     try:
         hello = await agent.greet()
     except LaunchError as error:
@@ -169,5 +169,5 @@ def reach(meeting: HostMeeting, typed: TypedCommand) -> ProvenChannel:
 
 
 def _key(typed: TypedCommand) -> bytes:
-    """What connections are proved with; without a given secret that keeps out strays and scanners only."""
+    """Return the key that proves connections; without a given secret it keeps out strays and scanners only."""
     return typed.secret or hashlib.sha256(b"multiring run").digest()

@@ -25,7 +25,9 @@ from multiring.launch.hosts import Assignment
 from multiring.launch.join import JoinedAgent
 from multiring.launch.messages import Message, to_text
 from multiring.launch.output import Output
+from multiring.launch.processes import reap_orphans
 from multiring.launch.program import module_name, portable, why_no_standby
+from multiring.launch.signals import on_signal
 from multiring.launch.spares import Spare, Spares
 from multiring.launch.ssh import SshAgent
 from multiring.launch.stdin import Input
@@ -36,7 +38,7 @@ from multiring.net import interfaces
 from multiring.version import __version__
 
 RELATIVE_IMPORT = "attempted relative import with no known parent package"
-"""What Python says of a script that belongs into a package."""
+"""Python's message for a script that belongs into a package."""
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -44,7 +46,7 @@ _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be run, and how; the words of ``program`` as they were typed."""
+    """The program of a job and its options; the words of ``program`` are those that were typed."""
 
     program: tuple[str, ...]
     binding: str = "core"
@@ -57,8 +59,10 @@ class Job:
     """Most ranks that are started again, one by one, when they fail while others go on; counted over all restarts."""
     standby: int = 0
     """Processes that each host keeps ready to become such ranks."""
+    fork: bool = False
+    """True if each host does the script's imports once and forks its ranks there."""
     summary: bool = True
-    """Whether it ends with three lines about what the ranks did."""
+    """True if it ends with three lines about what the ranks did."""
 
 
 class Launcher:
@@ -70,7 +74,10 @@ class Launcher:
         self._given_secret = given_secret
         self._agents = agents
         self._spare_hosts = spare_hosts
+        connected = [*(agent for _, agent in agents), *(spare.agent for spare in spare_hosts)]
+        self._children = {agent.child for agent in connected if agent.child is not None}
         self._standby = min(job.standby, job.max_replacements)  # no more are ever needed
+        self._fork = job.fork
         self._is_local = len(agents) == 1 and not spare_hosts and isinstance(self._first, ForkedAgent)
         self._world_size = sum(assignment.count for assignment, _ in agents)
         self._identity = secrets.token_hex(8)
@@ -149,7 +156,7 @@ class Launcher:
         }
 
     async def _look(self) -> Message:
-        """What those who watch see of the job."""
+        """Return the view of the job for its watchers."""
         attempt = self._shown
         if attempt is not None:
             await attempt.look()
@@ -171,6 +178,9 @@ class Launcher:
         if self._standby and why:
             self._output.note(f"--standby {self._job.standby} is of no use: {why}; replacements are started without")
             self._standby = 0
+        if self._fork and why:
+            self._output.note(f"--fork is of no use: {why}; ranks are started without")
+            self._fork = False
         counts = [assignment.count for assignment, _ in self._agents]
         spares = []
         for each in self._spare_hosts:
@@ -194,6 +204,7 @@ class Launcher:
             count=assignment.count,
             binding=self._job.binding,
             standby=self._standby,
+            fork=self._fork,
         )
         return await agent.expect("ready")
 
@@ -324,6 +335,8 @@ class Launcher:
             loop.add_signal_handler(number, self._forward, number)
         loop.add_signal_handler(signal.SIGWINCH, self._resize)
         loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+        if os.getpid() == 1:  # that of a container, whose orphans come here
+            on_signal(signal.SIGCHLD, self._reap_orphans)
 
     def _interrupt(self, number: int) -> None:
         self._interrupted = self._interrupted or number
@@ -332,6 +345,9 @@ class Launcher:
             self._attempt.interrupt(sent, self._ranks_at_terminal() if number == signal.SIGINT else ())
         elif self._task is not None:
             self._task.cancel()
+
+    def _reap_orphans(self) -> None:
+        reap_orphans(self._children)
 
     def _ranks_at_terminal(self) -> tuple[int, ...]:
         """The ranks that get a Ctrl-C, or a Ctrl-Z, from the terminal itself."""

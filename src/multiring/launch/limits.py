@@ -1,4 +1,4 @@
-"""How many ranks a host has room for: processes and descriptors, by the limits of its kernel and of its user."""
+"""Number of ranks that a host has room for: processes and descriptors, by the limits of its kernel and of its user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPARE = 8
 
 @dataclass(frozen=True)
 class Room:
-    """What one limit leaves: ``ranks`` more can be started."""
+    """Room under one limit: ``ranks`` more can be started."""
 
     ranks: int
     what: str
@@ -90,7 +90,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """What a file of the kernel says; None if there is none, or no limit in it."""
+    """Return the number in a file of the kernel; None if there is no file, or no limit in it."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):  # "max"

@@ -1,10 +1,10 @@
-"""What launcher and agent say to each other: a JSON object on a line of its own.
+"""Messages between launcher and agent: a JSON object on a line of its own.
 
 =============  =====================================  =====================================================
 to the agent   fields                                 meaning
 =============  =====================================  =====================================================
 ``prepare``    program directory environment host     check the program and divide the cores; answered by
-               first count binding standby            ``ready``
+               first count binding standby fork       ``ready``
 ``listen``     everywhere                             open a port for rank 0; answered by ``listening``
 ``reach``      addresses port                         try them; answered by ``reached``
 ``warm``       variables left                         a spare host: have standbys

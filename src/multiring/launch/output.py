@@ -1,4 +1,4 @@
-"""What the ranks write: passed on, prefixed by line, logged, and its end remembered."""
+"""Output of the ranks: passed on, prefixed by line, logged, and its end remembered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multiring.launch.tracebacks import Tracebacks
 
 TAIL_LINES = 20
 LATEST_LINES = 20
-"""Those of all ranks together that are kept for who watches the job."""
+"""Number of the ranks' last lines that are kept for watchers, all ranks together."""
 
 MAX_LINE = 1 << 16
 """Bytes; a longer line is cut."""
@@ -25,10 +25,10 @@ MAX_LINE = 1 << 16
 STREAMS = {1: "standard output", 2: "standard error"}
 
 HOLD_SECONDS = 0.05
-"""How long another rank's line waits for rank 0 to end its own."""
+"""Seconds that another rank's line waits for rank 0 to end its own."""
 
 TRACEBACK_SECONDS = 1.0
-"""How long the lines of a traceback are held back that does not end."""
+"""Seconds that the lines of a traceback are held back if it does not end."""
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
@@ -57,7 +57,7 @@ class Lines:
         return lines
 
     def end(self) -> list[bytes]:
-        """What was not ended."""
+        """Return the line that was not ended."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return [rest] if rest else []
 

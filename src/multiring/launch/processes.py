@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -13,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 GRACE_SECONDS = 5.0
-"""How long the ranks may take to end after a signal, before a stronger one is sent."""
+"""Seconds that the ranks may take to end after a signal, before a stronger one is sent."""
 
 # <linux/prctl.h>
 _PR_SET_PDEATHSIG = 1
@@ -30,17 +31,17 @@ def adopt_orphans() -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a rank executes, and where."""
+    """The command of a rank, its directory and its environment."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     directory: str
     cpus: Sequence[int]
-    """Those it is bound to; none: all that the agent may use."""
+    """CPUs that it is bound to; none: all that the agent may use."""
     group: int | None = None
     """The process group to join; None: a session of its own."""
     nice: int = 0
-    """How much lower than the agent's its priority is."""
+    """Difference by which its priority is lower than the agent's."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,20 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def reap_orphans(known: Collection[int]) -> None:
+    """Take the exit codes of adopted processes that have ended, which stay listed until then.
+
+    ``known`` are the children whose exit codes others ask for; they have been asked already.
+    """
+    with contextlib.suppress(ChildProcessError):  # there is no child
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid in known:  # it has ended just now, and its signal is still to come
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by a signal or a debugger; one that has ended is not."""
+    """True if a process is stopped, by a signal or a debugger; one that has ended is not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # it has ended, or there is no descriptor left to look with

@@ -37,7 +37,7 @@ _FLAG_WITH_WORD = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def words_before_script(command: Sequence[str]) -> int:
-    """How many words stand before the script or the ``-m`` of a command that runs a Python: that one, and its options.
+    """Number of words before the script or the ``-m`` of a command that runs a Python: that Python, and its options.
 
     LaunchError with the reason if it runs neither a script nor a module, or has options that a standby cannot keep.
     """
@@ -57,7 +57,7 @@ def words_before_script(command: Sequence[str]) -> int:
 
 
 def why_no_standby(words: Sequence[str]) -> str:
-    """Why no interpreter can stand by for ``words`` of the command line, in a line; empty if one can."""
+    """Return in a line why no interpreter can stand by for ``words`` of the command line; empty if one can."""
     is_script = words[0] == "-m" or words[0].endswith(".py")
     if not is_script and not re.fullmatch(r"python[0-9.]*t?", os.path.basename(words[0])):
         return f"{words[0]} is no script (train.py) and no module (-m) of Python"
@@ -69,7 +69,7 @@ def why_no_standby(words: Sequence[str]) -> str:
 
 
 def module_name(script: str) -> str:
-    """What -m calls a script, seen from the directory in which it was typed."""
+    """Return the name for -m of a script, seen from the directory in which it was typed."""
     return os.path.normpath(script).removesuffix(".py").strip(os.sep).replace(os.sep, ".")
 
 
@@ -91,7 +91,7 @@ _PREFIXES_OF_THE_HOST = ("SSH_", "XDG_", "DBUS_")
 
 
 def portable(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of ``environment`` makes sense on another host."""
+    """Return the variables of ``environment`` that make sense on another host."""
     return {
         name: value
         for name, value in environment.items()

@@ -35,7 +35,7 @@ class RankProcess:
         self._on_output = on_output
         self.recipe = recipe
         self.standby = standby
-        """What it was before, until a signal or its end is the rank's whatever it does."""
+        """Standby that the process was, until a signal or an end of it is the rank's in any case."""
         self._open: dict[int, int] = {}
         """Our end of each stream that is still open, and its number (1 or 2)."""
         self._ptys: list[int] = []
@@ -118,17 +118,17 @@ class RankProcess:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing more can come from it."""
+        """True if nothing more can come from it."""
         return not self._open
 
     @property
     def report(self) -> dict[str, Any]:
-        """What it said of itself, as in `bootstrap.report`; it may have said nothing."""
+        """Its last report, as in `bootstrap.report`; the values are None if it made none."""
         return reports.read(self._report_fd, reports.REPORT) or {"blames": None, "account": None}
 
     @property
     def status(self) -> dict[str, Any] | None:
-        """What it last said of what it does; None if that is nothing yet."""
+        """Its last status; None if it has told none yet."""
         return reports.read(self._report_fd, reports.STATUS)
 
     def resize(self, rows: int, columns: int) -> None:

@@ -31,7 +31,7 @@ class Spares:
 
     @property
     def agents(self) -> list[AgentConnection]:
-        """Those of the hosts that wait."""
+        """Agents of the hosts that wait."""
         return [each.agent for each in self._waiting]
 
     async def take(self, lost: Assignment) -> tuple[Assignment, AgentConnection] | None:

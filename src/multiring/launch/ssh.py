@@ -41,6 +41,7 @@ class SshAgent(AgentConnection):
         super().__init__(target.host, streams)
         self._target = target
         self._process = process
+        self.child = process.pid
         self._errors = errors
         self._said = b""
         asyncio.get_running_loop().add_reader(errors, self._listen)

@@ -34,22 +34,34 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 DESCRIPTORS = ("MULTIRING_SECRET_FD", "MULTIRING_REPORT_FD")
-"""What is told of by descriptors beside the message, in this order."""
+"""Variables that name descriptors, which travel beside the message in this order."""
 
 MOST_DESCRIPTORS = 4
-"""Those that come with a message: three standard streams and a socket, or `DESCRIPTORS`."""
+"""Most descriptors of a message: three standard streams and a socket, or `DESCRIPTORS`."""
 
 _ALWAYS_THERE = ("RANK", "LOCAL_RANK", "MULTIRING_RANK", "MULTIRING_LOCAL_RANK", "MULTIRING_REPLACEMENT", *DESCRIPTORS)
 
 UNKNOWN = frozenset((*_ALWAYS_THERE, "MASTER_ADDR", "MASTER_PORT"))
 """The variables that hang on which rank it is to be."""
 
+LATER = {
+    "multiring": (
+        *("multiring.api", "multiring.job.given", "multiring.job.growth"),
+        *("multiring.job.rendezvous", "multiring.job.status"),
+    ),
+    "torch": ("multiring.torch.create", "torch._dynamo"),
+}
+"""Modules that a rank imports later, as it joins or makes an optimizer, by a module that it has imported for that."""
+
 FORK = b"fork"
 MESSAGE_BYTES = 1 << 14
 TEXT_LENGTH = 500
 
+SETTLE_SECONDS = 0.05
+"""Time that a thread which was joined may take to be gone."""
+
 TRIAL_SECONDS = 5.0
-"""How long a child that ends at once may take to: what libraries do in it may hang where threads were left behind."""
+"""Seconds for a child that ends at once: libraries may hang in it where threads were left behind."""
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -57,7 +69,7 @@ _libc = ctypes.PyDLL(None)
 
 
 class AwaitedRank:
-    """Which rank this process is to be, for which whoever asks waits."""
+    """Rank that this process is to be, once whoever starts it says so."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -143,14 +155,14 @@ class AwaitedRank:
 
 
 class _Traces:
-    """What imports leave behind that two processes cannot both have."""
+    """Traces of imports that two processes cannot share."""
 
     def __init__(self) -> None:
         self._chance = random.getstate()
         self._open = set(_open_descriptors())
 
     def why_not_to_fork(self) -> str:
-        """Why a fork would differ from an interpreter that has done the imports itself; empty if it would not."""
+        """Return how a fork would differ from an interpreter that has done the imports itself; empty if not at all."""
         opened = [text for number, text in _open_descriptors().items() if number not in self._open]
         if opened:
             return f"what it imports has opened {opened[0]}"
@@ -177,7 +189,7 @@ def _imported_files() -> dict[str, tuple[int, ...]]:
 
 
 def _state(path: str) -> tuple[int, ...]:
-    """What differs if a file was written since; empty if it cannot be looked at."""
+    """Return a state of a file that changes when it is written; empty if it cannot be looked at."""
     try:
         found = os.stat(path)
     except OSError:
@@ -204,7 +216,11 @@ def _has_children() -> bool:
 
 
 def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    """Number of threads; the kernel lists one that was joined for a moment longer."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (found := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return found
 
 
 def _fork_for_trial() -> bool:
@@ -305,6 +321,7 @@ def main() -> None:
     sys.modules["__main__"] = own = _main_module(path)
     try:
         _import_ahead(words[1] if is_module else "", path)
+        _import_what_comes_later()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the script will raise it again, where it meets it
@@ -331,12 +348,12 @@ def _hidden_modules(folder: str) -> list[str]:
 
 
 def _absolute(script: str) -> str:
-    """What Python makes of a script's name: no link is followed, and nothing is left out."""
+    """Return the absolute path of a script as Python makes it: no link is followed, and nothing is left out."""
     return os.path.join(os.getcwd(), script)
 
 
 def _main_module(path: str) -> ModuleType:
-    """What is to be ``__main__``: of the script at ``path``, or without one of a module, which runpy completes."""
+    """Return the future ``__main__``: of the script at ``path``, or without one of a module, which runpy completes."""
     own = ModuleType("__main__")
     vars(own).update(__builtins__=builtins)
     if "__annotations__" in globals():  # a version of Python gives it to all that it runs, or to none
@@ -378,6 +395,14 @@ def _import_ahead(module: str, path: str) -> None:
             return  # a function or class above, which is not made here
 
 
+def _import_what_comes_later() -> None:
+    for name, modules in LATER.items():
+        if name in sys.modules:
+            for module in modules:
+                if importlib.util.find_spec(module) is not None:  # torch before 2.0 lacks one
+                    importlib.import_module(module)
+
+
 def _without_annotation(statement: ast.stmt) -> ast.stmt:
     """The same, unless it annotates a name: its value, as nobody may evaluate what it is annotated with."""
     if not isinstance(statement, ast.AnnAssign):
@@ -388,7 +413,7 @@ def _without_annotation(statement: ast.stmt) -> ast.stmt:
 
 
 def _only_imports(statements: Sequence[ast.stmt]) -> bool:
-    """Whether these import, choose what to import and give names to values, and call nothing that may change more."""
+    """True if these import, choose what to import and give names to values, and call nothing that may change more."""
     return all(map(_only_imports_one, statements))
 
 

@@ -1,4 +1,4 @@
-"""The standbys of a host, seen from its agent: processes that wait to become ranks in the place of lost ones.
+"""The standbys of a host, seen from its agent: processes that wait to become ranks.
 
 One interpreter does the imports of the script, and forks the others: it is their origin. Where it cannot be forked it
 waits itself, beside as many more as there are to be.
@@ -23,13 +23,13 @@ from multiring.launch.program import words_before_script
 from multiring.net.loop import within
 
 NICE = 5
-"""How much a standby's priority is below that of ranks: on one core with a rank it has a quarter of the time."""
+"""Difference by which a standby's priority is lower than a rank's: beside a rank it has a quarter of a core."""
 
 MOST_FAILURES = 3
 """Standbys in a row that end before they are needed: then no more are started."""
 
 FORK_SECONDS = 5.0
-"""How long a rank that is to start again waits for a fork; then it starts in a fresh interpreter."""
+"""Seconds that a rank which is to start again waits for a fork; then it starts in a fresh interpreter."""
 
 TAIL_BYTES = 4096
 
@@ -39,7 +39,7 @@ OnWord = Callable[["Standby", str, str], None]
 class Standby:
     """One process that waits, or has become a rank."""
 
-    def __init__(self, recipe: Recipe, on_word: OnWord, origin: Standby | None = None) -> None:
+    def __init__(self, recipe: Recipe, on_word: OnWord, origin: Standby | None = None, nice: int = 0) -> None:
         """``on_word(standby, kind, text)`` gets what it says; OSError if it cannot be started, or forked.
 
         One that ``origin`` forks has no process until it is ready.
@@ -49,7 +49,7 @@ class Standby:
         self.can_be_forked = False
         self._has_begun = False
         self.printed: tuple[bytes, bytes] = (b"", b"") if origin is None else origin.printed
-        """What its imports have written where it was forked after them: to its output, and to its errors."""
+        """Output and errors that its imports had written before it was forked."""
         self.process: Process | None = None
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.output, output = os.pipe()
@@ -57,7 +57,7 @@ class Standby:
         streams = Streams(os.open(os.devnull, os.O_RDONLY), output, error)
         try:
             if origin is None:
-                self.process = _start(recipe, streams, theirs.fileno())
+                self.process = _start(replace(recipe, nice=nice), streams, theirs.fileno())
             else:
                 given = [streams.input, streams.output, streams.error, theirs.fileno()]
                 socket.send_fds(origin._socket, [standby.FORK], given)
@@ -94,13 +94,13 @@ class Standby:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it runs the script: how it ends then is how the rank ends."""
+        """True if it runs the script: how it ends then is how the rank ends."""
         self.hear()
         return self._has_begun
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was there and is no more."""
+        """True if it was there and is no more."""
         return self.process is not None and self.process.poll() is not None
 
     def become(self, recipe: Recipe, secret: int, report: int) -> Process:
@@ -137,38 +137,48 @@ class Standby:
 
 
 class Standbys:
-    """Those of a host that wait."""
+    """Standbys of a host."""
 
-    def __init__(self, recipe: Recipe, most: int, note: Callable[[str], None]) -> None:
-        """``most`` are kept, for ranks whose recipes differ from this one in what hangs on the rank alone."""
+    def __init__(self, recipe: Recipe, most: int, note: Callable[[str], None], *, at_start: bool = False) -> None:
+        """``most`` are kept, for ranks whose recipes differ from this one in what hangs on the rank alone.
+
+        ``at_start``: there are no ranks yet whose processors they should leave alone.
+        """
         self._recipe = recipe
+        self._nice = NICE if not at_start and _can_restore_priority() else 0
         self._most = most
         self._note = note
         self._said: set[str] = set()
         self._wanted = 0
         self._origin: Standby | None = None
         self._is_alone = False
-        """Whether an interpreter that has done the imports cannot be forked."""
+        """True if an interpreter that has done the imports cannot be forked."""
         self._waiting: list[Standby] = []
         self._unborn: list[Standby] = []
-        self._born = asyncio.Event()
-        """Set whenever one of these has become one of those that wait, or will not."""
+        self._changed = asyncio.Event()
+        """Set whenever the imports are done, one that was forked waits, or one of them will not."""
         self._failures = 0
 
     def are_for(self, recipe: Recipe) -> bool:
-        """Whether they can become what ``recipe`` is of."""
+        """True if they can become a process of ``recipe``."""
         own = self._recipe
         return (own.command, own.directory, _known(own)) == (recipe.command, recipe.directory, _known(recipe))
+
+    @property
+    def children(self) -> list[Process | None]:
+        """The processes of all standbys; None for each that is being forked."""
+        origin = [] if self._origin is None else [self._origin]
+        return [each.process for each in (*self._waiting, *self._unborn, *origin)]
 
     def fill(self, wanted: int) -> None:
         """Have ``wanted`` wait, or as many as are to be kept if these are fewer."""
         self._wanted = wanted
         try:
             if self._origin is None and self._most and not self._is_alone and wanted > len(self._waiting):
-                self._origin = Standby(self._recipe, self._take_word)
+                self._origin = self._importing()
             while len(self._waiting) + len(self._unborn) < min(wanted, self._most):
                 if self._is_alone:
-                    self._waiting.append(Standby(self._recipe, self._take_word))
+                    self._waiting.append(self._importing())
                 elif self._origin is not None and self._origin.can_be_forked:
                     self._unborn.append(Standby(self._recipe, self._take_word, self._origin))
                 else:  # it imports
@@ -178,15 +188,32 @@ class Standbys:
         except (OSError, subprocess.SubprocessError) as error:
             self._give_up(f"no standby can be started: {error}")
 
+    def keep(self, most: int) -> None:
+        """Keep ``most`` from now on."""
+        self._most = most
+        if not most:
+            self._end_all()
+        while len(self._waiting) > most:
+            self._waiting.pop().end()
+
+    def _importing(self) -> Standby:
+        return Standby(self._recipe, self._take_word, nice=self._nice)
+
+    async def imported(self) -> None:
+        """Return once the imports are done, or when it is known that nothing will be forked."""
+        while self._most and not self._is_alone and (self._origin is None or not self._origin.is_ready):
+            self._changed.clear()
+            await self._changed.wait()
+
     async def take(self) -> Standby | None:
         """One that waits, or will when it has done its imports; None if there is none that lives."""
         self.report_exits()
         deadline = asyncio.get_running_loop().time() + FORK_SECONDS
         while not self._waiting and self._most and self._origin is not None and self._origin.can_be_forked:
             self.fill(max(self._wanted, 1))
-            self._born.clear()
+            self._changed.clear()
             try:
-                await within(deadline - asyncio.get_running_loop().time(), self._born.wait())
+                await within(deadline - asyncio.get_running_loop().time(), self._changed.wait())
             except asyncio.TimeoutError:  # it is stopped, say
                 if self._origin is not None:
                     self._origin.end()
@@ -201,8 +228,8 @@ class Standbys:
             found, self._origin = self._origin, None
         return found
 
-    def report_exits(self) -> int:
-        """Leave out those that have ended; how many these were."""
+    def report_exits(self) -> None:
+        """Have others in the place of those that have ended."""
         origin = [] if self._origin is None else [self._origin]
         ended = [each for each in (*self._waiting, *origin) if each.has_ended]
         for each in ended:
@@ -219,13 +246,12 @@ class Standbys:
                 self._waiting.remove(each)
             each.end()
         if ended:
-            self._born.set()
-        return len(ended)
+            self.fill(self._wanted)
+            self._changed.set()
 
     def end(self) -> None:
         """End those that wait, and start no more."""
-        self._most = 0
-        self._end_all()
+        self.keep(0)
 
     def _end_all(self) -> None:
         origin = [] if self._origin is None else [self._origin]
@@ -233,7 +259,7 @@ class Standbys:
         self._waiting, self._unborn, self._origin = [], [], None
         for each in ended:
             each.end()
-        self._born.set()
+        self._changed.set()
 
     def _take_word(self, each: Standby, kind: str, text: str) -> None:
         if kind == "unfit":
@@ -254,9 +280,10 @@ class Standbys:
                 self._waiting.append(each)
                 self._origin = None
             self.fill(self._wanted)
+            self._changed.set()
         elif each in self._unborn and kind in ("ready", "silent"):
             self._unborn.remove(each)
-            self._born.set()
+            self._changed.set()
             if kind == "ready":
                 self._waiting.append(each)
             else:
@@ -271,11 +298,12 @@ class Standbys:
     def _give_up(self, why: str) -> None:
         if self._most:
             self._most = 0
-            self._note(f"{why}; replacements are started without standbys from now on")
+            self._changed.set()
+            self._note(f"{why}; ranks start in fresh interpreters from now on")
 
 
 def _known(recipe: Recipe) -> dict[str, str]:
-    """What of a rank's environment does not hang on which rank it is."""
+    """Return the part of a rank's environment that is the same for every rank."""
     return {name: value for name, value in recipe.environment.items() if name not in standby.UNKNOWN}
 
 
@@ -283,13 +311,12 @@ def _start(recipe: Recipe, streams: Streams, descriptor: int) -> subprocess.Pope
     """An interpreter that does the imports of the script, and hears at ``descriptor`` what is to become of it."""
     before = words_before_script(recipe.command)
     command = [*recipe.command[:before], standby.__file__, str(descriptor), *recipe.command[before:]]
-    nice = NICE if _can_restore_priority() else 0
-    started = replace(recipe, command=command, environment=_known(recipe), cpus=(), group=None, nice=nice)
+    started = replace(recipe, command=command, environment=_known(recipe), cpus=(), group=None)
     return processes.start(started, streams, (descriptor,))
 
 
 def _read(descriptor: int) -> bytes:
-    """What can be read from a pipe at once."""
+    """Return the bytes that can be read from a pipe at once."""
     os.set_blocking(descriptor, False)
     text = bytearray()
     with suppress(BlockingIOError):
@@ -307,7 +334,7 @@ def _bind(process: int, cpus: Sequence[int]) -> None:
 
 
 def _can_restore_priority() -> bool:
-    """Whether the priority of a process that was lowered can be raised again: not without CAP_SYS_NICE or a limit."""
+    """True if the priority of a process that was lowered can be raised again: not without CAP_SYS_NICE or a limit."""
     found: list[bool] = []
 
     def try_it() -> None:  # the kernel keeps it by thread

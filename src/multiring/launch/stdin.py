@@ -23,7 +23,7 @@ class Input:
         self._send = send
         self._attached = False
         self._waiting: bytes | None = None
-        """What has been read and not handed on; the end stays here, for every rank 0 to come."""
+        """Bytes that were read and not handed on; the end stays here, for every rank 0 to come."""
         self._may_read = threading.Semaphore(1)
         # Reading the terminal from the background shall fail instead of stopping the whole job.
         signal.signal(signal.SIGTTIN, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What a job did, in three lines and some: how much, how long its ranks waited, for whom, and what kept those."""
+"""Summary of a job in a few lines: calls, waits of its ranks, the ranks they waited for, and why these were late."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def summary(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str])
 
 
 def _slowest(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str]) -> str:
-    """Who was waited for in the end: those that wait for a late rank are waited for themselves meanwhile."""
+    """Return a line on the slowest rank: those that wait for a late rank are waited for themselves meanwhile."""
     caused: Counter[int] = Counter()
     suffered = {}
     for rank, account in accounts.items():
@@ -69,7 +69,7 @@ def slow_ranks(accounts: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, st
 
 
 def slow_links(accounts: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """The same of links between hosts; of an account only ``slow_links`` is looked at."""
+    """The links between hosts that were slow for longest; reads only ``slow_links``."""
     seen = max(
         (account["slow_links"] for account in accounts.values()), key=lambda slow: sum(s["seconds"] for s in slow)
     )

@@ -15,7 +15,7 @@ _WINDOW = struct.Struct("HHHH")
 
 @dataclass(frozen=True)
 class Terminal:
-    """Which of the launcher's streams are a terminal, and its size in characters."""
+    """The launcher's streams that are a terminal, and its size in characters."""
 
     output: bool
     error: bool
@@ -53,5 +53,5 @@ def open_pty(rows: int, columns: int) -> tuple[int, int]:
 
 
 def in_foreground(terminal: int) -> bool:
-    """Whether ``terminal`` is one, and this process may read it and gets its Ctrl-C."""
+    """True if ``terminal`` is one, and this process may read it and gets its Ctrl-C."""
     return os.isatty(terminal) and os.tcgetpgrp(terminal) == os.getpgrp()

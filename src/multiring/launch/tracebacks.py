@@ -41,11 +41,11 @@ class Tracebacks:
         return shown, kept
 
     def is_open(self, stream: _Stream) -> bool:
-        """Whether lines are held back."""
+        """True if lines are held back."""
         return stream in self._open
 
     def flush(self, stream: _Stream) -> list[bytes]:
-        """What was held back of a traceback that does not end."""
+        """Return the lines that were held back of a traceback that does not end."""
         return self._open.pop(stream, [])
 
     def _end(self, stream: _Stream) -> list[bytes]:

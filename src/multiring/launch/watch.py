@@ -24,7 +24,7 @@ from multiring.net import auth, framing, unix
 from multiring.units import count
 
 KIND = "run"
-"""What the sockets of launchers have in their names."""
+"""Part of the names of launchers' sockets."""
 
 MOST_ASKED = 1 << 10
 MOST_ANSWERED = 1 << 28
@@ -40,7 +40,7 @@ _PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
 """Options of Python that have their value in the next word."""
 
 REST_SECONDS = 1.0
-"""How long nobody is accepted where that has failed, as it does without descriptors."""
+"""Seconds in which nobody is accepted after that has failed, as it does without descriptors."""
 
 
 class WatchSocket:
@@ -141,7 +141,7 @@ class RunningJob:
 
     @property
     def name(self) -> str:
-        """What was started, without its arguments."""
+        """Name of the program that was started, without its arguments."""
         return program_name(self.program)
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class RunningJob:
 
 
 def program_name(program: Sequence[str]) -> str:
-    """What was started, without its arguments: a module, or a file without its directory, also if a Python runs it."""
+    """Return the program's name without its arguments: a module, or a file without its directory, Python left out."""
     first, *others = program
     name = first.rpartition("/")[2]
     if name.startswith("python") or first == "-m":

@@ -75,7 +75,7 @@ class RankConnection:
         return await within(self._patience, self._channel.receive_by(self._reader.readexactly, size))
 
     def close(self) -> None:
-        """What was sent still arrives. May be called twice."""
+        """Close the connection; data that were sent still arrive. May be called twice."""
         self._beats.cancel()
         self._writer.close()
 
@@ -107,7 +107,7 @@ class Acceptor:
         self.arrived: asyncio.Queue[tuple[RankConnection, Message]] = asyncio.Queue()
         """Ranks that look for survivors, each with its first message."""
         self.shrinking = False
-        """Whether this rank looks for survivors."""
+        """True if this rank looks for survivors."""
         self._waiting: set[RankConnection] = set()
         self._serve: Callable[[ProvenChannel], Awaitable[None]] | None = None
         self._served = asyncio.Event()

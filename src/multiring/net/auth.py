@@ -56,7 +56,7 @@ class Refused(RendezvousError):
 
 @dataclass(frozen=True)
 class Hello:
-    """What one side says of itself.
+    """Introduction of one side of a connection.
 
     ``peer`` is the rank it believes to speak to, -1 for any; ``restart`` counts the starts of all ranks, ``generation``
     the changes of membership since the last one. A link of several ``streams`` opens them in one ``session``, each with
@@ -86,7 +86,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Proven:
-    """What the other side says of itself, which is proved, and the cipher of the connection (None: in clear)."""
+    """Result of a handshake: the proved introduction of the other side, and the connection's cipher (None: in clear)."""
 
     hello: Hello
     cipher: _native.Cipher | None = None
@@ -142,7 +142,7 @@ def _proof(secret: bytes, side: bytes, transcript: bytes) -> bytes:
 
 
 def _nonce(mine: Hello) -> tuple[bytes, bytes]:
-    """What this side keeps, and what it tells."""
+    """The secret that this side keeps, and the nonce that it tells."""
     drawn = secrets.token_bytes(32)
     return drawn, _native.public_key(drawn) if mine.encrypted else drawn
 

@@ -1,4 +1,4 @@
-"""Which cards connections between two hosts go over, where one of the hosts has several."""
+"""Choice of cards for connections between two hosts of which one has several."""
 
 from __future__ import annotations
 

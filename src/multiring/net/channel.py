@@ -12,7 +12,7 @@ from multiring.net import auth
 
 
 class Altered(ConnectionError):
-    """What came over an encrypted connection is not what the other side sent."""
+    """An encrypted connection brought something that the other side did not send."""
 
 
 class ProvenChannel:
@@ -26,11 +26,11 @@ class ProvenChannel:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether what is sent is."""
+        """True if its content is encrypted."""
         return self._cipher is not None
 
     def sealed(self, content: bytes) -> bytes:
-        """What is sent for ``content``: each result once, in the order in which they were made."""
+        """The bytes to send for ``content``: each result once, in the order in which they were made."""
         return content if self._cipher is None else self._cipher.seal(content)
 
     def send(self, content: bytes) -> None:
@@ -51,7 +51,7 @@ class ProvenChannel:
         return self._take(size)
 
     def receive_some(self, most: int) -> bytes:
-        """What comes next over a blocking socket, ``most`` bytes at most; b"" where it was closed between records."""
+        """The next bytes of a blocking socket, ``most`` at most; b"" where it was closed between records."""
         if self._cipher is None:
             return self.sock.recv(most)
         if not self._text:

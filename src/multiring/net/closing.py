@@ -1,4 +1,4 @@
-"""What is opened in several steps, and closed again where one of them fails."""
+"""Resources that are opened in several steps, and closed again if one of these fails."""
 
 from __future__ import annotations
 

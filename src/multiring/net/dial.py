@@ -33,7 +33,7 @@ class Unreachable(RendezvousError):
 
     @property
     def refused(self) -> bool:
-        """Whether someone answered who is not the one that was looked for."""
+        """True if someone answered who is not the one that was looked for."""
         return any(isinstance(error, auth.Refused) for error in self.failures.values())
 
 

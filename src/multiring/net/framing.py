@@ -12,7 +12,7 @@ Message = dict[str, Any]
 _LENGTH = struct.Struct("!I")
 
 SIGN_OF_LIFE = _LENGTH.pack(0)
-"""What is sent to show that this side lives; receiving a message passes over it."""
+"""Empty frame that shows that this side lives; the receiver of messages skips it."""
 
 
 def pack(message: Message) -> bytes:

@@ -63,13 +63,13 @@ def loopbacks() -> list[str]:
 
 
 def fastest(names: Iterable[str]) -> list[str]:
-    """Those of some interfaces that are as fast as the fastest: traffic can be divided between them equally."""
+    """Return the interfaces that are as fast as the fastest: traffic can be divided between them equally."""
     speeds = {name: _speed(name) for name in names}
     return [name for name, speed in speeds.items() if speed == max(speeds.values())]
 
 
 def admits(interface: str, name: str, ip: Ip) -> bool:
-    """Whether an address of the interface ``name`` may be used."""
+    """True if an address of the interface ``name`` may be used."""
     if not interface:
         return True
     exclude = interface.startswith("^")

@@ -51,7 +51,7 @@ class _Link:
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     chosen: bool = False
     failure: MultiringError | None = None
-    """Why what was attached is of no use."""
+    """Error for which an attached connection is of no use."""
     dialling: asyncio.Task[None] | None = None
     unreachable: dial.Unreachable | None = None
     reached: ProvenChannel | None = None
@@ -120,7 +120,7 @@ class Links:
                 raise copy.copy(link.failure)  # the traceback of one that is kept would keep its callers
 
     def dials(self, peer: int) -> bool:
-        """Whether this rank dials a peer for a data link over any card, and none stands."""
+        """True if this rank dials a peer for a data link over any card, and none stands."""
         link = self._link(auth.DATA, peer)
         return bool(link.addresses) and peer not in self._routes and not link.attached.is_set()
 
@@ -224,7 +224,7 @@ class Links:
             pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def _shortage(self, link: _Link, error: dial.Unreachable) -> ResourceError | None:
-        """Why this rank itself cannot have the link: another attempt would need descriptors, too."""
+        """Return why this rank itself cannot have the link: another attempt would need descriptors, too."""
         for reason in error.failures.values():
             if isinstance(reason, OSError) and reason.errno in (errno.EMFILE, errno.ENFILE):
                 mine, other = self._describe(self._mine.rank), self._describe(link.peer)

@@ -29,13 +29,13 @@ _log = logging.getLogger("multiring")
 
 
 def kernel() -> str:
-    """What ranks of one machine have in common, be they in containers or not; ResourceError without /proc."""
+    """Text that ranks of one machine share, in containers or not; ResourceError without /proc."""
     with _in_words():
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def machine() -> str:
-    """What ranks that may share memory have in common: kernel, network namespace, user; ResourceError without /proc."""
+    """Text of kernel, network namespace and user of ranks that may share memory; ResourceError without /proc."""
     with _in_words():
         return f"{kernel()} {os.stat(PROC / 'self/ns/net').st_ino} {os.getuid()}"
 

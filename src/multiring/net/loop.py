@@ -17,7 +17,7 @@ from multiring.errors import ResourceError, system_message
 _T = TypeVar("_T")
 
 CLOSE_SECONDS = 20.0
-"""How long the tasks of a thread may take to end when they are cancelled."""
+"""Seconds that the tasks of a thread may take to end when they are cancelled."""
 
 _log = logging.getLogger("multiring")
 
@@ -61,7 +61,8 @@ class LoopThread:
     """Runs coroutines in a daemon thread until closed.
 
     The portal of ``anyio.from_thread`` would do but for its cancellation, which ends each await of who was cancelled
-    (4.16): `within` could not wait for what it cancels, nor discard its result.
+    (4.16): `within` could not wait for what it cancels, nor discard its result. Its task groups would wrap each
+    error in a group. Its import takes 20 ms of a rank's processor time, ``init`` 110 (2 ranks, 2 cores, Python 3.11).
     """
 
     def __init__(self, name: str) -> None:
@@ -108,7 +109,7 @@ class LoopThread:
 
     @property
     def closed(self) -> bool:
-        """Whether the loop has ended, as it has in a process that was forked: its thread is the parent's."""
+        """True if the loop has ended, as it has in a process that was forked: its thread is the parent's."""
         return self._is_left or self._loop.is_closed() or not self._thread.is_alive()
 
     async def _cancel_all(self) -> None:

@@ -1,4 +1,4 @@
-"""Who is in a job: what its launcher, its acceptors and its generations say with one value."""
+"""Members of a job, in the one form that its launcher, its acceptors and its generations use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Membership:
         return Membership(generation, members, tuple(entered[member] for member in members))
 
     def encode(self) -> dict[str, Any]:
-        """What a message or the store carries."""
+        """Return the bytes for a message or the store."""
         return {"generation": self.generation, "members": self.members, "entered": self.entered}
 
     @classmethod

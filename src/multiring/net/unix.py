@@ -67,7 +67,7 @@ def _prefix(kind: str) -> str:
 
 
 def exists(name: str) -> bool:
-    """Whether a socket of that name listens in this network namespace; one whose backlog is full does."""
+    """True if a socket of that name listens in this network namespace; one whose backlog is full does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         try:
@@ -100,7 +100,7 @@ def connect(name: str, seconds: float) -> socket.socket:
 
 
 async def connect_async(name: str, seconds: float) -> socket.socket:
-    """As `connect`, in the running event loop: a non-blocking connection."""
+    """Connect as `connect` does, in the running event loop; the connection does not block."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with closed_on_error(sock):
         sock.setblocking(False)
@@ -134,14 +134,14 @@ def _take_turns(sock: socket.socket, name: str, deadline: float) -> None:
 
 
 def _limit(sock: socket.socket, seconds: float) -> None:
-    """How long the kernel lets it wait to connect, and to send; 0 is for ever."""
+    """Set the seconds that the kernel lets the socket wait to connect, and to send; 0 is no limit."""
     whole = int(seconds)
     limit = _TIME_LIMIT.pack(whole, max(round(1e6 * (seconds - whole)), 1 if seconds else 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    """Whether connect() has connected: after a signal Python returns from it as if it had."""
+    """True if connect() has connected: after a signal Python returns from it as if it had."""
     try:
         sock.getpeername()
     except OSError as error:

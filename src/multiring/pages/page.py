@@ -12,7 +12,7 @@ from math import inf, log2
 
 from multiring.planning import topology_file
 from multiring.planning.choice import Choice, Table, summary, tables
-from multiring.planning.cost import LinkLoad, Prediction
+from multiring.planning.prediction import LinkLoad, Prediction
 from multiring.planning.topology import Place, Topology
 from multiring.units import count, duration
 
@@ -43,10 +43,10 @@ MOST_DOTS = 40
 """Pairs of a line that are marked; a line of more is drawn without marks."""
 
 ALIKE = 0.9
-"""A rank that waits at least this part of what the others wait in the mean is not said to hold them up."""
+"""Fraction of the others' mean wait from which a rank is not blamed."""
 
 SECURITY = "default-src 'none'; style-src 'unsafe-inline'"
-"""What the browser is told: nothing is to be fetched, and nothing run."""
+"""Policy for the browser: it fetches nothing and runs nothing."""
 
 COLOURS = ("#b2182b", "#2166ac", "#1b7837", "#762a83", "#b35806", "#4d4d4d", "#01665e", "#c51b7d", "#8c510a")
 
@@ -68,7 +68,7 @@ text { font: 12px system-ui, sans-serif } .small { font-size: 11px; fill: #555 }
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What a rank of a job says of itself: seconds that it was in calls, and of these with nothing to do but wait."""
+    """Times of a rank by its own account: seconds in calls, and of these the seconds in which it only waited."""
 
     rank: int
     host: str
@@ -78,7 +78,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Bar:
-    """What ranks wait in a step of a strategy, None where it has no result; ``said`` stands at the bar's end."""
+    """Seconds that ranks wait in a step of a strategy, None without a result; ``said`` is the text at the bar's end."""
 
     name: str
     seconds: float | None
@@ -164,7 +164,7 @@ def _cell(text: str) -> str:
 
 
 def _verdict(ranks: Sequence[RankTimes]) -> str:
-    """Who waits least is the one that the others wait for."""
+    """Return a sentence that names the rank the others wait for: it waits least."""
     if len(ranks) < 2:
         return "One rank, which waits for nobody"
     slowest = min(ranks, key=lambda rank: rank.waiting)
@@ -181,7 +181,7 @@ def _verdict(ranks: Sequence[RankTimes]) -> str:
 
 
 def _late(ranks: Sequence[RankTimes], slow: Sequence[str]) -> str:
-    """Who was in calls how long, and who kept the others waiting."""
+    """Return HTML: a table of the seconds in calls by rank, and the ranks that kept the others waiting."""
     if len(ranks) < 2:
         return ""
     rows = [(str(each.rank), each.host, duration(each.in_calls), duration(each.waiting)) for each in ranks]
@@ -326,7 +326,7 @@ def _drawn(node: _Node, top: float, column: float) -> tuple[list[str], float]:
 
 
 def _link(start: tuple[float, float], end: tuple[float, float], busy: float | None) -> list[str]:
-    """A line with its load near its end, where the lines to other places are apart."""
+    """A line with its load as a label at 65 % of its length, where lines diverge."""
     where = f'x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"'
     if busy is None:
         return [f'<line {where} stroke="#bbb"/>']

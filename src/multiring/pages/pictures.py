@@ -1,4 +1,4 @@
-"""What pictures share: axes that fit their values, labels that do not cover one another, a title that says the answer.
+"""Parts of all pictures: axes that fit their values, labels that do not overlap, a title that says the answer.
 
 Pure: from values to numbers and text.
 """

@@ -1,14 +1,18 @@
-"""Plans for collectives, from a topology alone; nothing here acts, measures or knows an engine.
+"""Plans for collectives, made from a topology alone; nothing here acts, measures or knows an engine.
 
-A topology is a tree of sites, racks, hosts and ranks with a link out of each (`topology`, `topology_file`). A *grid*
-arranges the ranks in dimensions (`layout`), and one *stage* of a collective runs over each dimension (`space` lists the
-choices, `compose` turns a choice into rings). A `Plan` is the result: phases of rings, each by a method such as ring,
-halving or tree (`plan`, `methods`). A ring works on *spans*, fractions of the buffer; the buffer passes through all
-phases in *segments*, several at a time. `compose` shows the smallest example: two hosts of two ranks. `schedule`
-unrolls a plan into each rank's list of instructions, which the engine and the simulator run; `interpret` proves that
-they compute what the collective promises.
+Read the modules in this order, each of which says more in its docstring:
 
-`cost` predicts what a plan takes (`loads` and `traffic` say what it puts on which link, `speeds` what ranks can do),
-`bound` what none can beat, and `planner` compares all candidates by that: its `Choice` (`choice`) explains itself.
-A reader starts with `topology`, `plan` and `methods`, then follows `planner.choose`.
+1. `topology`: sites, racks, hosts and ranks as a tree, with a link out of each (`topology_file` reads it from TOML).
+2. `plan`: the result. A `Plan` is a list of phases; a phase is rings that run side by side; a ring is ranks that reduce
+   or gather some *spans* together, fractions of the buffer. `methods` says who of a ring sends what in each step.
+3. `layout`: a *grid* arranges the ranks in dimensions. Rings run within the *units* of a dimension, such as hosts.
+4. `stages`: what a plan does in each dimension, its mode and method. `compose` turns stages into the rings of a plan,
+   and shows the smallest example: two hosts of two ranks. `balance` has the shares where links are unequal.
+5. `schedule`: a plan unrolled for one rank, as the list of instructions that the engine and the simulator run on every
+   *segment* of the buffer. `interpret` proves that all lists together compute what the collective promises.
+6. `cost`: the time that a plan takes, as a `prediction`. `traffic` says what a ring sends over the links around its
+   members, `loads` adds that up by link, and `speeds` has what the ranks themselves take. No plan beats the `bound`.
+7. `planner`: all stages that `space` lists are predicted, and the cheapest plan is the `choice`, which explains itself.
+
+`strategies` and `double_tree` make plans as others published them, without a choice.
 """

@@ -22,30 +22,35 @@ from .plan import SHARE_UNITS
 
 
 def shortest_time(bandwidths: Sequence[float], beyond: float = 0.0) -> float:
-    """Fewest seconds per byte of an all-reduce in which each byte is forwarded ``beyond`` times past its owner."""
+    """Fewest seconds a byte of an all-reduce between members with these bandwidths, in bytes a second.
+
+    ``beyond`` is how many times the owner of a byte sends it in the dimensions around.
+    """
     if len(bandwidths) < 2:
         return 0.0
     return max(1 / min(bandwidths), (2 * (len(bandwidths) - 1) + beyond) / sum(bandwidths))
 
 
 def fastest_shares(shape: Shape, whole: Shape) -> tuple[int, ...] | None:
-    """The shares of the children of a shape, part of ``whole``, that reach the shortest time, in 64ths; None if equal
-    ones do."""
+    """The shares of the children of a shape, in 64ths, that reach the shortest time; None if equal shares do.
+
+    The shape is a part of ``whole``.
+    """
     bandwidths, beyond = shape.bandwidths, _beyond(whole, shape.depth)
     if len(bandwidths) - 2 + beyond <= 0 or min(bandwidths) == max(bandwidths):
         return None
     time = shortest_time(bandwidths, beyond)
-    room = [max(time * bandwidth - 1, 0.0) for bandwidth in bandwidths]
-    return _rounded([SHARE_UNITS * r / sum(room) for r in room])
+    spare = [max(time * bandwidth - 1, 0.0) for bandwidth in bandwidths]
+    return _rounded([SHARE_UNITS * each / sum(spare) for each in spare])
 
 
 def _beyond(whole: Shape, depth: int) -> float:
-    """How many times a byte owned after the dimension of a depth is sent, and received, in the dimensions around it."""
-    total, part = 0.0, 1.0
+    """Number of times that the owner of a byte after a dimension sends it and receives it in the dimensions around."""
+    total, fraction = 0.0, 1.0
     for shapes in whole.by_depth[depth:]:
         members = max(len(shape.children) for shape in shapes)
-        total += part * 2 * (members - 1) / members
-        part /= members
+        total += fraction * 2 * (members - 1) / members
+        fraction /= members
     return total
 
 

@@ -1,4 +1,4 @@
-"""How fast a collective can be at best on a topology: the limit shown beside every result.
+"""Least time of a collective on a topology: the limit shown beside every result.
 
 The link of a place splits the ranks in two, and whatever the algorithm some bytes must cross it. For an all-reduce the
 places around one switch give more: with k of them every byte needs k - 1 messages to be summed and k - 1 to be
@@ -13,14 +13,14 @@ from .balance import shortest_time
 from .topology import Link, Place, Topology
 
 _MUST_CROSS: dict[str, Callable[[float, bool], tuple[float, float]]] = {
-    "all_reduce": lambda part, has_root: (1, 1),
-    "reduce_scatter": lambda part, has_root: (1 - part, part),
-    "all_gather": lambda part, has_root: (part, 1 - part),
-    "broadcast": lambda part, has_root: (1, 0) if has_root else (0, 1),
-    "reduce": lambda part, has_root: (0, 1) if has_root else (1, 0),
-    "barrier": lambda part, has_root: (0, 0),
+    "all_reduce": lambda fraction, has_root: (1, 1),
+    "reduce_scatter": lambda fraction, has_root: (1 - fraction, fraction),
+    "all_gather": lambda fraction, has_root: (fraction, 1 - fraction),
+    "broadcast": lambda fraction, has_root: (1, 0) if has_root else (0, 1),
+    "reduce": lambda fraction, has_root: (0, 1) if has_root else (1, 0),
+    "barrier": lambda fraction, has_root: (0, 0),
 }
-"""Bytes up and down the link of a place, for each byte of the buffer; it holds ``part`` of the ranks."""
+"""Bytes up and down the link of a place, for each byte of the buffer; it holds ``fraction`` of the ranks."""
 
 
 def cut_bound(topology: Topology, collective: str, nbytes: int, root: int = 0) -> float:
@@ -47,7 +47,7 @@ def cut_bound(topology: Topology, collective: str, nbytes: int, root: int = 0) -
 
 
 def _crossing(collective: str, ranks: int, size: int, has_root: bool) -> tuple[float, float]:
-    part = ranks / size
+    fraction = ranks / size
     if collective == "all_to_all":
-        return ranks * (1 - part), ranks * (1 - part)
-    return _MUST_CROSS[collective](part, has_root)
+        return ranks * (1 - fraction), ranks * (1 - fraction)
+    return _MUST_CROSS[collective](fraction, has_root)

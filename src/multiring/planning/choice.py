@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from multiring.units import count, precise_duration, rate, size
 
-from .compose import Stage
-from .cost import LinkLoad, PhaseTime, Prediction
 from .plan import Phase, Plan
+from .prediction import LinkLoad, PhaseTime, Prediction
 from .speeds import NATIVE, Speeds
+from .stages import Stage
 from .topology import Topology
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ TIE = 1.02
 """Predictions within this factor of the cheapest are ties: the model is not finer, and noise must not choose."""
 
 SHOWN = 8
-"""Rejected candidates that are listed; the others are counted."""
+"""Most rejected candidates that are listed; the others are counted."""
 
 WIDEST = 100_000
-"""Columns of what is no terminal: no row is longer, so none is broken."""
+"""Columns of plain text: more than any row has, so that no row is broken."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the calls of a plan took on this rank, from start to end, waiting for other ranks included.
+    """Seconds of a plan's calls on this rank, from start to end, waits for other ranks included.
 
     ``nbytes`` and ``seconds`` are sums over ``calls``.
     """
@@ -75,8 +75,9 @@ class Tuned:
 class Choice:
     """The plan chosen; the candidates that were not, cheapest first; the bound that no plan can beat, in seconds.
 
-    ``measured`` is what it took so far, where it has been used; ``tuned`` what those plans took that a job tried, where
-    it was chosen by that; ``speeds`` are what predictions assume. Printed, it explains itself.
+    ``measured`` is what calls by the plan have taken, once there are some. ``tuned`` is what each plan took that a job
+    tried, where the choice comes from such trials. ``speeds`` are what predictions assume. A choice that is printed
+    explains itself.
     """
 
     plan: Plan
@@ -90,7 +91,7 @@ class Choice:
     speeds: Speeds = NATIVE
 
     def is_tie(self, candidate: Candidate) -> bool:
-        """Whether a candidate is predicted to take as long as the one chosen, as far as the model can tell."""
+        """True if a candidate is predicted to take as long as the one chosen, as far as the model can tell."""
         here, there = self.chosen.prediction.seconds, candidate.prediction.seconds
         return max(here, there) <= TIE * min(here, there)
 
@@ -114,7 +115,7 @@ class Table:
 
 
 def summary(choice: Choice) -> str:
-    """What is planned, how long it takes, and how near that is to the limit."""
+    """The chosen plan, its time, and the ratio of that to the limit."""
     plan, prediction = choice.plan, choice.chosen.prediction
     segments = f"{count(prediction.segments, 'segment')}, at most {plan.window} in flight"
     lines = [
@@ -123,12 +124,12 @@ def summary(choice: Choice) -> str:
         f"predicted  {precise_duration(prediction.seconds)}, in {segments}",
     ]
     if choice.speeds.ranks_per_core > 1:
-        lines.append(
-            f"turns      {choice.speeds.ranks_per_core:.3g} ranks share a core, and wait for one another on it"
-        )
+        lines.append(f"cores      {choice.speeds.ranks_per_core:.3g} ranks share one, and wait for their turns on it")
     if prediction.burst_seconds:
-        saved = precise_duration(prediction.burst_seconds)
-        lines.append(f"bursts     in every phase links pass at once what they have saved, {saved} of their rate")
+        credit = precise_duration(prediction.burst_seconds)
+        lines.append(
+            f"bursts     each link between hosts passes at once, in every phase, what takes {credit} at its rate"
+        )
     if choice.bound:
         reached = choice.bound / prediction.seconds
         bound = precise_duration(choice.bound)

@@ -1,8 +1,7 @@
 """From a layout and a method per dimension to a plan: the multi-ring algorithms.
 
-Every dimension runs in one *mode*. ``split``: a reduce_scatter on the way out, an all_gather on the way back, so that
-the ranks of a unit own parts of its sum. ``lead``: a reduce and a broadcast, so that the first rank of a unit
-has all of it. ``all``: one all_reduce, which leaves it with everybody; the outermost dimensions only.
+A stage for each dimension says which mode and method it has (`stages`). From the inside out, each unit's rings join the
+ranks that own the same span in its children; what the mode leaves with whom is where the next dimension begins.
 
 ::
 
@@ -11,80 +10,23 @@ has all of it. ``all``: one all_reduce, which leaves it with everybody; the oute
       all_reduce     host   (0 2) [0,1/2)   (1 3) [1/2,1)
       all_gather     rank   (0 1) [0,1)     (2 3) [0,1)
 
-Units of different sizes are cut wherever one of them is: with 3 ranks on one host and 2 on the other, four rings cross,
-over [0,1/3) [1/3,1/2) [1/2,2/3) [2/3,1). Cho et al. 2017 (arXiv 1708.02188), Cho et al. 2019 (BlueConnect).
+Where units have different sizes, rings are cut wherever the sum of any unit is: between a host of 3 ranks and a host of
+2 there are four rings, over [0,1/3) [1/3,1/2) [1/2,2/3) [2/3,1).
+
+Cho et al. 2017 (arXiv 1708.02188), Cho et al. 2019 (BlueConnect).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import starmap
 
 from .balance import fastest_shares
-from .layout import Dimension, Layout, Shape, layout
-from .plan import BLOCKED, ROOTED, WHOLE, Phase, Plan, Ring, Span, Tiling, joined
+from .layout import Layout, Shape, layout
+from .plan import IN_BLOCKS, ROOTED, WHOLE, Phase, Plan, Ring, Span, Tiling, joined
+from .stages import ALL, LEAD, Stage, phase_kinds, phase_wire
 from .topology import Topology
-
-SPLIT, LEAD, ALL = "split", "lead", "all"
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What a plan does in one dimension: its mode, its method, whether shares follow the bandwidths, its wire.
-
-    ``ordered``: its rings name their members by ascending rank, the root before them, and so does every sum.
-    """
-
-    dimension: Dimension
-    mode: str
-    method: str
-    weighted: bool = False
-    wire: str = ""
-    ordered: bool = False
-
-    def __str__(self) -> str:
-        size = f":{self.dimension.size}" if self.dimension.size else ""
-        words = [
-            f"{self.dimension.level}{size}",
-            self.mode,
-            self.method,
-            "weighted" if self.weighted else "",
-            self.wire,
-        ]
-        return " ".join(filter(None, words))
-
-
-_OUT = {
-    "all_reduce": {SPLIT: "reduce_scatter", LEAD: "reduce", ALL: "all_reduce"},
-    "reduce_scatter": {SPLIT: "reduce_scatter"},
-    "reduce": {LEAD: "reduce"},
-    "all_to_all": {ALL: "all_to_all"},
-    "barrier": {SPLIT: "reduce_scatter", LEAD: "reduce", ALL: "all_reduce"},
-}
-_BACK = {
-    "all_reduce": {SPLIT: "all_gather", LEAD: "broadcast"},
-    "barrier": {SPLIT: "all_gather", LEAD: "broadcast"},
-    "all_gather": {SPLIT: "all_gather"},
-    "broadcast": {LEAD: "broadcast"},
-}
-
-
-def phase_kinds(collective: str, stages: Sequence[Stage]) -> list[tuple[int, str]]:
-    """(depth, kind) of the phases of a collective: out through the stages from depth 1, and back."""
-    out, back = _OUT.get(collective, {}), _BACK.get(collective, {})
-    modes = [(depth, stage.mode) for depth, stage in enumerate(stages, start=1)]
-    return [(depth, out[mode]) for depth, mode in modes if mode in out] + [
-        (depth, back[mode]) for depth, mode in reversed(modes) if mode in back
-    ]
-
-
-def phase_wire(kind: str, stage: Stage, stages: Sequence[Stage]) -> str:
-    """The format in which a phase of a stage sends: what is spread between hosts has been rounded to that of any."""
-    if kind in ("all_gather", "broadcast") and stage.dimension.levels != ("rank",):
-        return max(other.wire for other in stages)
-    return stage.wire
 
 
 def compose(
@@ -100,7 +42,7 @@ def compose(
     arrangement = layout(topology, [stage.dimension for stage in stages], root if rooted else None)
     if collective == "all_to_all":
         patterns = _exchange_patterns(arrangement)
-    elif collective in BLOCKED:
+    elif collective in IN_BLOCKS:
         patterns = _block_patterns(arrangement)
     else:
         patterns = _ownership_patterns(arrangement, stages)
@@ -123,22 +65,26 @@ def compose(
 
 def _by_rank(ring: Ring, order: Sequence[int], first: int | None) -> Ring:
     """The ring of all ranks with its members by ascending rank, ``first`` before them, each with the share it had."""
-    places = sorted(range(len(ring.members)), key=lambda i: (order[ring.members[i]] != first, order[ring.members[i]]))
+    positions = sorted(
+        range(len(ring.members)), key=lambda i: (order[ring.members[i]] != first, order[ring.members[i]])
+    )
     pieces = ring.pieces()
-    shares = tuple(ring.shares[i] for i in places) if ring.shares else None
-    spans = tuple(span for i in places for span in pieces[i])
-    return Ring(tuple(ring.members[i] for i in places), spans if places != sorted(places) else ring.spans, shares)
+    shares = tuple(ring.shares[i] for i in positions) if ring.shares else None
+    spans = tuple(span for i in positions for span in pieces[i])
+    return Ring(
+        tuple(ring.members[i] for i in positions), spans if positions != sorted(positions) else ring.spans, shares
+    )
 
 
 _Pattern = tuple[Ring, ...]
 _Ownership = tuple[tuple[Span, int], ...]
-"""Who of a unit holds its sum of which span: adjoining spans from 0 to 1, each with a position."""
+"""Owners in a unit of the spans of its sum: adjoining spans from 0 to 1, each with its owner's position in the unit."""
 
 
 def _ownership_patterns(arrangement: Layout, stages: Sequence[Stage]) -> dict[Shape, _Pattern]:
     """The rings of each shape where the plan is free to say who owns what."""
     patterns: dict[Shape, _Pattern] = {}
-    owned: dict[Shape, tuple[_Ownership, ...]] = {}  # several where an all_reduce has left several copies
+    owned: dict[Shape, tuple[_Ownership, ...]] = {}  # one for each copy of the sum: mode all leaves several
 
     def visit(shape: Shape) -> None:
         if shape in owned:
@@ -152,20 +98,20 @@ def _ownership_patterns(arrangement: Layout, stages: Sequence[Stage]) -> dict[Sh
         shares = fastest_shares(shape, arrangement.shape) if stage.weighted else None
         if len({len(owned[child]) for child in shape.children}) > 1:
             raise ValueError(f"mode all in {stage.dimension.level} and within needs units of one size")
-        copies = zip(*(owned[child] for child in shape.children), strict=True)
-        rings = [_meeting_rings(copy, shape.offsets, shares) for copy in copies]
-        patterns[shape] = tuple(ring for copy in rings for ring in copy)
-        if len(rings) > 1 and stage.mode != ALL:
+        by_copy = zip(*(owned[child] for child in shape.children), strict=True)
+        rings_by_copy = [_meeting_rings(ownerships, shape.offsets, shares) for ownerships in by_copy]
+        patterns[shape] = tuple(ring for rings in rings_by_copy for ring in rings)
+        if len(rings_by_copy) > 1 and stage.mode != ALL:
             raise ValueError(f"mode {stage.mode} stands around mode all; only the outermost dimensions can be all")
         if shape is not arrangement.shape:  # no stage lies around the whole
-            owned[shape] = _owned_after(stage.mode, rings)
+            owned[shape] = _owned_after(stage.mode, rings_by_copy)
 
     visit(arrangement.shape)
     return patterns
 
 
 def _meeting_rings(owned: Sequence[_Ownership], offsets: Sequence[int], shares: tuple[int, ...] | None) -> list[Ring]:
-    """The rings in which the owners of each span in every child meet, the children's cuts taken together."""
+    """The rings of one copy: for each span, the ranks that own it in each child; cut wherever a child's sum is."""
     spans: dict[tuple[int, ...], list[Span]] = {}
     for span, holders in _refined(owned):
         members = tuple([offset + holder for offset, holder in zip(offsets, holders, strict=True)])
@@ -188,20 +134,24 @@ def _refined(owned: Sequence[_Ownership]) -> list[tuple[Span, tuple[int, ...]]]:
     return result
 
 
-def _owned_after(mode: str, rings: list[list[Ring]]) -> tuple[_Ownership, ...]:
-    """What a phase of a mode leaves, from the rings of each copy."""
+def _owned_after(mode: str, rings_by_copy: list[list[Ring]]) -> tuple[_Ownership, ...]:
+    """Return the owners of a unit's sum after a phase of a mode, for each copy of the sum that there is then."""
     if mode == ALL:
-        places = range(len(rings[0][0].members))
-        return tuple(_by_span((s, r.members[i]) for r in copy for s in r.spans) for copy in rings for i in places)
-    (copy,) = rings
+        positions = range(len(rings_by_copy[0][0].members))
+        return tuple(
+            _by_span((span, ring.members[i]) for ring in rings for span in ring.spans)
+            for rings in rings_by_copy
+            for i in positions
+        )
+    (rings,) = rings_by_copy
     if mode == LEAD:
-        return (_by_span((span, ring.members[0]) for ring in copy for span in ring.spans),)
-    shares = (share for ring in copy for share in zip(ring.members, ring.pieces(), strict=True))
+        return (_by_span((span, ring.members[0]) for ring in rings for span in ring.spans),)
+    shares = (share for ring in rings for share in zip(ring.members, ring.pieces(), strict=True))
     return (_by_span((span, member) for member, piece in shares for span in piece),)
 
 
 def _by_span(held: Iterable[tuple[Span, int]]) -> _Ownership:
-    """Who holds which span, in the order of the spans; adjoining spans of one holder become one."""
+    """Return the spans with their holders, in order; adjoining spans of one holder become one."""
     result: list[tuple[Span, int]] = []
     for span, holder in sorted(held):
         if result and result[-1][1] == holder:
@@ -215,7 +165,7 @@ def _block_patterns(arrangement: Layout) -> dict[Shape, _Pattern]:
 
     Block b takes the path of rank b: in every unit it is held by the rank that is reached by going down like rank b,
     its position in each dimension taken modulo the number of children there. In equal units that is the rank with b's
-    place in its own unit; in b's own unit it is b.
+    position in its own unit; in b's own unit it is b.
     """
     size = len(arrangement.order)
     blocks = [Span(Fraction(rank, size), Fraction(rank + 1, size)) for rank in arrangement.order]

@@ -1,16 +1,25 @@
 """Predicting how long a plan takes.
 
-A phase of a segment of s bytes takes
+The time of a phase for a segment of s bytes is the sum of four terms, in seconds:
 
-    steps x alpha + (messages - steps) x overhead + s x (part on its busiest link) x beta + s x (part reduced) x gamma.
+    steps x alpha                     alpha: the latency of the slowest link that a message of the step may cross, and
+                                      the wait for a core where ranks share cores
+    (messages - steps) x overhead     messages: those of the busiest rank, or of all ranks on its core; overhead: the
+                                      seconds of each message after the first of a step
+    s x (fraction carried) x beta     fraction carried: of the segment, by the busiest link; beta: its seconds a byte.
+                                      Where members pass on all that they receive, beta is summed over the steps
+    s x (fraction worked) x gamma     fraction worked: of the segment, summed by the busiest rank, or taken in from
+                                      other ranks of its host; gamma: the seconds of that a byte
 
-Segments follow one another through the phases. The first takes the sum over the phases; after it, one comes out
-whenever the busiest link or rank has done its part of *all* phases, since many rings and all phases share a
-card, an uplink, a core. So a big message costs about the largest sum over one link, a small one the sum of the
-latencies. Links with bursts pass a small message at once, in every phase; but they save only while they are idle, so no
-call is faster than its busiest link. Nor is a call faster than its busiest rank handles its messages: ranks that share
-a core have equal parts of it, and those that wait use theirs up.
-Hockney 1994 for alpha and beta; Culler et al. 1993 (LogP) for the overhead.
+Latencies and rates are those of the topology's links; the rest is in `Speeds`.
+
+Segments follow one another through the phases. The first takes the sum over the phases. After it, a segment comes out
+each time that the busiest link or rank has done its part of *all* phases, since many rings and all phases share a
+card, an uplink, a core. A large message therefore costs about the largest sum over one link, a small one the sum of the
+latencies. Links with bursts pass a small message at once, in every phase, but they collect credit only while they are
+idle, so no call is faster than its busiest link carries its bytes at the link's rate. Nor is a call faster than its
+busiest rank handles its messages: ranks that share a core have equal parts of it, and a rank that waits uses up its
+part. Hockney 1994 for alpha and beta; Culler et al. 1993 (LogP) for the overhead.
 """
 
 from __future__ import annotations
@@ -20,11 +29,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from .compose import Stage, phase_kinds, phase_wire
 from .layout import Layout, Shape
-from .loads import Key, LinkMap, Loads
-from .plan import BLOCKED, REDUCING, SENT_PART
+from .loads import LinkKey, LinkMap, Loads
+from .plan import IN_BLOCKS, REDUCING, SENT_FRACTION
+from .prediction import LinkLoad, PhaseTime, Prediction
 from .speeds import NATIVE, Speeds
+from .stages import Stage, phase_kinds, phase_wire
 from .topology import Link
 from .traffic import hands_on, mean_messages, messages, pairs
 
@@ -39,96 +49,45 @@ LOCAL_WINDOW_BYTES = 1 << 20
 """Most bytes of one call in flight within a host, unless latencies ask for more: they stay in the cache."""
 
 OUT_OF_CACHE_BYTES = 16 << 20
-"""Bytes from which on a buffer does not stay in the cache: what a step exchanges, copied wherever the buffer lies, goes
-to memory and back. 16 MB took two ranks 1.83 ms in one step and 1.63 in two; 8 MB 0.65 and 0.75."""
+"""Bytes from which on a buffer does not stay in the cache: what a step exchanges goes to memory and back. Measured:
+benchmarks/results/2026-11-25-engine-choices.md, Two ranks in one step."""
 
 WIRE_WINDOW_BYTES = 4 << 20
-"""Most bytes of one call in flight between hosts, unless latencies ask for more. 64 MB over cards of 5 Gbit/s took 208
-ms with 1 MB in flight, 154 with 2 and 131 with 4 or 8, and eight calls at once may each need as much for their
-staging."""
+"""Most bytes of one call in flight between hosts, unless latencies ask for more.
+Measured: benchmarks/results/2026-11-28-constants.md, Planning."""
 
 HELD_UP_SECONDS = 20e-3
-"""Seconds of work that the busiest link should have left when a host is late. Longer windows delay the first segments,
-which queue behind the later ones: at 200 Mbit/s 8 MB took 382 ms with 4 MB (160 ms) in flight, 364 with 1 MB or 3/4."""
+"""Seconds of work that the busiest link should have left when a host is late.
+Measured: benchmarks/results/2026-11-28-constants.md, Planning."""
 
 FEWEST_SEGMENTS, MOST_SEGMENTS = 2, 32
 """Fewest and most segments of one call in flight, however large or small they are."""
 
 HEADER_FACTOR = 1.1
-"""Time that small messages take of a link, as a multiple of what their bytes alone take: calls of 4 KB took 362 to 367
-us back to back where the bytes alone take the busiest link 328."""
+"""Time that small messages take of a link, as a multiple of what their bytes alone take.
+Measured: benchmarks/results/2026-11-28-constants.md, Planning."""
 
 
 @dataclass(frozen=True, slots=True)
-class LinkLoad:
-    """Bytes that the link of a place sends and receives in one call.
+class _PhaseCost:
+    """Time that a phase adds to a segment, and work that it adds to each link and rank.
 
-    ``level`` and ``rank`` name the place: that of the level around the rank. ``count`` links look alike; this is
-    the busiest of them.
+    ``latency`` is in seconds: the first two terms of the formula. ``hops`` are the seconds a byte on the links that a
+    segment crosses one after another: one entry, that of the busiest link, unless members pass on all that they
+    receive. ``loads`` are the bytes on each link for a byte of the buffer. By the class of a rank's link, ``work`` is
+    the seconds a byte in which the rank sums or stores, ``most_work`` the most of them, and ``message_seconds`` the
+    seconds that the messages of a segment take the rank.
     """
-
-    level: str
-    rank: int
-    count: int
-    link: Link
-    up: float
-    down: float
-
-    @property
-    def seconds(self) -> float:
-        """The time that these bytes take alone."""
-        return max(self.up / self.link.up, self.down / self.link.down)
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseTime:
-    """What one phase takes by itself, the whole buffer being one segment; its longest rings have ``members``."""
-
-    kind: str
-    level: str
-    method: str
-    members: int
-    steps: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """How long a call takes, in how many segments, ``window`` of them in flight, and why.
-
-    In every phase each link between hosts passes ``burst_seconds`` of its rate at once.
-    """
-
-    seconds: float
-    segment_bytes: int
-    segments: int
-    window: int
-    phases: tuple[PhaseTime, ...]
-    links: tuple[LinkLoad, ...]
-    burst_seconds: float = 0.0
-
-    @property
-    def unpipelined(self) -> float:
-        """Seconds with the whole buffer as one segment."""
-        return sum(phase.seconds for phase in self.phases)
-
-
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    """What a phase adds to a segment's time: ``latency`` seconds, and the seconds a byte on each of its ``hops``, one
-    after the other. ``loads`` are the bytes on its links. By the class of the ranks' links, ``work`` is the seconds a
-    byte in which ranks reduce or store, ``most_work`` the most of them, and ``message_seconds`` the seconds that a
-    segment's messages take them."""
 
     kind: str
     stage: Stage
     members: int
     steps: int
     latency: float
-    message_seconds: dict[Key, float]
+    message_seconds: dict[LinkKey, float]
     hops: tuple[float, ...]
     loads: Loads
-    work: dict[Key, float]
+    work: dict[LinkKey, float]
     most_work: float
     is_local: bool
 
@@ -146,42 +105,52 @@ class _Phase:
 
 @dataclass(frozen=True, slots=True)
 class _Pipeline:
-    """How segments follow one another. A segment takes the ``phases``, over links whose token buckets hold
-    ``burst_seconds`` of credit. It keeps the busiest link for ``link_per_byte`` seconds a byte, and the busiest rank
-    for ``core`` seconds and ``core_per_byte`` seconds a byte."""
+    """Pipeline of segments through ``phases``, over links whose token buckets hold ``burst_seconds`` of
+    credit.
 
-    phases: Sequence[_Phase]
+    A segment keeps the busiest link for ``link_per_byte`` seconds a byte, and the busiest rank for ``core`` seconds and
+    ``core_per_byte`` seconds a byte.
+    """
+
+    phases: Sequence[_PhaseCost]
     burst_seconds: float
     link_per_byte: float
     core: float
     core_per_byte: float
     window_bytes: int
 
-    def first(self, size: float, burst_seconds: float) -> float:
+    def first_seconds(self, size: float, burst_seconds: float) -> float:
+        """Seconds until the first segment, of ``size`` bytes, is through all phases."""
         total = 0.0
         for phase in self.phases:
             total += phase.seconds(size, burst_seconds)
         return total
 
-    def busy(self, size: float) -> float:
+    def busy_seconds(self, size: float) -> float:
+        """Seconds that a segment of ``size`` bytes keeps the busiest link or rank."""
         return max(self.link_per_byte * size, self.core + self.core_per_byte * size)
 
     def window(self, size: float) -> int:
-        """How many segments of a size should be in flight: enough to fill the phases twice and to keep the busiest link
-        busy while a host is late, within reason."""
-        first, busy = self.first(size, self.burst_seconds), self.busy(size)
-        if not busy:
+        """The number of segments of ``size`` bytes that may be in flight.
+
+        They fill all phases twice, and leave the busiest link ``HELD_UP_SECONDS`` of work for when a host is late. They
+        are ``window_bytes`` at most, or as many as fill the phases once where these are more.
+        """
+        first, busy = self.first_seconds(size, self.burst_seconds), self.busy_seconds(size)
+        if not busy or not size:
             return FEWEST_SEGMENTS
-        most = max(self.window_bytes / size, first / busy)
-        return ceil(min(max(min((2 * first + HELD_UP_SECONDS) / busy, most), FEWEST_SEGMENTS), MOST_SEGMENTS))
+        wanted = (2 * first + HELD_UP_SECONDS) / busy
+        allowed = max(self.window_bytes / size, first / busy)
+        return ceil(min(max(min(wanted, allowed), FEWEST_SEGMENTS), MOST_SEGMENTS))
 
     def seconds(self, nbytes: int, segments: int) -> float:
         """Seconds of a call with ``nbytes`` in ``segments`` segments; credit in token buckets makes none slower."""
         size = nbytes / segments
 
         def over_links(burst_seconds: float) -> float:
-            first = self.first(size, burst_seconds)
-            return max(first + (segments - 1) * max(self.busy(size), first / self.window(size)), segments * self.core)
+            first = self.first_seconds(size, burst_seconds)
+            between = max(self.busy_seconds(size), first / self.window(size))
+            return max(first + (segments - 1) * between, segments * self.core)
 
         if not self.burst_seconds:
             return over_links(0.0)
@@ -189,40 +158,25 @@ class _Pipeline:
 
 
 class CostModel:
-    """Predicts the plans of one collective over one arrangement of a topology; ``led`` are those with leaders."""
+    """Predicts the plans of one collective over one arrangement of a topology; ``led``: those with a stage that leads.
+
+    What a phase costs depends on few of the stages, and is kept from plan to plan.
+    """
 
     def __init__(self, arrangement: Layout, collective: str, led: bool, speeds: Speeds = NATIVE):
         self._speeds = speeds
         self._order = arrangement.order
         self._collective = collective
-        self._blocks = arrangement.shape.size if collective in BLOCKED else 1
-        self._map = LinkMap(arrangement.shape, collective in BLOCKED, led)
-        self._phases: dict[Hashable, _Phase | None] = {}
+        self._blocks = arrangement.shape.size if collective in IN_BLOCKS else 1
+        self._map = LinkMap(arrangement.shape, collective in IN_BLOCKS, led)
+        self._costs: dict[Hashable, _PhaseCost | None] = {}
 
     def predict(self, stages: Sequence[Stage], nbytes: int) -> Prediction:
         """The time of a call with ``nbytes`` (all blocks together), with the best segments for it."""
         kinds = phase_kinds(self._collective, stages)
-        phases = [phase for phase in (self._phase(depth, kind, stages) for depth, kind in kinds) if phase is not None]
+        phases = [cost for cost in (self._cost(depth, kind, stages) for depth, kind in kinds) if cost is not None]
         loads = _sum(phase.loads for phase in phases)
-        work: Counter[Key] = Counter()
-        message_seconds: Counter[Key] = Counter()
-        for phase in phases:
-            work.update(phase.work)
-            message_seconds.update(phase.message_seconds)
-        working = max(work.values(), default=0.0)
-        copying, wires = self._busiest(loads, is_local=True), self._busiest(loads, is_local=False)
-        cores_copy = self._speeds.copy_seconds_per_byte > 0
-        if cores_copy and nbytes >= OUT_OF_CACHE_BYTES:
-            exchanges = (phase for phase in phases if phase.is_local and phase.kind == "all_reduce")
-            working += sum(phase.most_work for phase in exchanges)
-        pipeline = _Pipeline(
-            phases,
-            self._burst_seconds(loads, nbytes),
-            wires if cores_copy else max(copying, wires),
-            max(message_seconds.values(), default=0.0),
-            working + copying if cores_copy else working,
-            LOCAL_WINDOW_BYTES if all(phase.is_local for phase in phases) else WIRE_WINDOW_BYTES,
-        )
+        pipeline = self._pipeline(phases, loads, nbytes)
         slices = [max(size // self._blocks // 64 * 64, SMALLEST_SLICE_BYTES) for size in self._speeds.segments]
         counts = [max(1, -(-nbytes // (self._blocks * size))) for size in slices]
         taken = {count: pipeline.seconds(nbytes, count) for count in set(counts)}
@@ -238,60 +192,102 @@ class CostModel:
             pipeline.burst_seconds,
         )
 
-    def _phase(self, depth: int, kind: str, stages: Sequence[Stage]) -> _Phase | None:
+    def _pipeline(self, phases: Sequence[_PhaseCost], loads: Loads, nbytes: int) -> _Pipeline:
+        """Return the pipeline of a call with ``nbytes``, from the work of all its phases together."""
+        work: Counter[LinkKey] = Counter()
+        message_seconds: Counter[LinkKey] = Counter()
+        for phase in phases:
+            work.update(phase.work)
+            message_seconds.update(phase.message_seconds)
+        working = max(work.values(), default=0.0)
+        copying, wires = self._busiest(loads, is_local=True), self._busiest(loads, is_local=False)
+        cores_copy = self._speeds.copy_seconds_per_byte > 0
+        if cores_copy and nbytes >= OUT_OF_CACHE_BYTES:
+            exchanges = (phase for phase in phases if phase.is_local and phase.kind == "all_reduce")
+            working += sum(phase.most_work for phase in exchanges)
+        return _Pipeline(
+            phases,
+            self._burst_seconds(loads, nbytes),
+            link_per_byte=wires if cores_copy else max(copying, wires),
+            core=max(message_seconds.values(), default=0.0),
+            core_per_byte=working + copying if cores_copy else working,
+            window_bytes=LOCAL_WINDOW_BYTES if all(phase.is_local for phase in phases) else WIRE_WINDOW_BYTES,
+        )
+
+    def _cost(self, depth: int, kind: str, stages: Sequence[Stage]) -> _PhaseCost | None:
+        """Return the cost of the phase of a kind in the dimension of a depth, computed once; None without a ring."""
         inner = tuple((stage.mode, stage.weighted) for stage in stages[:depth])
         stage = stages[depth - 1]
         key = (depth, kind, stage.method, phase_wire(kind, stage, stages), inner)
-        if key not in self._phases:
-            self._phases[key] = self._computed(depth, kind, stages) if self._map.shapes(depth) else None
-        return self._phases[key]
+        if key not in self._costs:
+            self._costs[key] = self._computed(depth, kind, stages) if self._map.shapes(depth) else None
+        return self._costs[key]
 
-    def _computed(self, depth: int, kind: str, stages: Sequence[Stage]) -> _Phase:
+    def _computed(self, depth: int, kind: str, stages: Sequence[Stage]) -> _PhaseCost:
+        """The terms of the formula for a phase: the most of any shape that has rings in this dimension."""
         stage = stages[depth - 1]
         is_local = stage.dimension.levels == ("rank",)
-        one = self._speeds.overhead(is_local)
-        part = SENT_PART[phase_wire(kind, stage, stages)]
-        slowdown = self._speeds.ranks_per_core if is_local else 1.0
+        sent = SENT_FRACTION[phase_wire(kind, stage, stages)]
         whole = self._map.loads(depth, kind, stages)
-        loads = {key: (part * out, part * in_) for key, (out, in_) in whole.items()}
+        loads = {key: (sent * out, sent * in_) for key, (out, in_) in whole.items()}
         if is_local and self._speeds.copy_seconds_per_byte:
             work = self._work(loads, self._speeds.copy_seconds_per_byte)
         else:
             work = self._work(whole, self._speeds.gamma) if kind in REDUCING else {}  # as wide as it is summed
-        steps, latency = 0, 0.0
         message_counts = self._map.message_counts(depth, kind, stages)
-        message_seconds = {key: self._speeds.message_seconds(*counts) for key, counts in message_counts.items()}
-        hops: list[float] = [max(self._link_seconds(key, load) for key, load in loads.items())]
-        involved = self._map.part_in_rings(depth, stages)
-        delay = self._speeds.scheduling_delay(involved)
-        for shape in self._map.shapes(depth):
-            ring = (kind, stage.method, len(shape.children), self._blocks > 1)
-            counts = messages(*ring)
-            on_core = mean_messages(*ring) * involved * self._speeds.ranks_per_core
-            carried = max(sum(counts), on_core) * self._map.messages_per_share(shape, stages)
-            steps = max(steps, len(counts))
-            crossed = self._crossed(shape, kind, stage.method)
-            alpha = sum(max(link.latency for link in links) + delay for links in crossed)
-            latency = max(latency, alpha + (carried - len(counts)) * one)
-            if hands_on(kind, stage.method):
-                row = [part * slowdown / min(min(link.up, link.down) for link in links) for links in crossed]
-                hops = max(hops, row, key=sum)
-        members = max(len(shape.children) for shape in self._map.shapes(depth))
-        most_work = max(work.values(), default=0.0)
-        return _Phase(
-            kind, stage, members, steps, latency, message_seconds, tuple(hops), loads, work, most_work, is_local
+        shapes = self._map.shapes(depth)
+        crossed = [self._crossed(shape, kind, stage.method) for shape in shapes]
+        hops = [[max(self._link_seconds(key, load) for key, load in loads.items())]]
+        if hands_on(kind, stage.method):
+            slowdown = self._speeds.ranks_per_core if is_local else 1.0
+            hops += [
+                [sent * slowdown / min(min(link.up, link.down) for link in step) for step in by_step]
+                for by_step in crossed
+            ]
+        return _PhaseCost(
+            kind,
+            stage,
+            members=max(len(shape.children) for shape in shapes),
+            steps=max(map(len, crossed)),
+            latency=max(
+                self._latency(shape, depth, kind, stages, by_step)
+                for shape, by_step in zip(shapes, crossed, strict=True)
+            ),
+            message_seconds={key: self._speeds.message_seconds(*counts) for key, counts in message_counts.items()},
+            hops=tuple(max(hops, key=sum)),
+            loads=loads,
+            work=work,
+            most_work=max(work.values(), default=0.0),
+            is_local=is_local,
         )
 
+    def _latency(
+        self, shape: Shape, depth: int, kind: str, stages: Sequence[Stage], crossed: Sequence[frozenset[Link]]
+    ) -> float:
+        """Seconds that the rings of a shape take however few the bytes are: alpha for each step, and the overhead of
+        each further message of the busiest rank."""
+        stage = stages[depth - 1]
+        ring = (kind, stage.method, len(shape.children), self._blocks > 1)
+        in_rings = self._map.fraction_in_rings(depth, stages)
+        delay = self._speeds.scheduling_delay(in_rings)
+        alpha = sum(max(link.latency for link in links) + delay for links in crossed)
+        of_rank = sum(messages(*ring))
+        of_core = mean_messages(*ring) * in_rings * self._speeds.ranks_per_core
+        carried = max(of_rank, of_core) * self._map.messages_per_share(shape, stages)
+        return alpha + (carried - len(crossed)) * self._speeds.overhead(stage.dimension.levels == ("rank",))
+
     def _crossed(self, shape: Shape, kind: str, method: str) -> list[frozenset[Link]]:
-        """The links that messages may cross in each step of a shape's rings: all of them where all members send."""
+        """The links that a message may cross in each step of a shape's rings: all of them where all members send."""
         size = len(shape.children)
         if method != "halving" and not hands_on(kind, method):
             return [shape.crossed] * len(messages(kind, method, size, False))
         return [frozenset().union(*(shape.between(*pair) for pair in met)) for met in pairs(kind, method, size)]
 
     def _burst_seconds(self, loads: Loads, nbytes: int) -> float:
-        """Seconds of credit that the token bucket of every link between hosts still holds, in the directions that are
-        used, when the link has passed the whole call: the least of all links, at least 0."""
+        """Seconds of credit that every link between hosts still has when it has passed the whole call.
+
+        It is the least over all links and the directions that are used, and at least 0.
+        """
         links = (
             (self._map.links[key].link, load) for key, load in loads.items() if self._map.links[key].level != "rank"
         )
@@ -303,7 +299,7 @@ class CostModel:
         )
         return max(min(spare, default=0.0), 0.0)
 
-    def _link_seconds(self, key: Key, load: tuple[float, float]) -> float:
+    def _link_seconds(self, key: LinkKey, load: tuple[float, float]) -> float:
         like = self._map.links[key]
         slowdown = self._speeds.ranks_per_core if like.level == "rank" else 1.0
         return slowdown * max(load[0] / like.link.up, load[1] / like.link.down)
@@ -313,13 +309,13 @@ class CostModel:
         chosen = (item for item in loads.items() if (self._map.links[item[0]].level == "rank") == is_local)
         return max((self._link_seconds(key, load) for key, load in chosen), default=0.0)
 
-    def _work(self, loads: Loads, each: float) -> dict[Key, float]:
-        """Seconds of work for each byte of the buffer, by the ranks' links: ``each`` seconds a byte that a rank
-        receives."""
+    def _work(self, loads: Loads, each: float) -> dict[LinkKey, float]:
+        """Seconds of work for each byte of the buffer, by the class of a rank's link: ``each`` seconds for a byte that
+        the rank receives."""
         each *= self._speeds.ranks_per_core
         return {key: each * load[1] for key, load in loads.items() if self._map.links[key].level == "rank"}
 
-    def _link_load(self, key: Key, load: tuple[float, float], nbytes: int) -> LinkLoad:
+    def _link_load(self, key: LinkKey, load: tuple[float, float], nbytes: int) -> LinkLoad:
         like = self._map.links[key]
         up, down = load[0] * nbytes, load[1] * nbytes
         return LinkLoad(like.level, self._order[like.position], like.count, like.link, up, down)
@@ -334,7 +330,7 @@ def _sum(each: Iterable[Loads]) -> Loads:
     return total
 
 
-def _phase_time(phase: _Phase, nbytes: int, burst_seconds: float) -> PhaseTime:
+def _phase_time(phase: _PhaseCost, nbytes: int, burst_seconds: float) -> PhaseTime:
     stage = phase.stage
     return PhaseTime(
         phase.kind,

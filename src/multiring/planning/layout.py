@@ -1,9 +1,13 @@
-"""How a plan sees a topology: its ranks arranged in the dimensions that the plan runs over.
+"""A plan's view of a topology: its ranks arranged in the dimensions that the plan runs over.
 
 A *grid* lists dimensions from the inside out. ``rank`` and ``host`` kept apart are two dimensions; merged
-(``rank+host``) they are one, over all ranks; 64 hosts may be two dimensions of level ``host``, 8x8. A *unit* of a
-dimension is one set of its members: a host, say. Units that look alike share one ``Shape``, whatever ranks they hold:
-1,280 equal hosts are one shape at 1,280 offsets, so that what follows from the shape alone is found once.
+(``rank+host``) they are one, over all ranks; 64 hosts may be two dimensions of level ``host``, 8x8.
+
+A *unit* of a dimension is a set of ranks among which the dimension's rings run. With the dimensions ``rank`` and
+``host``, each host is a unit of the first, and all ranks together are the one unit of the second. The children of a
+unit are the units of the next dimension inwards (or single ranks), and a ring has one member in each child. Units that
+look alike share one ``Shape``, whatever ranks they hold: 1,280 equal hosts are one shape at 1,280 offsets, so that what
+follows from the shape alone is found once.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from .topology import Link, Place, Topology
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One dimension of a grid: the levels that it runs between, and how many members its rings have (None: all)."""
+    """One dimension of a grid: the levels that its rings run between, and the most members that a ring has (None: no
+    limit)."""
 
     levels: tuple[str, ...]
     size: int | None = None
@@ -36,7 +41,7 @@ Grid = tuple[Dimension, ...]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The link around the children [first, last) of a shape."""
+    """The link that leads out of the children [first, last) of a shape, which share it."""
 
     first: int
     last: int
@@ -46,7 +51,10 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """An arrangement of ranks by position. A rank has no children; ``depth`` counts the dimensions below."""
+    """Traits that units of one look share: their children by position, and the links around these.
+
+    A single rank has no children and depth 0; ``depth`` is the number of the shape's dimension, from 1.
+    """
 
     children: tuple[Shape, ...] = ()
     edges: tuple[Edge, ...] = ()
@@ -64,7 +72,7 @@ class Shape:
 
     @cached_property
     def by_depth(self) -> tuple[tuple[Shape, ...], ...]:
-        """The different shapes of each depth within, itself included, from depth 1."""
+        """The different shapes within, itself included, by depth from 1."""
         depths: list[dict[Shape, None]] = [{} for _ in range(self.depth)]
 
         def walk(shape: Shape) -> None:
@@ -99,7 +107,8 @@ class Shape:
 
     @cached_property
     def hosts(self) -> tuple[frozenset[int], ...]:
-        """The numbers of the edges between hosts around each child, a rank: ranks of one host have the same ones."""
+        """The numbers of the edges between hosts around each child, where children are ranks: the same for ranks of one
+        host."""
         return tuple(frozenset(n for n in around if self.edges[n].level != "rank") for around in self._around)
 
     @cached_property
@@ -118,14 +127,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layout:
-    """``order[i]`` is the rank at position i; the rings of ``grid[d]`` join the children of shapes of depth d + 1."""
+    """A topology arranged in a grid: ``order[i]`` is the rank at position i.
+
+    The rings of ``grid[d]`` run between the children of shapes of depth d + 1.
+    """
 
     grid: Grid
     order: tuple[int, ...]
     shape: Shape
 
     def units(self, depth: int) -> dict[Shape, list[int]]:
-        """The offsets of all units of each shape of a depth."""
+        """The units of a depth by shape, each as the position at which it begins."""
         found: dict[Shape, list[int]] = {}
 
         def walk(shape: Shape, offset: int) -> None:
@@ -144,7 +156,7 @@ class Layout:
 
 
 def layout(topology: Topology, grid: Sequence[Dimension], root: int | None = None) -> Layout:
-    """Arrange a topology in dimensions; a ``root`` stands first in every unit that holds it."""
+    """Arrange a topology in the dimensions of a grid; a ``root`` stands first in every unit that holds it."""
     if root is not None:
         topology = rooted(topology, root)
     order = tuple(rank for place in topology.places for rank in place.ranks())
@@ -184,7 +196,7 @@ def shape_in(tree: Shape, levels: tuple[str, ...], grid: Grid) -> Shape:
     ends = {dimension.levels[-1] for dimension in grid}
 
     def unit(place: Shape) -> Shape:
-        """What a place of the canonical tree becomes where a dimension ends below it."""
+        """Return the unit for a place of the canonical tree where a dimension ends below it."""
         if place not in units:
             children, edges = contents(place)
             for depth, dimension in enumerate(grid, start=1):

@@ -1,8 +1,9 @@
-"""What a stage of a plan puts on which link.
+"""Loads of a plan's stages on the links.
 
-Every ring of a phase has one member in each child of a unit, and its rings together cover the buffer once. So what
-crosses the link of a child depends on the method and the share of that child alone. A link further down carries the
-part of it that the ranks behind that link own. Nothing need be expanded: links that look alike are one class.
+Every ring of a phase has one member in each child of a unit, and the rings of a unit together cover the buffer once.
+What crosses the link of a child therefore follows from the method and the share of that child alone. A link further
+down carries a fraction of it: what the ranks behind that link own. Links that look alike are one class, so that no ring
+need be made.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from dataclasses import dataclass
 from math import ceil
 
 from .balance import fastest_shares
-from .compose import ALL, LEAD, Stage
 from .layout import Shape
+from .stages import ALL, LEAD, Stage
 from .topology import Link
 from .traffic import crossing, meets_all, partners
 
-Path = tuple[int, ...]
-Key = tuple[Path, int]
-"""A class of links: the way from the whole down to a shape, by child numbers, and the number of an edge there."""
+ShapePath = tuple[int, ...]
+"""Path to a shape in an arrangement: the number of the child to descend to at each depth, outermost first."""
 
-Loads = dict[Key, tuple[float, float]]
+LinkKey = tuple[ShapePath, int]
+"""Names a class of links that look alike, by the first of them: the path of its shape, and the number of its edge."""
+
+Loads = dict[LinkKey, tuple[float, float]]
 """Bytes (out, in) that the busiest link of each class carries for each byte of the buffer."""
 
 
@@ -37,27 +40,32 @@ class LinkClass:
 
 
 class LinkMap:
-    """The links of an arrangement and what stages put on them. If ranks are led, leaders are a class of their own."""
+    """The links of an arrangement, and what stages put on them.
 
-    def __init__(self, shape: Shape, blocked: bool, led: bool):
-        self.links: dict[Key, LinkClass] = {}
-        self._blocked = blocked
+    ``in_blocks``: the buffer is a block for each rank. ``led``: some stage has mode lead, so the links of the first
+    child of a unit, its leader, are not like those of the others.
+    """
+
+    def __init__(self, shape: Shape, in_blocks: bool, led: bool):
+        self.links: dict[LinkKey, LinkClass] = {}
+        self._in_blocks = in_blocks
         self._led = led
         self._whole = shape
         self._size = shape.size
-        self._shapes: list[tuple[Path, Shape]] = []
-        self._counts: dict[Path, int] = {}
-        self._ranks_by_number: dict[int, list[int]] = {}
+        self._shapes: list[tuple[ShapePath, Shape]] = []  # one for each class of units
+        self._counts: dict[ShapePath, int] = {}  # the number of units in the class
+        # Numbers of ranks by depth: in the first children of all units, in the second, and so on.
+        self._ranks_in_children: dict[int, list[int]] = {}
         self._walk(shape, (), 1, 0)
 
-    def _walk(self, shape: Shape, path: Path, count: int, position: int) -> None:
+    def _walk(self, shape: Shape, path: ShapePath, count: int, position: int) -> None:
         self._shapes.append((path, shape))
         self._counts[path] = count
         for number, alike in self._edge_classes(shape):
             edge = shape.edges[number]
             first = position + shape.offsets[edge.first]
             self.links[path, number] = LinkClass(edge.level, edge.link, count * len(alike), first)
-        ranks = self._ranks_by_number.setdefault(shape.depth, [])
+        ranks = self._ranks_in_children.setdefault(shape.depth, [])
         ranks += [0] * (len(shape.children) - len(ranks))
         for number, child in enumerate(shape.children):
             ranks[number] += count * child.size
@@ -69,86 +77,89 @@ class LinkMap:
         found = (shape for _, shape in self._shapes if shape.depth == depth and len(shape.children) > 1)
         return list(dict.fromkeys(found))
 
-    def part_in_rings(self, depth: int, stages: Sequence[Stage]) -> float:
-        """The part of all ranks that the rings of a depth have."""
+    def fraction_in_rings(self, depth: int, stages: Sequence[Stage]) -> float:
+        """The ranks that are in a ring of a depth, as a fraction of all ranks."""
         shapes = ((self._counts[path], shape) for path, shape in self._shapes if shape.depth == depth)
         members = sum(count * sum(_owners(child, stages) for child in shape.children) for count, shape in shapes)
         return members / self._size
 
     def loads(self, depth: int, kind: str, stages: Sequence[Stage]) -> Loads:
-        """What the phase of a kind in the dimension of a depth puts on every link."""
+        """Return the loads of a phase of a kind on every link, in the dimension of a depth."""
         loads: Loads = {}
         method = stages[depth - 1].method
         for path, shape in self._shapes:
             if shape.depth == depth and len(shape.children) > 1:
                 shares = self._shares(shape, stages)
-                copies = _copies(shape.children[0], stages)
+                holders = _holders(shape.children[0], stages)
                 crossings = [
-                    _scaled(copies, crossing(kind, method, shares, edge.first, edge.last)) for edge in shape.edges
+                    _scaled(holders, crossing(kind, method, shares, edge.first, edge.last)) for edge in shape.edges
                 ]
-                self._record(loads, path, shape, crossings)
+                self._keep_busiest(loads, path, shape, crossings)
                 for number, alike in self._child_classes(shape):
-                    each = [_scaled(copies, crossing(kind, method, shares, i, i + 1)) for i in alike]
-                    self._descend(loads, (*path, number), shape.children[number], _busiest(each), stages)
+                    each = [_scaled(holders, crossing(kind, method, shares, i, i + 1)) for i in alike]
+                    self._spread_load(loads, (*path, number), shape.children[number], _busiest(each), stages)
         return loads
 
     def message_counts(self, depth: int, kind: str, stages: Sequence[Stage]) -> Loads:
-        """The messages (between hosts, within one) that a rank sends and receives in the phase, by the class of its
-        link; the busiest of it."""
+        """The messages (between hosts, within one host) that the busiest rank of each class sends and receives in a
+        phase, by the class of the rank's link."""
         found: Loads = {}
         method = stages[depth - 1].method
         for path, shape in self._shapes:
             if shape.depth == depth and len(shape.children) > 1:
-                cuts = self.messages_per_share(shape, stages)
+                per_share = self.messages_per_share(shape, stages)
                 hosts = _hosts(shape, stages[depth - 1].dimension.levels)
-                each = [_scaled(cuts, met) for met in self._met(hosts, kind, method)]
-                self._hand(found, path, shape, each, stages)
+                each = [_scaled(per_share, counts) for counts in self._member_messages(hosts, kind, method)]
+                self._spread_messages(found, path, shape, each, stages)
         return {key: counts for key, counts in found.items() if self.links[key].level == "rank"}
 
-    def _met(self, hosts: Sequence[Hashable], kind: str, method: str) -> Iterator[tuple[float, float]]:
-        """The messages of each member of a ring, who are on these hosts: between hosts, within one."""
+    def _member_messages(self, hosts: Sequence[Hashable], kind: str, method: str) -> Iterator[tuple[float, float]]:
+        """The messages (between hosts, within one host) of each member of a ring; ``hosts`` are the members' hosts."""
         size, together = len(hosts), Counter(hosts)
         for member, host in enumerate(hosts):
             if meets_all(kind, method):
                 all_, within = 2 * (size - 1), 2 * (together[host] - 1)
             else:
-                met = partners(kind, method, size, member, self._blocked)
+                met = partners(kind, method, size, member, self._in_blocks)
                 all_, within = met.total(), sum(n for other, n in met.items() if hosts[other] == host)
             yield float(all_ - within), float(within)
 
-    def _hand(
-        self, found: Loads, path: Path, shape: Shape, each: Sequence[tuple[float, float]], stages: Sequence[Stage]
+    def _spread_messages(
+        self, found: Loads, path: ShapePath, shape: Shape, each: Sequence[tuple[float, float]], stages: Sequence[Stage]
     ) -> None:
-        """Give what a child handles to the ranks in it that own a part of its sum."""
-        self._record(found, path, shape, [_busiest(each[edge.first : edge.last]) for edge in shape.edges])
+        """Count the messages of each child for the ranks in it that own a part of its sum."""
+        self._keep_busiest(found, path, shape, [_busiest(each[edge.first : edge.last]) for edge in shape.edges])
         for number, alike in self._child_classes(shape):
             child, most = shape.children[number], _busiest([each[i] for i in alike])
             if child.children:
                 leading = stages[child.depth - 1].mode == LEAD
                 owners = [_scaled(float(i == 0 or not leading), most) for i in range(len(child.children))]
-                self._hand(found, (*path, number), child, owners, stages)
+                self._spread_messages(found, (*path, number), child, owners, stages)
 
-    def _descend(
-        self, loads: Loads, path: Path, shape: Shape, load: tuple[float, float], stages: Sequence[Stage]
+    def _spread_load(
+        self, loads: Loads, path: ShapePath, shape: Shape, load: tuple[float, float], stages: Sequence[Stage]
     ) -> None:
         """Spread what crosses the link of a shape over the links within, by what the ranks behind them own."""
         if not shape.children:
             return
-        parts = self._parts(shape, stages)
-        self._record(loads, path, shape, [_scaled(sum(parts[e.first : e.last]), load) for e in shape.edges])
+        fractions = self._fractions(shape, stages)
+        self._keep_busiest(loads, path, shape, [_scaled(sum(fractions[e.first : e.last]), load) for e in shape.edges])
         for number, alike in self._child_classes(shape):
-            part = max(parts[i] for i in alike)
-            self._descend(loads, (*path, number), shape.children[number], _scaled(part, load), stages)
+            most = max(fractions[i] for i in alike)
+            self._spread_load(loads, (*path, number), shape.children[number], _scaled(most, load), stages)
 
-    def _record(self, loads: Loads, path: Path, shape: Shape, each: Sequence[tuple[float, float]]) -> None:
+    def _keep_busiest(self, loads: Loads, path: ShapePath, shape: Shape, each: Sequence[tuple[float, float]]) -> None:
+        """Note the load of each edge of a shape where its class has no larger one yet."""
         for number, alike in self._edge_classes(shape):
             loads[path, number] = _busiest([loads.get((path, number), (0.0, 0.0)), *(each[i] for i in alike)])
 
     def _shares(self, shape: Shape, stages: Sequence[Stage]) -> tuple[float, ...]:
-        """The part of the sum of a shape that each child owns after a reduce_scatter."""
-        if self._blocked:
+        """The fraction of the sum of a shape that each child owns after a reduce_scatter."""
+        if self._in_blocks:
+            # A block goes to the child with the number that its rank's child has in its own unit, modulo the children
+            # here: this is the rule of `compose` for blocks.
             owned = [0] * len(shape.children)
-            for number, ranks in enumerate(self._ranks_by_number[shape.depth]):
+            for number, ranks in enumerate(self._ranks_in_children[shape.depth]):
                 owned[number % len(owned)] += ranks
             return tuple(ranks / self._size for ranks in owned)
         shares = fastest_shares(shape, self._whole) if stages[shape.depth - 1].weighted else None
@@ -156,8 +167,8 @@ class LinkMap:
             return (1 / len(shape.children),) * len(shape.children)
         return tuple(share / sum(shares) for share in shares)
 
-    def _parts(self, shape: Shape, stages: Sequence[Stage]) -> tuple[float, ...]:
-        """The part of what crosses the link of a shape that comes from or goes to each child."""
+    def _fractions(self, shape: Shape, stages: Sequence[Stage]) -> tuple[float, ...]:
+        """The fraction of what crosses the link of a shape that comes from or goes to each child."""
         mode = stages[shape.depth - 1].mode
         if mode == LEAD:
             return (1.0,) + (0.0,) * (len(shape.children) - 1)
@@ -166,12 +177,12 @@ class LinkMap:
         return self._shares(shape, stages)
 
     def _child_classes(self, shape: Shape) -> list[tuple[int, list[int]]]:
-        """(first, all) of the children that look alike and get equal shares."""
+        """The children of a shape by class: those that look alike and get equal shares; (first, all) of each class."""
         leads = [self._led and number == 0 for number in range(len(shape.children))]
         return _classes(zip(shape.children, shape.bandwidths, leads, strict=True))
 
     def _edge_classes(self, shape: Shape) -> list[tuple[int, list[int]]]:
-        """(first, all) of the edges that look alike, with what is behind them."""
+        """The edges of a shape by class: those that look alike, with all behind them; (first, all) of each class."""
         return _classes(
             (
                 edge.level,
@@ -184,26 +195,29 @@ class LinkMap:
         )
 
     def messages_per_share(self, shape: Shape, stages: Sequence[Stage]) -> int:
-        """How many messages carry a share in the rings of a shape: blocks, or cuts of uneven units, at most."""
-        if self._blocked:
+        """The most messages that carry one share in the rings of a shape.
+
+        A share is several blocks where the buffer is in blocks; else several spans where units are not cut alike.
+        """
+        if self._in_blocks:
             return ceil(self._size / shape.size)
-        return ceil(_refined(shape, stages) / min(_pieces(child, stages) for child in shape.children))
+        return ceil(_spans_between_cuts(shape, stages) / min(_pieces(child, stages) for child in shape.children))
 
 
 def _pieces(shape: Shape, stages: Sequence[Stage]) -> int:
-    """Into how many spans the ownership of a shape is cut, at most."""
+    """The most spans into which a shape's sum is cut, each with one owner."""
     if not shape.children or stages[shape.depth - 1].mode == LEAD:
         return 1
-    return _refined(shape, stages) * (1 if stages[shape.depth - 1].mode == ALL else len(shape.children))
+    return _spans_between_cuts(shape, stages) * (1 if stages[shape.depth - 1].mode == ALL else len(shape.children))
 
 
-def _refined(shape: Shape, stages: Sequence[Stage]) -> int:
-    """Into how many spans the cuts of all children together divide the buffer, at most."""
+def _spans_between_cuts(shape: Shape, stages: Sequence[Stage]) -> int:
+    """The most spans into which the cuts of all children together divide the buffer."""
     return 1 + sum(_pieces(child, stages) - 1 for child in set(shape.children))
 
 
 def _owners(shape: Shape, stages: Sequence[Stage]) -> int:
-    """How many ranks of a shape own a part of its sum."""
+    """The number of ranks of a shape that own a part of its sum."""
     if not shape.children:
         return 1
     leading = stages[shape.depth - 1].mode == LEAD
@@ -211,21 +225,22 @@ def _owners(shape: Shape, stages: Sequence[Stage]) -> int:
 
 
 def _hosts(shape: Shape, levels: tuple[str, ...]) -> Sequence[Hashable]:
-    """A label for each child of a shape that is arranged between these levels; children on one host have the same."""
+    """A label of the host of each child of a shape whose rings run between these levels."""
     if levels[0] != "rank":
         return range(len(shape.children))
     return shape.hosts if len(levels) > 1 else (None,) * len(shape.children)
 
 
-def _copies(shape: Shape, stages: Sequence[Stage]) -> int:
-    """How many ranks of a shape hold each part of its sum."""
+def _holders(shape: Shape, stages: Sequence[Stage]) -> int:
+    """The number of ranks of a shape that hold the same part of its sum; mode all leaves several, each with a ring."""
     if not shape.children:
         return 1
     here = len(shape.children) if stages[shape.depth - 1].mode == ALL else 1
-    return here * _copies(shape.children[0], stages)
+    return here * _holders(shape.children[0], stages)
 
 
 def _classes(looks: Iterable[Hashable]) -> list[tuple[int, list[int]]]:
+    """The numbers of what looks alike, by class: (first, all)."""
     classes: dict[Hashable, list[int]] = {}
     for number, look in enumerate(looks):
         classes.setdefault(look, []).append(number)

@@ -49,7 +49,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one member does in one step: its sends, then its waits."""
+    """Work of one member in one step: its sends, then its waits."""
 
     sends: tuple[Send, ...] = ()
     waits: tuple[Reduce | Store, ...] = ()

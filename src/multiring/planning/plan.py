@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -22,22 +22,28 @@ METHODS_OF = {
 """The methods of each kind of phase; a ring of ``all_reduce`` is a reduce_scatter and an all_gather phase."""
 
 KINDS = tuple(METHODS_OF)
+
+# csrc/types.hpp has the same collectives and sets, and csrc/arithmetic.hpp the formats of `NARROW`: planning imports
+# nothing that acts, and the engine reads no Python. tests/unit/test_engine.py and tests/unit/test_wire.py compare them.
 REDUCING = ("reduce_scatter", "all_reduce", "reduce")
 """The kinds of phase, and the collectives, that sum."""
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
 ROOTED = ("broadcast", "reduce")
-BLOCKED = ("reduce_scatter", "all_gather", "all_to_all")
-"""The collectives whose buffer is ``world_size`` blocks; block r is the span [r/n, (r+1)/n)."""
+"""The collectives that have a root."""
+
+IN_BLOCKS = ("reduce_scatter", "all_gather", "all_to_all")
+"""The collectives whose buffer is one block for each of n ranks; block r is the span [r/n, (r+1)/n)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowFormat:
-    """A format, narrower, in which float32 that is summed may be sent; csrc/arithmetic.hpp has the same formats.
+    """A narrower format in which float32 may be sent that is summed.
 
-    An element has ``bits``, and each ``block`` of elements a scale of 32 bits if it is longer than one. ``error`` is
-    the largest relative error of an element; in blocks, relative to the largest element of its block: half a step of
-    the codes, and what the scale is rounded. That element has ``steps`` of the smallest code, 0 without blocks.
+    An element has ``bits``. Where ``block`` is more than 1, so many elements share a scale of 32 bits. ``error`` is the
+    largest error of an element, as a fraction of its value; with a scale, of the largest value in its block (half a
+    step of the codes, and the rounding of the scale). The largest code is ``steps`` times the smallest; 0 without a
+    scale.
     """
 
     bits: int
@@ -47,29 +53,30 @@ class NarrowFormat:
     needs_residual: bool = False
 
     @property
-    def sent_part(self) -> float:
-        """Part of the bytes of float32 that is sent."""
+    def sent_fraction(self) -> float:
+        """Fraction of the bytes of float32 that is sent."""
         return self.bits / 32 + (1 / self.block if self.block > 1 else 0)
 
 
 NARROW = {
     "bfloat16": NarrowFormat(16, 2.0**-8),
     "float16": NarrowFormat(16, 2.0**-11),
-    "int8": NarrowFormat(8, 1 / 253, 256, 127),
-    "int4": NarrowFormat(4, 1 / 13.9, 64, 7),
-    "int2": NarrowFormat(2, 1 / 1.99, 64, 1, needs_residual=True),
-    "float8": NarrowFormat(8, 1 / 27.9, 256, 448 << 9),
+    # With a scale, the error is above half a step, the first number here, and the rounding of the scale, the second.
+    "int8": NarrowFormat(8, 1 / 253, 256, 127),  # codes to 127: 1/254 + 2^-17
+    "int4": NarrowFormat(4, 1 / 13.9, 64, 7),  # codes to 7: 1/14 + 2^-21
+    "int2": NarrowFormat(2, 1 / 1.99, 64, 1, needs_residual=True),  # codes to 1: 1/2 + 2^-24
+    "float8": NarrowFormat(8, 1 / 27.9, 256, 448 << 9),  # codes to 448 in steps of 32: 1/28 + 2^-20; the least is 2^-9
 }
 WIRES = tuple(NARROW)
 LONGEST_BLOCK = max(format.block for format in NARROW.values())
-SENT_PART = {"": 1.0, **{wire: format.sent_part for wire, format in NARROW.items()}}
-"""Part of the bytes of float32 that is sent, by wire."""
+SENT_FRACTION = {"": 1.0, **{wire: format.sent_fraction for wire, format in NARROW.items()}}
+"""Fraction of the bytes of float32 that is sent, by wire."""
 
 FINEST_GRAIN = 64
 """Bytes of a cache line: slices are cut at multiples of it, or of a coarser grain."""
 
 SHARE_UNITS = 64
-"""Shares that follow from measured bandwidths are rounded to this many parts."""
+"""Number of equal parts to which shares by bandwidth are rounded."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,7 +94,7 @@ WHOLE = Span(Fraction(0), Fraction(1))
 
 
 def is_id(text: str) -> bool:
-    """Whether it may be the id of a plan."""
+    """True if it may be the id of a plan."""
     return re.fullmatch(r"[0-9a-f]{12}", text) is not None
 
 
@@ -117,11 +124,11 @@ class Ring:
     def pieces(self) -> tuple[tuple[Span, ...], ...]:
         """The spans of each member's share: the spans laid end to end, cut in proportion to ``shares``."""
         weights = self.shares or (1,) * len(self.members)
-        unit = sum((span.hi - span.lo for span in self.spans), Fraction(0)) / sum(weights)
+        per_weight = sum((span.hi - span.lo for span in self.spans), Fraction(0)) / sum(weights)
         pieces = []
         rest = list(reversed(self.spans))
         for weight in weights:
-            wanted = unit * weight
+            wanted = per_weight * weight
             piece = []
             while wanted:
                 span = rest.pop()
@@ -136,10 +143,11 @@ class Ring:
 
 
 class Tiling(Sequence[Ring]):
-    """Rings that repeat: the same pattern laid over many units of ranks, made only when asked for.
+    """Rings that repeat: one pattern laid over many units of ranks. A ring is made when somebody asks for it.
 
-    A *tile* is (pattern, units): the members of the pattern's rings are positions in a unit, a unit is a tuple of
-    ranks. 1,280 hosts of 8 ranks are one ring and 1,280 units.
+    A *unit* is a tuple of ranks, such as those of one host. A *tile* is (pattern, units): the members of the pattern's
+    rings are positions in a unit, and each unit has its own copy of these rings. In 1,280 hosts of 8 ranks the phase
+    within hosts is one tile: a pattern of one ring, and 1,280 units.
     """
 
     def __init__(self, tiles: Iterable[tuple[Sequence[Ring], Sequence[tuple[int, ...]]]]):
@@ -176,19 +184,19 @@ class Tiling(Sequence[Ring]):
     def of(self, rank: int) -> tuple[Ring, ...]:
         """The rings that hold ``rank``, in order."""
         rings = []
-        for tile, unit, position in self._places.get(rank, ()):
+        for tile, unit, position in self._positions.get(rank, ()):
             pattern, units = self.tiles[tile]
             rings += [_placed(pattern[i], units[unit]) for i in self._rings_at[tile].get(position, ())]
         return tuple(rings)
 
     @cached_property
-    def _places(self) -> dict[int, list[tuple[int, int, int]]]:
-        places: dict[int, list[tuple[int, int, int]]] = {}
+    def _positions(self) -> dict[int, list[tuple[int, int, int]]]:
+        positions: dict[int, list[tuple[int, int, int]]] = {}
         for tile, (_, units) in enumerate(self.tiles):
             for number, unit in enumerate(units):
                 for position, rank in enumerate(unit):
-                    places.setdefault(rank, []).append((tile, number, position))
-        return places
+                    positions.setdefault(rank, []).append((tile, number, position))
+        return positions
 
     @cached_property
     def _rings_at(self) -> list[dict[int, list[int]]]:
@@ -227,8 +235,18 @@ class Phase:
         return tuple(ring for ring in self.rings if rank in ring.members)
 
     def tiles(self) -> Sequence[tuple[Sequence[Ring], Sequence[tuple[int, ...]] | None]]:
-        """(pattern, units) where the rings repeat; where they do not, one pattern of ranks and None."""
+        """The tiles of the rings. Rings that do not repeat are one pattern, whose members are ranks, with None."""
         return self.rings.tiles if isinstance(self.rings, Tiling) else ((self.rings, None),)
+
+    def check(self, world_size: int) -> None:
+        """ValueError, which names ring and rank, where no schedule can be made in a world of that size."""
+        if world_size not in self._fitting_sizes:
+            _check_phase(self, world_size)
+            self._fitting_sizes.add(world_size)
+
+    @cached_property
+    def _fitting_sizes(self) -> set[int]:  # those checked: plans that differ in segments alone have the same phases
+        return set()
 
 
 @dataclass(frozen=True)
@@ -246,8 +264,6 @@ class Plan:
     segment_bytes: int
     root: int = 0
     window: int = 16
-    checked: tuple[tuple[Phase, ...], int] = field(default=((), 0), repr=False, compare=False)
-    """Set by the plan itself: phases that were checked in a world of that size; `dataclasses.replace` hands them on."""
 
     def __post_init__(self) -> None:
         if self.collective not in COLLECTIVES:
@@ -265,19 +281,16 @@ class Plan:
             raise ValueError(f"phases send {' and '.join(sorted(wires))}: the sum can be rounded to one of them only")
         if wires and self.collective != "all_reduce":
             raise ValueError(f"{self.collective} sends what it is given, not {wires.pop()}: only all_reduce is narrow")
-        phases, world_size = self.checked
-        is_known = phases is self.phases and world_size == self.world_size
-        for number, phase in enumerate(() if is_known else self.phases):
+        for number, phase in enumerate(self.phases):
             try:
-                _check_phase(phase, self.world_size)
+                phase.check(self.world_size)
             except ValueError as error:
                 raise ValueError(f"phase {number} ({phase.kind}, level {phase.level}): {error}") from None
-        object.__setattr__(self, "checked", (self.phases, self.world_size))
 
     @property
     def blocks(self) -> int:
         """Number of blocks of the buffer: 1 where the buffer is the caller's."""
-        return self.world_size if self.collective in BLOCKED else 1
+        return self.world_size if self.collective in IN_BLOCKS else 1
 
     @property
     def wire(self) -> str:
@@ -286,7 +299,7 @@ class Plan:
 
     @property
     def wire_error(self) -> float:
-        """How far a sum may be off for the narrow wire, as a part of the sum of the absolute values; 0 without one.
+        """Largest error of a sum by the narrow wire, as a fraction of the sum of the absolute values; 0 without one.
 
         Where elements are `rounded_together`, each rank's part of that sum is the largest of them.
         """
@@ -297,7 +310,7 @@ class Plan:
 
     @property
     def rounded_together(self) -> int:
-        """How many elements, counted from the start of the buffer, the wire rounds by the largest of them."""
+        """Number of elements, counted from the start of the buffer, that the wire rounds by the largest of them."""
         return NARROW[self.wire].block if self.wire else 1
 
     @property

@@ -1,8 +1,8 @@
 """Choosing a plan for a topology, a collective and a size.
 
-Enumerates which levels to keep apart, factorisations inside a level, a mode and a method per dimension, equal shares or
-shares by bandwidth, and segments; predicts each; returns the cheapest with what it rejected. The same on
-every machine: no clocks, and ties have an order.
+A candidate says which levels are merged, how a level is cut in dimensions, the mode and method of each dimension, and
+whether shares follow bandwidths (`space`). The cost model predicts the time of each, with the best segments for it, and
+the cheapest is chosen. The choice is the same on every machine: it looks at no clock, and ties have an order.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from functools import lru_cache, partial
 
 from .bound import cut_bound
 from .choice import TIE, Candidate, Choice
-from .compose import LEAD, Stage, compose
-from .cost import CostModel, Prediction
+from .compose import compose
+from .cost import CostModel
 from .layout import Layout, canonical, rooted, shape_in
-from .plan import COLLECTIVES, REDUCING, ROOTED, SENT_PART, WIRES, Plan
+from .plan import COLLECTIVES, REDUCING, ROOTED, SENT_FRACTION, WIRES, Plan
+from .prediction import Prediction
 from .space import Options, grids, options
 from .speeds import NATIVE, Speeds
+from .stages import LEAD, Stage
 from .topology import LEVELS, Link, Place, Topology
 
 AUTO = "auto"
-"""The wire that is as wide as the buffer, or bfloat16 in the outer levels where that is worth it."""
+"""The wire that is bfloat16 in the outer levels where that is worth it, and else as wide as the buffer."""
 
 WORTH_NARROWING = 0.9
-"""A narrow wire, or a further narrow level, must bring the predicted time down to this part of what it was: bits are
-given up for no less."""
+"""Part of the predicted time to which a narrow wire, or a further narrow level, must bring it down: bits are given up
+for no less."""
 
 Wire = Mapping[str, str] | str
-"""The format in which float32 travels between the places of a level, by level; or ``AUTO``; or empty, and it travels
-as it is."""
+"""The format in which float32 travels between the places of a level, by level; or ``AUTO``; or "" for no narrowing."""
 
 
 def size_class(nbytes: int) -> int:
@@ -58,10 +59,10 @@ def choose(
 ) -> Choice:
     """Choose the plan for a buffer of ``nbytes``, all blocks together.
 
-    ``wire`` concerns all_reduce alone. The bound is that of what is sent. A candidate whose plan has the id ``forced``
-    is chosen whatever it is predicted to take; without one, the choice is as usual. ``ordered`` plans sum every element
-    at once, in the order of the ranks, the root before them: the bits depend on no plan. They send no narrow wire.
-    ``speeds`` are those of the ranks.
+    ``wire`` concerns all_reduce alone; the bound counts the bytes as they are sent. A candidate whose plan has the id
+    ``forced`` is chosen, whatever it is predicted to take; if there is none, the choice is as usual. ``ordered`` plans
+    sum every element in one step, in the order of the ranks, the root before them, so that the bits depend on no plan;
+    they have no narrow wire. ``speeds`` are those of the ranks.
     """
     check_wire(wire, topology)
     if ordered and wire:
@@ -105,14 +106,17 @@ def check_wire_words(wire: Mapping[str, str]) -> None:
 
 
 def _as_if_wider(topology: Topology, plan: Plan, wire: Mapping[str, str]) -> Topology:
-    """The topology by which the bound of a plan with narrow wires is found: half the bytes are as good as twice the
-    rate. What crosses a narrow level is narrow on the links within as well, so these count as wider too."""
+    """The topology from which the bound of a plan with a narrow wire is found.
+
+    A link that carries half the bytes counts as twice as fast. The links inside a place of a narrow level carry narrow
+    bytes too.
+    """
     if not plan.wire:
         return topology
     outermost = max(topology.levels.index(level) for level in wire)
 
     def widened(places: Sequence[Place], levels: Sequence[str]) -> tuple[Place, ...]:
-        factor = 1 / SENT_PART[plan.wire] if len(levels) <= outermost + 1 else 1.0
+        factor = 1 / SENT_FRACTION[plan.wire] if len(levels) <= outermost + 1 else 1.0
         return tuple(
             replace(
                 place,
@@ -140,7 +144,11 @@ def candidates(
     ordered: bool = False,
     speeds: Speeds = NATIVE,
 ) -> list[Candidate]:
-    """All plans that are considered, cheapest first; ``ordered`` and ``speeds`` as in `choose`."""
+    """Every plan that is considered for a buffer of ``nbytes``, with its prediction, cheapest first.
+
+    Each grid with each choice of modes gives the cheapest combination of methods, and the plans that have one method in
+    all dimensions. ``wire`` is by level; ``ordered`` and ``speeds`` are as in `choose`.
+    """
     if collective not in COLLECTIVES:
         raise ValueError(f"unknown collective {collective!r}; known are {', '.join(COLLECTIVES)}")
     if nbytes < 0:
@@ -149,18 +157,18 @@ def candidates(
         raise ValueError(f"root is {root}; the world has ranks 0 to {topology.world_size - 1}")
     seen = rooted(topology, root) if collective in ROOTED else topology
     narrow = tuple(sorted((wire or {}).items())) if collective == "all_reduce" else ()
-    choices = _choices(seen, collective, narrow, ordered and collective in REDUCING, speeds)
+    to_choose_from = _stages_to_choose_from(seen, collective, narrow, ordered and collective in REDUCING, speeds)
     composed = partial(_composed, topology, collective, root)
-    found = [best for model, choice in choices for best in _best(model, choice, nbytes, composed)]
+    found = [best for model, by_dimension in to_choose_from for best in _best(model, by_dimension, nbytes, composed)]
     limit = TIE * min(candidate.prediction.seconds for candidate in found)
     return sorted(found, key=lambda candidate: _preference(candidate.prediction, limit))
 
 
 @lru_cache(maxsize=8)
-def _choices(
+def _stages_to_choose_from(
     topology: Topology, collective: str, wire: tuple[tuple[str, str], ...], ordered: bool, speeds: Speeds
 ) -> list[tuple[CostModel, Options]]:
-    """What there is to choose from, whatever the size, and the models to predict it with."""
+    """The stages to choose from, which no size changes, each with the model that predicts them."""
     order = tuple(rank for place in topology.places for rank in place.ranks())
     tree = canonical(topology)
     found = []
@@ -173,14 +181,14 @@ def _choices(
 
 
 def _preference(prediction: Prediction, limit: float) -> tuple[float, float]:
-    """Time; of those within the limit, the one that relies least on segments and calls overlapping."""
+    """Sorts by time; among those within the limit, by how little they rely on segments that overlap."""
     if prediction.seconds <= limit:
         return 0.0, prediction.unpipelined
     return prediction.seconds, 0.0
 
 
 def _time(candidate: Candidate) -> tuple[float, float]:
-    """What a candidate takes, to the nanosecond; equals are told apart by what they take without pipelining."""
+    """Seconds of a candidate to the nanosecond, then its seconds without pipelining, which tell equals apart."""
     return round(candidate.prediction.seconds, 9), candidate.prediction.unpipelined
 
 
@@ -191,7 +199,10 @@ def _composed(topology: Topology, collective: str, root: int, stages: Sequence[S
 def _best(
     model: CostModel, by_dimension: Options, nbytes: int, composed: Callable[[Sequence[Stage], Prediction], Plan]
 ) -> list[Candidate]:
-    """The cheapest choice of one stage per dimension; and those of one method throughout, to compare with."""
+    """The cheapest choice of one stage for each dimension, and those with one method in all, to compare with.
+
+    One dimension after another takes its cheapest stage, the others left as they are.
+    """
 
     def tried(stages: Sequence[Stage]) -> Candidate:
         prediction = model.predict(stages, nbytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .methods import Reduce, steps
 from .plan import FINEST_GRAIN, REDUCING, WIRES, Phase, Plan, Ring, Span, joined
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 SEND, REDUCE, STORE = "send", "reduce", "store"
 REPAY, ROUND = "repay", "round"
-"""What calls with a residual alone do: add it to what this rank contributes; round that, and keep what is lost."""
+"""Instructions that only calls with a residual execute: add the residual to what this rank contributes; round that, and
+keep what is lost."""
 
 _CODES = {kind: code for code, kind in enumerate((SEND, REDUCE, STORE, REPAY, ROUND))}
 _WIRE_CODES = {wire: code for code, wire in enumerate(("", *WIRES))}
@@ -37,9 +38,10 @@ def cut(fraction: Fraction, count: int, itemsize: int, grain: int = FINEST_GRAIN
 class Instruction:
     """Send a span to ``peers``, reduce it over ``peers``, or store it from the one peer.
 
-    ``lo`` and ``hi`` are fractions of ``block``. ``final`` marks the reduction that completes the span. The messages
-    are in the format ``wire``, and the sum is ``rounded`` to one; empty is the buffer's own. A residual ``keeps`` what
-    the sum loses. ``repay`` and ``round`` have no peers, and ``wire`` is what is rounded to.
+    ``lo`` and ``hi`` are fractions of ``block``. ``final`` marks the reduction that completes the span. Messages are in
+    the format ``wire``, and the sum is rounded to the format ``rounded``; an empty format is the buffer's own. Where
+    ``keeps`` is set, what rounding the sum loses is added to the residual. ``repay`` and ``round`` have no peers;
+    ``round`` rounds to ``wire``.
     """
 
     kind: str
@@ -52,6 +54,24 @@ class Instruction:
     wire: str = ""
     rounded: str = ""
     keeps: bool = False
+
+
+class _TableRow(NamedTuple):
+    """An instruction in the table for the engine: its columns as csrc/schedule.hpp lists them."""
+
+    kind: int
+    phase: int
+    first_peer: int
+    peer_count: int
+    block: int
+    lo_numerator: int
+    lo_denominator: int
+    hi_numerator: int
+    hi_denominator: int
+    final: bool
+    wire: int
+    rounded: int
+    keeps: bool
 
 
 @dataclass(frozen=True)
@@ -68,7 +88,7 @@ class Schedule:
     instructions: tuple[Instruction, ...]
 
     def table(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The arrays that ``Engine.install`` takes: instructions [n, 13] and their peers.
+        """The arrays that ``Engine.install`` takes: instructions [n, 13], each a `_TableRow`, and their peers.
 
         ValueError when a fraction does not fit 64 bits.
         """
@@ -82,29 +102,41 @@ class Schedule:
                     f"plan {self.plan_id} cuts block {step.block} at {step.lo} and {step.hi}, finer than 64 bits hold; "
                     "use fewer different numbers of ranks per host"
                 )
-            lo, hi = step.lo.as_integer_ratio(), step.hi.as_integer_ratio()
-            wires = _WIRE_CODES[step.wire], _WIRE_CODES[step.rounded]
-            row = _CODES[step.kind], step.phase, len(peers), len(step.peers), step.block, *lo, *hi, step.final, *wires
-            rows.append((*row, step.keeps))
+            row = _TableRow(
+                kind=_CODES[step.kind],
+                phase=step.phase,
+                first_peer=len(peers),
+                peer_count=len(step.peers),
+                block=step.block,
+                lo_numerator=step.lo.numerator,
+                lo_denominator=step.lo.denominator,
+                hi_numerator=step.hi.numerator,
+                hi_denominator=step.hi.denominator,
+                final=step.final,
+                wire=_WIRE_CODES[step.wire],
+                rounded=_WIRE_CODES[step.rounded],
+                keeps=step.keeps,
+            )
+            rows.append(row)
             peers += step.peers
-        return np.array(rows, dtype=np.int64).reshape(-1, 13), np.array(peers, dtype=np.int32)
+        return np.array(rows, dtype=np.int64).reshape(-1, len(_TableRow._fields)), np.array(peers, dtype=np.int32)
 
 
 def schedule(plan: Plan, rank: int) -> Schedule:
     """Expand a plan for one rank: in each step of a phase the sends of all its rings, then the waits.
 
-    A phase that reduces begins with what it does to the residual, where the plan is narrow.
+    Where the plan has a narrow wire, a phase that reduces begins with what it does to the residual.
     """
     if not 0 <= rank < plan.world_size:
         raise ValueError(f"rank {rank} is outside the world of {plan.world_size}")
     last_reducing = max((p for p, phase in enumerate(plan.phases) if phase.kind in REDUCING), default=-1)
     instructions: list[Instruction] = []
-    debts = _Debts(plan.wire, rank)
+    residual = _Residual(plan.wire, rank)
     for number, phase in enumerate(plan.phases):
         is_last = number == last_reducing
-        instructions += debts.before(phase, number, is_last)
-        debts.note(phase)
-        instructions += _expand(phase, number, rank, plan.blocks, is_last, plan.wire, debts)
+        instructions += residual.before(phase, number, is_last)
+        residual.note(phase)
+        instructions += _expand(phase, number, rank, plan.blocks, is_last, plan.wire, residual)
     return Schedule(
         plan.id,
         plan.collective,
@@ -117,18 +149,19 @@ def schedule(plan: Plan, rank: int) -> Schedule:
     )
 
 
-class _Debts:
-    """What a rank does with its residual: where it adds it, and where it keeps what rounding loses.
+class _Residual:
+    """Use of one rank's residual in each phase: the spans that it is added to, and the sums whose loss it keeps.
 
-    It adds it where no other rank holds the same partial sum, or copies of one sum would differ; after an all_reduce
-    they all round alike, and one of them keeps the loss, or it would be added more than once.
+    A rank adds its residual only where no other rank holds the same partial sum; otherwise copies of one sum would
+    differ. After an all_reduce several ranks hold a sum and round it alike; the first of them alone keeps the loss,
+    which would otherwise be added several times.
     """
 
     def __init__(self, wire: str, rank: int) -> None:
         self._wire = wire
         self._rank = rank
-        self._copied: list[Span] = []  # other ranks have the same sum
-        self._silent: list[Span] = []  # and one of them keeps what is lost of it
+        self._copied: list[Span] = []  # spans whose sum other ranks hold too
+        self._kept_elsewhere: list[Span] = []  # those among them whose loss another rank keeps
 
     def before(self, phase: Phase, number: int, is_last: bool) -> Iterator[Instruction]:
         """The instructions with which this rank enters a phase."""
@@ -145,16 +178,16 @@ class _Debts:
                     yield Instruction(ROUND, number, (), 0, span.lo, span.hi, wire=phase.wire)
 
     def note(self, phase: Phase) -> None:
-        """A phase begins: whose sums it leaves with several ranks."""
+        """Note the spans whose sums a phase leaves with several ranks."""
         if phase.kind == "all_reduce":
             for ring in phase.rings_of(self._rank):
                 self._copied += ring.spans
                 if ring.members[0] != self._rank:
-                    self._silent += ring.spans
+                    self._kept_elsewhere += ring.spans
 
     def keeps(self, ring: Ring) -> bool:
-        """Whether this rank keeps what rounding the ring's sum loses."""
-        return not _meet(ring.spans, self._silent)
+        """True if this rank keeps what rounding the ring's sum loses."""
+        return not _meet(ring.spans, self._kept_elsewhere)
 
 
 def _meet(spans: Sequence[Span], others: Sequence[Span]) -> bool:
@@ -162,7 +195,7 @@ def _meet(spans: Sequence[Span], others: Sequence[Span]) -> bool:
 
 
 def _expand(
-    phase: Phase, number: int, rank: int, blocks: int, final: bool, wire: str, debts: _Debts
+    phase: Phase, number: int, rank: int, blocks: int, final: bool, wire: str, residual: _Residual
 ) -> Iterator[Instruction]:
     rings = phase.rings_of(rank)
     pieces = [_Pieces(ring) for ring in rings]
@@ -183,7 +216,7 @@ def _expand(
                 kind = REDUCE if isinstance(wait, Reduce) else STORE
                 completes = isinstance(wait, Reduce) and wait.completes and final
                 rounded = wire if completes else ""
-                keeps = bool(rounded) and debts.keeps(ring)
+                keeps = bool(rounded) and residual.keeps(ring)
                 peers = tuple(ring.members[i] for i in wait.peers)
                 for block, lo, hi in in_blocks(piece.of(wait.shares), blocks):
                     yield Instruction(kind, number, peers, block, lo, hi, completes, phase.wire, rounded, keeps)

@@ -1,4 +1,4 @@
-"""What the planner considers: grids, and for each grid the modes and methods of its dimensions."""
+"""Candidates of the planner: grids, and for each grid the modes and methods of its dimensions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from functools import cache
 from itertools import accumulate, groupby, product
 
 from .balance import fastest_shares
-from .compose import ALL, LEAD, SPLIT, Stage
 from .layout import Dimension, Grid, Shape, shape_in
-from .plan import BLOCKED, METHODS_OF
+from .plan import IN_BLOCKS, METHODS_OF
+from .stages import ALL, LEAD, SPLIT, Stage
 from .traffic import LARGEST_TREE, LONGEST_RING
 
 FACTORISATIONS = 2
-"""Ways to make several dimensions of one level that are considered, the most even first."""
+"""Number of ways to cut one level in several dimensions that are considered, the most even first."""
 
 SMALLEST_FACTORISED = 12
-"""Fewer members gain nothing by a second dimension: a step costs ten messages more (``speeds``, ``topology``)."""
+"""Fewest members of a level that is cut in several dimensions: a step costs as much as ten messages (``speeds``,
+``topology``), so that fewer members gain nothing by it."""
 
 Options = list[list[Stage]]
 """The stages that each dimension of a grid may run; any choice of one stage for each dimension is a plan."""
@@ -26,7 +27,7 @@ Options = list[list[Stage]]
 def grids(tree: Shape, levels: tuple[str, ...], collective: str, ordered: bool = False) -> list[Grid]:
     """The grids for a ``canonical`` shape, those of fewer dimensions first.
 
-    ``ordered``: those in which all ranks meet in one ring, however long it is.
+    ``ordered``: only grids in which all ranks are in one ring, however long it is.
     """
     counts = {level: _sizes(here) for level, here in zip(levels, tree.by_depth, strict=True)}
     found = [
@@ -45,8 +46,11 @@ def grids(tree: Shape, levels: tuple[str, ...], collective: str, ordered: bool =
 def options(
     grid: Grid, shape: Shape, collective: str, wire: Mapping[str, str], ordered: bool = False
 ) -> Iterator[Options]:
-    """The choices of modes and of shares for a shape arranged in a grid, each with its methods; between the places of a
-    level they send in its ``wire``, where it has one. ``ordered``: a sum is made at once, in the order of the ranks."""
+    """The choices of modes and shares for a shape arranged in a grid, each with its methods for each dimension.
+
+    ``wire`` is the format between the places of a level, by level. ``ordered``: each sum is made in one step, in the
+    order of the ranks.
+    """
     wires = [
         {wire.get(level, "") for level in dimension.levels} if max(_sizes(here)) > 1 else {""}
         for dimension, here in zip(grid, shape.by_depth, strict=True)
@@ -59,7 +63,7 @@ def options(
 
 
 def _narrowed(stages: Sequence[Stage], wire: str) -> list[Stage]:
-    """Those that may send in a format: rounding every contribution once takes method direct."""
+    """The stages that may send in a narrow format, in that format: only method direct rounds a contribution once."""
     return [replace(stage, wire=wire) for stage in stages if not wire or stage.method == "direct"]
 
 
@@ -75,7 +79,7 @@ def _as_wide_as_given(grid: Grid, shape: Shape, collective: str, ordered: bool) 
         ]
         if all(plain):
             yield plain
-            if collective not in BLOCKED:
+            if collective not in IN_BLOCKS:
                 yield from _weighted(plain, shape)
 
 
@@ -90,7 +94,7 @@ def _merged(levels: tuple[str, ...], counts: dict[str, set[int]]) -> Iterator[li
 
 
 def _width(tree: Shape, levels: tuple[str, ...], merged: tuple[str, ...]) -> int:
-    """How many members the longest ring has where these levels are merged."""
+    """Return the number of members of the longest ring where these levels are merged."""
 
     @cache
     def below(shape: Shape, generations: int) -> int:
@@ -122,7 +126,7 @@ def _factorisations(count: int) -> list[tuple[int, ...]]:
 
 
 def _nearly_even_split(count: int) -> tuple[int, ...]:
-    """Sizes, all but the last, of as few dimensions as keep the rings short: of 1021 (32,)."""
+    """The sizes of as few dimensions as keep the rings short, without the last: of 1021 (32,)."""
     dimensions = 2
     while LONGEST_RING**dimensions < count:
         dimensions += 1
@@ -165,7 +169,7 @@ def _mode_sequences(collective: str, levels: Sequence[tuple[str, ...]]) -> list[
 
 
 def _methods(collective: str, mode: str, here: Sequence[Shape], shapes: Sequence[Sequence[Shape]]) -> list[str]:
-    """The methods of a dimension that are possible, and not absurdly long."""
+    """The methods that a dimension can have, without those whose steps or messages are far too many."""
     if collective == "all_to_all":
         return list(METHODS_OF["all_to_all"])
     sizes = _sizes(here)
@@ -178,14 +182,14 @@ def _methods(collective: str, mode: str, here: Sequence[Shape], shapes: Sequence
         return ["direct", "tree", "ring"] if short else ["tree"]
     if mode == ALL:
         return ["direct", "halving", "tree"] if short else ["halving", "tree"]
-    if collective in BLOCKED and any(len(_sizes(depth)) > 1 for depth in shapes):
+    if collective in IN_BLOCKS and any(len(_sizes(depth)) > 1 for depth in shapes):
         return ["direct"] if short else []  # shares are whole blocks, and not equally many
     halving = ["halving"] if all(size & (size - 1) == 0 for size in sizes) else []
     return (["direct", "ring"] if short else []) + halving
 
 
 def _weighted(plain: Options, whole: Shape) -> Iterator[Options]:
-    """The same with shares by bandwidth wherever links are unequal, if they are anywhere."""
+    """The same stages with shares by bandwidth in each dimension whose links are unequal; nothing if all are equal."""
     unequal = [any(fastest_shares(shape, whole) for shape in here) for here in whole.by_depth]
     weighted = [
         [replace(stages[0], method="direct", weighted=True)] if uneven and stages[0].mode == SPLIT else stages

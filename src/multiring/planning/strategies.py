@@ -1,4 +1,4 @@
-"""How others sum gradients, as plans: each published strategy composed of the same words as our own.
+"""Strategies of others, as plans: each published one composed of the same words as our own.
 
 A strategy is a name and a function from a topology, a number of bytes and the speeds of ranks to a plan, which runs on
 the engine and in the simulator alike. ``double_tree.py`` has the one that is more than a line; ``simulate/forced.py``
@@ -14,12 +14,13 @@ from functools import partial
 from math import isqrt, prod
 
 from . import planner
-from .compose import LEAD, SPLIT, Stage, compose
+from .compose import compose
 from .cost import LOCAL_WINDOW_BYTES, WIRE_WINDOW_BYTES
 from .double_tree import double_tree, equal_hosts
 from .layout import Dimension
 from .plan import WHOLE, Phase, Plan, Ring
 from .speeds import NATIVE, Speeds
+from .stages import LEAD, SPLIT, Stage
 from .topology import Topology
 
 SEGMENT_BYTES = 256 << 10
@@ -36,7 +37,7 @@ class Strategy:
     source: str
     make: Callable[[Topology, int, Speeds], Plan]
     by_size: bool = False
-    """Whether plans for different numbers of bytes differ."""
+    """True if plans for different numbers of bytes differ."""
 
     def plan(self, topology: Topology, nbytes: int, speeds: Speeds = NATIVE) -> Plan:
         """Its plan; ValueError where the topology cannot have it."""

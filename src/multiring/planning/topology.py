@@ -13,10 +13,10 @@ LEVELS = ("rank", "host", "rack", "site")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What leads out of a rank, host, rack or site.
+    """The link that leads out of a rank, host, rack or site.
 
-    ``up`` and ``down`` in bytes a second; ``latency`` in seconds: what a message takes that passes this link and none
-    slower; ``burst``: the bytes that it passes at once after a pause, where a token bucket limits it.
+    ``up`` and ``down`` are in bytes a second. ``latency`` is the seconds of a message whose slowest link this is.
+    ``burst`` is the bytes that a link passes at once after a pause, where a token bucket limits it.
     """
 
     up: float
@@ -30,14 +30,14 @@ class Link:
 
 
 RANK_LINK = Link(up=16e9, down=16e9, latency=1e-6)
-"""Unless measured: one core reading another's memory, and a flag passed between two cores. All-reduces of 64 MB by two
-ranks ran at this rate on an AMD EPYC of 2026; older processors have half of it."""
+"""Taken where nothing is measured: one core reads another's memory, and a flag passes between two cores.
+Measured: benchmarks/results/2026-11-28-constants.md, Planning."""
 
 _MOST_LISTED = 16
-"""Hosts in a message."""
+"""Most hosts that a message names."""
 
 HOST_LINK = Link(up=1.25e9, down=1.25e9, latency=50e-6)
-"""Unless measured: 10 Gbit/s Ethernet, TCP between two processes."""
+"""Taken where nothing is measured: 10 Gbit/s Ethernet, TCP between two processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,11 @@ class Topology:
 
     @cached_property
     def cards(self) -> tuple[int, ...]:
-        """How many network cards the host of each rank has."""
+        """Number of network cards of each rank's host."""
         return tuple(host.cards for host in self._host_of)
 
     def host_link(self, rank: int) -> Link:
-        """What leads out of the host of a rank."""
+        """Return the link that leads out of the host of a rank."""
         return self._host_of[rank].link
 
     @cached_property

@@ -30,11 +30,11 @@ _TIME_UNITS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10*
 """Exact, so that a number in the file and the same number in a program are one float."""
 
 
-_MOST = 1024
-"""Most ranks or cards of a host: with many more it takes minutes to plan what happens within one."""
+_MOST_PER_HOST = 1024
+"""Most ranks, and most cards, of a host: to plan for many more within one host takes minutes."""
 
 _MOST_HOSTS = 16384
-"""Most hosts of a file: with many more it takes minutes to read it, and hours to plan."""
+"""Most hosts of a file: to read one with many more takes minutes, and to plan for it hours."""
 
 _LARGEST = 10**18
 """Largest number that a file may give, in bytes a second, seconds or bytes."""
@@ -138,7 +138,7 @@ def _check_keys(table: Any, known: Sequence[str] | set[str], where: str) -> None
 
 
 def _link_fields(table: Mapping[str, Any], where: str) -> dict[str, float]:
-    """What a table gives of a link, in bytes, bytes a second and seconds; a ``rate`` is both ``up`` and ``down``."""
+    """Return a table's values of a link, in bytes, bytes a second and seconds; ``rate`` is both ``up`` and ``down``."""
     found = {}
     if "rate" in table:
         rate = _quantity(table["rate"], _RATE_UNITS, f"{where}: rate")
@@ -164,15 +164,15 @@ def _quantity(text: Any, units: Mapping[str, Fraction], where: str) -> float:
 
 
 def _natural(value: Any, where: str) -> int:
-    if type(value) is not int or not 1 <= value <= _MOST:
-        raise ValueError(f"{where} is {value!r}; it must be a whole number from 1 to {_MOST}")
+    if type(value) is not int or not 1 <= value <= _MOST_PER_HOST:
+        raise ValueError(f"{where} is {value!r}; it must be a whole number from 1 to {_MOST_PER_HOST}")
     return value
 
 
 def text(topology: Topology) -> str:
     """The text of a topology file, numbers rounded to three digits.
 
-    It says how many ranks a host has and not which: they are numbered from host to host by who reads it.
+    It gives the number of ranks of a host and not which they are: `parse` numbers them from host to host.
     """
     return "".join(f"{line}\n" for line in _Writer(topology).lines())
 
@@ -180,11 +180,11 @@ def text(topology: Topology) -> str:
 class _Writer:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._saving: set[str] = set()
+        self._with_burst: set[str] = set()
         """The levels of which some link has a burst."""
         links: dict[str, Counter[str]] = {level: Counter() for level in topology.levels}
         for height, place in _walk(topology.places, len(topology.levels) - 1):
-            self._saving |= {LEVELS[height]} if place.link.burst else set()
+            self._with_burst |= {LEVELS[height]} if place.link.burst else set()
         for height, place in _walk(topology.places, len(topology.levels) - 1):
             links[LEVELS[height]][self._link(place, LEVELS[height])] += 1
         self._common = {level: counted.most_common(1)[0][0] for level, counted in links.items()}
@@ -218,12 +218,12 @@ class _Writer:
             yield link if level == "host" else link.replace(", ", "\n")
 
     def _link(self, place: Place, level: str) -> str:
-        """What has no burst says so where others have one, which it would be given."""
+        """The fields of a link; with a burst of 0 where other links of the level have one, which it would be given."""
         up, down = (_in_units(rate / place.cards, _BIT_RATES) for rate in (place.link.up, place.link.down))
         rates = f'rate = "{up}"' if up == down else f'up = "{up}", down = "{down}"'
         burst = _in_units(place.link.burst / place.cards, _SIZE_UNITS)
-        saved = f', burst = "{burst}"' if level in self._saving else ""
-        return f'{rates}, latency = "{_in_units(place.link.latency, _TIME_UNITS)}"{saved}'
+        burst_field = f', burst = "{burst}"' if level in self._with_burst else ""
+        return f'{rates}, latency = "{_in_units(place.link.latency, _TIME_UNITS)}"{burst_field}'
 
 
 def _walk(places: Sequence[Place], height: int) -> Iterator[tuple[int, Place]]:

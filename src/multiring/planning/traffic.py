@@ -1,4 +1,4 @@
-"""What a ring puts on the links around runs of its members: the numbers in the table of docs/algorithms.md."""
+"""Traffic of a ring on the links around runs of its members: the numbers in the table of docs/algorithms.md."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from functools import lru_cache
 from .methods import steps
 
 LONGEST_RING = 64
-"""Members of the longest ring that is considered: its 63 steps, or messages at once, cost more than two rings of 8."""
+"""Members of the longest ring that is considered. It takes 63 steps, or 63 messages in one step; two dimensions of 8
+take 14."""
 
 LARGEST_TREE = 256
 """Members of the largest ring by tree or halving that is considered."""
 
 
 def crossing(kind: str, method: str, shares: Sequence[float], first: int, last: int) -> tuple[float, float]:
-    """How much leaves and how much enters the members [first, last) of a ring, as a part of its spans' bytes.
+    """Return the bytes that leave and enter the members [first, last) of a ring, as parts of the bytes of its spans.
 
-    ``shares`` are each member's, with sum 1.
+    ``shares`` are the members' shares, with sum 1.
     """
     size, inside = len(shares), last - first
     outside = size - inside
@@ -43,7 +44,7 @@ _Flows = list[list[tuple[int, float]]]
 
 @lru_cache(maxsize=256)
 def _flows(kind: str, method: str, size: int) -> tuple[_Flows, _Flows]:
-    """What each member of a ring with equal shares sends, and what it receives: pairs (peer, part of the bytes)."""
+    """Return the sends and receives of each member of a ring with equal shares: pairs (peer, part of the bytes)."""
     sent: _Flows = [[] for _ in range(size)]
     received: _Flows = [[] for _ in range(size)]
     for source in range(size):
@@ -56,24 +57,33 @@ def _flows(kind: str, method: str, size: int) -> tuple[_Flows, _Flows]:
 
 
 @lru_cache(maxsize=1024)
-def messages(kind: str, method: str, size: int, scattered: bool) -> tuple[int, ...]:
-    """How many messages the busiest member sends or awaits in each step; ``scattered`` shares go one by one."""
+def messages(kind: str, method: str, size: int, shares_are_blocks: bool) -> tuple[int, ...]:
+    """The number of messages that the busiest member sends or awaits in each step.
+
+    Several shares that adjoin in the buffer are one message. ``shares_are_blocks``: a share is a set of blocks, which
+    do not adjoin, and each share is a message of its own.
+    """
     busiest = [1] * len(steps(kind, method, size, 0))
     for position in {0, 1, size - 1}:
         for number, step in enumerate(steps(kind, method, size, position)):
-            sent = sum(len(send.peers) * (len(send.shares) if scattered else 1) for send in step.sends)
-            awaited = sum(len({*w.peers} - {position}) * (len(w.shares) if scattered else 1) for w in step.waits)
+            sent = sum(len(send.peers) * (len(send.shares) if shares_are_blocks else 1) for send in step.sends)
+            awaited = sum(
+                len({*w.peers} - {position}) * (len(w.shares) if shares_are_blocks else 1) for w in step.waits
+            )
             busiest[number] = max(busiest[number], sent, awaited)
     return tuple(busiest)
 
 
 def meets_all(kind: str, method: str) -> bool:
-    """Whether every member sends a message to every other."""
+    """True if every member sends a message to every other."""
     return method == "direct" and kind not in ("reduce", "broadcast")
 
 
-def partners(kind: str, method: str, size: int, position: int, scattered: bool) -> Counter[int]:
-    """How many messages a member sends to and receives from each other; ``scattered`` as in `messages`."""
+def partners(kind: str, method: str, size: int, position: int, shares_are_blocks: bool) -> Counter[int]:
+    """The number of messages that a member sends to and receives from each other, by position.
+
+    ``shares_are_blocks`` as in `messages`.
+    """
     found: Counter[int] = Counter()
     if method == "ring" and kind not in ("reduce", "broadcast"):
         for neighbour in ((position - 1) % size, (position + 1) % size):
@@ -81,21 +91,24 @@ def partners(kind: str, method: str, size: int, position: int, scattered: bool) 
     else:
         sent, received = _flows(kind, method, size)
         for peer, part in sent[position] + received[position]:
-            found[peer] += round(part * size) if scattered else 1
+            found[peer] += round(part * size) if shares_are_blocks else 1
     return found
 
 
-def mean_messages(kind: str, method: str, size: int, scattered: bool) -> float:
-    """How many messages a member sends, on average, or somewhat more; ``scattered`` as in `messages`."""
+def mean_messages(kind: str, method: str, size: int, shares_are_blocks: bool) -> float:
+    """The number of messages that a member sends: the mean over all members, or somewhat more.
+
+    ``shares_are_blocks`` as in `messages`.
+    """
     if kind in ("reduce", "broadcast"):
         return (size - 1) / size
     if method == "tree":  # a reduce and a broadcast
         return 2 * (size - 1) / size
-    return float(sum(messages(kind, method, size, scattered)))
+    return float(sum(messages(kind, method, size, shares_are_blocks)))
 
 
 def hands_on(kind: str, method: str) -> bool:
-    """Whether members only hand on a segment's bytes, which pass the links of one step after those of the other."""
+    """True if members pass on all that they receive, so that a segment crosses one link after another."""
     return method == "tree" or (method == "ring" and kind in ("broadcast", "reduce"))
 
 

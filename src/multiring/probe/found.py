@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from multiring.planning.topology import HOST_LINK, LEVELS, RANK_LINK, Link, Place, Topology, ranks_in_host
 from multiring.probe import classes
 from multiring.probe.rounds import Findings
-from multiring.probe.tree import Capacity, Group, Node, needed, tree
+from multiring.probe.tree import Branch, Capacity, HostSet, needed, tree
 
 
 @dataclass(frozen=True)
@@ -36,46 +36,47 @@ def _rounded(capacities: Sequence[Capacity]) -> tuple[Capacity, ...]:
     return tuple(Capacity(out, into) for out, into in zip(rates[::2], rates[1::2], strict=True))
 
 
-def _rounded_groups(findings: Findings) -> dict[Group, Capacity]:
+def _rounded_groups(findings: Findings) -> dict[HostSet, Capacity]:
     return dict(zip(findings.groups, _rounded(list(findings.groups.values())), strict=True))
 
 
 class _Builder:
-    def __init__(self, findings: Findings, hosts: Sequence[ProbedHost], root: Node):
+    def __init__(self, findings: Findings, hosts: Sequence[ProbedHost], root: Branch):
         self._findings = findings
         self._hosts = hosts
         self._root = root
         self._names = {level: iter(range(1, len(hosts) + 1)) for level in LEVELS}
-        nodes = list(_below(root))
+        branches = list(_below(root))
         trips = [
-            min(findings.seconds[a, b] for a in node.hosts for b in around.hosts - node.hosts) for around, node in nodes
+            min(findings.seconds[a, b] for a in branch.hosts for b in around.hosts - branch.hosts)
+            for around, branch in branches
         ]
         latencies = classes.latencies([max(trip / 2, HOST_LINK.latency) for trip in trips])
-        self._latency = {node.hosts: latency for (_, node), latency in zip(nodes, latencies, strict=True)}
+        self._latency = {branch.hosts: latency for (_, branch), latency in zip(branches, latencies, strict=True)}
 
     def topology(self) -> Topology:
         height = self._root.height
-        return Topology(LEVELS[: height + 1], tuple(self._place(node, height) for node in self._root.nodes))
+        return Topology(LEVELS[: height + 1], tuple(self._place(branch, height) for branch in self._root.branches))
 
-    def _place(self, node: Node, height: int) -> Place:
-        """What stands for a node at a height; what is alone there stands in a place of its own with the same link."""
-        link = Link(node.capacity.out, node.capacity.into, self._latency[node.hosts], self._burst(node))
+    def _place(self, branch: Branch, height: int) -> Place:
+        """Return the place of a branch at a height; a lower branch gets a place of its own with the same link."""
+        link = Link(branch.capacity.out, branch.capacity.into, self._latency[branch.hosts], self._burst(branch))
         if height == 1:
-            host = self._hosts[min(node.hosts)]
+            host = self._hosts[min(branch.hosts)]
             return Place(host.name, link, ranks_in_host(host.ranks, RANK_LINK), cards=host.cards)
         level = LEVELS[height]
         name = f"{level}{next(self._names[level])}"
-        inside = node.nodes if node.height == height - 1 else (node,)
+        inside = branch.branches if branch.height == height - 1 else (branch,)
         return Place(name, link, tuple(self._place(each, height - 1) for each in inside))
 
-    def _burst(self, node: Node) -> float:
-        """What its link passes at once; it is also the link of all other hosts."""
+    def _burst(self, branch: Branch) -> float:
+        """Return the bytes that its link passes at once; a host has the value of all other hosts."""
         bursts = self._findings.bursts
-        return bursts.get(node.hosts, bursts.get(self._root.hosts - node.hosts, 0.0))
+        return bursts.get(branch.hosts, bursts.get(self._root.hosts - branch.hosts, 0.0))
 
 
-def _below(node: Node) -> Iterator[tuple[Node, Node]]:
-    """Every node with the one around it."""
-    for inner in node.nodes:
-        yield node, inner
+def _below(branch: Branch) -> Iterator[tuple[Branch, Branch]]:
+    """Every branch with the one around it."""
+    for inner in branch.branches:
+        yield branch, inner
         yield from _below(inner)

@@ -27,10 +27,10 @@ from multiring.probe.tree import Seconds
 _T = TypeVar("_T")
 
 PATIENCE_SECONDS = 2.0
-"""How long a host may take for a word, or for an order beyond the time that it needs."""
+"""Seconds that a host may take for a word, or for an order beyond the time that it needs."""
 
 DRAIN_SECONDS = 5.0
-"""What is in flight at the end of a round has passed the slowest link by then."""
+"""Seconds after which all bytes in flight at the end of a round have passed the slowest link."""
 
 PINGS = 4
 
@@ -49,7 +49,7 @@ _SENDER_MSS = struct.Struct("=16xI")
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 
 FRAME_BYTES = 66
-"""What Ethernet, IP and TCP add to a segment: 14, 20 and 32 bytes, as token buckets count them."""
+"""Bytes that Ethernet, IP and TCP add to a segment: 14, 20 and 32, as token buckets count them."""
 
 
 _STEPS = {
@@ -59,7 +59,7 @@ _STEPS = {
     "carry": "sending at full speed",
     "burst": "sending at once",
 }
-"""What an order is for, in the words of messages."""
+"""Purpose of each order, in the words of messages."""
 
 
 class Unresponsive(Exception):
@@ -242,7 +242,7 @@ class _Carrier:
 
 
 def _framing(stream: socket.socket) -> float:
-    """How much more a link carries than the stream's own bytes."""
+    """Return the ratio of a link's bytes to the stream's own bytes."""
     (segment,) = _SENDER_MSS.unpack_from(stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE))
     return float((segment + FRAME_BYTES) / segment)
 
@@ -301,7 +301,7 @@ class Leader:
         return common
 
     def measure(self, survey: Callable[[Seconds], Survey[_T]]) -> _T:
-        """What a survey, which is given the round trips, returns.
+        """Run a survey, which is given the round trips, and return its result.
 
         Unresponsive names hosts that did not do their part.
         """
@@ -375,7 +375,7 @@ def _order(asked: ProbeRound, host: int) -> Message:
 
 
 def _by_flow(reports: Sequence[Message], what: str) -> dict[tuple[int, int], float]:
-    """What hosts report, by the host that it came from and the one that it came to."""
+    """Return the hosts' reports by pair of sender and receiver."""
     return {(int(peer), host): value for host, report in enumerate(reports) for peer, value in report[what].items()}
 
 

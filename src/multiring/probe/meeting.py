@@ -37,7 +37,7 @@ _log = logging.getLogger("multiring")
 
 @dataclass(frozen=True)
 class ProbeGroup:
-    """Those who measure: the hosts in order, the rank of each that takes part, and the cards by which it is reached.
+    """The group that measures: the hosts in order, the rank of each that takes part, and the cards that reach it.
 
     ``cards[h]`` lists the addresses of each card of host h as this rank sees them; ``identity`` tells these hosts from
     others. The first host leads.
@@ -53,7 +53,7 @@ class ProbeGroup:
         return min(self.hosts[host].ranks)
 
     def reachable_cards(self, host: int, streams: Mapping[int, set[int]]) -> int:
-        """How many cards of a host can be reached, by the streams to it."""
+        """Return the number of a host's cards that can be reached, by the streams to it."""
         return max(sum(number <= len(self.cards[host]) for number in numbers) for numbers in streams.values())
 
 

@@ -1,4 +1,4 @@
-"""What is measured, round by round: pure, so that the same survey runs on a network and on an imagined one.
+"""Survey of a network, round by round: pure, so that it runs on a real network and on an imagined one.
 
 ::
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from multiring.probe import classes
-from multiring.probe.tree import Capacity, Group, Seconds, needed, suspects
+from multiring.probe.tree import Capacity, HostSet, Seconds, needed, suspects
 
 _Found = TypeVar("_Found")
 
@@ -89,13 +89,13 @@ class ProbeRound:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a survey found: round trips, what each host can send and receive, and what suspected groups can; the bytes
+    """Result of a survey: round trips, what each host can send and receive, and what suspected groups can; the bytes
     that the links of hosts and groups pass at once, if all do."""
 
     seconds: Seconds
     hosts: tuple[Capacity, ...]
-    groups: Mapping[Group, Capacity]
-    bursts: Mapping[Group, float] = field(default_factory=dict)
+    groups: Mapping[HostSet, Capacity]
+    bursts: Mapping[HostSet, float] = field(default_factory=dict)
 
 
 Survey = Generator[ProbeRound | Burst, Mapping[Flow, float], _Found]
@@ -106,7 +106,7 @@ Survey = Generator[ProbeRound | Burst, Mapping[Flow, float], _Found]
 class _Direction:
     """Out of a group of hosts into all others, or the other way."""
 
-    group: Group
+    group: HostSet
     outwards: bool
 
     @property
@@ -147,8 +147,8 @@ def survey(hosts: int, seconds: Seconds) -> Survey[Findings]:
     return replace(found, bursts=(yield from _bursts(found)))
 
 
-def _bursts(found: Findings) -> Survey[dict[Group, float]]:
-    """What the links of all hosts, and of the groups that have one, pass at once, both ways; nothing if one does
+def _bursts(found: Findings) -> Survey[dict[HostSet, float]]:
+    """Bytes that the links of all hosts, and of the groups that have one, pass at once, both ways; nothing if one does
     not, as calls wait for that one."""
     everyone = range(len(found.hosts))
     capacities = {frozenset([host]): capacity for host, capacity in enumerate(found.hosts)}
@@ -180,14 +180,14 @@ def _rate(found: Findings, flow: Flow) -> float:
     return min(found.hosts[sender].out, found.hosts[receiver].into, *left, *entered)
 
 
-def _capacity(values: Mapping[_Direction, float], group: Group) -> Capacity:
+def _capacity(values: Mapping[_Direction, float], group: HostSet) -> Capacity:
     return Capacity(values[_Direction(group, True)], values[_Direction(group, False)])
 
 
 def _measured(
     rounds: Iterable[Sequence[_Direction]], hosts: int, seconds: Seconds, window: float = WINDOW_SECONDS
 ) -> Survey[dict[_Direction, float]]:
-    """What passes each way, those of a round at the same time."""
+    """Measure the bytes a second of each direction, those of a round at the same time."""
     values: dict[_Direction, float] = {}
     for directions in rounds:
         flows = dict.fromkeys(flow for direction in directions for flow in direction.flows(hosts))
@@ -216,7 +216,7 @@ def _doubtful(values: Mapping[_Direction, float]) -> list[_Direction]:
 
 
 def _sum(rates: Rates, flows: Iterable[Flow]) -> float:
-    """What flows carry together; at least something, since it is to be divided by."""
+    """Return the sum of the flows' rates; above 0, as others are divided by it."""
     return max(sum(rates[flow] for flow in flows), 1.0)
 
 

@@ -18,7 +18,7 @@ from math import inf
 
 from multiring.simulate.flows import Use, fair_rates
 
-Group = frozenset[int]
+HostSet = frozenset[int]
 """Hosts, by their numbers."""
 
 Seconds = Mapping[tuple[int, int], float]
@@ -48,20 +48,20 @@ UNBOUND = Capacity(inf, inf)
 
 
 @dataclass(frozen=True)
-class Node:
-    """Hosts that hang together from one link: a single one, or a switch with ``nodes`` below it."""
+class Branch:
+    """Hosts that hang together from one link: a single one, or a switch with ``branches`` below it."""
 
     capacity: Capacity
-    hosts: Group
-    nodes: tuple[Node, ...] = ()
+    hosts: HostSet
+    branches: tuple[Branch, ...] = ()
 
     @property
     def height(self) -> int:
-        """How many switches are on the longest way down."""
-        return 1 + max(node.height for node in self.nodes) if self.nodes else 0
+        """Number of switches on the longest way down."""
+        return 1 + max(branch.height for branch in self.branches) if self.branches else 0
 
 
-def suspects(rates: Mapping[tuple[int, int], float], seconds: Seconds, hosts: Sequence[Capacity]) -> list[Group]:
+def suspects(rates: Mapping[tuple[int, int], float], seconds: Seconds, hosts: Sequence[Capacity]) -> list[HostSet]:
     """Groups of at least two hosts that may share a link. No two overlap in part, and of a group and its complement
     one is kept. All hosts but one are no group: what they would share is the link of that one.
 
@@ -70,7 +70,7 @@ def suspects(rates: Mapping[tuple[int, int], float], seconds: Seconds, hosts: Se
     everyone = frozenset(range(len(hosts)))
     alone = _shared_alone(list(rates), hosts)
     much = {(a, b): min(rates[a, b] / alone[a, b], rates[b, a] / alone[b, a]) for a, b in rates}
-    found: list[Group] = []
+    found: list[HostSet] = []
     for group in [*far_apart(seconds, len(hosts)), *_clusters(much, len(hosts), lambda a, b: a >= RATE_CONTRAST * b)]:
         if len(group) == len(hosts) - 1:
             continue
@@ -79,7 +79,7 @@ def suspects(rates: Mapping[tuple[int, int], float], seconds: Seconds, hosts: Se
     return found
 
 
-def far_apart(seconds: Seconds, hosts: int) -> list[Group]:
+def far_apart(seconds: Seconds, hosts: int) -> list[HostSet]:
     """The groups that are far from the rest: their links are shown whether they bind or not."""
     near = {pair: 1 / trip for pair, trip in seconds.items()}
     return _clusters(near, hosts, lambda a, b: a / b >= TRIP_CONTRAST and 1 / b - 1 / a >= TRIP_SECONDS)
@@ -92,11 +92,13 @@ def _shared_alone(flows: Sequence[tuple[int, int]], hosts: Sequence[Capacity]) -
     return dict(zip(flows, rates, strict=True))
 
 
-def _cross(one: Group, other: Group) -> bool:
+def _cross(one: HostSet, other: HostSet) -> bool:
     return bool(one & other and one - other and other - one)
 
 
-def _clusters(near: Mapping[tuple[int, int], float], hosts: int, apart: Callable[[float, float], bool]) -> list[Group]:
+def _clusters(
+    near: Mapping[tuple[int, int], float], hosts: int, apart: Callable[[float, float], bool]
+) -> list[HostSet]:
     """Clusters by average linkage that are ``apart`` from what they are merged with next, by their nearness."""
     within = {frozenset([host]): 0.0 for host in range(hosts)}
     between = {
@@ -119,7 +121,7 @@ def _clusters(near: Mapping[tuple[int, int], float], hosts: int, apart: Callable
     return found
 
 
-def needed(hosts: Sequence[Capacity], groups: Mapping[Group, Capacity], seconds: Seconds) -> list[Group]:
+def needed(hosts: Sequence[Capacity], groups: Mapping[HostSet, Capacity], seconds: Seconds) -> list[HostSet]:
     """The groups that are far apart, and those whose missing link would let more through than was measured.
 
     The largest excess comes first, and none is redundant.
@@ -127,7 +129,7 @@ def needed(hosts: Sequence[Capacity], groups: Mapping[Group, Capacity], seconds:
     far = far_apart(seconds, len(hosts))
     found = [group for group in groups if group in far]
 
-    def excess(group: Group) -> float:
+    def excess(group: HostSet) -> float:
         return _excess(group, hosts, groups, found)
 
     while True:
@@ -143,9 +145,9 @@ def needed(hosts: Sequence[Capacity], groups: Mapping[Group, Capacity], seconds:
 
 
 def _excess(
-    group: Group, hosts: Sequence[Capacity], groups: Mapping[Group, Capacity], links: Collection[Group]
+    group: HostSet, hosts: Sequence[Capacity], groups: Mapping[HostSet, Capacity], links: Collection[HostSet]
 ) -> float:
-    """How many times more the links of the hosts, and of some groups, would let through than was measured."""
+    """Return the factor by which links of the hosts, and of some groups, would let more through than was measured."""
     capacities = {**{frozenset([host]): capacity for host, capacity in enumerate(hosts)}, **groups}
     leaving = _Flow({each: (capacity.out, capacity.into) for each, capacity in capacities.items()}, links, len(hosts))
     entering = _Flow({each: (capacity.into, capacity.out) for each, capacity in capacities.items()}, links, len(hosts))
@@ -153,33 +155,33 @@ def _excess(
 
 
 class _Flow:
-    """What links let through one way: ``capacities`` are (with the flow, against it) for what leaves a group."""
+    """Flow through links one way: ``capacities`` are (with the flow, against it) for what leaves a group."""
 
-    def __init__(self, capacities: Mapping[Group, tuple[float, float]], links: Collection[Group], hosts: int):
+    def __init__(self, capacities: Mapping[HostSet, tuple[float, float]], links: Collection[HostSet], hosts: int):
         self._capacities = capacities
         self._links = links
         self._everyone = frozenset(range(hosts))
 
-    def through(self, group: Group) -> float:
-        """What a group can send to the rest, its own link apart: the least cut of a tree."""
+    def through(self, group: HostSet) -> float:
+        """Return the rate from a group to the rest, its own link left out: the least cut of a tree."""
         return min(sum(self._let_out(part) for part in self.parts(group)), self._beyond(group))
 
-    def _let_out(self, part: Group) -> float:
+    def _let_out(self, part: HostSet) -> float:
         own = self._capacities[part][0]
         return own if len(part) == 1 else min(own, sum(map(self._let_out, self.parts(part))))
 
-    def _let_in(self, part: Group) -> float:
+    def _let_in(self, part: HostSet) -> float:
         own = self._capacities[part][1]
         return own if len(part) == 1 else min(own, sum(map(self._let_in, self.parts(part))))
 
-    def _beyond(self, group: Group) -> float:
-        """What all others can take from a group."""
+    def _beyond(self, group: HostSet) -> float:
+        """Return the rate that all others can take from a group."""
         around = min((link for link in self._links if link > group), key=len, default=self._everyone)
         beside = sum(self._let_in(part) for part in self.parts(around) if not part & group)
         further = min(self._capacities[around][0], self._beyond(around)) if around != self._everyone else 0.0
         return beside + further
 
-    def parts(self, group: Group) -> Iterator[Group]:
+    def parts(self, group: HostSet) -> Iterator[HostSet]:
         """The links right below a group: those of the largest groups in it, and of its other hosts."""
         inside = [link for link in self._links if link < group]
         largest = [link for link in inside if not any(link < other for other in inside)]
@@ -187,33 +189,35 @@ class _Flow:
         yield from (frozenset([host]) for host in group if not any(host in link for link in largest))
 
 
-def tree(hosts: Sequence[Capacity], groups: Mapping[Group, Capacity], links: Sequence[Group], height: int) -> Node:
+def tree(
+    hosts: Sequence[Capacity], groups: Mapping[HostSet, Capacity], links: Sequence[HostSet], height: int
+) -> Branch:
     """The tree of the links of hosts and of some groups, hung up by its middle, at most so high.
 
     If it is higher, the last of ``links`` are left out.
     """
     capacities = {**{frozenset([host]): capacity for host, capacity in enumerate(hosts)}, **groups}
 
-    def node(group: Group, parts: Iterator[Group]) -> Node:
+    def branch(group: HostSet, parts: Iterator[HostSet]) -> Branch:
         inner = sorted(parts, key=min)
-        below = [node(part, flow.parts(part)) if len(part) > 1 else Node(capacities[part], part) for part in inner]
-        return Node(capacities.get(group, UNBOUND), group, tuple(below))
+        below = [branch(part, flow.parts(part)) if len(part) > 1 else Branch(capacities[part], part) for part in inner]
+        return Branch(capacities.get(group, UNBOUND), group, tuple(below))
 
     flow = _Flow({}, links, len(hosts))
     everyone = frozenset(range(len(hosts)))
-    found = _hung(node(everyone, flow.parts(everyone)))
+    found = _hung(branch(everyone, flow.parts(everyone)))
     return found if found.height <= height else tree(hosts, groups, links[:-1], height)
 
 
-def _hung(root: Node) -> Node:
+def _hung(root: Branch) -> Branch:
     """The same tree from its middle, which may be a link: then two switches hang from a new one."""
-    ordered = sorted(root.nodes, key=lambda node: node.height)
+    ordered = sorted(root.branches, key=lambda branch: branch.height)
     tallest, next_height = ordered[-1], ordered[-2].height if len(ordered) > 1 else 0
     if tallest.height <= next_height:
         return root
     back = Capacity(tallest.capacity.into, tallest.capacity.out)
-    rest = Node(back, root.hosts - tallest.hosts, tuple(node for node in root.nodes if node is not tallest))
+    rest = Branch(back, root.hosts - tallest.hosts, tuple(branch for branch in root.branches if branch is not tallest))
     if tallest.height == next_height + 1:
-        return Node(UNBOUND, root.hosts, tuple(sorted((tallest, rest), key=lambda node: min(node.hosts))))
-    nodes = sorted((*tallest.nodes, rest), key=lambda node: min(node.hosts))
-    return _hung(Node(UNBOUND, root.hosts, tuple(nodes)))
+        return Branch(UNBOUND, root.hosts, tuple(sorted((tallest, rest), key=lambda branch: min(branch.hosts))))
+    branches = sorted((*tallest.branches, rest), key=lambda branch: min(branch.hosts))
+    return _hung(Branch(UNBOUND, root.hosts, tuple(branches)))

@@ -1,4 +1,4 @@
-"""What a caller may hand over, and what it is told when it may not."""
+"""Checks of a caller's buffers, and the errors about those that it may not hand over."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def writable(x: Any) -> Piece:
 
 
 def keeper(x: Any) -> Any:
-    """What keeps the memory of a buffer: of a torch tensor its storage, for ``x.data = y`` gives it another one."""
+    """Return the owner of a buffer's memory: a torch tensor's storage, as ``x.data = y`` gives the tensor another."""
     storage = getattr(x, "untyped_storage", None)
     return x if storage is None else storage()
 
@@ -139,7 +139,7 @@ def _refusal(found: _native.Description, *, written: bool) -> Exception:
 
 
 def apart(origin: Piece, written: Piece) -> Piece:
-    """What is read, or a copy of it where it is partly the memory that is written meanwhile."""
+    """Return the source, or a copy of it if it partly overlaps the memory that is written meanwhile."""
     nbytes = origin.count * origin.itemsize
     if (
         origin.pointer + nbytes <= written.pointer

@@ -1,4 +1,4 @@
-"""What to add to a rank's monotonic clock to read another rank's."""
+"""Offsets that turn the time of a rank's monotonic clock into another rank's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BARRIERS = 4
 
 
 class GroupCalls(Protocol):
-    """What finding an offset, and tuning, need of a group (`multiring.runtime.group.Group`)."""
+    """Calls of a group (`multiring.runtime.group.Group`) that clock offsets and tuning need."""
 
     rank: int
     size: int
@@ -114,7 +114,7 @@ def _ask(group: GroupCalls, machines: Sequence[str], guide: int, clock: Callable
 
 
 def _boot() -> str:
-    """What processes with one monotonic clock have in common."""
+    """Text that processes share which have one monotonic clock."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = Path("/proc/self/ns/time")  # since Linux 5.6
     return f"{boot} {namespace.stat().st_ino if namespace.exists() else 0}"

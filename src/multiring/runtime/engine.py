@@ -1,4 +1,4 @@
-"""What engines have in common: the native one (``_native.Engine``), and that over MPI (``mpi.engine``).
+"""Interfaces of engines: of the native one (``_native.Engine``), and of that over MPI (``mpi.engine``).
 
 A call is one value, `_native.Call`, for both. Buffers are addresses, which the caller answers for; types, reductions
 and collectives are codes (``_native``).
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from multiring._native import Call, Trials
+    from multiring._native import Call, PlanFacts, Trials
 
 
 class Waitable(Protocol):
@@ -35,7 +35,7 @@ class Part(Waitable, Protocol):
 
     @property
     def ended(self) -> float:
-        """When it was done, in seconds of time.monotonic(); 0 before."""
+        """Time of its end, in seconds of time.monotonic(); 0 before."""
 
 
 class DevicePart(Part, Protocol):
@@ -95,7 +95,7 @@ class Engine(LocalEngine, Protocol):
 
     def departed(self, peer: int) -> bool: ...
 
-    def miss_link(self, peer: int, seconds: float) -> None: ...
+    def miss_connection(self, peer: int, seconds: float) -> None: ...
 
     def expect_links(self, links: list[tuple[list[int], float, float]]) -> None: ...
 
@@ -108,11 +108,7 @@ class Engine(LocalEngine, Protocol):
         communicator: int,
         instructions: NDArray[np.int64],
         peers: NDArray[np.int32],
-        blocks: int,
-        segment_bytes: int,
-        window: int,
-        plan_id: int,
-        grain: int,
+        facts: PlanFacts,
     ) -> int: ...
 
     def calls(
@@ -146,6 +142,6 @@ class Engine(LocalEngine, Protocol):
 
 @runtime_checkable
 class Connecting(Protocol):
-    """What an engine has besides that connects the hosts by itself; another is given links (`multiring.net.links`)."""
+    """Further methods of an engine that connects the hosts itself; others are given links (`multiring.net.links`)."""
 
     def connect(self) -> None: ...

@@ -26,22 +26,8 @@ from multiring.errors import MultiringError, RendezvousError
 from multiring.runtime.engine import Engine
 from multiring.whole_files import replace
 
-CALL = np.dtype(
-    [
-        ("place", "<u8"),
-        *((name, "<i8") for name in ("called", "ended")),
-        *((name, "<u8") for name in ("number", "tag", "count")),
-        ("timeout", "<f8"),
-        *((name, "<u4") for name in ("communicator", "root", "label", "other")),
-        ("incarnation", "<u2"),
-        *((name, "u1") for name in ("collective", "part_of", "dtype", "op")),
-        ("unused", "u1", 2),
-    ]
-)
-"""csrc/recorder.hpp: RecordedCall."""
-
-MOST_CALLS = 2000
-"""How many the engine keeps."""
+CALL = np.dtype(_native.RECORDED_CALL)
+"""A call as the engine keeps it in memory."""
 
 VERSION = "2.10"
 """The version of the format; the analyser takes files of one version together."""
@@ -65,7 +51,6 @@ _DTYPES = {
     "complex64": "ComplexFloat",
     "complex128": "ComplexDouble",
 }
-_NO_NUMBER = (1 << 64) - 1  # what a receive has that waits for its turn
 _log = logging.getLogger("multiring")
 _directories: dict[str, Path] = {}  # as the job began: the program may change its directory
 
@@ -96,8 +81,8 @@ class FlightRecorder:
     def know(self, number: int, incarnation: int, members: Sequence[int]) -> None:
         """Tell it of a group: calls have its number alone."""
         self._groups[number, incarnation] = tuple(members)
-        if len(self._groups) > 2 * MOST_CALLS:  # groups that were made so long ago have no calls here
-            for key in list(self._groups)[1:MOST_CALLS]:
+        if len(self._groups) > 2 * _native.MOST_RECORDED_CALLS:  # groups that were made so long ago have no calls here
+            for key in list(self._groups)[1 : _native.MOST_RECORDED_CALLS]:
                 del self._groups[key]
 
     def watch(self, engine: Engine) -> None:
@@ -194,7 +179,7 @@ def _in_main_thread() -> bool:
 
 
 def record_of(calls: np.ndarray[Any, Any], rank: int, groups: Groups) -> dict[str, Any]:
-    """What torch's analyser reads, of the calls of a ``rank`` as the engine gives them (`CALL`).
+    """Return the record that torch's analyser reads, from calls of a ``rank`` as the engine gives them (`CALL`).
 
     Collectives belong to their group, and have the number there that messages of errors name. The messages of a tag
     from one rank to another are a group of their own, for the analyser asks all members of a group for each call.
@@ -205,7 +190,7 @@ def record_of(calls: np.ndarray[Any, Any], rank: int, groups: Groups) -> dict[st
     status: dict[str, dict[str, int]] = {}
     for call in _aligned([dict(zip(CALL.names or (), row, strict=True)) for row in calls.tolist()]):
         key = call["communicator"], call["incarnation"]
-        if call["number"] == _NO_NUMBER or key not in groups:
+        if call["number"] == _native.NO_NUMBER or key not in groups:
             continue
         if _is_message(call):
             name, operation, config[name] = _message(call, rank, groups[key])
@@ -229,10 +214,10 @@ def _aligned(calls: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     of_all = [call["number"] for call in calls if call["communicator"] == 0 and not _is_message(call)]
     record = of_all[0] if of_all else 0
     for call in calls:
-        call["record"] = record if of_all else call["place"]
+        call["record"] = record if of_all else call["record_index"]
         if call["communicator"] == 0 and not _is_message(call):
             record = call["number"] + 1
-    is_cut = len(calls) > 0 and calls[0]["place"] > 1  # then others of the first record are overwritten
+    is_cut = len(calls) > 0 and calls[0]["record_index"] > 1  # then others of the first record are overwritten
     oldest = calls[0]["record"] if is_cut and calls[0]["record"] != calls[-1]["record"] else -1
     return (call for call in calls if call["record"] != oldest)
 

@@ -28,9 +28,6 @@ from multiring.runtime.world import World
 GROUPS = 1 << 12
 """The number of a group is its lowest rank times this, plus what that rank chose; the world has number 0."""
 
-INCARNATIONS = 1 << 16
-"""Groups that have the same number one after the other are told apart by as many incarnations, which go around."""
-
 # Tags of the messages of which collectives that are no plans are made: a caller's are not negative.
 _TAGS = {"new_group": -1, "gather": -2, "scatter": -3, "all_to_all": -4}
 
@@ -386,11 +383,11 @@ class Group:
             self.engine.fail("Mismatch", other, message)
             raise Mismatch(message, rank=other, host=self.world.topology.hosts[other], collective="new_group")
         incarnation, place = divmod(int(said[0]), GROUPS - 1)
-        return first + place, incarnation % INCARNATIONS
+        return first + place, incarnation % _native.INCARNATIONS
 
 
 def _chooser(plans: Plans, tuner: Tuner | None) -> ChoosePlan:
-    """What chooses plans for the calls of a group; it does not refer to the group, which owns those calls."""
+    """Return the chooser of plans for a group's calls; it does not refer to the group, which owns those calls."""
     if tuner is None:
         return plans.handle
     return lambda *wanted: tuner.trials(*wanted) or plans.handle(*wanted)

@@ -46,7 +46,7 @@ class Plans:
             )
 
     def _sends_too_few_bits(self) -> bool:
-        """Whether sums of float32 are refused that have no residual."""
+        """True if sums of float32 are refused that have no residual."""
         wire = parse_wire(self._world.settings.wire)
         if not isinstance(wire, dict) or not any(NARROW[format].needs_residual for format in wire.values()):
             return False
@@ -117,7 +117,7 @@ class Plans:
             )
 
     def measured(self) -> dict[str, Measured]:
-        """What the calls of each installed plan took, by the plan's id."""
+        """Return the measured seconds of the calls of each installed plan, by the plan's id."""
         records = {plan: self._world.engine.installed_record(handle) for plan, handle in list(self._installed.items())}
         return {plan: Measured(*record) for plan, record in records.items()}
 
@@ -160,10 +160,6 @@ class Plans:
                 self._communicator,
                 instructions,
                 peers,
-                mine.blocks,
-                mine.segment_bytes,
-                plan.window,
-                plan.number,
-                mine.grain,
+                _native.PlanFacts(mine.blocks, mine.segment_bytes, plan.window, plan.number, mine.grain),
             )
         return self._installed[plan.id]

@@ -1,4 +1,4 @@
-"""Where a rank that keeps the others waiting is between its collectives: a sampling profiler, for some seconds."""
+"""Sampling profiler that finds, in some seconds, where a late rank is between its collectives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST_LINE = 80
 _HERE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple({path + os.sep for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))})
 _ASLEEP = {"sleeps": True, "computes": False}
-"""Which samples tell why: those in which the thread slept, or those in which it ran. All, for other reasons."""
+"""State of the thread in samples that count, by reason; other reasons count all."""
 _IS = {"sleeps": "is asleep at", "computes": "is busy at"}
 _log = logging.getLogger("multiring")
 
@@ -35,7 +35,7 @@ class Sampler:
     def __init__(self, name: str):
         """``name``: "rank 1 (host b)"."""
         self.place = ""
-        """Where the thread was found most often, "file:line in function: source"; "" until that is known."""
+        """Place at which the thread was found most often, "file:line in function: source"; "" until that is known."""
         self._name = name
         self._lock = threading.Lock()
 
@@ -72,7 +72,7 @@ class Sampler:
 
 
 def _samples(thread: int, clock: int, asleep: bool | None) -> Counter[str]:
-    """Where the thread was, for the samples that count; a thread that ends is looked at no longer."""
+    """Count the places of the thread in the samples that count, until it ends."""
     found: Counter[str] = Counter()
     end = time.monotonic() + SECONDS
     before = time.monotonic(), time.clock_gettime(clock)

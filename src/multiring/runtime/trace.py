@@ -25,26 +25,18 @@ from multiring import _native
 from multiring.errors import RendezvousError
 from multiring.files import read_text
 
-EVENT = np.dtype(
-    [
-        *((name, "<i8") for name in ("begin", "end")),
-        *((name, "<u8") for name in ("number", "bytes", "plan")),
-        *((name, "<u4") for name in ("communicator", "lane", "segment")),
-        ("peer", "<i4"),
-        *((name, "<u2") for name in ("row", "phase")),
-        *((name, "u1") for name in ("kind", "collective", "dtype", "finished")),
-    ]
-)
-"""csrc/trace.hpp: TraceEvent."""
+EVENT = np.dtype(_native.TRACE_EVENT)
+"""Layout in memory of the events that the engine records."""
 
-CALL, SEGMENT, PHASE, HELD_UP, CALLER, IDLE = range(6)
+CALL, SEGMENT, PHASE, HELD_UP, CALLER, IDLE = map(
+    _native.TRACE_EVENTS.index, ("call", "segment", "phase", "held_up", "caller", "idle")
+)
 
 PIDS = 100_000
 """The ranks of each generation of each restart have this many process ids, the first ones from 1: 0 is no process."""
 
 _OPEN, _CLOSE = b"[\n", b"\n]\n"
 _EMPTY = b"[\n]\n"
-_NO_NUMBER = (1 << 64) - 1  # what a receive had that waited for its turn
 _log = logging.getLogger("multiring")
 _paths: dict[str, Path] = {}  # as the job began: the program may change its directory
 _PROCESS = re.compile(r"rank (\d+) \(host (.*?)\)(?:, |$)")
@@ -52,12 +44,12 @@ _lacking: set[Path] = set()  # files where something could not be written: that 
 _prepared: set[Path] = set()  # files of this process: init after shutdown adds to what it wrote before
 
 Thread = tuple[int, bool, int, bytes]
-"""What the engine gives: id, whether it is the progress thread, how many events were overwritten, and the others."""
+"""Events of a thread, from the engine: id, True for the progress thread, number of overwritten events, events."""
 
 
 @dataclass
 class Timeline:
-    """Where a rank's timeline goes, and what is known of it; `prepare` makes one."""
+    """File of a rank's timeline, and its header; `prepare` makes one."""
 
     path: Path
     rank: int
@@ -151,7 +143,7 @@ def resume(path: str, rank: int, host: str, restart: int, generation: int) -> Ti
 
 @dataclass(frozen=True)
 class SlowSpan:
-    """How long a rank kept the others waiting, and what with; ``where`` in its program it was, "" if nobody knows."""
+    """Seconds that a rank kept the others waiting, the reason, and ``where`` it was in its program, "" if unknown."""
 
     rank: int
     host: str
@@ -161,7 +153,7 @@ class SlowSpan:
 
 
 def slow_spans(path: Path) -> list[SlowSpan]:
-    """What a timeline tells of slow ranks, in its order.
+    """Return the spans of slow ranks in a timeline, in its order.
 
     OSError if it cannot be read, ValueError with its path if it is no timeline of a job.
     """
@@ -266,7 +258,7 @@ def _described(event: Mapping[str, int], phases: Mapping[int, tuple[str, ...]]) 
         name = known[event["phase"]] if event["phase"] < len(known) else f"phase {event['phase']}"
         return {"name": name, "cat": "phase", "args": unfinished}
     number = event["number"]
-    name = _native.COLLECTIVES[event["collective"]] + ("" if number == _NO_NUMBER else f" {number}")
+    name = _native.COLLECTIVES[event["collective"]] + ("" if number == _native.NO_NUMBER else f" {number}")
     if kind == CALLER:
         return {"name": name, "cat": "caller", "args": {"communicator": event["communicator"], **unfinished}}
     plan = {"plan": f"{event['plan'] >> 15:012x}"} if event["plan"] in phases else {}

@@ -56,7 +56,7 @@ class Tuner:
     """The trials of one group. All members make it together, and ask it for the same calls in the same order."""
 
     def __init__(self, world: World, group: GroupCalls, plans: Plans) -> None:
-        """``group`` is for the tuner's own calls, beside those of the group that has the ``plans``."""
+        """``group`` makes the tuner's own calls; ``plans`` are those of the group that is tuned."""
         self._world, self._group = world, group
         self._plans = plans
         self._trial_runs: dict[Key, TrialRun] = {}
@@ -67,13 +67,13 @@ class Tuner:
             plans.settle(key, tuned)
 
     def trials(self, collective: int, nbytes: int, root: int, timeout: float) -> _native.Trials | None:
-        """What this call and the next ones for a buffer of ``nbytes`` try, not all of them taken; None if they are to
+        """Return the trials of this call and later ones for a buffer of ``nbytes``, not all of them taken; None if they
         use the plan that is settled."""
         trial_run = self._trial_run(collective, nbytes, root, timeout)
         return trial_run.trials if trial_run else None
 
     def is_settled(self, collective: int, nbytes: int, root: int = 0) -> bool:
-        """Whether all has been tried for a buffer of ``nbytes``."""
+        """True if all has been tried for a buffer of ``nbytes``."""
         return nbytes == 0 or (collective, nbytes.bit_length(), root) in self._settled
 
     def _trial_run(self, collective: int, nbytes: int, root: int, timeout: float) -> TrialRun | None:
@@ -131,7 +131,7 @@ class Tuner:
             self._world.engine.fail("CollectiveTimeout", rank, str(error))
 
     def _verdict(self, trial_run: TrialRun, until: float) -> Rung | Tuned:
-        """What a rung leads to, as rank 0 says, once all ranks have completed its calls."""
+        """Return the next step after a rung, as rank 0 decides once all ranks have completed its calls."""
         trial_run.trials.complete(seconds_until(until))
         seconds = self._seconds(np.array(trial_run.trials.stamps), until)
         first = self._group.rank == 0
@@ -166,7 +166,7 @@ class Tuner:
 
 
 def _file(plans: Plans, world: World, group: GroupCalls) -> Path:
-    """Where the results for this topology are kept, with the settings that times depend on."""
+    """Path of the results for this topology, with the settings that times depend on."""
     wire, reproducible, streams = world.settings.wire, world.settings.reproducible, world.links and world.links.streams
     about = repr((METHOD, plans.topology, wire, reproducible, streams, world.speeds, len(os.sched_getaffinity(0))))
     identity = hashlib.sha256(about.encode()).hexdigest()[:12]
@@ -174,7 +174,7 @@ def _file(plans: Plans, world: World, group: GroupCalls) -> Path:
 
 
 def text(found: dict[Key, Tuned]) -> str:
-    """What a file says of plans that were tried."""
+    """Return the text of a file about plans that were tried."""
     rows = [
         {
             "collective": _native.COLLECTIVES[collective],

@@ -1,4 +1,4 @@
-"""Which plans a job tries on its own calls, in what order, and which of them wins.
+"""Trials of plans on a job's own calls: their candidates, their order, and the choice of the winner.
 
 The calls of one collective, size class and root go through rungs: in the first many plans take turns, in each
 further one the fastest of those before, more often (Jamieson, Talwalkar 2016: successive halving). Which plan a call
@@ -19,9 +19,7 @@ TRIED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """The collectives whose plans are tried; the others have one plan, or nothing to send."""
 
 MAX_CANDIDATES = 32
-"""Number of plans that a first rung tries at most. On unequal hosts twenty plans for 4 MB are predicted within 2 %, and
-the fastest were the 16th to 20th of them; for 256 KB and less the fastest was predicted to take up to 1.6 times as long
-as the first."""
+"""Number of plans that a first rung tries at most. Measured: benchmarks/results/2026-11-28-constants.md, Tuning."""
 
 TOP_PREDICTED = 4
 """Number of candidates that are taken first, for their predicted time alone."""
@@ -75,7 +73,7 @@ class Rung:
 
     @property
     def calls(self) -> int:
-        """How many calls the rung takes."""
+        """Number of calls of the rung."""
         return len(self.plans) * self.rounds * self.run
 
     def plan(self, call: int) -> str:
@@ -128,7 +126,7 @@ def candidates_to_try(choice: Choice) -> tuple[Candidate, ...]:
 
 
 def after(rung: Rung, seconds: Sequence[float], day: str) -> Rung | Tuned:
-    """What a rung leads to: the next, or the winner."""
+    """Return the step after a rung: the next rung, or the winner."""
     times = rung.times(seconds)
     found = {**rung.earlier, **times}
     chosen, *others = rung.plans

@@ -19,7 +19,7 @@ def time_limit(timeout: float) -> float:
 
 
 def seconds_until(moment: float) -> float:
-    """What is left until a time of ``time.monotonic``; 0 once it is over."""
+    """Seconds that are left until a time of ``time.monotonic``; 0 once it is over."""
     return max(0.0, moment - time.monotonic())
 
 
@@ -37,7 +37,7 @@ class Work:
         self._finishing = threading.Lock()  # several threads may wait; none returns before it is done
 
     def done(self) -> bool:
-        """Whether the call has succeeded or failed, so that `wait` would not block."""
+        """True if the call has succeeded or failed, so that `wait` would not block."""
         return all(part.done() for part in self._parts)
 
     def wait(self, timeout: float | None = None) -> Any:

@@ -53,13 +53,13 @@ class World:
     acceptor: Acceptor | None = None
     """None where this rank has always been alone."""
     measured: str = ""
-    """What a file or a measurement says of the links between the hosts; "": in the topology they are as usual."""
+    """Text of a file or a measurement of the links between the hosts; "": the topology has the usual ones."""
     membership: Membership = field(default_factory=partial(Membership.at_start, 1))
     """Its ranks by those that they had at the job's start, and when each came."""
     groups: set[int] = field(default_factory=set)
     """The numbers of the communicators that exist."""
     dropped: deque[int] = field(default_factory=deque)
-    """Those of groups that nobody can call any more, and that were not closed: the next group frees them."""
+    """Numbers of groups that nobody can call any more, and that were not closed: the next group frees them."""
     draws: Iterator[int] = field(default_factory=itertools.count)
     """Counts the numbers that this rank draws for groups."""
     timeline: trace.Timeline | None = None
@@ -67,16 +67,16 @@ class World:
     """Tells where this rank is when the others wait for it; None where it is alone."""
     recorder: flight_recorder.FlightRecorder | None = None
     speeds: Speeds = NATIVE
-    """What its ranks need, those that share cores included."""
+    """Speeds of its ranks, with the effect of shared cores."""
     began: float = field(default_factory=time.monotonic)
     left: threading.Event = field(default_factory=threading.Event)
-    """Whether this rank has left the job, or this generation of it."""
+    """True if this rank has left the job, or this generation of it."""
     former: dict[str, Any] = field(default_factory=dict)
     """The account of the generations before this one, if there were any."""
 
     @property
     def known(self) -> bool:
-        """Whether somebody said or measured how the hosts are linked."""
+        """True if somebody said or measured how the hosts are linked."""
         return bool(self.measured)
 
     def connect(self, peers: set[int], timeout: float, *, any_source: bool = False) -> None:
@@ -118,7 +118,7 @@ class World:
             if in_vain >= self.settings.heartbeat_timeout + LONGEST_GAP:
                 hosts = self.topology.hosts
                 for peer in {hosts[peer]: peer for peer in reversed(missing)}.values():  # the lowest of each host
-                    self.engine.miss_link(peer, in_vain)
+                    self.engine.miss_connection(peer, in_vain)
             for peer in sorted(peers):
                 if self.engine.departed(peer) and now - first_seen.setdefault(peer, now) >= LEAVING_SECONDS:
                     name = f"rank {peer} (host {self.topology.hosts[peer]})"
@@ -155,7 +155,7 @@ class World:
                 self.timeline.write(self.engine.traced(), slow, where)
 
     def account(self) -> dict[str, Any]:
-        """What this rank did since it joined the job, and for which ranks its callers waited."""
+        """Return the account of this rank since it joined the job: its calls, and the ranks its callers waited for."""
         counted = self.engine.statistics()
         peers, members = counted["peers"], self.membership.members
         place = self.sampler.place if self.sampler is not None else ""
@@ -180,5 +180,5 @@ class World:
 
     @property
     def settings_again(self) -> env.Settings:
-        """Those to join with once more: the host has the name by which it was told apart from others."""
+        """Settings for another join: the host keeps the name by which it was told apart from others."""
         return replace(self.settings, host=self.topology.hosts[self.rank])

@@ -44,7 +44,7 @@ PATIENCE = 10.0
 
 _MESSAGE_SECONDS = 8e-6
 _RANK_SECONDS = 1e-6
-"""What a message costs here, and what it costs more for each rank whose messages share the links with it."""
+"""Seconds of a message, and seconds more for each rank whose messages share the links with it."""
 
 
 def simulate(
@@ -63,7 +63,7 @@ def simulate(
 
 
 def _is_regular(topology: Topology) -> bool:
-    """Whether all places of a level have the same link, in one card, and hold as many places."""
+    """True if all places of a level have the same link, in one card, and hold as many places."""
     places = topology.places
     while places:
         if len({(place.link, len(place.places)) for place in places}) > 1 or any(place.cards > 1 for place in places):

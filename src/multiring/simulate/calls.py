@@ -1,4 +1,4 @@
-"""What is simulated, and what comes out: calls of collectives on a topology."""
+"""Simulated calls of collectives on a topology, and their outcome."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SimulatedCall:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a link carried, and the time that it needs for that alone; ``count`` links did the same."""
+    """Bytes that a link carried, and the seconds that it needs for them alone; ``count`` links did the same."""
 
     link: str
     count: int
@@ -47,7 +47,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """When each call had begun and ended on all ranks, and the loads of all links, the busiest first.
+    """Begin and end of each call on all ranks, and the loads of all links, the busiest first.
 
     ``approximate`` where ranks differ and yet all were taken through each step together.
     """

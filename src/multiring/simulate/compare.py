@@ -22,7 +22,7 @@ NAMES = (*STRATEGIES, *ASYNCHRONOUS)
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What is trained where: a step of one rank, the cluster, what its ranks need, and the spread of their speeds."""
+    """A training step of one rank, the cluster, the speeds of its ranks, and the spread of their speeds."""
 
     topology: Topology
     recording: Recording

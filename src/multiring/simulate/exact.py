@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from multiring.planning.plan import SENT_PART, Plan
+from multiring.planning.plan import SENT_FRACTION, Plan
 from multiring.planning.schedule import REDUCE, SEND, Schedule, cut, schedule
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
@@ -92,7 +92,7 @@ class _ExactCluster:
         self.simulation.run()
 
     def connection_of(self, source: int, target: int, number: int) -> tuple[Flow, Use, float]:
-        """What message ``number`` to a rank is sent over, with its links and its latency."""
+        """Return the connection of message ``number`` to a rank, with its links and its latency."""
         return self._connections(source, target, number % self._turns(source, target))
 
     def _connection(self, source: int, target: int, turn: int) -> tuple[Flow, Use, float]:
@@ -177,7 +177,7 @@ class _Rank:
                 self._cluster.simulation.send(connection, use, step.nbytes, latency, arrived)
 
     def receiver(self, call: int, segment: int, source: int) -> Callable[[], None]:
-        """What happens here when a message arrives."""
+        """Return the function that runs when a message arrives."""
 
         def arrived() -> None:
             row = self._row(call, segment)
@@ -227,7 +227,7 @@ class _Rank:
                 continue
             seconds = sum(self._cluster.overhead(self._rank, peer) for peer in peers) / 2
             if instruction.kind == SEND:
-                program.append(_Send(size * SENT_PART[instruction.wire], messages, seconds))
+                program.append(_Send(size * SENT_FRACTION[instruction.wire], messages, seconds))
                 continue
             if instruction.kind == REDUCE:
                 seconds += self._cluster.speeds.gamma * size * (len(instruction.peers) - 1)

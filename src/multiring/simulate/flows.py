@@ -24,7 +24,7 @@ Action = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
-    """How often each link is used: once by a single message, more where it stands for many that move alike."""
+    """Uses of each link: one by a single message, more by one that stands for many that move alike."""
 
     links: tuple[tuple[int, float], ...]
 

@@ -53,7 +53,7 @@ class SimulatedLinks:
 
     @property
     def of_places(self) -> int:
-        """How many of the links are those of places; the others are cards."""
+        """Number of links of places; the others are cards."""
         return 2 * len(self._places)
 
     def turns(self, source: int, target: int) -> int:
@@ -90,7 +90,7 @@ class SimulatedLinks:
         return float(max(self.latency[link // 2] for link in self.path(source, target)))
 
     def are_local(self, source: int, target: int) -> bool:
-        """Whether both ranks are on one host."""
+        """True if both ranks are on one host."""
         return bool(self.place_of[1][source] == self.place_of[1][target])
 
     @cached_property

@@ -103,7 +103,7 @@ class _Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the ranks of a class do in a stride: seconds before and after, and the part that they reduce."""
+    """Work of the ranks of a class in a stride: seconds before and after, and the part that they reduce."""
 
     ranks: int
     before: float

@@ -1,4 +1,4 @@
-"""What the simulator says of any plan, in the form in which the cost model says it of those that it can compose."""
+"""Predictions of the simulator for any plan, in the form of the cost model's for those that it can compose."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from multiring.planning.cost import LinkLoad, PhaseTime, Prediction
 from multiring.planning.methods import steps
 from multiring.planning.plan import Phase, Plan
+from multiring.planning.prediction import LinkLoad, PhaseTime, Prediction
 from multiring.planning.speeds import NATIVE, Speeds
 from multiring.planning.topology import Topology
 
@@ -25,7 +25,7 @@ _PATIENCE = 2.0
 
 
 def predict(topology: Topology, plan: Plan, nbytes: int, speeds: Speeds = NATIVE) -> Prediction:
-    """How long a call takes by itself, each of its phases alone, and what its links carry."""
+    """Return the seconds of a call by itself and of each phase alone, and the bytes on its links."""
     call = SimulatedCall(plan, max(nbytes, 1))
     return Prediction(
         simulate(topology, [call], speeds, patience=_PATIENCE).seconds if plan.phases else 0.0,

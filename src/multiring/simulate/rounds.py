@@ -1,4 +1,4 @@
-"""What all ranks do in one step of a phase: the messages of all its rings together, added up by link.
+"""Rounds: the messages of all rings of a phase in one step, added up by link.
 
 Where a plan is the same for many ranks, so are these sums, and one link stands for all that look alike
 (``symmetry.py``). Amounts are parts of a segment.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multiring.planning.methods import Reduce, steps
-from multiring.planning.plan import SENT_PART, Phase, Plan
+from multiring.planning.plan import SENT_FRACTION, Phase, Plan
 from multiring.planning.speeds import Speeds
 
 from .links import SimulatedLinks
@@ -64,12 +64,12 @@ def rounds(plan: Plan, links: SimulatedLinks, speeds: Speeds) -> Iterator[Round]
         for end in ends:
             running = [(ring, ring.at(begin)) for ring in rings if begin < ring.ends[-1]]
             summed = _Sum(links, speeds, running).round(end - begin)
-            yield replace(summed, message=SENT_PART[phase.wire] * summed.message) if phase.wire else summed
+            yield replace(summed, message=SENT_FRACTION[phase.wire] * summed.message) if phase.wire else summed
             begin = end
 
 
 def how_many(plan: Plan) -> int:
-    """How many rounds a plan has, without making them."""
+    """Return the number of a plan's rounds, without making them."""
     return sum(map(_rounds_of, plan.phases))
 
 
@@ -88,7 +88,7 @@ def _ends(kind: str, method: str, size: int) -> list[int]:
 
 
 def _is_circular(kind: str, method: str) -> bool:
-    """Whether all steps of a ring are alike."""
+    """True if all steps of a ring are alike."""
     return method == "ring" and kind in ("reduce_scatter", "all_gather")
 
 

@@ -15,5 +15,5 @@ def slowness(order: int, ranks: int, spread: float) -> float:
 
 
 def slowest(ranks: int, spread: float) -> float:
-    """How much longer than the mean the slowest device takes."""
+    """Ratio of the slowest device's time to the mean."""
     return slowness(ranks - 1, ranks, spread)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,10 +39,10 @@ def input_of(schema: Any, names: Sequence[str], *, label: bool = False) -> Model
 
 
 def _kind(schema: Any, name: str) -> str:
-    """What a column holds, as Spark writes it, "vector" for both kinds of vectors."""
+    """Return a column's type as Spark writes it: "vector" for both kinds of vectors, decimals as "double"."""
     if name not in schema.names:
         raise ValueError(f"column {name!r} is not in the DataFrame, which has {', '.join(schema.names)}")
-    kind: str = schema[name].dataType.simpleString()
+    kind = re.sub(r"\bdecimal\(\d+,\d+\)", "double", schema[name].dataType.simpleString())
     if kind == "vector" or kind.removeprefix("array<").removesuffix(">") in (*INTEGERS, *FLOATS):
         return kind
     raise TypeError(
@@ -141,7 +142,7 @@ def unpacked(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def fits_a_barrier(rdd: Any) -> bool:
-    """Whether all that Spark computes in one stage with this RDD has as many partitions, as a barrier stage needs."""
+    """True if all that Spark computes in one stage with this RDD has as many partitions, as a barrier stage needs."""
     partitions, seen, left = rdd.getNumPartitions(), set(), [rdd._jrdd.rdd()]
     while left:
         one = left.pop()

@@ -26,7 +26,7 @@ def _param(name: str, words: str) -> Any:
 
 
 class _Columns(Params):  # type: ignore[misc]
-    """What an Estimator hands on to its Model."""
+    """Columns that an Estimator hands on to its Model."""
 
     feature_cols = _param(
         "feature_cols", "columns that make the model's input, or a list of such lists, one for each input"
@@ -126,6 +126,8 @@ class _Estimator(Estimator, _Columns):  # type: ignore[misc]
         ranks = number_of_ranks(context, self._value("num_proc"), self._value("start_timeout"))
         rows = packed(dataset.select(*expressions(dataset, inputs)))
         partitions = rows.getNumPartitions()
+        if not partitions:
+            raise ValueError(training.NO_ROWS)
         if ranks > partitions and self._value("num_proc") is not None:
             raise ValueError(
                 f"num_proc={ranks}, and the DataFrame has {partitions} partition(s), each of which goes to one rank as "
@@ -166,7 +168,7 @@ class _Estimator(Estimator, _Columns):  # type: ignore[misc]
         return (*inputs, flags)
 
     def _parts(self) -> dict[str, bytes]:
-        """What the user gave, each pickled, so that a message can name what cannot be."""
+        """Return model, optimizer, loss and metrics, each pickled, so that a message can name one that cannot be."""
         frontend: Any = importlib.import_module(self._frontend)
         given = {name: self._value(name) for name in ("model", "optimizer", "loss", "metrics")}
         frontend.check(**given)
@@ -232,7 +234,7 @@ class _Model(Model, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
 def _prediction(
     frontend: str, model: bytes, inputs: tuple[ModelInput, ...], batch_size: int, by_class: bool, column: str
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What each task of a transformation does."""
+    """Return the function of each task of a transformation."""
 
     def predict(found: Iterator[Any]) -> Iterator[Any]:
         import pyarrow

@@ -43,7 +43,7 @@ def _known(name: str, value: Any, get: Callable[[Any], Any], remedy: str) -> Non
 
 
 def portable(part: Any) -> Any:
-    """What is pickled for it: objects of Keras as their configurations, as their variables are the backend's."""
+    """Return a part in a form to pickle: objects of Keras as configurations, as their variables are the backend's."""
     if isinstance(part, keras.optimizers.Optimizer | keras.metrics.Metric | keras.losses.Loss):
         return _Configured(keras.saving.serialize_keras_object(part))
     return [portable(each) for each in part] if isinstance(part, list | tuple) else part

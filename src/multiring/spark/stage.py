@@ -38,14 +38,14 @@ from multiring.worker import (
 POLL_SECONDS = 0.05
 
 GRACE_SECONDS = 5.0
-"""How long after the first failure the other ranks may say what they saw. Spark itself gives them 2 s where it ends
+"""Seconds after the first failure in which other ranks may say what they saw. Spark itself gives them 2 s where it ends
 them (spark.python.task.killTimeout)."""
 
 SETTLE_SECONDS = 30.0
-"""How long the next executor is waited for where there are as many ranks as slots."""
+"""Seconds without another executor after which the slots are counted, where there are as many ranks as slots."""
 
 END_SECONDS = 30.0
-"""How long the processes of ranks are waited for that Spark was asked to end."""
+"""Seconds that the driver waits for the processes of ranks that Spark was asked to end."""
 
 _log = logging.getLogger("multiring")
 
@@ -75,6 +75,10 @@ def run(
     context = active_context()
     if not callable(function):
         raise TypeError(f"function={function!r}: expected a function, which each rank calls with args and kwargs")
+    if not isinstance(args, list | tuple):
+        raise TypeError(f"args={args!r}: expected a tuple or a list, the function's arguments")
+    if not isinstance(kwargs, Mapping | None):
+        raise TypeError(f"kwargs={kwargs!r}: expected a dictionary, the function's arguments by name")
     check_settings(start_timeout, settings)
     try:
         call = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})))
@@ -111,15 +115,15 @@ def check_settings(start_timeout: float, settings: Mapping[str, Any]) -> None:
 
 def active_context() -> Any:
     """The driver's SparkContext; MultiringError if there is none, or one that runs no barrier stages."""
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():  # a local one has a context here, too
+        raise MultiringError(
+            "this is a Spark Connect session, which runs no barrier stages: start the driver with a SparkContext "
+            "of its own, as spark-submit or SparkSession.builder.master() do"
+        )
     context = SparkContext._active_spark_context
     if context is None:
-        from pyspark.sql.utils import is_remote
-
-        if is_remote():
-            raise MultiringError(
-                "this is a Spark Connect session, which runs no barrier stages: start the driver with a SparkContext "
-                "of its own, as spark-submit or SparkSession.builder.master() do"
-            )
         raise MultiringError(
             "there is no active SparkContext in this process: call multiring.spark in Spark's driver, after "
             "SparkSession.builder.getOrCreate()"
@@ -134,7 +138,7 @@ def active_context() -> Any:
 
 
 def number_of_ranks(context: Any, num_proc: int | None, timeout: float) -> int:
-    """How many ranks there are; on a cluster the executors that are still to come are waited for."""
+    """Return the number of ranks; on a cluster it waits for executors that are still to come."""
     most = _most_slots(context)
     if num_proc is None:
         began = changed = time.monotonic()
@@ -171,7 +175,7 @@ def number_of_ranks(context: Any, num_proc: int | None, timeout: float) -> int:
 
 
 def _slots(context: Any) -> int:
-    """How many tasks fit at once in the executors that are there: the number with which Spark checks barrier stages."""
+    """Return the number of tasks that fit at once in the present executors: Spark checks barrier stages with it."""
     scala = context._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
@@ -247,7 +251,7 @@ class _Stage:
             time.sleep(POLL_SECONDS)
 
     def results(self) -> list[Any]:
-        """What the function returned on each rank; raises what it raised, or what ended the job."""
+        """Return the function's result of each rank; raises what the function raised, or what ended the job."""
         if self._late is not None:
             raise RendezvousError(self._late)
         failures = self._reports.failures()
@@ -278,15 +282,16 @@ class _Stage:
     def close(self) -> None:
         """Have Spark end what still runs, wait for that, and stop serving."""
         try:
-            if self._thread is not None and self._thread.is_alive():
-                self._context.cancelJobsWithTag(self._tag)
             until = time.monotonic() + END_SECONDS
-            while time.monotonic() < until and self._reports.unheard():
+            while time.monotonic() < until and (self._is_running() or self._reports.unheard()):
+                if self._is_running():  # each time: Spark knows a job of this tag some time after it was handed over
+                    self._context.cancelJobsWithTag(self._tag)
                 time.sleep(POLL_SECONDS)
-            if self._thread is not None:
-                self._thread.join(max(0.0, until - time.monotonic()))
         finally:
             self._server.close()
+
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _named(self, rank: int) -> str:
         place = self._reports.place(rank)
@@ -307,13 +312,13 @@ class _Stage:
         )
 
     def _account(self, culprit: RankFailure, failures: Iterable[RankFailure]) -> MultiringError:
-        """What stands above the exception that is raised: where it was raised, and what the others saw."""
+        """Return the error of a job: the rank that raised first, what the others saw, and that rank's trace."""
         others = seen(failures, culprit.rank)
         return MultiringError(f"{self._named(culprit.rank)} of {self._size} raised{others}\n{culprit.trace}")
 
 
 def _words_of(error: BaseException) -> str:
-    """What Spark says, without the trace of its own code."""
+    """Return Spark's message, without the trace of its own code."""
     java = getattr(error, "java_exception", None)
     text = str(error if java is None else java.getMessage())
     kept = [line for line in text.splitlines() if not re.match(r"\s|Traceback |Driver stacktrace|Caused by", line)]
@@ -323,7 +328,7 @@ def _words_of(error: BaseException) -> str:
 def _body(
     call: bytes, size: int, store: tuple[str, ...], secret: bytes, settings: Mapping[str, Any], takes_rows: bool
 ) -> Callable[[Any], Iterator[tuple[int, bytes]]]:
-    """What each task does. It travels by value, lest an executor without multiring fail before it can say so."""
+    """Return the function of each task. It travels by value, so that an executor without multiring can report that."""
     version, python = __version__, platform.python_version()
 
     def body(rows: Any) -> Iterator[tuple[int, bytes]]:

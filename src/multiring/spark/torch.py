@@ -26,6 +26,9 @@ def check(model: Any, optimizer: Any, loss: Any, metrics: Any) -> None:
             f"optimizer={optimizer!r}: expected a function of the model, such as "
             "lambda model: torch.optim.Adam(model.parameters())"
         )
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        name = f"torch.optim.{optimizer.__name__}"
+        raise TypeError(f"optimizer={name}: expected a function of the model, lambda model: {name}(model.parameters())")
     if not callable(loss):
         raise TypeError(
             f"loss={loss!r}: expected a function of outputs and labels, such as torch.nn.CrossEntropyLoss()"
@@ -41,7 +44,7 @@ def check(model: Any, optimizer: Any, loss: Any, metrics: Any) -> None:
 
 
 def portable(part: Any) -> Any:
-    """What is pickled for it."""
+    """Return the part itself: torch's objects can be pickled."""
     return part
 
 

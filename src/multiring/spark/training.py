@@ -1,4 +1,4 @@
-"""What each rank of `fit` does: it keeps its partition, takes every step with the others, and counts by its rows."""
+"""The work of each rank in `fit`: it keeps its partition, takes every step with the others, and counts by its rows."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ import numpy as np
 from multiring import api, whole_files
 from multiring.spark.columns import Block, ModelInput, Reader, Spill, batches, unpacked
 
+NO_ROWS = "the DataFrame has no rows: there is nothing to train on"
+
 CHECKPOINT = "multiring-checkpoint"
 """The file in the store: a line of JSON, then what the trainer has saved."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What all ranks have to know."""
+    """The job, as all ranks need to know it."""
 
     frontend: str
     """The module of the framework."""
     parts: Mapping[str, bytes]
     """Model, optimizer, loss and metrics, each pickled."""
     inputs: tuple[ModelInput, ...]
-    """What the model gets, then the labels, then the column that says which rows are for validation, if one does."""
+    """Inputs of the model, then the labels, then the column that marks the rows for validation, if one does."""
     validation: float | None
     """The share of rows for validation; None: the column says it."""
     batch_size: int
@@ -41,7 +43,7 @@ class TrainingJob:
 
     @property
     def streams(self) -> bool:
-        """Whether each row is needed once, in the order in which it comes."""
+        """True if each row is needed once, in the order in which it comes."""
         return self.epochs == 1 and not self.shuffle
 
     @property
@@ -55,7 +57,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Trained:
-    """What rank 0 returns to the driver."""
+    """Result of rank 0 for the driver."""
 
     model: bytes
     history: dict[str, list[float]]
@@ -63,7 +65,7 @@ class Trained:
 
 
 class Trainer(Protocol):
-    """What a framework's ``trainer(parts, zeros, seed)`` makes; ``zeros`` is a row of zeros for each input."""
+    """Result of a framework's ``trainer(parts, zeros, seed)``; ``zeros`` is a row of zeros for each input."""
 
     output_shape: tuple[int, ...]
     """The shape of what the model gives for one row."""
@@ -175,7 +177,7 @@ def _check_rows(job: TrainingJob, trained: int, held: int) -> None:
     api.all_reduce(counts)
     rows, share = int(counts.sum()), "a column" if job.validation is None else f"validation={job.validation}"
     if not rows:
-        raise ValueError("the DataFrame has no rows: there is nothing to train on")
+        raise ValueError(NO_ROWS)
     if not counts[0] or (job.validates and not counts[1]):
         raise ValueError(
             f"{counts[0]} of the DataFrame's {rows} row(s) are for training and {counts[1]} for validation, by "

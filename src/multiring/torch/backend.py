@@ -1,4 +1,4 @@
-"""What torch asks of a group's backend for one kind of device, where it does not ask the group itself."""
+"""The backend of a group for one kind of device, which torch asks where it does not ask the group itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeviceBackend:
         return self._group.name()
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Whether it has memory of its own to offer."""
+        """True if it has memory of its own to offer."""
         return False
 
     def _set_default_timeout(self, timeout: timedelta) -> None:

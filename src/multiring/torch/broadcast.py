@@ -43,7 +43,7 @@ def broadcast_parameters(
 
 
 def _refusals(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Why tensors cannot be written, by name."""
+    """Return why tensors cannot be written, by name."""
     refusals = {}
     for name, tensor in tensors.items():
         try:
@@ -111,7 +111,7 @@ def sync_state(
 
 
 class _Form:
-    """What stands for a tensor until its elements come."""
+    """Placeholder of a tensor until its elements come."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype = tensor.shape, tensor.dtype

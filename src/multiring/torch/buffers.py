@@ -37,7 +37,7 @@ def op_name(op: dist.ReduceOp) -> str:
 
 
 def is_cut_off(op: str, dtype: torch.dtype) -> bool:
-    """Whether it is an average of integers, which is that of NCCL: their sum, `divided`."""
+    """True if it is an average of integers, which is NCCL's: their sum, `divided`."""
     return op == "avg" and not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
@@ -79,7 +79,7 @@ def with_options(opts: Any, **given: Any) -> Any:
 
 
 def dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a permutation of a contiguous one, such as in channels_last."""
+    """True if the tensor is a permutation of a contiguous one, such as in channels_last."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

@@ -30,7 +30,7 @@ RETRY_SECONDS = 0.2
 """Between two tries to reach torch's store again."""
 
 REACH_SECONDS = 5.0
-"""How long one try may take."""
+"""Seconds that one try may take."""
 
 
 def create(settings: Any, options: Options | None) -> MultiringGroup:

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
-    AllreduceOptions,
     AllToAllOptions,
     BroadcastOptions,
     GatherOptions,
@@ -44,7 +43,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class _Group(Protocol):
-    """What is needed here of a `MultiringGroup`."""
+    """Methods of a `MultiringGroup` that calls on CUDA devices need."""
 
     communicator: Communicator
     group: Group
@@ -75,7 +74,7 @@ def also_on_cuda(method: _Method) -> _Method:
 
 
 def _is_first_on_cuda(argument: Any) -> bool | None:
-    """Whether the first tensor of a call is; None where there is none."""
+    """True if the first tensor of a call is on a CUDA device; None if it has no tensor."""
     if isinstance(argument, Tensor):
         return argument.is_cuda
     if isinstance(argument, list | tuple):
@@ -87,7 +86,9 @@ def _is_first_on_cuda(argument: Any) -> bool | None:
 
 
 def _current(device: torch.device) -> int:
-    """The address of the current stream; an object for it takes as long as a tenth of a small call."""
+    """The address of the current stream, without an object for it, which would slow small calls.
+
+    Measured: benchmarks/results/2026-11-28-constants.md, Engine."""
     stream: int = torch._C._cuda_getCurrentRawStream(device.index)
     return stream
 
@@ -154,11 +155,11 @@ class DeviceWork(dist.Work):
     block_current_stream = synchronize
 
     def is_completed(self) -> bool:
-        """Whether it succeeded or failed, on the device too."""
+        """True if it succeeded or failed, on the device too."""
         return all(part.done() for part in self._parts) and (self._event is None or self._event.query())  # type: ignore[no-untyped-call]
 
     def is_success(self) -> bool:
-        """Whether it is completed without an error."""
+        """True if it is completed without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -233,17 +234,15 @@ class CudaCollectives:
 
     # --- over plans: queued on the device ---
 
-    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> Any:
-        if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            opts = with_options(AllreduceOptions(), reduceOp=opts)
-        return self._reduce_all([single(tensors)], opts or AllreduceOptions())
+    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any) -> Any:
+        return self._reduce_all([single(tensors)], opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         return self._reduce_all(tensors, opts or AllreduceCoalescedOptions())
 
     def _reduce_all(self, tensors: list[Tensor], opts: Any) -> Any:
         if any(tensor.is_sparse for tensor in tensors):
-            return self._through_host("_allreduce_any", (tensors,), (opts, False), inputs=tensors, outputs=tensors)
+            return self._through_host("_allreduce_any", (tensors,), (opts,), inputs=tensors, outputs=tensors)
         call = _Call(self._group, opts, tensors)
         for tensor in tensors:
             call.all_reduce(tensor)
@@ -378,7 +377,7 @@ class _Call:
         self._kept: list[Tensor] = []
 
     def work(self) -> DeviceWork | None:
-        """What torch gets. The current stream waits at once where the caller asks for no work."""
+        """Return the work for torch. The current stream waits at once if the caller asks for no work."""
         group = self._group
         blocks = group.communicator.world.settings.blocking_wait
         work = DeviceWork(
@@ -571,7 +570,7 @@ def _refuse_other_numbers(tensor: Tensor) -> None:
 
 
 def _apart(read: Tensor, written: Tensor, place: int) -> Tensor:
-    """What is read, or a copy where it lies in what is written, and not at the place, in bytes from the start of that,
+    """Return ``read``, or a copy if it overlaps ``written`` and does not begin ``place`` bytes after the start of that,
     where each chunk is written after it was read."""
     begin, end = read.data_ptr(), read.data_ptr() + read.nbytes
     first, last = written.data_ptr(), written.data_ptr() + written.nbytes

@@ -1,4 +1,4 @@
-"""What gradients lose on narrow wires, kept by parameter, so that it is sent in a later step."""
+"""Residuals: what gradients lose on narrow wires, kept by parameter and sent in a later step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Feedback:
         self._communicator: Communicator | None = None
         self._loaded_of: tuple[int, ...] | None = None
         self._is_loaded = False
-        """Whether what is owed was loaded, and has not been used yet."""
+        """True if what is owed was loaded, and has not been used yet."""
         self._units: str | None = None
         """The operation in whose units it is owed."""
 
@@ -53,7 +53,7 @@ class Feedback:
             owed.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank goes on from, bit for bit; each rank saves its own, between two steps."""
+        """Return the state from which this rank goes on, bit for bit; each rank saves its own, between two steps."""
         bound = self._communicator
         of = self._loaded_of if bound is None else (bound.rank, bound.size)
         return {"of": of, "units": self._units, "owed": {name: owed.clone() for name, owed in self._owed.items()}}
@@ -119,7 +119,7 @@ class Feedback:
         return self._flat[key]
 
     def slots(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], buffer: Tensor) -> list[NamedSlot]:
-        """Where the gradients of these parameters lie in a buffer; ValueError for a parameter without a name."""
+        """Return the slots of these parameters' gradients in a buffer; ValueError for a parameter without a name."""
         found = []
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if id(parameter) not in self._names:

@@ -72,7 +72,7 @@ def comm_hook(
 
 
 def _residual(feedback: Feedback, communicator: Communicator, bucket: GradBucket, op: str) -> torch.Tensor | None:
-    """What is owed of a bucket; None if no wire narrows it."""
+    """Return the residual of a bucket; None if no wire narrows it."""
     buffer = bucket.buffer()
     if buffer.is_cuda:
         raise ValueError(

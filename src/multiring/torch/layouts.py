@@ -42,7 +42,7 @@ def source(tensor: Tensor, allocate: Allocate = on_cpu) -> Tensor:
 
 @dataclass(slots=True)
 class TensorTarget:
-    """Where a collective writes the elements of a tensor: in order, flat.
+    """Target of a collective for the elements of a tensor: in order, flat.
 
     ``finish``, if there is one, is called when the collective has succeeded: it copies them into the tensor.
     """
@@ -65,7 +65,7 @@ def target(tensor: Tensor, allocate: Allocate = on_cpu, *, read: bool = False, w
 
 
 def filling(tensor: Tensor) -> Callable[[Tensor], None]:
-    """What copies elements in order, flat, into a tensor of any layout; ValueError if its elements share memory.
+    """Return a function that copies flat elements into a tensor of any layout; ValueError if elements share memory.
 
     The memory is that which the tensor has now, whatever becomes of the tensor.
     """
@@ -88,7 +88,7 @@ def _copy(to: Tensor, origin: Tensor) -> None:
         to.copy_(origin)
         return
     refuse_missing_memory(to)  # which may be cut while the call is in flight
-    # torch needs two to three times as long for large ones.
+    # Faster than torch where tensors are large. Measured: benchmarks/results/2026-11-28-constants.md, Engine.
     _native.copy_strided(to.data_ptr(), to.stride(), origin.data_ptr(), origin.stride(), to.shape, to.element_size())
 
 
@@ -229,12 +229,12 @@ def refuse_missing_memory(tensor: Tensor) -> None:
 
 
 def _lies_in_order(plain: Tensor) -> bool:
-    """Whether the memory of a tensor holds what it shows, element by element."""
+    """True if the memory of a tensor holds what it shows, element by element."""
     return plain.is_contiguous() and not _shows_others(plain)
 
 
 def _shows_others(plain: Tensor) -> bool:
-    """Whether a tensor shows other numbers than those that its memory holds."""
+    """True if a tensor shows other numbers than those that its memory holds."""
     return plain.is_neg() or plain.is_conj() or plain._is_zerotensor()
 
 
@@ -268,7 +268,7 @@ def refuse_overlap(plain: Tensor) -> None:
 
 
 def _any_twice(plain: Tensor) -> bool:
-    """Whether two elements have one place in memory, found by all places where strides alone do not tell."""
+    """True if two elements have one place in memory, found by all places where strides alone do not tell."""
     if any(stride == 0 and size > 1 for stride, size in zip(plain.stride(), plain.shape, strict=True)):
         return True
     ordered = _places(plain).flatten().sort().values
@@ -276,7 +276,7 @@ def _any_twice(plain: Tensor) -> bool:
 
 
 def _places(plain: Tensor) -> Tensor:
-    """How many elements after the first one each of them lies."""
+    """Return each element's distance from the first, in elements."""
     places = torch.zeros(plain.shape, dtype=torch.int64, device="cpu")
     for dimension, (stride, size) in enumerate(zip(plain.stride(), plain.shape, strict=True)):
         places += (torch.arange(size, device="cpu") * stride).view(

@@ -14,7 +14,7 @@ from multiring.data.order import EpochOrder, Progress, Resumable
 from multiring.runtime.comm import Communicator
 
 TAKEN = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
-"""What the order of samples says in the place of DataLoader's arguments."""
+"""Arguments of DataLoader whose place the order of samples takes."""
 
 
 class Loader(Resumable, DataLoader[Any]):

@@ -62,7 +62,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         self._passes = 0
         """Number of passes that were reduced since the last step."""
         self._stepped = False
-        """Whether this rank has stepped since the last pass."""
+        """True if this rank has stepped since the last pass."""
         if wire_feedback is not False and wire_feedback is not True and not isinstance(wire_feedback, Feedback):
             raise TypeError(f"wire_feedback={wire_feedback!r}: True, False or a multiring.torch.Feedback is needed")
         feedback = Feedback() if wire_feedback is True else wire_feedback or None
@@ -85,7 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Joinable):
         self._passes += 1
 
     def _anybody_stepped(self) -> bool:
-        """Whether a rank has made a step since the last pass; in a Join context all ask before each pass."""
+        """True if a rank has made a step since the last pass; in a Join context all ask before each pass."""
         stepped = np.array([self._stepped], np.int32)
         self._communicator.all_reduce(stepped, "max")
         self._stepped = False

@@ -1,4 +1,4 @@
-"""What ``init_process_group("multiring", pg_options=...)`` takes."""
+"""Options of ``init_process_group("multiring", pg_options=...)``."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class _Entry:
     own: Callable[[], Tensor]
     shared: Tensor
     trained: bool
-    """Whether the outer optimizer moves it; the change of a buffer is averaged and that is all."""
+    """True if the outer optimizer moves it; the change of a buffer is averaged and that is all."""
 
 
 @dataclass
@@ -133,11 +133,11 @@ class Outer:
 
         self._steps = 0
         self._first, self._origin = 0, 0
-        """The first turn of the present rounds, and the step after which they began."""
+        """The first turn since the beginning or `finish`, and the step after which that was."""
         self._turn = 0
         """The number of the next fragment to be sent; fragments take turns."""
         self._applied = 0
-        """How many turns have ended."""
+        """Number of turns that have ended."""
         self._samples = [0.0] * self._parts
         self._by_samples: bool | None = None
         self._in_flight: list[_FragmentExchange] = []
@@ -163,7 +163,7 @@ class Outer:
 
     @property
     def steps(self) -> int:
-        """How many steps were counted: where a training goes on after `rebuild`, the same on all ranks of a group."""
+        """Number of counted steps: a training goes on from it after `rebuild`, the same on all ranks of a group."""
         return self._steps
 
     def step(self, samples: float | None = None) -> bool:
@@ -191,7 +191,7 @@ class Outer:
         return self._applied > before
 
     def finish(self) -> None:
-        """End the round now: apply what is on its way, and exchange all that was done since; all ranks call it.
+        """Exchange now: apply what is on its way, and exchange all that was done since; all ranks call it.
 
         Afterwards all have the same parameters, as at the end of training they should. It counts as an exchange, unless
         nobody has made a step since the last one: then nothing changes. After a loss in it, and `rebuild`, all call it
@@ -264,11 +264,11 @@ class Outer:
         # A group's ranks send at the same step, which is that of the model that they go on with.
         _, self._first, self._steps, self._origin = told[mine[group.oldest]]
         first = max(first for _, first, *_ in told)
-        if first > self._first:  # others have finished their round
+        if first > self._first:  # others have called `finish`
             self._first, self._origin = first, self._steps
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` goes on from, bit for bit, beside the model's and the inner optimizer's state.
+        """Return the state from which `load_state_dict` goes on bit for bit, besides model and inner optimizer.
 
         Nothing is sent; what is on its way is waited for. The shared part is the same on all ranks, and each rank, or
         one of each group, saves its own model.
@@ -484,7 +484,7 @@ def _at_least(name: str, value: Any, least: int, what: str) -> int:
 
 
 def _getter(model: Any, name: str, parameter: Tensor) -> Callable[[], Tensor]:
-    """What returns the parameter of now: that of a module may be replaced."""
+    """Return a function that returns the present parameter: that of a module may be replaced."""
     return partial(model.get_parameter, name) if isinstance(model, nn.Module) else lambda: parameter
 
 
@@ -492,7 +492,7 @@ _Named: TypeAlias = "list[tuple[str, Tensor]]"
 
 
 def _parameters(model: Any) -> Callable[[], _Named]:
-    """What lists the parameters of now, with their names."""
+    """Return a function that lists the present parameters with their names."""
     if isinstance(model, nn.Module):
         return lambda: list(model.named_parameters())
     listed = list(model) if isinstance(model, Iterable) else [model]
@@ -544,7 +544,7 @@ def _cut_in_fragments(model: Any, trained: _Named, buffers: _Named, parts: int) 
 
 
 def _change(entry: _Entry) -> Tensor:
-    """What the rank's own values have lost since the last exchange, in the shared values' format."""
+    """Return the rank's values after the last exchange less its present ones, in the shared values' format."""
     own = entry.own().detach()
     start = entry.shared.to(own.dtype).to(entry.shared.dtype)  # what the rank was given, rounded as it was
     own = own.to("cpu", entry.shared.dtype)
@@ -616,7 +616,7 @@ def _compare_with(mine: list[Any], theirs: list[Any], rank: int) -> None:
 
 
 def _cuts(sizes: Sequence[int], parts: int) -> list[int]:
-    """Where to cut a list of sizes such that each part has at least one, and about as many bytes as the others."""
+    """Return cuts of a list of sizes into parts that have at least one each, and about as many bytes as the others."""
     ends = np.cumsum(sizes)
     cuts = [0]
     for part in range(1, parts):

@@ -112,18 +112,18 @@ class MultiringGroup(dist.ProcessGroup):
     _device_types = property(lambda self: [torch.device("cpu"), torch.device("cuda")][: 1 + torch.cuda.is_available()])
 
     def _get_backend(self, device: torch.device) -> DeviceBackend:
-        """What torch asks for by the device; RuntimeError, which it expects, if the group does not serve it."""
+        """Return the backend for a device; RuntimeError, which torch expects, if the group does not serve it."""
         if torch.device(device).type not in [known.type for known in self._device_types]:
             raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
         return DeviceBackend(self)
 
     @property
     def options(self) -> Backend.Options:
-        """What torch reads the time limit of a group from."""
+        """Options from which torch reads the time limit of a group."""
         return Backend.Options(self.getBackendName(), timedelta(seconds=self._timeout))
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many collectives were completed here; where nothing is in flight it is the same on all ranks."""
+        """Return the number of collectives completed here; where nothing is in flight it is the same on all ranks."""
         return self.group.engine.completed(self.group.number)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -156,35 +156,32 @@ class MultiringGroup(dist.ProcessGroup):
     # --- collectives ---
 
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> TorchWork | None:
+        return (self._allreduce_recorded if profiler._is_profiler_enabled else self._allreduce)(tensors, opts)
+
+    def _allreduce(self, tensors: list[Tensor] | Tensor, opts: Any) -> TorchWork | None:
         # The usual call in as few steps as can be: where ranks outnumber cores, neither code nor objects of Python are
         # in the caches after the previous one. What it does not take, `_allreduce_any` does.
-        if (
-            type(opts) is AllreduceOptions
-            and not opts.asyncOp
-            and type(tensors) is list
-            and len(tensors) == 1
-            and not profiler._is_profiler_enabled
-        ):
+        if type(opts) is not AllreduceOptions:
+            if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+                opts = with_options(AllreduceOptions(), reduceOp=opts)
+            opts = opts or AllreduceOptions()
+        if not opts.asyncOp:
+            tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else single(tensors)
             seconds = opts.timeout.total_seconds()
             if self.group.calls.all_reduce_plain(
-                tensors[0], op_name(opts.reduceOp), seconds if seconds >= 0 else self._timeout
+                tensor, op_name(opts.reduceOp), seconds if seconds >= 0 else self._timeout
             ):
                 return None
-            return self._allreduce_any(tensors, opts, True)
-        return self._allreduce_any(tensors, opts, False)
+        return self._allreduce_any(tensors, opts)
 
-    @recorded("all_reduce")
+    _allreduce_recorded = recorded("all_reduce")(_allreduce)
+
     @also_on_cuda
-    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any, refused: bool) -> TorchWork | None:
-        """An all-reduce of what may have been ``refused`` by the native call already."""
-        if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            opts = with_options(AllreduceOptions(), reduceOp=opts)
-        opts = opts or AllreduceOptions()
-        tensor, op, seconds = single(tensors), op_name(opts.reduceOp), self._seconds(opts)
-        if not (opts.asyncOp or refused) and self.group.calls.all_reduce_plain(tensor, op, seconds):
-            return None
+    def _allreduce_any(self, tensors: list[Tensor] | Tensor, opts: Any) -> TorchWork | None:
+        """An all-reduce in the steps of Python, such as the native call leaves to them."""
+        tensor = single(tensors)
         if tensor.is_sparse:
-            all_reduce_sparse(self.communicator, tensor, op, seconds)
+            all_reduce_sparse(self.communicator, tensor, op_name(opts.reduceOp), self._seconds(opts))
             return self._work(opts, [], [tensor])
         return self._work(opts, [self._all_reduce(tensor, opts)()], [tensor])
 
@@ -401,7 +398,7 @@ class MultiringGroup(dist.ProcessGroup):
         return StepInFlight([], finish)
 
     def _work(self, opts: Any, steps: list[StepInFlight], result: list[Any]) -> TorchWork | None:
-        """What torch gets; nothing if all is done and it does not ask for a work: one takes as long as a small call."""
+        """Return the work for torch; None if all is done and torch asks for none: a work costs like a small call."""
         parts = [part for step in steps for part in step.parts]
         finish = [step.finish for step in steps if step.finish is not None]
         if not parts and not opts.asyncOp:
@@ -592,7 +589,7 @@ def _check_lists(name: str, outputs: Sequence[Sequence[Tensor]], inputs: Sequenc
 
 
 def _splits(which: str, tensor: Tensor, counts: list[int], size: int) -> list[int]:
-    """How many rows of a tensor belong to each rank; equally many if nobody said."""
+    """Return the number of a tensor's rows for each rank; equal numbers if nobody said."""
     if not counts:
         return _equal(tensor, size)
     rows = tensor.shape[0] if tensor.dim() else 0

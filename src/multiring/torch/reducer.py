@@ -47,7 +47,7 @@ class Reducer:
         """``before`` is called before the first collective of each pass; ``feedback`` serves the communicator."""
         self.weight: float | None = None
         self.pending = True
-        """Whether there may be gradients that were not reduced yet."""
+        """True if there may be gradients that were not reduced yet."""
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
         self._before = before
@@ -63,7 +63,7 @@ class Reducer:
         self._handed: dict[int, Tensor] = {}
         """The tensors on slots that users have, as ``grad``."""
         self._memory: set[tuple[int, int]] = set()
-        """Where each bucket begins and ends."""
+        """Begin and end of each bucket in memory."""
         self._factor: float | None = None
         self._seen: dict[int, None] = {}  # in the order of readiness
         self._paused = False

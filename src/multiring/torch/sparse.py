@@ -32,7 +32,7 @@ def all_reduce_sparse(communicator: Communicator, tensor: Tensor, op: str, timeo
 
 
 def _counts(communicator: Communicator, own: Tensor, timeout: float) -> list[int]:
-    """How many elements each rank has. Indices of another shape could lie outside of this rank's tensor."""
+    """Return each rank's number of elements. Indices of another shape could lie outside of this rank's tensor."""
     counts = np.zeros(communicator.size, np.int64)
     counts[communicator.rank] = own._nnz()
     form = f"{str(own.dtype).removeprefix('torch.')} {tuple(own.shape)}, {own.sparse_dim()} of its dimensions sparse"

@@ -20,7 +20,7 @@ from multiring.runtime.comm import Communicator, group_of
 from multiring.torch.options import Options
 
 CONNECT_SECONDS = 5.0
-"""How long one address of rank 0 is tried."""
+"""Seconds that one address of rank 0 is tried."""
 
 _log = logging.getLogger("multiring")
 

@@ -55,7 +55,7 @@ class TorchWork(dist.Work):
         self._error: Exception | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._completes: torch.futures.Future[None] | None = None
-        """What completes the future, until somebody has taken it to do so."""
+        """Future to complete, until a thread has taken it to do so."""
         self._then: Callable[[], None] | None = None
 
     def when_known(self, then: Callable[[], None]) -> None:
@@ -123,14 +123,14 @@ class TorchWork(dist.Work):
             future.wait()
 
     def is_completed(self) -> bool:
-        """Whether it succeeded or failed; the tensors may be used then."""
+        """True if it succeeded or failed; the tensors may be used then."""
         if not self._known and not all(part.done() for part in self._parts):
             return False
         self.exception()
         return True
 
     def is_success(self) -> bool:
-        """Whether it is completed without an error."""
+        """True if it is completed without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:

@@ -39,7 +39,7 @@ _log = logging.getLogger("multiring")
 
 
 class GradientSpec(NamedTuple):
-    """What a bucket has to know of a gradient: number and type of its elements, and what tells it from others.
+    """Number and type of a gradient's elements, and the label that tells it from others.
 
     ``name`` is compared between the ranks: `labels.part` makes one of a name and a shape.
     """
@@ -54,7 +54,7 @@ View: TypeAlias = "Callable[[np.ndarray[Any, Any], str], Any]"
 
 
 class Slot(NamedTuple):
-    """Where a gradient lies in a bucket: which it is, its first element there, and how many it has."""
+    """Place of a gradient: its bucket, its first element there, and the number of its elements."""
 
     gradient: int
     start: int
@@ -232,12 +232,12 @@ class Buckets:
         return index in self._places
 
     def slot(self, index: int) -> Any:
-        """Where gradient ``index`` lies: written before `ready`, read after `finish`."""
+        """Return the slot of gradient ``index``: written before `ready`, read after `finish`."""
         number, position = self._places[index]
         return self._buckets[number].slots[position]
 
     def is_ready(self, index: int) -> bool:
-        """Whether `ready` was called in this step."""
+        """True if `ready` was called in this step."""
         return index in self._ready
 
     def ready(self, index: int) -> None:

@@ -47,12 +47,12 @@ def _on_one_line(text: str) -> str:
 
 
 def part(name: str, shape: Sequence[int]) -> str:
-    """How a label speaks of a tensor: ``kernel (64, 10)``."""
+    """Return the part of a label that describes a tensor: ``kernel (64, 10)``."""
     return f"{name} ({', '.join(map(str, shape))})"
 
 
 def variable_names(names: Sequence[str]) -> list[str]:
-    """What tells variables apart, by the names that a framework gives them; the same on all ranks.
+    """Return texts that tell variables apart, by the names that a framework gives them; the same on all ranks.
 
     A framework counts what a process makes: of ``dense_7`` and ``dense_9`` the lowest number is taken away, so that
     equal models have equal names, ``dense`` and ``dense_2``, whatever was made before. Variables of one name, or

@@ -1,4 +1,4 @@
-"""Which samples of a data set a rank trains on."""
+"""Shards of a data set: the samples that a rank trains on."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ __all__ = ["FULL_PROOF_RANKS", "prove", "prove_by_classes", "prove_in_full"]
 def prove(plan: Plan) -> None:
     """Prove a plan; ValueError naming phase, ring and rank where it fails.
 
-    What has no classes to go by, such as a tree whose hosts all differ, is proved in full whatever its size: it has few
-    messages a rank.
+    A plan whose ranks form no classes, such as a tree over hosts that all differ, is proved in full whatever its size,
+    since it has few messages a rank.
     """
     if plan.world_size > FULL_PROOF_RANKS:
         try:

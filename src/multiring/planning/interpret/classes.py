@@ -68,7 +68,7 @@ def _join(plan: Plan, numbers: Sequence[int], kinds: dict[str, str]) -> list[_Un
     """The unit of each rank after these phases have joined what were single ranks."""
     alone: _Held = ((WHOLE,),)
     unit_of = [_Unit((rank,), alone) for rank in range(plan.world_size)]
-    place = [0] * plan.world_size
+    position_of = [0] * plan.world_size
     for number in numbers:
         phase = plan.phases[number]
         joined_like: dict[object, _Held] = {}
@@ -76,9 +76,14 @@ def _join(plan: Plan, numbers: Sequence[int], kinds: dict[str, str]) -> list[_Un
             inner = list(dict.fromkeys([unit_of[rank] for rank in ranks]))
             index = {unit: i for i, unit in enumerate(inner)}
             origin = [index[unit_of[rank]] for rank in ranks]
-            likeness = (id(pattern), *[id(unit.held) for unit in inner], *origin, *[place[rank] for rank in ranks])
+            likeness = (
+                id(pattern),
+                *[id(unit.held) for unit in inner],
+                *origin,
+                *[position_of[rank] for rank in ranks],
+            )
             if likeness not in joined_like:
-                held = [unit_of[rank].held[place[rank]] for rank in ranks]
+                held = [unit_of[rank].held[position_of[rank]] for rank in ranks]
                 try:
                     _check_whole(inner, ranks)
                     joined_like[likeness] = _joined(kinds[phase.kind], pattern, ranks, origin, held)
@@ -87,7 +92,7 @@ def _join(plan: Plan, numbers: Sequence[int], kinds: dict[str, str]) -> list[_Un
                     raise ValueError(f"plan {plan.id}, {where}, {error}") from None
             unit = _Unit(ranks, joined_like[likeness])
             for position, rank in enumerate(ranks):
-                unit_of[rank], place[rank] = unit, position
+                unit_of[rank], position_of[rank] = unit, position
     return unit_of
 
 
@@ -124,7 +129,7 @@ def _check_whole(inner: Sequence[_Unit], ranks: Sequence[int]) -> None:
 def _joined(
     kind: str, pattern: Sequence[Ring], ranks: Sequence[int], origin: Sequence[int], held: Sequence[_Spans]
 ) -> _Held:
-    """What each position holds after the rings of a pattern have joined its units."""
+    """Return what each position holds after the rings of a pattern have joined its units."""
     used: list[list[_Spans]] = [[] for _ in ranks]
     result: list[list[Span]] = [[] for _ in ranks]
     for number, ring in enumerate(pattern):
@@ -147,7 +152,7 @@ def _joined(
 
 
 def _left_by(kind: str, ring: Ring) -> Iterable[tuple[int, _Spans]]:
-    """Who of a ring holds what after a phase of a kind."""
+    """Return the holders in a ring of each span after a phase of a kind."""
     if kind == "reduce_scatter":
         return zip(ring.members, ring.pieces(), strict=True)
     if kind == "reduce":
@@ -156,7 +161,7 @@ def _left_by(kind: str, ring: Ring) -> Iterable[tuple[int, _Spans]]:
 
 
 def _covers(held: _Spans, spans: _Spans) -> bool:
-    """Whether every span lies in one of ``held``; both are sorted and do not touch."""
+    """True if every span lies in one of ``held``; both are sorted and do not touch."""
     if held == spans:
         return True
     starts = [span.lo for span in held]
@@ -202,7 +207,7 @@ _CLOSINGS: dict[str, Callable[[Plan, list[_Unit], list[_Unit]], None]] = {
     "all_gather": lambda plan, out, back: _close_reduce_scatter(plan, back, out),
     "broadcast": lambda plan, out, back: _close_reduce(plan, back, out),
 }
-"""What the units must have come to: out is the way out, back the way back read backwards."""
+"""State that the units must have reached: out is the way out, back the way back read backwards."""
 
 
 def _world(plan: Plan, unit_of: list[_Unit]) -> _Unit:

@@ -1,4 +1,4 @@
-"""What each collective starts from and promises, as data.
+"""Start and promise of each collective, as data.
 
 The value of an element on a rank is the set of ranks whose contribution it holds, as a bit mask; ``UNDEFINED`` where it
 holds nothing that may be used; in an all_to_all, which moves blocks, the pair (rank, block) that it came from.

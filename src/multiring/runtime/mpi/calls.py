@@ -14,7 +14,7 @@ _BARRIER, _UINT8 = COLLECTIVES.index("barrier"), DTYPES.index("uint8")
 
 
 class MpiCalls:
-    """As `multiring.runtime.engine.Calls` says, over an engine that runs and starts the schedules of calls."""
+    """Implementation of `multiring.runtime.engine.Calls` over an engine that runs and starts the schedules of calls."""
 
     def __init__(
         self,

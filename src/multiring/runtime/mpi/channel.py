@@ -63,7 +63,7 @@ def _parts(address: int, nbytes: int) -> list[MPI.buffer]:
 
 
 def complete(requests: list[MPI.Request]) -> bool:
-    """Whether all are complete; those that are leave the list."""
+    """Return True if all are complete; those that are leave the list."""
     while requests and requests[-1].Test():
         requests.pop()
     return not requests

@@ -16,8 +16,9 @@ import numpy as np
 from mpi4py import MPI
 
 from multiring import env, errors
-from multiring._native import ANY_SOURCE, COLLECTIVES, INTERNAL, Call
+from multiring._native import ANY_SOURCE, COLLECTIVES, INTERNAL, Call, PlanFacts
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost
+from multiring.planning.plan import FINEST_GRAIN
 from multiring.runtime.engine import ChoosePlan
 from multiring.runtime.mpi.calls import MpiCalls
 from multiring.runtime.mpi.channel import Channel, largest_tag
@@ -25,21 +26,21 @@ from multiring.runtime.mpi.messages import Inbox, ReceiveMessage, SendMessage
 from multiring.runtime.mpi.neighbours import Neighbours
 from multiring.runtime.mpi.notices import FailureNotice, Notices
 from multiring.runtime.mpi.operation import Operation
-from multiring.runtime.mpi.program import CACHE_LINE, Program
-from multiring.runtime.mpi.segments import Collective
+from multiring.runtime.mpi.program import Program
+from multiring.runtime.mpi.segments import CollectiveOperation
 from multiring.runtime.mpi.signature import of_collective, of_message
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPIN_SECONDS = 100e-6
-"""How long a call asks MPI again and again before it sleeps in between, where the ranks fit the cores."""
+"""Seconds that a call polls MPI before it sleeps in between, where the ranks fit the cores."""
 
 SHORTEST_SLEEP, LONGEST_SLEEP = 20e-6, 500e-6
 """Between two looks at MPI, which wakes nobody: doubled while nothing happens."""
 
 LEFT_SECONDS = 1.0
-"""How long after a rank's farewell what it sent before may still arrive."""
+"""Seconds after a rank's farewell in which its earlier messages may still arrive."""
 
 _SEND = COLLECTIVES.index("send")
 _log = logging.getLogger("multiring")
@@ -68,7 +69,7 @@ class MpiWork:
 
 
 class MpiEngine:
-    """As `multiring.runtime.engine.Engine` says, for the ranks of ``world``, whose hosts are called ``hosts``."""
+    """A `multiring.runtime.engine.Engine` for the ranks of ``world``, whose hosts are called ``hosts``."""
 
     def __init__(self, world: MPI.Intracomm, hosts: list[str], settings: env.Settings) -> None:
         self._rank = world.Get_rank()
@@ -114,12 +115,12 @@ class MpiEngine:
         return True
 
     def departed(self, peer: int) -> bool:
-        """Whether a rank has said farewell."""
+        """True if a rank has said farewell."""
         return peer in self._notices.left
 
-    def miss_link(self, peer: int, seconds: float) -> None:
-        """MPI has all links, or ends the job."""
-        raise NotImplementedError(f"no link to rank {peer} is missed: MPI connects by itself")
+    def miss_connection(self, peer: int, seconds: float) -> None:
+        """MPI has all connections, or ends the job."""
+        raise NotImplementedError(f"no connection to rank {peer} is missed: MPI connects by itself")
 
     def connect(self) -> None:
         """Get communicators of MPI that are multiring's own; all ranks call it."""
@@ -158,14 +159,10 @@ class MpiEngine:
         communicator: int,
         instructions: NDArray[np.int64],
         peers: NDArray[np.int32],
-        blocks: int,
-        segment_bytes: int,
-        window: int,
-        plan_id: int,
-        grain: int,
+        facts: PlanFacts,
     ) -> int:
         own = self._channels[communicator].own
-        program = Program(communicator, instructions, peers, own, blocks, segment_bytes, window, plan_id, grain)
+        program = Program(communicator, instructions, peers, own, facts)
         with self._lock:
             self._programs.append(program)
             return len(self._programs) - 1
@@ -183,12 +180,14 @@ class MpiEngine:
     def _start(self, schedule: int, call: Call, owner: object) -> MpiWork:
         return self._in_background(self._begin(schedule, call, owner))
 
-    def _begin(self, schedule: int, call: Call, owner: object) -> Collective:
+    def _begin(self, schedule: int, call: Call, owner: object) -> CollectiveOperation:
         program = self._programs[schedule]
         with self._calling(program.communicator):
             channel = self._channels[program.communicator]
             number, channel.next_number = channel.next_number, channel.next_number + 1
-            operation = Collective(channel, program, of_collective(call, number, program.plan), call, owner)
+            operation = CollectiveOperation(
+                channel, program, of_collective(call, number, program.facts.plan), call, owner
+            )
             self._active.append(operation)
             if program.communicator < INTERNAL:
                 self._segments += operation.segments
@@ -443,8 +442,8 @@ class MpiEngine:
 
     def empty(self, nbytes: int, copy: bool = False) -> Any:
         """A uint8 array of ``nbytes``, 64-byte aligned; MPI has no memory that ranks share."""
-        memory = np.empty(nbytes + CACHE_LINE, np.uint8)
-        start = -memory.ctypes.data % CACHE_LINE
+        memory = np.empty(nbytes + FINEST_GRAIN, np.uint8)
+        start = -memory.ctypes.data % FINEST_GRAIN
         return memory[start : start + nbytes]
 
     def expect_links(self, links: list[tuple[list[int], float, float]]) -> None:

@@ -47,7 +47,7 @@ class ReceiveMessage(Operation):
         self._contents: list[MPI.Request] | None = None
 
     def accepts(self, member: int, header: Signature) -> bool:
-        """Whether a message that arrived is the one that this receives; if so, starts to receive its contents."""
+        """Return True, and start to receive the contents, if a message that arrived is the one that this receives."""
         if self._contents is not None or header.plan != self.signature.plan or self.member not in (member, ANY_SOURCE):
             return False
         rank = self.channel.members[member]

@@ -1,4 +1,4 @@
-"""What ranks tell one another beside the data: that one has failed, and that one leaves."""
+"""Notices between ranks beside the data: that one has failed, and that one leaves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Notices:
         self._sent: list[tuple[bytes, MPI.Request]] = []
         self._status = MPI.Status()
         self.left: dict[int, float] = {}
-        """When this rank heard each other rank's farewell, by rank, in seconds of ``time.monotonic``."""
+        """Times at which this rank heard each other rank's farewell, by rank, in seconds of ``time.monotonic``."""
 
     def fail(self, failure: FailureNotice) -> None:
         """Tell all others."""
@@ -57,7 +57,7 @@ class Notices:
         self._sent += [(said, self._mpi.Isend([said, MPI.BYTE], rank, tag)) for rank in others]
 
     def sent(self) -> bool:
-        """Whether all that was told is on its way."""
+        """True if all that was told is on its way."""
         return all([request.Test() for _, request in self._sent])
 
     def heard(self) -> FailureNotice | None:

@@ -59,5 +59,5 @@ class Operation(ABC):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is complete or has failed."""
+        """True if it is complete or has failed."""
         return self.is_complete or self.error is not None

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from multiring._native import cut
+from multiring._native import INSTRUCTIONS, PlanFacts, cut
+from multiring.planning.plan import FINEST_GRAIN
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SEND, REDUCE, STORE, REPAY, ROUND = range(5)
+SEND, REDUCE, STORE, REPAY, ROUND = map(INSTRUCTIONS.index, ("send", "reduce", "store", "repay", "round"))
 LARGEST_SEGMENT = 1 << 30
 """Bytes of a message that any MPI can count."""
-
-CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -60,19 +59,11 @@ class Program:
         instructions: NDArray[np.int64],
         peers: NDArray[np.int32],
         own: int,
-        blocks: int,
-        segment_bytes: int,
-        window: int,
-        plan: int,
-        grain: int,
+        facts: PlanFacts,
     ) -> None:
         self.communicator = communicator
         self.own = own
-        self.blocks = blocks
-        self.segment_bytes = min(segment_bytes, LARGEST_SEGMENT)
-        self.window = window
-        self.plan = plan
-        self.grain = grain
+        self.facts = facts
         self.steps: list[InstalledStep] = []
         members = peers.tolist()
         for kind, phase, first, count, block, *rest in instructions.tolist():
@@ -110,11 +101,11 @@ class Program:
 
     def slice_elements(self, itemsize: int) -> int:
         """Elements of a block in every segment but the last."""
-        least = max(1, self.grain // itemsize)
-        return max(least, self.segment_bytes // itemsize // least * least)
+        least = max(1, self.facts.grain // itemsize)
+        return max(least, min(self.facts.segment_bytes, LARGEST_SEGMENT) // itemsize // least * least)
 
     def staging_bytes(self, elements: int, itemsize: int, narrows: bool) -> int:
-        """What any segment of a call takes; cuts are rounded, so the last segment, if shorter, may take the most."""
+        """Bytes of staging for any segment of a call; cuts are rounded, so a shorter last segment may take the most."""
         full = min(self.slice_elements(itemsize), elements)
         last = elements - (elements - 1) // full * full if full else 0
         return max(self.layout(length, itemsize, narrows).staging_bytes for length in {full, last})
@@ -123,8 +114,8 @@ class Program:
         extents: list[Extent] = []
         staging = 0
         for index, step in enumerate(self.steps):
-            first = cut(*step.lo, slice, itemsize, self.grain)
-            count = cut(*step.hi, slice, itemsize, self.grain) - first
+            first = cut(*step.lo, slice, itemsize, self.facts.grain)
+            count = cut(*step.hi, slice, itemsize, self.facts.grain) - first
             extents.append(Extent(first, count, staging))
             if index in self.early or (narrows and step.wire):
                 copies = 1 if step.kind == SEND else len(step.peers)
@@ -133,8 +124,8 @@ class Program:
 
 
 def staged_bytes(nbytes: int) -> int:
-    """What a copy takes in the staging: whole cache lines."""
-    return -(-nbytes // CACHE_LINE) * CACHE_LINE
+    """Bytes of a copy in the staging: whole cache lines."""
+    return -(-nbytes // FINEST_GRAIN) * FINEST_GRAIN
 
 
 def _less(a: tuple[int, int], b: tuple[int, int]) -> bool:

@@ -23,7 +23,7 @@ _SUM, _AVG = _native.OPS.index("sum"), _native.OPS.index("avg")
 Requests = list[MPI.Request]
 
 
-class Collective(Operation):
+class CollectiveOperation(Operation):
     """A program on the buffer of a call, of ``signature.elements`` elements in each of its blocks."""
 
     def __init__(self, channel: Channel, program: Program, signature: Signature, call: Call, owner: object) -> None:
@@ -34,7 +34,7 @@ class Collective(Operation):
         self.residual = call.residual if self.narrows else 0
         self.slice = program.slice_elements(self.itemsize)
         self._count = max(1, -(-signature.elements // self.slice))
-        self._rows = min(program.window, SLOTS, self._count)
+        self._rows = min(program.facts.window, SLOTS, self._count)
         self._lane = signature.number % LANES
         self._has_begun = False
         self._flying: deque[Segment] = deque()
@@ -126,7 +126,7 @@ class Collective(Operation):
 
     @property
     def nbytes(self) -> int:
-        return self.program.blocks * super().nbytes
+        return self.program.facts.blocks * super().nbytes
 
     @property
     def segments(self) -> int:
@@ -139,7 +139,7 @@ class Collective(Operation):
 class Segment:
     """One slice of every block, on its way through the steps; ``staging`` is memory of its own."""
 
-    def __init__(self, call: Collective, index: int, staging: int, tag: int) -> None:
+    def __init__(self, call: CollectiveOperation, index: int, staging: int, tag: int) -> None:
         self._call = call
         self._channel = call.channel
         self._steps = call.program.steps

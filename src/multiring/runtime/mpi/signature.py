@@ -1,4 +1,4 @@
-"""What all members must agree on when they make the same call; it travels before the first bytes of the call."""
+"""Signatures in which all members of a call must agree; they travel before the first bytes of the call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SEND = COLLECTIVES.index("send")
 
 
 class Signature(NamedTuple):
-    """What one member calls. If it is a message, ``plan`` is its tag and ``part_of`` the collective that the message
+    """Signature of a member's call. If it is a message, ``plan`` is its tag and ``part_of`` the collective that it
     belongs to, or send.
     """
 
@@ -63,7 +63,7 @@ class Signature(NamedTuple):
         return f"{'recv' if receives and called == 'send' else called}({', '.join(found)})"
 
     def is_sent_by_user(self) -> bool:
-        """Whether this is a message that is no part of a collective."""
+        """True if this is a message that is no part of a collective."""
         return self.collective == self.part_of == _SEND
 
     def _called(self) -> str:
@@ -74,18 +74,18 @@ class Signature(NamedTuple):
 
 
 def of_collective(call: Call, number: int, plan: int) -> Signature:
-    """What a member calls when it makes collective ``number`` of a communicator by a plan of that number."""
+    """Return the signature of collective ``number`` of a communicator, by a plan of that number."""
     kind = call.collective
     return Signature(kind, number, call.count, call.dtype, call.op, call.root, plan, kind, call.label)
 
 
 def of_message(call: Call, number: int) -> Signature:
-    """What a member calls when it sends or receives message ``number`` of a tag; both have one signature."""
+    """Return the signature of message ``number`` of a tag; sender and receiver have the same."""
     return Signature(_SEND, number, call.count, call.dtype, call.op, call.root, call.tag, call.part_of)
 
 
 def both_sides(first: tuple[int, str], second: tuple[int, str], disagree_on: str) -> str:
-    """What two ranks called, the lower rank first, and in which call they disagree."""
+    """Return the calls of two ranks in words, the lower rank first, and the call in which they disagree."""
     sides = ", ".join(f"rank {rank} called {called}" for rank, called in sorted((first, second)))
     return f"{sides}: ranks disagree on {disagree_on}"
 

@@ -79,7 +79,7 @@ class Machine:
         return Topology(LEVELS, sites)
 
     def speeds(self) -> Speeds:
-        """What the simulation takes a rank to need."""
+        """Return the speeds of a rank in the simulation."""
         overhead = self.message_seconds.value
         return Speeds(1 / self.reduce_rate.value, overhead, overhead, SEGMENTS, copy_seconds_per_byte=0.0)
 

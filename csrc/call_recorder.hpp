@@ -1,4 +1,4 @@
-// Recorder: the calls that this rank made last, for a look at what everybody did when the job has failed.
+// CallRecorder: the calls that this rank made last, for a look at what everybody did when the job has failed.
 //
 // A call is in it from the moment it has its number, before anything is sent. What has no end has not come to one. The
 // mutex is the last to be taken: a call enters and ends under that of its communicator.
@@ -14,10 +14,10 @@
 
 namespace multiring {
 
-class Group;
+class CommunicatorBase;
 struct Call;
 
-// Python reads them as they lie in memory (flight_recorder.py has the same fields).
+// Python reads them as they lie in memory (flight_recorder.py).
 struct RecordedCall {
     std::uint64_t record_index;  // counts what was recorded, from 1
     std::int64_t called, ended;  // nanoseconds of the system's clock; 0: it has not ended
@@ -35,12 +35,12 @@ struct RecordedCall {
 };
 static_assert(sizeof(RecordedCall) == 80 && std::is_trivially_copyable_v<RecordedCall>);
 
-class Recorder {
+class CallRecorder {
   public:
     static constexpr std::size_t most_calls = 2000;  // as many as torch's keeps
 
-    void enter(Call& call, const Group& group);  // the call gets its record index here
-    void has_number(const Call& call);           // a message, which is numbered when it begins
+    void enter(Call& call, const CommunicatorBase& communicator);  // the call gets its record index here
+    void has_number(const Call& call);                             // a message, which is numbered when it begins
     void complete(const Call& call);
     std::vector<RecordedCall> calls() const;  // in the order in which they were made
 
@@ -48,7 +48,7 @@ class Recorder {
     RecordedCall* find(std::uint64_t record_index);
 
     mutable std::mutex mutex_;
-    std::vector<RecordedCall> ring_;
+    std::vector<RecordedCall> calls_;
     std::uint64_t count_ = 0;
 };
 

@@ -1,4 +1,4 @@
-#include "recorder.hpp"
+#include "call_recorder.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -15,15 +15,15 @@ std::int64_t now() {
 
 }  // namespace
 
-void Recorder::enter(Call& call, const Group& group) {
+void CallRecorder::enter(Call& call, const CommunicatorBase& communicator) {
     RecordedCall made{};
     made.called = now();
     made.number = call.number;
     made.tag = call.tag;
     made.count = call.count;
     made.timeout = call.timeout;
-    made.communicator = group.id;
-    made.incarnation = group.incarnation;
+    made.communicator = communicator.id;
+    made.incarnation = communicator.incarnation;
     made.root = call.root;
     made.label = call.label;
     made.other = call.other;
@@ -33,19 +33,19 @@ void Recorder::enter(Call& call, const Group& group) {
     made.op = call.op;
     const std::lock_guard lock(mutex_);
     made.record_index = call.record_index = ++count_;
-    if (ring_.size() < most_calls)
-        ring_.push_back(made);
+    if (calls_.size() < most_calls)
+        calls_.push_back(made);
     else
-        ring_[(made.record_index - 1) % most_calls] = made;
+        calls_[(made.record_index - 1) % most_calls] = made;
 }
 
-RecordedCall* Recorder::find(std::uint64_t record_index) {
+RecordedCall* CallRecorder::find(std::uint64_t record_index) {
     if (record_index == 0) return nullptr;
-    RecordedCall& found = ring_[(record_index - 1) % most_calls];
+    RecordedCall& found = calls_[(record_index - 1) % most_calls];
     return found.record_index == record_index ? &found : nullptr;  // nullptr: later ones have taken its room
 }
 
-void Recorder::has_number(const Call& call) {
+void CallRecorder::has_number(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (RecordedCall* found = find(call.record_index)) {
         found->number = call.number;
@@ -53,14 +53,14 @@ void Recorder::has_number(const Call& call) {
     }
 }
 
-void Recorder::complete(const Call& call) {
+void CallRecorder::complete(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (RecordedCall* found = find(call.record_index)) found->ended = now();
 }
 
-std::vector<RecordedCall> Recorder::calls() const {
+std::vector<RecordedCall> CallRecorder::calls() const {
     const std::lock_guard lock(mutex_);
-    std::vector<RecordedCall> result = ring_;
+    std::vector<RecordedCall> result = calls_;
     std::sort(result.begin(), result.end(),
               [](const auto& a, const auto& b) { return a.record_index < b.record_index; });
     return result;

@@ -1,4 +1,4 @@
-// Link: what carries frames and payloads to and from one other rank.
+// Transport: what carries frames and payloads to and from one other rank.
 #pragma once
 
 #include <atomic>
@@ -12,25 +12,25 @@
 
 namespace multiring {
 
-// What came in: a span's bytes and how to give them back to where they came from.
+// Bytes of a span that came in, and how to give them back to where they came from.
 struct Payload {
     const std::byte* data = nullptr;
     std::uint32_t token = 0;
 };
 
-class Link;
+class Transport;
 
 // Bytes of small messages that a peer takes before it has a use for them.
 inline constexpr std::int64_t eager_credit = std::int64_t{1} << 20;
 
-// What links deliver to: the executor.
+// Receiver of what transports deliver: the executor.
 class Receiver {
   public:
     // A frame whose payload, if it has one, can be read until it is given back.
-    virtual void deliver(Link& from, const Frame& frame, Payload payload) = 0;
+    virtual void deliver(Transport& from, const Frame& frame, Payload payload) = 0;
     // A payload of ours is free again; `token` is what we posted it with.
     virtual void released(int peer, std::uint32_t token) = 0;
-    // What the peer sent makes no sense.
+    // Called when bytes of the peer make no sense.
     virtual void garbage(int peer, const std::string& what) = 0;
 
   protected:
@@ -44,22 +44,22 @@ struct Traffic {
     double seconds_waited = 0;  // that callers waited for it
 };
 
-// What the kernel has counted of the connections to a peer.
-struct Flow {
+// The kernel's counts of the connections to a peer.
+struct ConnectionCounts {
     int peer = -1;
     std::uint64_t sent = 0, received = 0;  // bytes, of those sent the acknowledged ones
     double busy = 0;                       // seconds with something unacknowledged for which the peer had room
     std::uint64_t held = 0;                // bytes that are unacknowledged or unsent now
 };
 
-class Link {
+class Transport {
   public:
-    explicit Link(int peer) : peer(peer), credit_(eager_credit) {}
-    virtual ~Link() = default;
-    Link(const Link&) = delete;
-    Link& operator=(const Link&) = delete;
+    explicit Transport(int peer) : peer(peer), credit_(eager_credit) {}
+    virtual ~Transport() = default;
+    Transport(const Transport&) = delete;
+    Transport& operator=(const Transport&) = delete;
 
-    // Whether the peer reads payloads out of our arena; otherwise they are sent from where they lie, and what may be on
+    // True if the peer reads payloads out of our arena; otherwise they are sent from where they lie, and what may be on
     // its way is bounded by grants and the eager credit.
     virtual bool shares_memory() const = 0;
     // Hand over a frame; never blocks. The payload must stay until the frame's token comes back.
@@ -85,13 +85,13 @@ class Link {
     virtual void drain_all() { drain(); }
     // The payload was read.
     virtual void give_back(Payload payload, std::size_t bytes) = 0;
-    // Whether what was read so far may not be what the peer sent: a call has failed there, and its memory is its own.
+    // True if bytes read so far may not be what the peer sent: a call has failed there, and its memory is its own.
     virtual bool is_given_up() const { return false; }
     // Send what was held back; true if nothing is left.
     virtual bool flush() = 0;
     // After this returns no caller's memory is read any more; nothing more is sent.
     virtual void abandon() {}
-    // Whether the peer may not have read all that we sent. Where memory is shared, the lanes know.
+    // True if the peer may not have read all that we sent. Where memory is shared, the lanes know.
     virtual bool may_be_unread() const { return false; }
     // Nothing more is sent or received, or this is a forked child: let go of descriptors and mappings.
     virtual void disown() noexcept = 0;

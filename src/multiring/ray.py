@@ -1,0 +1,302 @@
+"""Ranks in the workers of Ray: a backend for Ray Train, and groups for `ray.util.collective`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+try:
+    import ray
+    import ray.util.collective as collective
+    from ray.exceptions import RayActorError, RayError, RayTaskError
+    from ray.experimental import internal_kv
+    from ray.train.backend import Backend, BackendConfig
+    from ray.util.collective.backend_registry import register_collective_backend
+    from ray.util.collective.collective_group.base_collective_group import BaseGroup
+except ImportError as missing:
+    raise ImportError(
+        f"multiring.ray needs ray[train] 2.60 or later ({missing}): pip install 'multiring[ray]'"
+    ) from None
+
+from multiring import api, env
+from multiring.errors import MultiringError, RendezvousError
+from multiring.job import rendezvous
+from multiring.job.given import given_identity
+from multiring.job.store_server import StoreServer
+from multiring.runtime.comm import Communicator
+from multiring.runtime.group import Group
+from multiring.version import __version__
+from multiring.worker import RankAssignment, reason_of
+
+POLL_SECONDS = 0.05
+
+LEAVE_SECONDS = 30.0
+"""Seconds that workers have to leave a job before Ray ends them."""
+
+NAMESPACE = "multiring"
+
+OPERATIONS = {"SUM": "sum", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
+
+__all__ = ["CollectiveGroup", "MultiringConfig", "register_collectives"]
+
+_log = logging.getLogger("multiring")
+
+
+class MultiringConfig(BackendConfig):  # type: ignore[misc]
+    """The backend of a trainer of Ray Train whose workers are ranks, in the order of Ray's world ranks.
+
+    Every worker has joined the job when the training function begins, so that `multiring.init` returns the
+    communicator that is there. ``settings`` are those of `multiring.init`, TypeError and ValueError for wrong ones; Ray
+    says on which host a rank is. A worker that cannot join ends ``fit()`` with a ControllerError, whose
+    ``controller_failure`` is a RendezvousError that names it.
+    """
+
+    backend = "multiring"
+    """Name of the backend, for TorchTrainer, which would put "gloo" there."""
+
+    def __init__(self, **settings: Any) -> None:
+        if "host" in settings:
+            raise ValueError(f"host={settings['host']!r}: Ray says on which host a rank is, so leave it out")
+        env.read(env.Settings, **settings)
+        self.settings = settings
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """Class of the backend that Ray makes in its controller."""
+        return _Backend
+
+    @property
+    def train_func_context(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """Context in which Ray runs the training function."""
+        return _in_the_job
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings, for Ray's record of the run."""
+        return {name: str(value) for name, value in self.settings.items()}
+
+
+class _Backend(Backend):  # type: ignore[misc]
+    _has_joined = False
+    """True if the workers that Ray is about to end are in a job."""
+
+    def on_start(self, worker_group: Any, backend_config: MultiringConfig) -> None:
+        """Make the workers ranks of a new job; RendezvousError names one that cannot be."""
+        size, settings = len(worker_group), backend_config.settings
+        self._has_joined = False
+        where = {name: settings[name] for name in ("interface", "ports") if name in settings}
+        with StoreServer(**where) as store:
+            joining = {}
+            for rank in range(size):
+                given = RankAssignment(rank, size, store.addresses, store.secret, "", settings)
+                joining[worker_group.execute_single_async(rank, _join, given)] = rank
+            while joining:
+                (joined,), _ = ray.wait(list(joining), num_returns=1)
+                rank = joining.pop(joined)
+                try:
+                    ray.get(joined)
+                except RayError as error:  # Ray tries without end to start a group in which an actor died
+                    raise _blamed(rank, size, error) from None
+        self._has_joined = True
+
+    def on_shutdown(self, worker_group: Any, backend_config: MultiringConfig) -> None:
+        """Have the workers leave that are in the job yet."""
+        if not self._has_joined:
+            return  # those that wait for one that cannot join would not answer
+        leaving = {reference: rank for rank, reference in enumerate(worker_group.execute_async(_leave))}
+        done, still = ray.wait(list(leaving), num_returns=len(leaving), timeout=LEAVE_SECONDS)
+        for reference in done:
+            with contextlib.suppress(RayActorError):  # a lost worker has left, and Ray tells of it
+                try:
+                    ray.get(reference)
+                except RayTaskError as error:
+                    _log.warning("rank %d left with %s", leaving[reference], reason_of(error.cause))
+        if still:
+            ranks = sorted(leaving[reference] for reference in still)
+            _log.warning("ranks %s did not leave within %g s: Ray ends their processes", ranks, LEAVE_SECONDS)
+
+
+def _join(given: RankAssignment) -> None:
+    given.check()
+    if api.is_initialized():
+        raise MultiringError(
+            "its process is in a job of multiring already, which code that it ran before has joined and not left: that "
+            "code has to call multiring.shutdown()"
+        )
+    replace(given, host=_host()).join()
+
+
+def _leave() -> None:
+    api.shutdown()
+
+
+@contextlib.contextmanager
+def _in_the_job() -> Iterator[None]:
+    """Leave the job when the training function returns, and tell the others why where it raises."""
+    try:
+        yield
+    except BaseException as error:
+        api.abandon(error)
+        raise
+    api.shutdown()
+
+
+def _host() -> str:
+    """A name for this node: two nodes in containers of one machine share no memory."""
+    return f"{ray.util.get_node_ip_address()}/{ray.get_runtime_context().get_node_id()[:8]}"
+
+
+def _blamed(rank: int, size: int, error: RayError) -> RendezvousError:
+    """Return the error about the rank that could not join, which may be another one than the worker that says so."""
+    if not isinstance(error, RayTaskError):
+        return RendezvousError(
+            f"rank {rank} of {size} could not join: its process was lost ({reason_of(error)})", rank=rank
+        )
+    cause = error.cause
+    if isinstance(cause, RendezvousError) and cause.rank >= 0:
+        return RendezvousError(str(cause), rank=cause.rank)
+    remedy = f": install multiring {__version__} on every node" if isinstance(cause, ImportError) else ""
+    return RendezvousError(f"rank {rank} of {size} could not join: {reason_of(cause)}{remedy}", rank=rank)
+
+
+def register_collectives() -> None:
+    """Make "multiring" a backend of `ray.util.collective` in this process: the driver, and each actor of a group."""
+    if not collective.is_backend_available("MULTIRING"):
+        register_collective_backend("MULTIRING", CollectiveGroup)
+
+
+class CollectiveGroup(BaseGroup):  # type: ignore[misc]
+    """Actors that call the functions of `ray.util.collective`, on contiguous arrays or tensors of torch.
+
+    Ray makes it, by the name "multiring" of the backend after `register_collectives`. A process may be in several
+    groups and in a job too. RendezvousError if the other actors do not come within MULTIRING_INIT_TIMEOUT; calls raise
+    what the methods of `Communicator` raise.
+    """
+
+    def __init__(self, world_size: int, rank: int, group_name: str) -> None:
+        super().__init__(world_size, rank, group_name)
+        self._communicator = _met(world_size, rank, group_name)
+        self._end = weakref.finalize(self, self._communicator.world.close)
+
+    def destroy_group(self) -> None:
+        """Leave the group."""
+        self._end()
+
+    @classmethod
+    def backend(cls) -> str:
+        """Its name."""
+        return "MULTIRING"
+
+    @classmethod
+    def check_backend_availability(cls) -> bool:
+        """True: the backend can always be used."""
+        return True
+
+    def allreduce(self, tensor: Sequence[Any], allreduce_options: Any = collective.types.AllReduceOptions) -> None:
+        """Combine the tensors of all ranks, in place."""
+        self._communicator.all_reduce(tensor[0], OPERATIONS[allreduce_options.reduceOp.name])
+
+    def barrier(self, barrier_options: Any = None) -> None:
+        """Wait for all ranks."""
+        self._communicator.barrier()
+
+    def reduce(self, tensor: Sequence[Any], reduce_options: Any = collective.types.ReduceOptions) -> None:
+        """Combine the tensors of all ranks in that of the root; the others' stay as they are."""
+        root = reduce_options.root_rank
+        mine = tensor[0] if self.rank == root else copy.deepcopy(tensor[0])
+        self._communicator.reduce(mine, OPERATIONS[reduce_options.reduceOp.name], root)
+
+    def allgather(self, tensor_list: Sequence[Any], tensor: Sequence[Any], allgather_options: Any = None) -> None:
+        """Put the tensors of all ranks into a list of tensors of the same shape and type."""
+        _check_alike("allgather", tensor_list[0], tensor[0])
+        whole = _stacked(tensor_list[0])
+        self._communicator.all_gather(tensor[0], out=whole)
+        for put, found in zip(tensor_list[0], whole, strict=True):
+            put[...] = found
+
+    def broadcast(self, tensor: Sequence[Any], broadcast_options: Any = collective.types.BroadcastOptions) -> None:
+        """Make all tensors that of the root."""
+        self._communicator.broadcast(tensor[0], broadcast_options.root_rank)
+
+    def reducescatter(
+        self,
+        tensor: Sequence[Any],
+        tensor_list: Sequence[Any],
+        reducescatter_options: Any = collective.types.ReduceScatterOptions,
+    ) -> None:
+        """Combine the lists of all ranks, and put what stands at this rank's place into the tensor."""
+        _check_alike("reducescatter", tensor_list[0], tensor[0])
+        operation = OPERATIONS[reducescatter_options.reduceOp.name]
+        self._communicator.reduce_scatter(_stacked(tensor_list[0]), operation, out=tensor[0])
+
+    def send(self, tensor: Sequence[Any], send_options: Any) -> None:
+        """Send a tensor to another rank."""
+        self._communicator.send(tensor[0], send_options.dst_rank)
+
+    def recv(self, tensor: Sequence[Any], recv_options: Any) -> None:
+        """Receive a tensor of another rank."""
+        self._communicator.recv(tensor[0], recv_options.src_rank)
+
+
+def _stacked(tensors: Sequence[Any]) -> Any:
+    """A new array or tensor that has those of the list side by side."""
+    if isinstance(tensors[0], np.ndarray):
+        return np.stack(tensors)
+    import torch
+
+    return torch.stack(list(tensors))
+
+
+def _check_alike(name: str, listed: Sequence[Any], tensor: Any) -> None:
+    for index, each in enumerate(listed):
+        if type(each) is not type(tensor) or each.shape != tensor.shape or each.dtype != tensor.dtype:
+            raise ValueError(
+                f"{name}: tensor {index} of the list is a {type(each).__name__} of {each.dtype} and shape "
+                f"{tuple(each.shape)}, and the single one a {type(tensor).__name__} of {tensor.dtype} and shape "
+                f"{tuple(tensor.shape)}: make them alike"
+            )
+
+
+def _met(size: int, rank: int, name: str) -> Communicator:
+    """A communicator beside all others of this process; rank 0 has the store, and Ray's own store says where."""
+    settings = env.read(env.Settings, host=_host())
+    key = f"{ray.get_runtime_context().get_job_id()}/{name}"
+    if rank > 0:
+        told = json.loads(_told(key, size, rank, name, settings.init_timeout))
+        return _joined(size, rank, told["store"], bytes.fromhex(told["secret"]), told["job"], settings)
+    job = f"{name[:64]}-{secrets.token_hex(8)}"
+    with StoreServer() as store:
+        told = {"store": store.addresses, "secret": store.secret.hex(), "job": job}
+        internal_kv._internal_kv_put(key, json.dumps(told), namespace=NAMESPACE)
+        try:
+            return _joined(size, rank, list(store.addresses), store.secret, job, settings)
+        finally:
+            internal_kv._internal_kv_del(key, namespace=NAMESPACE)
+
+
+def _told(key: str, size: int, rank: int, name: str, seconds: float) -> bytes:
+    until = time.monotonic() + seconds
+    while (said := internal_kv._internal_kv_get(key, namespace=NAMESPACE)) is None:
+        if time.monotonic() > until:
+            raise RendezvousError(
+                f"rank {rank} of {size} of the group {name!r} waited {seconds:g} s for rank 0, which did not make the "
+                "group: call init_collective_group, or the first collective, in all its actors",
+                rank=0,
+            )
+        time.sleep(POLL_SECONDS)
+    return bytes(said)
+
+
+def _joined(size: int, rank: int, store: list[str], secret: bytes, job: str, settings: env.Settings) -> Communicator:
+    given = given_identity(rank, size, store, secret, job)
+    assert given is not None
+    return Communicator(Group(rendezvous.join(given.identity(), settings)))
