@@ -8,9 +8,23 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import fork_server
 import pytest
 from free_ports import free_port
 from launching import Launch
+
+REMEDY = ": set MULTIRING_ENCRYPT=1 for all ranks and what starts them, or for none"
+
+MEET = """
+import os
+import multiring as mr
+
+try:
+    mr.init(host="host" + os.environ["RANK"])
+except mr.RendezvousError as error:
+    print(error)
+"""
+"""A rank of a job that cannot meet."""
 
 LOSE_ONE = """
     import os, signal
@@ -37,9 +51,10 @@ LOSE_ONE = """
 """
 
 
-def test_a_rank_is_lost_and_replaced(launch: Launch) -> None:
+@pytest.mark.parametrize("start", [(), ("--fork",), ("--standby", "1")])
+def test_a_rank_is_lost_and_replaced(launch: Launch, start: tuple[str, ...]) -> None:
     """All that ranks say to each other: in collectives, while they agree on who is left, and in the join queue."""
-    words = ("-n", "4", "--encrypt", "--min-ranks", "3", "--max-replacements", "1", "--no-summary")
+    words = ("-n", "4", "--encrypt", *start, "--min-ranks", "3", "--max-replacements", "1", "--no-summary")
     result = launch.run(*words, launch.script(LOSE_ONE))
     assert result.returncode == 0, result.stderr
     assert sorted(line.rpartition("] ")[2] for line in result.stdout.splitlines()) == [
@@ -57,12 +72,40 @@ def test_a_rank_that_does_not_encrypt_is_refused_at_once(launch: Launch, encrypt
     """)
     result = launch.run("-n", "2", *(["--encrypt"] if encrypts else []), "--no-summary", script)
     assert result.returncode == 1
-    its, ours = ("encrypts (MULTIRING_ENCRYPT=1)", "does not")[:: 1 if encrypts else -1]
-    words = (
-        f"it {its}, and this process {ours}: set MULTIRING_ENCRYPT=1 for all ranks and what starts them, or for none"
-    )
+    does, does_not = ("it", f"rank {1 - encrypts}") if encrypts else (f"rank {encrypts}", "it")
     assert "the job's store cannot be used: " in result.stderr
-    assert words in result.stderr
+    assert f": {does} encrypts (MULTIRING_ENCRYPT=1), and {does_not} does not{REMEDY}" in result.stderr
+
+
+@pytest.mark.parametrize("encrypts", [0, 1])
+def test_by_hand_both_ranks_end_at_once_when_one_encrypts(
+    launch: Launch, secret: dict[str, str], encrypts: int
+) -> None:
+    """Each would wait for the other far longer than the test may take."""
+    meets = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **secret}
+    ranks = [
+        fork_server.start(
+            MEET,
+            environment={
+                **launch.environment,
+                **meets,
+                "RANK": str(rank),
+                "MULTIRING_ENCRYPT": str(int(rank == encrypts)),
+                "MULTIRING_INIT_TIMEOUT": "600",
+                "OMP_NUM_THREADS": "1",
+            },
+            seat=rank,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=60) for rank in ranks]
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+    words = f"rank {encrypts} encrypts (MULTIRING_ENCRYPT=1), and rank {1 - encrypts} does not{REMEDY}\n"
+    assert said == [(words, ""), (f"the job's store cannot be used: {words}", "")]
 
 
 @contextmanager

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -339,8 +340,8 @@ def test_who_listens_sees_nothing_that_is_sent() -> None:
 # ---- handshakes and channels ----
 
 
-def handshake(ours: auth.Hello, theirs: auth.Hello) -> list[ProvenChannel | Exception]:
-    """What a client and a server get of their handshake."""
+def handshake(ours: auth.Hello, theirs: auth.Hello, secret: bytes = SECRET) -> list[ProvenChannel | Exception]:
+    """What a client and a server get of their handshake; ``secret`` is the client's."""
     ends = socket.socketpair()
     found: list[ProvenChannel | Exception] = [ValueError(), ValueError()]
 
@@ -351,7 +352,7 @@ def handshake(ours: auth.Hello, theirs: auth.Hello) -> list[ProvenChannel | Exce
             ends[end].close()
             found[end] = error
 
-    sides = auth.client(SECRET, ours), auth.server(SECRET, theirs)
+    sides = auth.client(secret, ours), auth.server(SECRET, theirs)
     threads = [threading.Thread(target=run, args=each) for each in enumerate(sides)]
     for thread in threads:
         thread.start()
@@ -385,13 +386,15 @@ def test_one_end_that_encrypts_and_one_that_does_not(client_encrypts: bool) -> N
         auth.Hello(auth.DATA, 1, encrypted=client_encrypts),
         auth.Hello(auth.DATA, 0, encrypted=not client_encrypts),
     )
-    remedy = ": set MULTIRING_ENCRYPT=1 for all ranks and what starts them, or for none"
-    does, does_not = "encrypts (MULTIRING_ENCRYPT=1)", "does not"
-    texts = (
-        f"rank 0 {does_not if client_encrypts else does}, and rank 1 {does if client_encrypts else does_not}{remedy}",
-        f"rank 1 {does if client_encrypts else does_not}, and rank 0 {does_not if client_encrypts else does}{remedy}",
+    does = int(client_encrypts)
+    text = (
+        f"rank {does} encrypts (MULTIRING_ENCRYPT=1), and rank {1 - does} does not: set MULTIRING_ENCRYPT=1 for all "
+        "ranks and what starts them, or for none"
     )
-    assert tuple(map(str, handshake(*hellos))) == texts
+    found = handshake(*hellos)
+    assert [(type(each), str(each)) for each in found] == [(auth.EncryptionDiffers, text)] * 2
+    strangers = handshake(*hellos, b"the secret of another job")
+    assert [(type(each), str(each)) for each in strangers] == [(auth.Refused, text)] * 2
 
 
 def test_in_clear_a_hello_has_the_bytes_that_it_always_had() -> None:
@@ -437,9 +440,30 @@ def test_a_store_is_spoken_to_in_secret(server: Server) -> None:
 def test_a_store_names_who_does_not_encrypt(server: Server) -> None:
     with pytest.raises(
         RendezvousError,
-        match=r"it encrypts \(MULTIRING_ENCRYPT=1\), and this process does not: set MULTIRING_ENCRYPT=1 ",
+        match=r"it encrypts \(MULTIRING_ENCRYPT=1\), and rank 3 does not: set MULTIRING_ENCRYPT=1 ",
     ):
-        Client([("127.0.0.1", server.port)], SECRET)
+        Client([("127.0.0.1", server.port)], SECRET, rank=3)
+
+
+@pytest.mark.parametrize("encrypts", [0, 1])
+def test_a_store_of_rank_0_ends_for_all_when_a_rank_encrypts_otherwise(encrypts: int) -> None:
+    """Two ranks wait there, and a stranger that encrypts as that rank does changes nothing."""
+    does, does_not = (1, 0) if encrypts else (0, 1)
+    words = rf"rank {does} encrypts \(MULTIRING_ENCRYPT=1\), and rank {does_not} does not: set MULTIRING_ENCRYPT=1 "
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(Server(SECRET, bind=["127.0.0.1"], encrypt=not encrypts, rank=0)))
+        address = [("127.0.0.1", server.port)]
+        others = [stack.enter_context(closing(Client(address, SECRET, encrypt=not encrypts))) for _ in range(3)]
+        threads = stack.enter_context(ThreadPoolExecutor(2))
+        waiting = [threads.submit(other.get, "key", 60) for other in others[:2]]
+        with pytest.raises(RendezvousError, match=words):
+            Client(address, b"the secret of another job", encrypt=bool(encrypts), rank=1)
+        others[2].set("other", b"value")
+        with pytest.raises(RendezvousError, match=f"^the job's store cannot be used: {words}"):
+            Client(address, SECRET, encrypt=bool(encrypts), rank=1, sought=True)
+        for each in [*waiting, threads.submit(others[2].get, "other", 60)]:
+            with pytest.raises(RendezvousError, match=f"^{words}"):
+                each.result(30)
 
 
 def test_a_reply_of_the_store_that_was_altered_is_found(server: Server) -> None:

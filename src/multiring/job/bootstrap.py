@@ -325,7 +325,7 @@ def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch)
         if not launch.store or secret is None:
             missing = "MULTIRING_STORE" if not launch.store else "MULTIRING_SECRET_FILE"
             raise RendezvousError(f"rank {rank} of {size}: {missing} is not set; start by `multiring run`, which does")
-        return _client(list(map(env.split_address, launch.store)), secret, launch.job, settings)
+        return _client(rank, list(map(env.split_address, launch.store)), secret, launch.job, settings)
 
     gathers = launch.max_replacements > 0
     return RankIdentity(rank, size, launcher, meet, launch.job, replacement=launch.replacement, gathers=gathers)
@@ -363,10 +363,10 @@ def _tell_unknown(host: str) -> None:
 
 
 def at_lasting_store(
-    addresses: list[tuple[str, int]], secret: bytes, job: str
+    rank: int, addresses: list[tuple[str, int]], secret: bytes, job: str
 ) -> Callable[[env.Settings], AbstractContextManager[JobMeeting]]:
     """Opens the meeting of ranks whose processes join one job after another; ``job`` is that of the store."""
-    return lambda settings: _client(addresses, secret, job, settings, lasting=True)
+    return lambda settings: _client(rank, addresses, secret, job, settings, lasting=True)
 
 
 @contextlib.contextmanager
@@ -378,6 +378,7 @@ def no_meeting(settings: env.Settings) -> Iterator[JobMeeting]:
 
 @contextlib.contextmanager
 def _client(
+    rank: int,
     addresses: list[tuple[str, int]],
     secret: bytes,
     job: str,
@@ -395,6 +396,7 @@ def _client(
         sought=sought,
         served_by=served_by,
         encrypt=settings.encrypt,
+        rank=rank,
     )
     try:
         yield JobMeeting(client, secret, lasting)
@@ -432,7 +434,7 @@ def _served_by_rank_zero(
     with contextlib.ExitStack() as stack:
         if rank == 0:
             try:
-                server = Server(secret, job=job, ports=ports, encrypt=settings.encrypt)
+                server = Server(secret, job=job, ports=ports, encrypt=settings.encrypt, rank=0)
             except listen.NoFreePort as error:
                 why = "not allowed to this user" if error.forbidden else "occupied"
                 raise ResourceError(f"{origin} is {why} on this host: {remedy}") from None
@@ -441,7 +443,7 @@ def _served_by_rank_zero(
         elif set(hosts) <= LOOPBACKS:  # this host may have the other one only
             hosts = interfaces.loopbacks()
         addresses = [(host, port) for port in ports for host in hosts]
-        yield stack.enter_context(_client(addresses, secret, job, settings, sought=len(ports) > 1, served_by=0))
+        yield stack.enter_context(_client(rank, addresses, secret, job, settings, sought=len(ports) > 1, served_by=0))
 
 
 @contextlib.contextmanager
@@ -471,13 +473,14 @@ def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) ->
                 ports=settings.ports,
                 interface=settings.interface,
                 encrypt=settings.encrypt,
+                rank=0,
             )
             stack.enter_context(_server(server, settings))
             told = server.addresses, drawn
         addresses, drawn = world.bcast(told, root=0)
         secret = given or drawn
         found = list(map(env.split_address, addresses))
-        yield stack.enter_context(_client(found, secret, launch.job, settings, served_by=0))
+        yield stack.enter_context(_client(rank, found, secret, launch.job, settings, served_by=0))
 
 
 def _mpi_world() -> Any:

@@ -42,7 +42,7 @@ _REQUEST = struct.Struct("!BIId")
 _REPLY = struct.Struct("!BI")
 _EXPECTED = struct.Struct("!I")
 _SET, _GET, _ADD, _SWAP, _SET_AT_END = range(5)
-_DONE, _TIMED_OUT, _INVALID = range(3)
+_DONE, _TIMED_OUT, _INVALID, _ENDED = range(4)
 
 
 class KeyValueStore(Protocol):
@@ -81,10 +81,13 @@ class Server:
         interface: str = "",
         forgets: bool = False,
         encrypt: bool = False,
+        rank: int = -1,
     ) -> None:
         """``forgets``: whenever no client is left, so is nothing of what they stored. ``encrypt`` is as the clients
-        have it."""
+        have it. ``rank`` serves it (-1: none does) until all ranks have met: if another one encrypts and it does not,
+        or the reverse, they never meet, and every client is told so at once."""
         self._forgets = forgets
+        self._end = ""  # the reason why no operation is done any more
         self._clients = 0
         self._values: dict[str, bytes] = {}
         self._waiters: dict[str, list[asyncio.Future[bytes]]] = {}
@@ -104,9 +107,9 @@ class Server:
         self.addresses = tuple(join_address(*address) for address in found)
         """Addresses of the store, as MULTIRING_STORE lists them."""
         self._loop = LoopThread("multiring-store")
-        hello = auth.Hello(auth.STORE, job=job, encrypted=encrypt)
+        hello = auth.Hello(auth.STORE, rank, job=job, encrypted=encrypt)
         self._listener = listen.Listener(
-            self._loop, sockets, lambda: auth.server(secret, hello), self._serve, "the job's store"
+            self._loop, sockets, lambda: self._handshake(secret, hello), self._serve, "the job's store"
         )
 
     def close(self, drain: float = 0.0) -> None:
@@ -117,6 +120,20 @@ class Server:
             self._loop.run(self._listener.drain(drain))
         self._listener.close()
         self._loop.close()
+
+    def _handshake(self, secret: bytes, hello: auth.Hello) -> auth.Step:
+        try:
+            return (yield from auth.server(secret, hello))
+        except auth.EncryptionDiffers as error:
+            if hello.rank < 0:
+                raise
+            self._end_all(str(error))
+            raise ConnectionError("every client is told why") from error  # and raises it: the log need not say it, too
+
+    def _end_all(self, reason: str) -> None:
+        self._end = reason
+        for key in list(self._waiters):
+            self._wake(key, b"")
 
     async def _serve(self, channel: ProvenChannel) -> None:
         bequests: dict[str, bytes] = {}
@@ -147,6 +164,8 @@ class Server:
                 status, result = _DONE, b""
             else:
                 status, result = await self._answer(operation, key, value, seconds)
+            if self._end:
+                status, result = _ENDED, self._end.encode()
             await channel.send_async(_REPLY.pack(status, len(result)) + result)
 
     async def _answer(self, operation: int, key: str, value: bytes, seconds: float) -> tuple[int, bytes]:
@@ -193,6 +212,9 @@ class Server:
 
     def _set(self, key: str, value: bytes) -> None:
         self._values[key] = value
+        self._wake(key, value)
+
+    def _wake(self, key: str, value: bytes) -> None:
         for waiter in self._waiters.pop(key, ()):
             if not waiter.done():
                 waiter.set_result(value)
@@ -200,7 +222,7 @@ class Server:
     async def _wait(self, key: str, seconds: float) -> tuple[int, bytes]:
         if key in self._values:
             return _DONE, self._values[key]
-        if seconds <= 0:
+        if seconds <= 0 or self._end:
             return _TIMED_OUT, b""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, []).append(waiter)
@@ -214,8 +236,9 @@ class Client:
     """A connection to a `Server`, for one thread at a time.
 
     All ``addresses`` ((host, port) pairs) are tried until one answers or ``timeout`` seconds have passed;
-    RendezvousError then, or at once if what answers has another secret, job or version, or encrypts where this does
-    not ``encrypt``, unless the server is ``sought`` at addresses of which others may be those of other jobs.
+    RendezvousError then, or at once if what answers has another secret, job or version, unless the server is ``sought``
+    at addresses of which others may be those of other jobs. RendezvousError, too, if it encrypts and this does not
+    ``encrypt``, or the reverse. ``rank`` is who asks (-1: no rank).
     """
 
     def __init__(
@@ -228,11 +251,12 @@ class Client:
         sought: bool = False,
         served_by: int = -1,
         encrypt: bool = False,
+        rank: int = -1,
     ):
         self.served_by = served_by
         loop = LoopThread("multiring-store-client")
         try:
-            hello = auth.Hello(auth.STORE, job=job, encrypted=encrypt)
+            hello = auth.Hello(auth.STORE, rank, job=job, encrypted=encrypt)
             self._channel = loop.run(_reach(addresses, secret, hello, timeout, sought=sought))
         except RendezvousError as error:
             error.rank = served_by
@@ -284,6 +308,8 @@ class Client:
             raise _lost("the job's store", "closed by the other side", self.served_by) from error
         except OSError as error:
             raise _lost("the job's store", error.strerror or str(error), self.served_by) from error
+        if status == _ENDED:
+            raise RendezvousError(result.decode())
         if status == _TIMED_OUT:
             raise TimeoutError(f"{key!r} was not set within {seconds:g} s")
         if status != _DONE:
@@ -303,8 +329,9 @@ async def _reach(
                 numeric, lambda address: dial.connect(address, auth.client(secret, hello)), ProvenChannel.close
             )
         except dial.Unreachable as error:
-            if error.refused and not sought:
-                raise RendezvousError(f"the job's store cannot be used: {error}") from None
+            if error.encryption_differs or (error.refused and not sought):
+                reason = error.encryption_differs or error
+                raise RendezvousError(f"the job's store cannot be used: {reason}") from None
             seconds = time.monotonic() - began
             if seconds > timeout:
                 raise RendezvousError(

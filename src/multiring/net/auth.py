@@ -14,7 +14,8 @@ handshake is a generator that performs no input or output, so that blocking sock
 
 Where a job encrypts, each nonce is the public key of a fresh X25519 pair. The keys of the two directions follow, by
 HKDF, from what the pairs have in common, the job's secret, and both Hellos: who learns the secret later cannot read
-what was recorded before.
+what was recorded before. Two ends of which one encrypts exchange their proofs as well, so that each knows whether the
+other is of its job or a stranger, and then end: no connection comes of it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class Refused(RendezvousError):
     """The other side is not who it should be."""
 
 
+class EncryptionDiffers(Refused):
+    """The other side has proved that it is of this job, and one of both encrypts."""
+
+
 @dataclass(frozen=True)
 class Hello:
     """Introduction of one side of a connection.
@@ -86,7 +91,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Proven:
-    """Result of a handshake: the proved introduction of the other side, and the connection's cipher (None: in clear)."""
+    """Result of a handshake: the other side's introduction, which is proved, and a cipher (None: in clear)."""
 
     hello: Hello
     cipher: _native.Cipher | None = None
@@ -109,15 +114,6 @@ def _check(packed: bytes, mine: Hello) -> Hello:
             f"(protocol {mine.protocol}): install the same version everywhere"
         )
     encrypted = bool(role & _ENCRYPTED)
-    if encrypted != mine.encrypted:
-        does, does_not = "encrypts (MULTIRING_ENCRYPT=1)", "does not"
-        its, ours = (does, does_not) if encrypted else (does_not, does)
-        what = "host" if mine.role == LAUNCH else "rank"
-        there = "it" if rank < 0 else f"{what} {rank}"
-        here = "this process" if mine.rank < 0 else f"{what} {mine.rank}"
-        raise Refused(
-            f"{there} {its}, and {here} {ours}: set MULTIRING_ENCRYPT=1 for all ranks and what starts them, or for none"
-        )
     role &= ~_ENCRYPTED
     if role != mine.role:
         raise Refused("it is a connection for another purpose")
@@ -135,6 +131,31 @@ def _check(packed: bytes, mine: Hello) -> Hello:
     if mine.peer not in (-1, rank) or peer not in (-1, mine.rank):
         raise Refused(f"it is rank {rank} and looks for rank {peer}; this is rank {mine.rank}, looking for {mine.peer}")
     return Hello(role, rank, peer, restart, generation, stream, streams, session, mine.job, encrypted, theirs, protocol)
+
+
+def _difference(theirs: Hello, mine: Hello) -> str:
+    """Say which side encrypts and which does not; "" if both do the same."""
+    if theirs.encrypted == mine.encrypted:
+        return ""
+    what = "host" if mine.role == LAUNCH else "rank"
+    there = "it" if theirs.rank < 0 else f"{what} {theirs.rank}"
+    here = "this process" if mine.rank < 0 else f"{what} {mine.rank}"
+    does, does_not = (there, here) if theirs.encrypted else (here, there)
+    return (
+        f"{does} encrypts (MULTIRING_ENCRYPT=1), and {does_not} does not: set MULTIRING_ENCRYPT=1 for all ranks and "
+        "what starts them, or for none"
+    )
+
+
+def _judge(is_proven: bool, different: str) -> None:
+    """Raise what is wrong with the other side, once both have sent their proofs.
+
+    A difference is told to a stranger as well, but only of a rank of this job anything follows from it.
+    """
+    if different:
+        raise EncryptionDiffers(different) if is_proven else Refused(different)
+    if not is_proven:
+        raise Refused("it does not know this job's secret")
 
 
 def _proof(secret: bytes, side: bytes, transcript: bytes) -> bytes:
@@ -166,8 +187,8 @@ def client(secret: bytes, mine: Hello) -> Step:
     answer = yield _LAYOUT.size
     theirs = _check(answer, mine)
     yield _proof(secret, b"client", hello + answer)
-    if not hmac.compare_digest((yield _PROOF), _proof(secret, b"server", hello + answer)):
-        raise Refused("it does not know this job's secret")
+    proven = hmac.compare_digest((yield _PROOF), _proof(secret, b"server", hello + answer))
+    _judge(proven, _difference(theirs, mine))
     return Proven(theirs, _cipher(secret, kept, answer, hello + answer, b"client") if mine.encrypted else None)
 
 
@@ -189,8 +210,7 @@ def server(secret: bytes, mine: Hello, roles: tuple[int, ...] = ()) -> Step:
     theirs = _check(hello, mine)
     proven = hmac.compare_digest((yield _PROOF), _proof(secret, b"client", hello + answer))
     yield _proof(secret, b"server", hello + answer) if proven else bytes(_PROOF)
-    if not proven:
-        raise Refused("it does not know this job's secret")
+    _judge(proven, _difference(theirs, mine))
     return Proven(theirs, _cipher(secret, kept, hello, hello + answer, b"server") if mine.encrypted else None)
 
 

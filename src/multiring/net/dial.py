@@ -36,6 +36,11 @@ class Unreachable(RendezvousError):
         """True if someone answered who is not the one that was looked for."""
         return any(isinstance(error, auth.Refused) for error in self.failures.values())
 
+    @property
+    def encryption_differs(self) -> auth.EncryptionDiffers | None:
+        """The error about encryption if the one that was looked for answered with it, None otherwise."""
+        return next((error for error in self.failures.values() if isinstance(error, auth.EncryptionDiffers)), None)
+
 
 def _reason(error: Exception) -> str:
     if isinstance(error, asyncio.TimeoutError):
