@@ -18,8 +18,10 @@
 #include <type_traits>
 
 #include "c_api.hpp"
+#include "checksum.hpp"
 #include "describe.hpp"
 #include "engine.hpp"
+#include "gcm.hpp"
 #include "libcrypto.hpp"
 #include "native_calls.hpp"
 #include "records.hpp"
@@ -709,11 +711,13 @@ void bind_work(nb::module_& m) {
             nb::sig("def error(self) -> BaseException | None"));
 }
 
-// Both directions of an encrypted connection, until an engine takes them.
-class CipherHandle {
+// Both directions of a connection that carries records, until an engine takes them.
+class RecordsHandle {
   public:
-    CipherHandle(const nb::bytes& sends, const nb::bytes& receives)
-        : cipher_(RecordCipher{RecordWriter(key_of(sends)), RecordReader(key_of(receives))}) {}
+    RecordsHandle(const nb::bytes& sends, const nb::bytes& receives)
+        : records_(
+              Records{RecordWriter(encrypting_seal(key_of(sends))), RecordReader(decrypting_seal(key_of(receives)))}) {}
+    RecordsHandle() : records_(Records{RecordWriter(summing_seal()), RecordReader(summing_seal())}) {}
 
     static Key256 key_of(const nb::bytes& given) {
         Key256 key;
@@ -723,9 +727,9 @@ class CipherHandle {
         std::memcpy(key.data(), given.c_str(), key.size());
         return key;
     }
-    RecordCipher take() {
-        RecordCipher taken = std::move(here());
-        cipher_.reset();
+    Records take() {
+        Records taken = std::move(here());
+        records_.reset();
         return taken;
     }
     nb::bytes seal(const nb::bytes& text) {
@@ -756,12 +760,12 @@ class CipherHandle {
     std::uint64_t next_received() { return here().reader.number(); }
 
   private:
-    RecordCipher& here() {
-        if (!cipher_) throw std::invalid_argument("an engine has taken this cipher");
-        return *cipher_;
+    Records& here() {
+        if (!records_) throw std::invalid_argument("an engine has taken these records");
+        return *records_;
     }
 
-    std::optional<RecordCipher> cipher_;
+    std::optional<Records> records_;
 };
 
 nb::bytes bytes_from(std::span<const std::byte> bytes) {
@@ -772,17 +776,17 @@ ByteSpan span_of(const nb::bytes& bytes) {
     return {reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()};
 }
 
-void bind_cipher(nb::module_& m) {
+void bind_records(nb::module_& m) {
     m.def(
         "load_libcrypto", [] { libcrypto::Library::get(); },
         "ResourceError, with the remedy, unless OpenSSL's libcrypto can be used.");
     m.def(
-        "public_key", [](const nb::bytes& key) { return bytes_from(public_key(CipherHandle::key_of(key))); },
+        "public_key", [](const nb::bytes& key) { return bytes_from(public_key(RecordsHandle::key_of(key))); },
         "private_key"_a, "Public key of X25519 that belongs to a private one, which is 32 random bytes (RFC 7748).");
     m.def(
         "shared_key",
         [](const nb::bytes& own, const nb::bytes& other) {
-            return bytes_from(shared_key(CipherHandle::key_of(own), CipherHandle::key_of(other)));
+            return bytes_from(shared_key(RecordsHandle::key_of(own), RecordsHandle::key_of(other)));
         },
         "private_key"_a, "public_key"_a,
         "The secret that both ends get, each from its own private key and the other's public one. ValueError if the\n"
@@ -796,7 +800,7 @@ void bind_cipher(nb::module_& m) {
     m.def(
         "hkdf_expand",
         [](const nb::bytes& key, const nb::bytes& info, std::size_t size) {
-            return bytes_from(hkdf_expand(CipherHandle::key_of(key), span_of(info), size));
+            return bytes_from(hkdf_expand(RecordsHandle::key_of(key), span_of(info), size));
         },
         "key"_a, "info"_a, "size"_a, "The second step: ``size`` bytes, at most 8160.");
     m.def(
@@ -816,18 +820,30 @@ void bind_cipher(nb::module_& m) {
         },
         "key"_a, "nonce"_a, "additional"_a, "text"_a,
         "AES-128-GCM, as records use it: the text, encrypted, and its tag. For answers that are known elsewhere.");
+    m.def(
+        "checksum",
+        [](const nb::bytes& text, bool by_tables) {
+            Checksum checksum = by_tables ? Checksum::by_tables() : Checksum();
+            std::vector<std::byte> copy(text.size());
+            checksum.begin();
+            checksum.pass(span_of(text), copy.data());
+            return bytes_from(checksum.end());
+        },
+        "text"_a, "by_tables"_a = false,
+        "Four sums of CRC-32C, as records have them (csrc/checksum.hpp); ``by_tables`` as on processors without an\n"
+        "instruction for it.");
     m.attr("RECORD_SIZE_BYTES") = record_size_bytes;
-    m.attr("RECORD_TAG_BYTES") = gcm_tag_bytes;
-    nb::class_<CipherHandle>(
-        m, "Cipher",
-        "Both directions of an encrypted connection (csrc/records.hpp), each with 32 secret bytes of its own.")
-        .def(nb::init<const nb::bytes&, const nb::bytes&>(), "sends"_a, "receives"_a)
-        .def("seal", &CipherHandle::seal, "text"_a, "The next records to send, as many as the text needs.")
-        .def("open", &CipherHandle::open, "record"_a,
+    m.attr("RECORD_TAG_BYTES") = record_tag_bytes;
+    nb::class_<RecordsHandle>(m, "Records", "Both directions of a connection that carries records (csrc/records.hpp).")
+        .def(nb::init<const nb::bytes&, const nb::bytes&>(), "sends"_a, "receives"_a,
+             "Encrypted records; 32 secret bytes for each direction.")
+        .def(nb::init<>(), "Records with checksums.")
+        .def("seal", &RecordsHandle::seal, "text"_a, "The next records to send, as many as the text needs.")
+        .def("open", &RecordsHandle::open, "record"_a,
              "The text of the next record that was received; None if it is not what was sent.")
-        .def_static("text_size", &CipherHandle::size_of, "begin"_a,
+        .def_static("text_size", &RecordsHandle::size_of, "begin"_a,
                     "Bytes of text in a record, by its first RECORD_SIZE_BYTES bytes; 0 if there is no such record.")
-        .def_prop_ro("next_received", &CipherHandle::next_received,
+        .def_prop_ro("next_received", &RecordsHandle::next_received,
                      "The number of the record that is to be received next, from 0.");
 }
 
@@ -872,21 +888,21 @@ void bind_engine(nb::module_& m) {
              "A rank that is an engine of this process.")
         .def(
             "attach_tcp",
-            [](Engine& engine, int peer, const std::vector<int>& sockets, const std::vector<CipherHandle*>& ciphers) {
-                std::vector<RecordCipher> taken;
-                for (CipherHandle* cipher : ciphers) taken.push_back(cipher->take());
+            [](Engine& engine, int peer, const std::vector<int>& sockets, const std::vector<RecordsHandle*>& records) {
+                std::vector<Records> taken;
+                for (RecordsHandle* each : records) taken.push_back(each->take());
                 engine.attach_tcp(peer, sockets, std::move(taken));
             },
-            "peer"_a, "sockets"_a, "ciphers"_a = std::vector<CipherHandle*>{},
-            "A rank elsewhere, over connected and authenticated sockets (data), taken into ownership; with a cipher\n"
-            "for each, or in clear.")
+            "peer"_a, "sockets"_a, "records"_a = std::vector<RecordsHandle*>{},
+            "A rank elsewhere, over connected and authenticated sockets (data), taken into ownership; with records\n"
+            "for each, or without.")
         .def(
             "attach_control",
-            [](Engine& engine, int peer, int socket, CipherHandle* cipher) {
+            [](Engine& engine, int peer, int socket, RecordsHandle* records) {
                 engine.attach_control(peer, socket,
-                                      cipher ? std::optional(cipher->take()) : std::optional<RecordCipher>{});
+                                      records ? std::optional(records->take()) : std::optional<Records>{});
             },
-            "peer"_a, "socket"_a, "cipher"_a.none() = nb::none(),
+            "peer"_a, "socket"_a, "records"_a.none() = nb::none(),
             "A control connection to the lowest rank of another host.")
         .def("attached", &Engine::attached, "peer"_a, "True if messages can go to ``peer``.")
         .def("departed", &Engine::departed, "peer"_a,
@@ -1100,6 +1116,6 @@ NB_MODULE(_native, m) {
     bind_work(m);
     bind_call(m);
     bind_native_calls(m);
-    bind_cipher(m);
+    bind_records(m);
     bind_engine(m);
 }

@@ -48,7 +48,7 @@ void Control::close_all() noexcept {
     for (Connection& connection : connections_) connection.socket.reset();
 }
 
-void Control::attach(int peer, Descriptor socket, bool is_edge, std::optional<RecordCipher> cipher) {
+void Control::attach(int peer, Descriptor socket, bool is_edge, std::optional<Records> records) {
     fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
     const std::lock_guard lock(mutex_);
     epoll_event event{};
@@ -57,7 +57,7 @@ void Control::attach(int peer, Descriptor socket, bool is_edge, std::optional<Re
     if (epoll_ctl(epoll_, EPOLL_CTL_ADD, socket.get(), &event) != 0)
         throw_resource_error(
             system_message("cannot watch the control connection of rank " + std::to_string(peer), errno));
-    connections_.push_back({peer, std::move(socket), is_edge, std::move(cipher), {}, {}, {}});
+    connections_.push_back({peer, std::move(socket), is_edge, std::move(records), {}, {}, {}});
 }
 
 std::vector<int> Control::edges() const {
@@ -79,7 +79,7 @@ void Control::read(int peer) {
                                         [&](const Connection& c) { return c.peer == peer && c.socket.is_open(); });
         if (found == connections_.end() || found->altered) return;
         receive(*found, reason);
-        if (found->cipher) decrypt(*found);
+        if (found->records) open_records(*found);
         // The socket stays, for the notice of it.
         if (found->altered && found->socket.is_open()) epoll_ctl(epoll_, EPOLL_CTL_DEL, found->socket.get(), nullptr);
         while (take_message(*found, received)) {
@@ -101,7 +101,7 @@ void Control::receive(Connection& connection, std::string& reason) {
     for (;;) {
         const ssize_t n = recv(connection.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
         if (n > 0) {
-            auto& arrived = connection.cipher ? connection.sealed : connection.received;
+            auto& arrived = connection.records ? connection.sealed : connection.received;
             arrived.insert(arrived.end(), buffer, buffer + n);
             continue;
         }
@@ -114,10 +114,10 @@ void Control::receive(Connection& connection, std::string& reason) {
 }
 
 // All records that are whole.
-void Control::decrypt(Connection& connection) {
+void Control::open_records(Connection& connection) {
     auto& sealed = connection.sealed;
     auto& received = connection.received;
-    RecordReader& reader = connection.cipher->reader;
+    RecordReader& reader = connection.records->reader;
     std::size_t begin = 0;
     while (sealed.size() - begin >= record_size_bytes) {
         const std::size_t text = RecordReader::text_size(sealed.data() + begin);
@@ -209,7 +209,7 @@ void Control::send_beat(int edge, std::span<const std::byte> statuses) {
 
 void Control::queue(Connection& connection, const std::vector<std::byte>& bytes) {
     auto& unsent = connection.unsent;
-    if (!connection.cipher) {
+    if (!connection.records) {
         unsent.insert(unsent.end(), bytes.begin(), bytes.end());
         return;
     }
@@ -217,7 +217,7 @@ void Control::queue(Connection& connection, const std::vector<std::byte>& bytes)
         const iovec rest{const_cast<std::byte*>(bytes.data()) + begin, bytes.size() - begin};
         const std::size_t before = unsent.size();
         unsent.resize(before + largest_record);
-        const auto sealed = connection.cipher->writer.seal({&rest, 1}, unsent.data() + before);
+        const auto sealed = connection.records->writer.seal({&rest, 1}, unsent.data() + before);
         unsent.resize(before + sealed.record);
         begin += sealed.text;
     }

@@ -35,8 +35,8 @@ class Control {
     Control(int epoll, std::uint16_t generation, Events events);
     ~Control();
 
-    // An edge is a connection to another host: beats go over it. Without a cipher it is in clear.
-    void attach(int peer, Descriptor socket, bool is_edge, std::optional<RecordCipher> cipher = {});
+    // An edge is a connection to another host: beats go over it. Without records its bytes are as they are.
+    void attach(int peer, Descriptor socket, bool is_edge, std::optional<Records> records = {});
     std::vector<int> edges() const;
     // Read what has come on the socket of this peer (from epoll).
     void read(int peer);
@@ -55,7 +55,7 @@ class Control {
         int peer;
         Descriptor socket;
         bool is_edge;
-        std::optional<RecordCipher> cipher;
+        std::optional<Records> records;
         std::vector<std::byte> sealed;           // that has come and is not decrypted yet
         std::vector<std::byte> received;         // in clear
         std::vector<std::byte> unsent;           // rest of a beat, as it is sent
@@ -63,7 +63,7 @@ class Control {
         std::optional<std::uint64_t> altered{};  // the record after which nothing is read any more
     };
     static void queue(Connection& connection, const std::vector<std::byte>& bytes);
-    static void decrypt(Connection& connection);
+    static void open_records(Connection& connection);
     void send_to(Connection& connection, const std::vector<std::byte>& bytes);
     bool send_some(Connection& connection);
     void receive(Connection& connection, std::string& reason);

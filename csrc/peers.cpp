@@ -110,13 +110,13 @@ void Peers::attach_in_process(int peer, const Peers& other) {
     in_process_peers_.push_back(other.mailbox_);
 }
 
-void Peers::attach_tcp(int peer, const std::vector<int>& sockets, std::vector<RecordCipher> ciphers) {
+void Peers::attach_tcp(int peer, const std::vector<int>& sockets, std::vector<Records> records) {
     std::vector<Descriptor> owned(sockets.begin(), sockets.end());
     state_.check_usable();
     check_peer(peer);
     if (owned.empty()) throw std::invalid_argument("no sockets given for rank " + std::to_string(peer));
-    if (!ciphers.empty() && ciphers.size() != owned.size())
-        throw std::invalid_argument(std::to_string(ciphers.size()) + " ciphers given for " +
+    if (!records.empty() && records.size() != owned.size())
+        throw std::invalid_argument(std::to_string(records.size()) + " records given for " +
                                     std::to_string(owned.size()) + " sockets of rank " + std::to_string(peer));
     for (const int socket : sockets) close_on_exec({socket});
     {
@@ -146,7 +146,7 @@ void Peers::attach_tcp(int peer, const std::vector<int>& sockets, std::vector<Re
         fail_for_record(rank, "connection " + std::to_string(stream), record);
     };
     auto transport = std::make_unique<TcpTransport>(
-        peer, std::move(owned), std::move(ciphers), options_.generation, executor_, pool_, socket_threads_,
+        peer, std::move(owned), std::move(records), options_.generation, executor_, pool_, socket_threads_,
         data_epoll_.get(), doorbell_.epoll(), key_of(EventSource::hangup, peer), std::move(events));
     TcpTransport* added = transport.get();
     executor_.attach(std::move(transport));
@@ -155,13 +155,13 @@ void Peers::attach_tcp(int peer, const std::vector<int>& sockets, std::vector<Re
     has_sockets_.store(true, std::memory_order_release);
 }
 
-void Peers::attach_control(int peer, int socket_fd, std::optional<RecordCipher> cipher) {
+void Peers::attach_control(int peer, int socket_fd, std::optional<Records> records) {
     Descriptor socket(socket_fd);
     state_.check_usable();
     check_peer(peer);
     close_on_exec({socket_fd});
     arena_->make_heard();
-    control_.attach(peer, std::move(socket), true, std::move(cipher));
+    control_.attach(peer, std::move(socket), true, std::move(records));
 }
 
 bool Peers::attached(int peer) const {

@@ -48,9 +48,9 @@ class Peers {
     // These own the descriptors, also where they throw.
     void attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd);
     void attach_in_process(int peer, const Peers& other);
-    // A cipher for each socket, or none.
-    void attach_tcp(int peer, const std::vector<int>& sockets, std::vector<RecordCipher> ciphers);
-    void attach_control(int peer, int socket_fd, std::optional<RecordCipher> cipher);
+    // Records for each socket, or none.
+    void attach_tcp(int peer, const std::vector<int>& sockets, std::vector<Records> records);
+    void attach_control(int peer, int socket_fd, std::optional<Records> records);
     bool attached(int peer) const;
     bool departed(int peer) const;  // it has said farewell, and nothing of it is on its way
 

@@ -59,8 +59,8 @@ std::optional<Acknowledgements> acknowledgements(int socket) {
 
 }  // namespace
 
-TcpTransport::Sealing::Sealing(RecordCipher cipher)
-    : cipher(std::move(cipher)),
+TcpTransport::Sealing::Sealing(Records records)
+    : records(std::move(records)),
       outgoing(std::make_unique_for_overwrite<std::byte[]>(sealed_buffer_bytes)),
       incoming(std::make_unique_for_overwrite<std::byte[]>(sealed_buffer_bytes)) {}
 
@@ -73,7 +73,7 @@ TcpTransport::Stream::Stream(TcpTransport& transport, std::size_t index, Descrip
       sealing(std::move(sealing)),
       buffer(std::make_unique<std::byte[]>(this->sealing ? sizeof(Frame) + largest_text : buffer_bytes)) {}
 
-TcpTransport::TcpTransport(int peer, std::vector<Descriptor> sockets, std::vector<RecordCipher> ciphers,
+TcpTransport::TcpTransport(int peer, std::vector<Descriptor> sockets, std::vector<Records> records,
                            std::uint16_t generation, Receiver& receiver, Pool& pool, SocketThreads& threads,
                            int data_epoll, int hangup_epoll, std::uint64_t hangup_key, StreamEvents events)
     : Transport(peer),
@@ -88,7 +88,7 @@ TcpTransport::TcpTransport(int peer, std::vector<Descriptor> sockets, std::vecto
     for (Descriptor& owned : sockets) {
         const int socket = owned.get();
         std::unique_ptr<Sealing> sealing;
-        if (!ciphers.empty()) sealing = std::make_unique<Sealing>(std::move(ciphers[streams_.size()]));
+        if (!records.empty()) sealing = std::make_unique<Sealing>(std::move(records[streams_.size()]));
         streams_.push_back(std::make_unique<Stream>(*this, streams_.size(), std::move(owned), std::move(sealing)));
         fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
         const int on = 1;
@@ -174,7 +174,7 @@ void TcpTransport::write_records(Stream& stream) {
                 const std::size_t part_count = gather(stream, parts, batch);
                 if (part_count == 0) break;
                 const auto sealed =
-                    sealing.cipher.writer.seal({parts, part_count}, sealing.outgoing.get() + sealing.filled);
+                    sealing.records.writer.seal({parts, part_count}, sealing.outgoing.get() + sealing.filled);
                 sealing.filled += sealed.record;
                 account(stream, sealed.text);
             }
@@ -490,7 +490,7 @@ std::size_t TcpTransport::read_records(Stream& stream) {
     const iovec room{sealing.incoming.get() + sealing.end, sealed_buffer_bytes - sealing.end};
     const std::size_t got = receive(stream, &room, 1);
     sealing.end += got;
-    while (got != 0 && decrypt(stream)) interpret(stream);
+    while (got != 0 && open_record(stream)) interpret(stream);
     if (sealing.begin == sealing.end) {
         sealing.begin = sealing.end = 0;
     } else if (sealed_buffer_bytes - sealing.begin < largest_record) {
@@ -501,7 +501,7 @@ std::size_t TcpTransport::read_records(Stream& stream) {
 }
 
 // The text goes straight to its place, but is used only once its tag has proved right.
-bool TcpTransport::decrypt(Stream& stream) {
+bool TcpTransport::open_record(Stream& stream) {
     Sealing& sealing = *stream.sealing;
     const std::byte* record = sealing.incoming.get() + sealing.begin;
     if (stream.closed || sealing.end - sealing.begin < record_size_bytes) return false;
@@ -510,8 +510,8 @@ bool TcpTransport::decrypt(Stream& stream) {
     const std::size_t missing = stream.payload != nullptr ? stream.frame.bytes - stream.received : 0;
     std::span<std::byte> first;
     if (missing != 0) first = {stream.payload + stream.received, missing};
-    const std::uint64_t number = sealing.cipher.reader.number();
-    if (text == 0 || !sealing.cipher.reader.open(record, first, stream.buffer.get() + stream.end)) {
+    const std::uint64_t number = sealing.records.reader.number();
+    if (text == 0 || !sealing.records.reader.open(record, first, stream.buffer.get() + stream.end)) {
         close(stream);
         if (!stream.farewell) events_.altered(peer, stream.index, number);
         return false;

@@ -10,7 +10,7 @@
 //
 // A granted message is always consumed, so no order of arrival can deadlock.
 //
-// Records (records.hpp) carry all of this where the job encrypts. Encrypting is the copy out of the caller's buffer,
+// Records (records.hpp) carry all of this where the job encrypts or sums. Either is the copy out of the caller's buffer,
 // decrypting the copy into the pool.
 #pragma once
 
@@ -46,8 +46,8 @@ class TcpTransport final : public Transport {
         std::function<void(int peer, std::size_t stream, std::uint64_t record)> altered;
     };
     // `data_epoll` watches the sockets for data and for room, `hangup_epoll` for their end, under `hangup_key`. There
-    // is a cipher for each socket, or none.
-    TcpTransport(int peer, std::vector<Descriptor> sockets, std::vector<RecordCipher> ciphers, std::uint16_t generation,
+    // are records for each socket, or none.
+    TcpTransport(int peer, std::vector<Descriptor> sockets, std::vector<Records> records, std::uint16_t generation,
                  Receiver& receiver, Pool& pool, SocketThreads& threads, int data_epoll, int hangup_epoll,
                  std::uint64_t hangup_key, StreamEvents events);
     ~TcpTransport() override;
@@ -87,11 +87,11 @@ class TcpTransport final : public Transport {
         std::size_t sent;                           // bytes of header and payload together
         std::shared_ptr<const std::string> text{};  // a notice's text, into which the payload points
     };
-    // The part of a stream that encrypts: both directions' cipher, then the sender's buffer, then the receiver's.
+    // The part of a stream that carries records: both directions', then the sender's buffer, then the receiver's.
     struct Sealing {
-        explicit Sealing(RecordCipher cipher);
+        explicit Sealing(Records records);
 
-        RecordCipher cipher;
+        Records records;
         std::unique_ptr<std::byte[]> outgoing;  // bytes [sent, filled) of a record are still to be sent
         std::size_t sent = 0, filled = 0;
         std::unique_ptr<std::byte[]> incoming;  // bytes [begin, end) are not decrypted yet
@@ -147,7 +147,7 @@ class TcpTransport final : public Transport {
     std::size_t read_some(Stream& stream);
     std::size_t read_records(Stream& stream);
     std::size_t receive(Stream& stream, const iovec* parts, int part_count);  // 0 if nothing has come, or all is over
-    bool decrypt(Stream& stream);                                             // a record; false if there is no more
+    bool open_record(Stream& stream);                                         // a record; false if there is no more
     void take_in(Stream& stream, std::size_t of_payload, std::size_t after_it);
     void interpret(Stream& stream);
     void take_frame(Stream& stream, const Frame& frame);

@@ -6,7 +6,7 @@ Errors are raised as the classes of ``multiring.errors``.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -383,16 +383,29 @@ def gcm_seal(key: bytes, nonce: bytes, additional: bytes, text: bytes) -> bytes:
     AES-128-GCM, as records use it: the text, encrypted, and its tag. For answers that are known elsewhere.
     """
 
+def checksum(text: bytes, by_tables: bool = False) -> bytes:
+    """
+    Four sums of CRC-32C, as records have them (csrc/checksum.hpp); ``by_tables`` as on processors without an
+    instruction for it.
+    """
+
 RECORD_SIZE_BYTES: int = 4
 
 RECORD_TAG_BYTES: int = 16
 
-class Cipher:
+class Records:
     """
-    Both directions of an encrypted connection (csrc/records.hpp), each with 32 secret bytes of its own.
+    Both directions of a connection that carries records (csrc/records.hpp).
     """
 
-    def __init__(self, sends: bytes, receives: bytes) -> None: ...
+    @overload
+    def __init__(self, sends: bytes, receives: bytes) -> None:
+        """Encrypted records; 32 secret bytes for each direction."""
+
+    @overload
+    def __init__(self) -> None:
+        """Records with checksums."""
+
     def seal(self, text: bytes) -> bytes:
         """The next records to send, as many as the text needs."""
 
@@ -453,13 +466,13 @@ class Engine:
     def attach_inproc(self, peer: int, engine: Engine) -> None:
         """A rank that is an engine of this process."""
 
-    def attach_tcp(self, peer: int, sockets: Sequence[int], ciphers: Sequence[Cipher] = []) -> None:
+    def attach_tcp(self, peer: int, sockets: Sequence[int], records: Sequence[Records] = []) -> None:
         """
-        A rank elsewhere, over connected and authenticated sockets (data), taken into ownership; with a cipher
-        for each, or in clear.
+        A rank elsewhere, over connected and authenticated sockets (data), taken into ownership; with records
+        for each, or without.
         """
 
-    def attach_control(self, peer: int, socket: int, cipher: Cipher | None = None) -> None:
+    def attach_control(self, peer: int, socket: int, records: Records | None = None) -> None:
         """A control connection to the lowest rank of another host."""
 
     def attached(self, peer: int) -> bool:

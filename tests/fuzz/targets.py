@@ -126,7 +126,7 @@ def records(data: bytes) -> None:
     """An encrypted connection, for data or, where the first byte is odd, for control: ends in an error as well."""
 
     def attach(engine: native.Engine, sock: int) -> None:
-        cipher = native.Cipher(OURS, THEIRS)
+        cipher = native.Records(OURS, THEIRS)
         if not data[:1] or data[0] % 2 == 0:
             engine.attach_tcp(1, [sock], [cipher])
             return
@@ -140,7 +140,7 @@ def records(data: bytes) -> None:
 
 def _sealed(kind: bytes, *texts: bytes) -> bytes:
     """A record of each text, as a rank sends them."""
-    cipher = native.Cipher(THEIRS, OURS)
+    cipher = native.Records(THEIRS, OURS)
     return kind + b"".join(cipher.seal(text) for text in texts)
 
 

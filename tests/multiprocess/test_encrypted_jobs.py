@@ -1,4 +1,4 @@
-"""Jobs that encrypt: they compute, lose ranks and get others as in clear, and nobody in clear is one of them."""
+"""Jobs that encrypt or sum: they compute, lose ranks and get others as in clear, and nobody in clear is one of them."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ LOSE_ONE = """
 """
 
 
-@pytest.mark.parametrize("start", [(), ("--fork",), ("--standby", "1")])
+@pytest.mark.parametrize("start", [("--encrypt",), ("--encrypt", "--fork"), ("--encrypt", "--standby", "1"), ()])
 def test_a_rank_is_lost_and_replaced(launch: Launch, start: tuple[str, ...]) -> None:
     """All that ranks say to each other: in collectives, while they agree on who is left, and in the join queue."""
-    words = ("-n", "4", "--encrypt", *start, "--min-ranks", "3", "--max-replacements", "1", "--no-summary")
+    words = ("-n", "4", *start, "--min-ranks", "3", "--max-replacements", "1", "--no-summary")
+    launch.environment["MULTIRING_CHECKSUM"] = "1"
     result = launch.run(*words, launch.script(LOSE_ONE))
     assert result.returncode == 0, result.stderr
     assert sorted(line.rpartition("] ")[2] for line in result.stdout.splitlines()) == [

@@ -170,15 +170,28 @@ def connected_sockets(count: int) -> tuple[list[int], list[int]]:
     return near, far
 
 
-def ciphers(count: int) -> tuple[list[native.Cipher], list[native.Cipher]]:
-    """Those of both ends of as many connections."""
+BothEnds = tuple[list[native.Records], list[native.Records]]
+"""The records of both ends of some connections."""
+
+
+def ciphers(count: int) -> BothEnds:
+    """Encrypted ones."""
     secrets = [(os.urandom(32), os.urandom(32)) for _ in range(count)]
-    return [native.Cipher(*pair) for pair in secrets], [native.Cipher(*reversed(pair)) for pair in secrets]
+    return [native.Records(*pair) for pair in secrets], [native.Records(*reversed(pair)) for pair in secrets]
+
+
+def checksums(count: int) -> BothEnds:
+    """Records with checksums."""
+    return [native.Records() for _ in range(count)], [native.Records() for _ in range(count)]
 
 
 @contextmanager
 def world(
-    size: int, hosts: list[int] | None = None, streams: int = 1, encrypt: bool = False, **options: object
+    size: int,
+    hosts: list[int] | None = None,
+    streams: int = 1,
+    records: Callable[[int], BothEnds] | None = None,
+    **options: object,
 ) -> Iterator[list[Rank]]:
     """Engines of all ranks, attached to each other, with communicator 0 over all of them.
 
@@ -193,12 +206,12 @@ def world(
             engines[a].attach_inproc(b, engines[b])
             engines[b].attach_inproc(a, engines[a])
             continue
-        keys = ciphers(streams) if encrypt else ([], [])
-        for end, other, sockets, own in zip((a, b), (b, a), connected_sockets(streams), keys, strict=True):
+        pairs = records(streams) if records else ([], [])
+        for end, other, sockets, own in zip((a, b), (b, a), connected_sockets(streams), pairs, strict=True):
             engines[end].attach_tcp(other, sockets, own)
         if hosts.index(hosts[a]) == a and hosts.index(hosts[b]) == b:
-            keys = ciphers(1) if encrypt else ([None], [None])
-            for end, other, sockets, own in zip((a, b), (b, a), connected_sockets(1), keys, strict=True):
+            pairs = records(1) if records else ([None], [None])
+            for end, other, sockets, own in zip((a, b), (b, a), connected_sockets(1), pairs, strict=True):
                 engines[end].attach_control(other, sockets[0], own[0])
     for engine in engines:
         engine.communicator(0, list(range(size)))

@@ -1,4 +1,4 @@
-"""Encrypted connections: known answers, the same values as in clear, and nothing that was altered is ever used."""
+"""Connections that encrypt or sum: known answers, the same values as in clear, and nothing that was altered is used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines import (
+    BothEnds,
     Rank,
     all_reduce_plan,
     blocked_plan,
+    checksums,
     ciphers,
     close,
     connected_sockets,
@@ -43,6 +45,8 @@ from multiring.net.relay import Relay
 SECRET = b"0123456789abcdef"
 LARGE = 1_000_003
 """Elements: messages of many records."""
+
+RECORDS = pytest.mark.parametrize("records", [ciphers, checksums])
 
 ONE, OTHER = bytes(range(32)), bytes(range(32, 64))
 OVERHEAD = native.RECORD_SIZE_BYTES + native.RECORD_TAG_BYTES
@@ -120,7 +124,7 @@ def record_by_hand(secret: bytes, number: int, text: bytes) -> bytes:
 
 
 def test_records_are_as_they_are_said_to_be_and_go_on_to_the_next_key() -> None:
-    writer, reader = native.Cipher(ONE, OTHER), native.Cipher(OTHER, ONE)
+    writer, reader = native.Records(ONE, OTHER), native.Records(OTHER, ONE)
     assert writer.seal(b"first") == record_by_hand(ONE, 0, b"first")
     assert reader.open(record_by_hand(ONE, 0, b"first")) == b"first"
     for number in range(1, 1 << 16):
@@ -133,7 +137,7 @@ def test_records_are_as_they_are_said_to_be_and_go_on_to_the_next_key() -> None:
 
 
 def test_much_text_is_several_records() -> None:
-    writer, reader = native.Cipher(ONE, OTHER), native.Cipher(OTHER, ONE)
+    writer, reader = native.Records(ONE, OTHER), native.Records(OTHER, ONE)
     text = bytes(n * 7 % 251 for n in range((2 << 15) + 5))
     records = list(split(writer.seal(text)))
     assert [len(record) - OVERHEAD for record in records] == [1 << 15, 1 << 15, 5]
@@ -143,7 +147,7 @@ def test_much_text_is_several_records() -> None:
 def split(stream: bytes) -> Iterator[bytes]:
     """The records in a stream."""
     while stream:
-        size = native.Cipher.text_size(stream) + OVERHEAD
+        size = native.Records.text_size(stream) + OVERHEAD
         yield stream[:size]
         stream = stream[size:]
 
@@ -154,31 +158,84 @@ def flipped(record: bytes, at: int, bit: int = 3) -> bytes:
 
 @pytest.mark.parametrize("at", [native.RECORD_SIZE_BYTES, 12, -1])
 def test_a_flipped_bit_is_found(at: int) -> None:
-    writer, reader = native.Cipher(ONE, OTHER), native.Cipher(OTHER, ONE)
+    writer, reader = native.Records(ONE, OTHER), native.Records(OTHER, ONE)
     record = writer.seal(b"a text of some bytes")
     assert reader.open(flipped(record, at % len(record))) is None
 
 
 def test_what_comes_in_another_place_or_direction_is_found() -> None:
-    records = list(map(native.Cipher(ONE, OTHER).seal, (b"one", b"two")))
-    assert native.Cipher(OTHER, ONE).open(records[1]) is None  # the first was dropped
-    reader = native.Cipher(OTHER, ONE)
+    records = list(map(native.Records(ONE, OTHER).seal, (b"one", b"two")))
+    assert native.Records(OTHER, ONE).open(records[1]) is None  # the first was dropped
+    reader = native.Records(OTHER, ONE)
     assert reader.open(records[0]) == b"one"
     assert reader.open(records[0]) is None  # repeated
-    assert native.Cipher(ONE, OTHER).open(records[0]) is None  # sent back
+    assert native.Records(ONE, OTHER).open(records[0]) is None  # sent back
 
 
 def test_a_cipher_that_an_engine_has_is_of_no_use_elsewhere() -> None:
     engine = native.Engine(0, 2, hosts=["a", "b"], inproc=True)
     (here, spare), (there, other) = connected_sockets(2)
-    cipher = native.Cipher(ONE, OTHER)
+    cipher = native.Records(ONE, OTHER)
     engine.attach_tcp(1, [here], [cipher])
-    with pytest.raises(ValueError, match="an engine has taken this cipher"):
+    with pytest.raises(ValueError, match="an engine has taken these records"):
         cipher.seal(b"text")
-    with pytest.raises(ValueError, match="1 ciphers given for 2 sockets of rank 1"):
-        engine.attach_tcp(1, [spare, other], [native.Cipher(ONE, OTHER)])
+    with pytest.raises(ValueError, match="1 records given for 2 sockets of rank 1"):
+        engine.attach_tcp(1, [spare, other], [native.Records(ONE, OTHER)])
     engine.shutdown()
     socket.socket(fileno=there).close()
+
+
+def crc32c(text: bytes) -> int:
+    """RFC 3720, B.4, bit by bit."""
+    rest = 0xFFFFFFFF
+    for byte in text:
+        rest ^= byte
+        for _ in range(8):
+            rest = rest >> 1 ^ (0x82F63B78 if rest & 1 else 0)
+    return rest ^ 0xFFFFFFFF
+
+
+def test_the_sum_by_hand_gives_the_answers_of_its_rfc() -> None:
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+
+
+def lanes(whole: bytes) -> list[bytes]:
+    """The words of 8 bytes that each of the four sums takes."""
+    return [b"".join(whole[at : at + 8] for at in range(8 * lane, len(whole), 32)) for lane in range(4)]
+
+
+def summed_by_hand(number: int, text: bytes) -> bytes:
+    """As csrc/records.hpp and csrc/checksum.hpp say it."""
+    size = struct.pack("<I", len(text))
+    whole = (struct.pack("<Q", number) + size).ljust(32, b"\0") + text.ljust(-(-len(text) // 32) * 32, b"\0")
+    return size + text + struct.pack("<4I", *map(crc32c, lanes(whole)))
+
+
+@pytest.mark.parametrize("by_tables", [False, True])
+def test_sums_by_the_processor_and_by_tables(by_tables: bool) -> None:
+    for size in (0, 1, 8, 31, 32, 33, 1000):
+        text = bytes(n * 7 % 251 for n in range(size))
+        whole = text.ljust(-(-size // 32) * 32, b"\0")
+        assert native.checksum(text, by_tables=by_tables) == struct.pack("<4I", *map(crc32c, lanes(whole)))
+
+
+@pytest.mark.parametrize("size", [1, 7, 31, 32, 33, 100, 4096])
+def test_sums_are_as_they_are_said_to_be(size: int) -> None:
+    writer, reader = native.Records(), native.Records()
+    for number in range(2):
+        text = bytes((n * 7 + number) % 251 for n in range(size))
+        record = writer.seal(text)
+        assert record == summed_by_hand(number, text)
+        assert reader.open(record) == text
+
+
+@pytest.mark.parametrize("at", [native.RECORD_SIZE_BYTES, 12, -1])
+def test_a_flipped_bit_changes_the_sum(at: int) -> None:
+    writer, reader = native.Records(), native.Records()
+    record = writer.seal(b"a text of some bytes")
+    assert reader.open(flipped(record, at % len(record))) is None
 
 
 # ---- what ranks compute ----
@@ -209,16 +266,17 @@ def programs(rank: Rank) -> list[np.ndarray]:
 @pytest.mark.parametrize("streams", [1, 3])
 def test_all_calls_give_the_same_bits_as_in_clear(streams: int) -> None:
     found = []
-    for encrypt in (False, True):
-        with world(3, [0, 1, 2], streams=streams, encrypt=encrypt, socket_threads=1) as ranks:
+    for records in (None, ciphers, checksums):
+        with world(3, [0, 1, 2], streams=streams, records=records, socket_threads=1) as ranks:
             found.append(in_threads(ranks, programs))
-    for clear, encrypted in zip(*found, strict=True):
-        for one, other in zip(clear, encrypted, strict=True):
-            assert one.tobytes() == other.tobytes()
+    for clear, *others in zip(*found, strict=True):
+        for other in others:
+            assert [each.tobytes() for each in other] == [each.tobytes() for each in clear]
 
 
-def test_ranks_of_one_host_and_of_others_in_one_call() -> None:
-    with world(4, [0, 0, 1, 1], encrypt=True) as ranks:
+@RECORDS
+def test_ranks_of_one_host_and_of_others_in_one_call(records: Callable[[int], BothEnds]) -> None:
+    with world(4, [0, 0, 1, 1], records=records) as ranks:
         results = in_threads(ranks, lambda rank: rank.run(two_level_plan(2, 2), contribution(rank.rank, LARGE)))
     for result in results:
         np.testing.assert_array_equal(result, sum(contribution(rank, LARGE) for rank in range(4)))
@@ -228,17 +286,19 @@ def test_ranks_of_one_host_and_of_others_in_one_call() -> None:
 
 
 @contextmanager
-def between(pass_on: Callable[[int, int, bytes], bytes], *, data: bool) -> Iterator[list[Rank]]:
+def between(
+    pass_on: Callable[[int, int, bytes], bytes], records: Callable[[int], BothEnds] = ciphers, *, data: bool
+) -> Iterator[list[Rank]]:
     """Two ranks whose data or control connection leads through ``pass_on(sender, number, record)``."""
     engines = [native.Engine(rank, 2, hosts=["h0", "h1"], inproc=True) for rank in range(2)]
-    (near, far), keys = zip(*(connected_sockets(1), connected_sockets(1)), strict=True), ciphers(1)
+    (near, far), passed = zip(*(connected_sockets(1), connected_sockets(1)), strict=True), records(1)
     middle = [socket.socket(fileno=far[0][0]), socket.socket(fileno=far[1][0])]
     outer = near[0][0], near[1][0]
-    straight, others = connected_sockets(1), ciphers(1)
+    straight, others = connected_sockets(1), records(1)
     for rank, engine in enumerate(engines):
         through, direct = outer[rank], straight[rank][0]
-        engine.attach_tcp(1 - rank, [through if data else direct], keys[rank] if data else others[rank])
-        engine.attach_control(1 - rank, direct if data else through, (others if data else keys)[rank][0])
+        engine.attach_tcp(1 - rank, [through if data else direct], passed[rank] if data else others[rank])
+        engine.attach_control(1 - rank, direct if data else through, (others if data else passed)[rank][0])
         engine.communicator(0, [0, 1])
 
     def relay(sender: int) -> None:
@@ -247,7 +307,7 @@ def between(pass_on: Callable[[int, int, bytes], bytes], *, data: bool) -> Itera
                 begin = reading.read(native.RECORD_SIZE_BYTES)
                 if len(begin) < native.RECORD_SIZE_BYTES:
                     break
-                record = begin + reading.read(native.Cipher.text_size(begin) + native.RECORD_TAG_BYTES)
+                record = begin + reading.read(native.Records.text_size(begin) + native.RECORD_TAG_BYTES)
                 middle[1 - sender].sendall(pass_on(sender, number, record))
         with suppress(OSError):
             middle[1 - sender].shutdown(socket.SHUT_WR)
@@ -273,7 +333,7 @@ def altering(kind: str, at: int) -> Callable[[int, int, bytes], bytes]:
             return record
         return {
             "flip": flipped(record, len(record) // 2),
-            "shorten": struct.pack("<I", native.Cipher.text_size(record) - 1) + record[native.RECORD_SIZE_BYTES :],
+            "shorten": struct.pack("<I", native.Records.text_size(record) - 1) + record[native.RECORD_SIZE_BYTES :],
             "drop": b"",
             "repeat": record + record,
             "no record": b"\xff" * len(record),
@@ -288,8 +348,9 @@ WORDS = (
 )
 
 
+@RECORDS
 @pytest.mark.parametrize("kind", ["flip", "shorten", "drop", "repeat", "no record"])
-def test_who_alters_data_is_found_and_both_ends_name_the_link(kind: str) -> None:
+def test_who_alters_data_is_found_and_both_ends_name_the_link(kind: str, records: Callable[[int], BothEnds]) -> None:
     plan = all_reduce_plan(2, "direct")
 
     def program(rank: Rank) -> None:
@@ -299,7 +360,7 @@ def test_who_alters_data_is_found_and_both_ends_name_the_link(kind: str) -> None
                 result, contribution(number, LARGE) + contribution(number + 1, LARGE), err_msg="used all the same"
             )
 
-    with between(altering(kind, 5), data=True) as ranks:
+    with between(altering(kind, 5), records, data=True) as ranks:
         for error in errors_of(ranks, program):
             assert isinstance(error, PeerLost)
             assert error.rank == 1
@@ -307,8 +368,9 @@ def test_who_alters_data_is_found_and_both_ends_name_the_link(kind: str) -> None
                 raise error
 
 
-def test_who_alters_a_control_connection_is_found() -> None:
-    with between(altering("flip", 1), data=False) as ranks:
+@RECORDS
+def test_who_alters_a_control_connection_is_found(records: Callable[[int], BothEnds]) -> None:
+    with between(altering("flip", 1), records, data=False) as ranks:
         work = ranks[0].recv(1, np.zeros(4, np.float32))
         other = ranks[1].recv(0, np.zeros(4, np.float32))
         for each in (work, other):  # nobody sends: the beats of rank 1 are what is altered
@@ -519,9 +581,11 @@ def test_a_relay_passes_on_both_ways_and_ends_at_what_was_altered(caplog: pytest
 # ---- settings ----
 
 
-def test_mpi_does_not_encrypt() -> None:
-    settings = env.Settings(encrypt=True, engine="mpi")
-    with pytest.raises(RendezvousError, match=r"^MULTIRING_ENCRYPT=1 and MULTIRING_ENGINE=mpi do not go together: MPI"):
+@pytest.mark.parametrize("name", ["encrypt", "checksum"])
+def test_mpi_neither_encrypts_nor_sums(name: str) -> None:
+    settings = env.Settings(**{name: True}, engine="mpi")  # type: ignore[arg-type]
+    words = f"^MULTIRING_{name.upper()}=1 and MULTIRING_ENGINE=mpi do not go together: MPI"
+    with pytest.raises(RendezvousError, match=words):
         check_settings(settings)
 
 

@@ -56,6 +56,8 @@ def check_settings(settings: env.Settings) -> None:
         raise _contradiction("MULTIRING_ENCRYPT=1", engine, "MPI moves the data, in clear; the native engine encrypts")
     if settings.encrypt:
         _native.load_libcrypto()
+    if settings.checksum and settings.engine != "native":
+        raise _contradiction("MULTIRING_CHECKSUM=1", engine, "MPI moves the data; the native engine sums what it moves")
     if settings.reproducible and settings.wire:
         why = "where a sum is rounded to a narrower format depends on where the ranks are"
         raise _contradiction(wire, "MULTIRING_REPRODUCIBLE", why)

@@ -456,10 +456,11 @@ def _links(
 ) -> Links:
     def attach(role: int, peer: int, channels: Sequence[ProvenChannel]) -> None:
         descriptors, ciphers = zip(*(channel.detach() for channel in channels), strict=True)
+        records = [_native.Records() if cipher is None and settings.checksum else cipher for cipher in ciphers]
         if role == auth.CONTROL:
-            engine.attach_control(peer, *descriptors, *ciphers)
+            engine.attach_control(peer, *descriptors, *records)
         else:
-            engine.attach_tcp(peer, list(descriptors), [cipher for cipher in ciphers if cipher is not None])
+            engine.attach_tcp(peer, list(descriptors), [each for each in records if each is not None])
 
     mine = arrival.introductions[arrival.hello.rank]
     return Links(

@@ -94,7 +94,7 @@ class Proven:
     """Result of a handshake: the other side's introduction, which is proved, and a cipher (None: in clear)."""
 
     hello: Hello
-    cipher: _native.Cipher | None = None
+    cipher: _native.Records | None = None
 
 
 def _digest(job: str) -> bytes:
@@ -168,7 +168,7 @@ def _nonce(mine: Hello) -> tuple[bytes, bytes]:
     return drawn, _native.public_key(drawn) if mine.encrypted else drawn
 
 
-def _cipher(secret: bytes, kept: bytes, packed: bytes, transcript: bytes, side: bytes) -> _native.Cipher:
+def _cipher(secret: bytes, kept: bytes, packed: bytes, transcript: bytes, side: bytes) -> _native.Records:
     """The cipher of one side; ``packed`` is the other side's Hello, with its public key."""
     try:
         shared = _native.shared_key(kept, _LAYOUT.unpack(packed)[-1])
@@ -176,7 +176,7 @@ def _cipher(secret: bytes, kept: bytes, packed: bytes, transcript: bytes, side: 
         raise Refused("what it tells as its public key is none") from None
     key = _native.hkdf_extract(hashlib.sha256(transcript).digest(), shared + secret)
     ours = side, b"server" if side == b"client" else b"client"
-    return _native.Cipher(*(_native.hkdf_expand(key, b"multiring from " + way, 32) for way in ours))
+    return _native.Records(*(_native.hkdf_expand(key, b"multiring from " + way, 32) for way in ours))
 
 
 def client(secret: bytes, mine: Hello) -> Step:

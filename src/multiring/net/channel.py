@@ -77,7 +77,7 @@ class ProvenChannel:
 
     def _left(self, begin: bytes) -> int:
         """The bytes of a record after its first."""
-        size = _native.Cipher.text_size(begin)
+        size = _native.Records.text_size(begin)
         if not size:
             raise self._altered()
         return size + _native.RECORD_TAG_BYTES
@@ -102,7 +102,7 @@ class ProvenChannel:
         del self._text[:size]
         return taken
 
-    def detach(self) -> tuple[int, _native.Cipher | None]:
+    def detach(self) -> tuple[int, _native.Records | None]:
         """The descriptor and the cipher, for an engine, which reads on where this one has stopped."""
         assert not self._text, "what was received would be lost"
         return self.sock.detach(), self._cipher
