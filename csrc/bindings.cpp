@@ -11,15 +11,20 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <span>
 #include <type_traits>
 
 #include "c_api.hpp"
+#include "checksum.hpp"
 #include "describe.hpp"
 #include "engine.hpp"
+#include "gcm.hpp"
+#include "libcrypto.hpp"
 #include "native_calls.hpp"
+#include "records.hpp"
 #include "reduce.hpp"
 #include "strided.hpp"
 #include "xla.hpp"
@@ -706,6 +711,142 @@ void bind_work(nb::module_& m) {
             nb::sig("def error(self) -> BaseException | None"));
 }
 
+// Both directions of a connection that carries records, until an engine takes them.
+class RecordsHandle {
+  public:
+    RecordsHandle(const nb::bytes& sends, const nb::bytes& receives)
+        : records_(
+              Records{RecordWriter(encrypting_seal(key_of(sends))), RecordReader(decrypting_seal(key_of(receives)))}) {}
+    RecordsHandle() : records_(Records{RecordWriter(summing_seal()), RecordReader(summing_seal())}) {}
+
+    static Key256 key_of(const nb::bytes& given) {
+        Key256 key;
+        if (given.size() != key.size())
+            throw std::invalid_argument("a key has " + std::to_string(key.size()) + " bytes, not " +
+                                        std::to_string(given.size()));
+        std::memcpy(key.data(), given.c_str(), key.size());
+        return key;
+    }
+    Records take() {
+        Records taken = std::move(here());
+        records_.reset();
+        return taken;
+    }
+    nb::bytes seal(const nb::bytes& text) {
+        std::vector<std::byte> records;
+        for (std::size_t begin = 0; begin < text.size();) {
+            const iovec rest{const_cast<char*>(text.c_str()) + begin, text.size() - begin};
+            const std::size_t before = records.size();
+            records.resize(before + largest_record);
+            const auto sealed = here().writer.seal({&rest, 1}, records.data() + before);
+            records.resize(before + sealed.record);
+            begin += sealed.text;
+        }
+        return nb::bytes(records.data(), records.size());
+    }
+    std::optional<nb::bytes> open(const nb::bytes& record) {
+        const std::size_t text = size_of(record);
+        if (record.size() != text + record_overhead)
+            throw std::invalid_argument("a record of " + std::to_string(record.size()) + " bytes");
+        std::vector<std::byte> opened(text);
+        if (!here().reader.open(reinterpret_cast<const std::byte*>(record.c_str()), {}, opened.data())) return {};
+        return nb::bytes(opened.data(), opened.size());
+    }
+    // The bytes of text in a record that begins so.
+    static std::size_t size_of(const nb::bytes& begin) {
+        if (begin.size() < record_size_bytes) throw std::invalid_argument("a record has a size first");
+        return RecordReader::text_size(reinterpret_cast<const std::byte*>(begin.c_str()));
+    }
+    std::uint64_t next_received() { return here().reader.number(); }
+
+  private:
+    Records& here() {
+        if (!records_) throw std::invalid_argument("an engine has taken these records");
+        return *records_;
+    }
+
+    std::optional<Records> records_;
+};
+
+nb::bytes bytes_from(std::span<const std::byte> bytes) {
+    return nb::bytes(bytes.data(), bytes.size());
+}
+
+ByteSpan span_of(const nb::bytes& bytes) {
+    return {reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()};
+}
+
+void bind_records(nb::module_& m) {
+    m.def(
+        "load_libcrypto", [] { libcrypto::Library::get(); },
+        "ResourceError, with the remedy, unless OpenSSL's libcrypto can be used.");
+    m.def(
+        "public_key", [](const nb::bytes& key) { return bytes_from(public_key(RecordsHandle::key_of(key))); },
+        "private_key"_a, "Public key of X25519 that belongs to a private one, which is 32 random bytes (RFC 7748).");
+    m.def(
+        "shared_key",
+        [](const nb::bytes& own, const nb::bytes& other) {
+            return bytes_from(shared_key(RecordsHandle::key_of(own), RecordsHandle::key_of(other)));
+        },
+        "private_key"_a, "public_key"_a,
+        "The secret that both ends get, each from its own private key and the other's public one. ValueError if the\n"
+        "public key is none.");
+    m.def(
+        "hkdf_extract",
+        [](const nb::bytes& salt, const nb::bytes& material) {
+            return bytes_from(hkdf_extract(span_of(salt), span_of(material)));
+        },
+        "salt"_a, "material"_a, "The first step of HKDF with SHA-256 (RFC 5869): 32 bytes.");
+    m.def(
+        "hkdf_expand",
+        [](const nb::bytes& key, const nb::bytes& info, std::size_t size) {
+            return bytes_from(hkdf_expand(RecordsHandle::key_of(key), span_of(info), size));
+        },
+        "key"_a, "info"_a, "size"_a, "The second step: ``size`` bytes, at most 8160.");
+    m.def(
+        "gcm_seal",
+        [](const nb::bytes& key, const nb::bytes& nonce, const nb::bytes& additional, const nb::bytes& text) {
+            GcmNonce once;
+            if (key.size() != gcm_key_bytes || nonce.size() != once.size())
+                throw std::invalid_argument("AES-128-GCM has keys of 16 bytes and nonces of 12");
+            std::memcpy(once.data(), nonce.c_str(), once.size());
+            Gcm cipher(true);
+            cipher.take_key(span_of(key).first<gcm_key_bytes>());
+            cipher.begin(once, span_of(additional));
+            std::vector<std::byte> sealed(text.size() + gcm_tag_bytes);
+            cipher.pass(span_of(text), sealed.data());
+            cipher.end(sealed.data() + text.size());
+            return bytes_from(sealed);
+        },
+        "key"_a, "nonce"_a, "additional"_a, "text"_a,
+        "AES-128-GCM, as records use it: the text, encrypted, and its tag. For answers that are known elsewhere.");
+    m.def(
+        "checksum",
+        [](const nb::bytes& text, bool by_tables) {
+            Checksum checksum = by_tables ? Checksum::by_tables() : Checksum();
+            std::vector<std::byte> copy(text.size());
+            checksum.begin();
+            checksum.pass(span_of(text), copy.data());
+            return bytes_from(checksum.end());
+        },
+        "text"_a, "by_tables"_a = false,
+        "Four sums of CRC-32C, as records have them (csrc/checksum.hpp); ``by_tables`` as on processors without an\n"
+        "instruction for it.");
+    m.attr("RECORD_SIZE_BYTES") = record_size_bytes;
+    m.attr("RECORD_TAG_BYTES") = record_tag_bytes;
+    nb::class_<RecordsHandle>(m, "Records", "Both directions of a connection that carries records (csrc/records.hpp).")
+        .def(nb::init<const nb::bytes&, const nb::bytes&>(), "sends"_a, "receives"_a,
+             "Encrypted records; 32 secret bytes for each direction.")
+        .def(nb::init<>(), "Records with checksums.")
+        .def("seal", &RecordsHandle::seal, "text"_a, "The next records to send, as many as the text needs.")
+        .def("open", &RecordsHandle::open, "record"_a,
+             "The text of the next record that was received; None if it is not what was sent.")
+        .def_static("text_size", &RecordsHandle::size_of, "begin"_a,
+                    "Bytes of text in a record, by its first RECORD_SIZE_BYTES bytes; 0 if there is no such record.")
+        .def_prop_ro("next_received", &RecordsHandle::next_received,
+                     "The number of the record that is to be received next, from 0.");
+}
+
 void bind_engine(nb::module_& m) {
     nb::class_<Engine>(m, "Engine")
         .def(nb::new_([](int rank, int world_size, int generation, std::optional<std::vector<std::string>> hosts,
@@ -745,10 +886,24 @@ void bind_engine(nb::module_& m) {
              "A rank of this host. Takes ownership of the three descriptors; the unix socket tells of its death.")
         .def("attach_inproc", &Engine::attach_in_process, "peer"_a, "engine"_a,
              "A rank that is an engine of this process.")
-        .def("attach_tcp", &Engine::attach_tcp, "peer"_a, "sockets"_a,
-             "A rank elsewhere, over connected and authenticated sockets (data), taken into ownership.")
-        .def("attach_control", &Engine::attach_control, "peer"_a, "socket"_a,
-             "A control connection to the lowest rank of another host.")
+        .def(
+            "attach_tcp",
+            [](Engine& engine, int peer, const std::vector<int>& sockets, const std::vector<RecordsHandle*>& records) {
+                std::vector<Records> taken;
+                for (RecordsHandle* each : records) taken.push_back(each->take());
+                engine.attach_tcp(peer, sockets, std::move(taken));
+            },
+            "peer"_a, "sockets"_a, "records"_a = std::vector<RecordsHandle*>{},
+            "A rank elsewhere, over connected and authenticated sockets (data), taken into ownership; with records\n"
+            "for each, or without.")
+        .def(
+            "attach_control",
+            [](Engine& engine, int peer, int socket, RecordsHandle* records) {
+                engine.attach_control(peer, socket,
+                                      records ? std::optional(records->take()) : std::optional<Records>{});
+            },
+            "peer"_a, "socket"_a, "records"_a.none() = nb::none(),
+            "A control connection to the lowest rank of another host.")
         .def("attached", &Engine::attached, "peer"_a, "True if messages can go to ``peer``.")
         .def("departed", &Engine::departed, "peer"_a,
              "True if ``peer`` has said farewell, and nothing that it sent before is on its way.")
@@ -961,5 +1116,6 @@ NB_MODULE(_native, m) {
     bind_work(m);
     bind_call(m);
     bind_native_calls(m);
+    bind_records(m);
     bind_engine(m);
 }

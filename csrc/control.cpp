@@ -48,7 +48,7 @@ void Control::close_all() noexcept {
     for (Connection& connection : connections_) connection.socket.reset();
 }
 
-void Control::attach(int peer, Descriptor socket, bool is_edge) {
+void Control::attach(int peer, Descriptor socket, bool is_edge, std::optional<Records> records) {
     fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
     const std::lock_guard lock(mutex_);
     epoll_event event{};
@@ -57,7 +57,7 @@ void Control::attach(int peer, Descriptor socket, bool is_edge) {
     if (epoll_ctl(epoll_, EPOLL_CTL_ADD, socket.get(), &event) != 0)
         throw_resource_error(
             system_message("cannot watch the control connection of rank " + std::to_string(peer), errno));
-    connections_.push_back({peer, std::move(socket), is_edge, {}, {}, false});
+    connections_.push_back({peer, std::move(socket), is_edge, std::move(records), {}, {}, {}});
 }
 
 std::vector<int> Control::edges() const {
@@ -72,20 +72,28 @@ void Control::read(int peer) {
     Received received;
     std::string reason = "closed its connection";
     bool lost = false;
+    std::optional<std::uint64_t> altered;
     {
         const std::lock_guard lock(mutex_);
         const auto found = std::find_if(connections_.begin(), connections_.end(),
                                         [&](const Connection& c) { return c.peer == peer && c.socket.is_open(); });
-        if (found == connections_.end()) return;
+        if (found == connections_.end() || found->altered) return;
         receive(*found, reason);
+        if (found->records) open_records(*found);
+        // The socket stays, for the notice of it.
+        if (found->altered && found->socket.is_open()) epoll_ctl(epoll_, EPOLL_CTL_DEL, found->socket.get(), nullptr);
         while (take_message(*found, received)) {
         }
         lost = !found->socket.is_open() && !found->farewell;
+        if (!found->farewell) altered = found->altered;
     }
     for (const auto& statuses : received.beats) events_.beat(peer, statuses);
     for (const Notice& notice : received.notices) events_.notice(notice);
     for (const int rank : received.farewells) events_.farewell(rank, peer);
-    if (lost) events_.lost(peer, reason);
+    if (altered)
+        events_.altered(peer, *altered);
+    else if (lost)
+        events_.lost(peer, reason);
 }
 
 void Control::receive(Connection& connection, std::string& reason) {
@@ -93,7 +101,8 @@ void Control::receive(Connection& connection, std::string& reason) {
     for (;;) {
         const ssize_t n = recv(connection.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
         if (n > 0) {
-            connection.received.insert(connection.received.end(), buffer, buffer + n);
+            auto& arrived = connection.records ? connection.sealed : connection.received;
+            arrived.insert(arrived.end(), buffer, buffer + n);
             continue;
         }
         if (n < 0 && errno == EINTR) continue;
@@ -102,6 +111,28 @@ void Control::receive(Connection& connection, std::string& reason) {
         drop(connection);
         return;
     }
+}
+
+// All records that are whole.
+void Control::open_records(Connection& connection) {
+    auto& sealed = connection.sealed;
+    auto& received = connection.received;
+    RecordReader& reader = connection.records->reader;
+    std::size_t begin = 0;
+    while (sealed.size() - begin >= record_size_bytes) {
+        const std::size_t text = RecordReader::text_size(sealed.data() + begin);
+        if (text != 0 && sealed.size() - begin < text + record_overhead) break;
+        const std::uint64_t number = reader.number();
+        const std::size_t before = received.size();
+        received.resize(before + text);
+        if (text == 0 || !reader.open(sealed.data() + begin, {}, received.data() + before)) {
+            received.resize(before);
+            connection.altered = number;
+            break;
+        }
+        begin += text + record_overhead;
+    }
+    sealed.erase(sealed.begin(), sealed.begin() + static_cast<std::ptrdiff_t>(begin));
 }
 
 bool Control::take_message(Connection& connection, Received& into) {
@@ -171,8 +202,24 @@ void Control::send_beat(int edge, std::span<const std::byte> statuses) {
         Frame frame;
         frame.type = FrameType::beat;
         frame.generation = generation_;
-        connection.unsent = encode(frame, statuses);
+        queue(connection, encode(frame, statuses));
         send_some(connection);
+    }
+}
+
+void Control::queue(Connection& connection, const std::vector<std::byte>& bytes) {
+    auto& unsent = connection.unsent;
+    if (!connection.records) {
+        unsent.insert(unsent.end(), bytes.begin(), bytes.end());
+        return;
+    }
+    for (std::size_t begin = 0; begin < bytes.size();) {
+        const iovec rest{const_cast<std::byte*>(bytes.data()) + begin, bytes.size() - begin};
+        const std::size_t before = unsent.size();
+        unsent.resize(before + largest_record);
+        const auto sealed = connection.records->writer.seal({&rest, 1}, unsent.data() + before);
+        unsent.resize(before + sealed.record);
+        begin += sealed.text;
     }
 }
 
@@ -185,8 +232,8 @@ bool Control::send_some(Connection& connection) {
 }
 
 void Control::send_to(Connection& connection, const std::vector<std::byte>& bytes) {
-    auto& unsent = connection.unsent;  // the rest of a beat goes first
-    unsent.insert(unsent.end(), bytes.begin(), bytes.end());
+    queue(connection, bytes);  // the rest of a beat goes first
+    auto& unsent = connection.unsent;
     while (connection.socket.is_open() && !unsent.empty()) {
         const ssize_t n = ::send(connection.socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL);
         if (n >= 0) {

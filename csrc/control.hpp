@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -18,6 +19,7 @@
 
 #include "descriptor.hpp"
 #include "notice.hpp"
+#include "records.hpp"
 
 namespace multiring {
 
@@ -28,12 +30,13 @@ class Control {
         std::function<void(int rank, int from)> farewell;
         std::function<void(int rank, const std::string& reason)> lost;
         std::function<void(int edge, std::span<const std::byte> statuses)> beat;
+        std::function<void(int rank, std::uint64_t record)> altered;  // it is not what the rank sent
     };
     Control(int epoll, std::uint16_t generation, Events events);
     ~Control();
 
-    // An edge is a connection to another host: beats go over it.
-    void attach(int peer, Descriptor socket, bool is_edge);
+    // An edge is a connection to another host: beats go over it. Without records its bytes are as they are.
+    void attach(int peer, Descriptor socket, bool is_edge, std::optional<Records> records = {});
     std::vector<int> edges() const;
     // Read what has come on the socket of this peer (from epoll).
     void read(int peer);
@@ -52,10 +55,15 @@ class Control {
         int peer;
         Descriptor socket;
         bool is_edge;
-        std::vector<std::byte> received;
-        std::vector<std::byte> unsent;  // rest of a beat
-        bool farewell = false;          // the peer has said that it leaves
+        std::optional<Records> records;
+        std::vector<std::byte> sealed;           // that has come and is not decrypted yet
+        std::vector<std::byte> received;         // in clear
+        std::vector<std::byte> unsent;           // rest of a beat, as it is sent
+        bool farewell = false;                   // the peer has said that it leaves
+        std::optional<std::uint64_t> altered{};  // the record after which nothing is read any more
     };
+    static void queue(Connection& connection, const std::vector<std::byte>& bytes);
+    static void open_records(Connection& connection);
     void send_to(Connection& connection, const std::vector<std::byte>& bytes);
     bool send_some(Connection& connection);
     void receive(Connection& connection, std::string& reason);

@@ -57,8 +57,12 @@ class Engine final : public Surroundings, public Forked {
         peers_.attach_local(peer, memory_fd, doorbell_fd, socket_fd);
     }
     void attach_in_process(int peer, Engine& other) { peers_.attach_in_process(peer, other.peers_); }
-    void attach_tcp(int peer, const std::vector<int>& sockets) { peers_.attach_tcp(peer, sockets); }
-    void attach_control(int peer, int socket_fd) { peers_.attach_control(peer, socket_fd); }
+    void attach_tcp(int peer, const std::vector<int>& sockets, std::vector<Records> records = {}) {
+        peers_.attach_tcp(peer, sockets, std::move(records));
+    }
+    void attach_control(int peer, int socket_fd, std::optional<Records> records = {}) {
+        peers_.attach_control(peer, socket_fd, std::move(records));
+    }
     bool attached(int peer) const { return peers_.attached(peer); }
     bool departed(int peer) const { return peers_.departed(peer); }
     void miss_connection(int peer, double seconds) { detector_.miss_connection(peer, seconds); }

@@ -57,6 +57,9 @@ Control::Events Peers::control_events(TakeBeat take_beat) {
         fail({ErrorKind::peer_lost, rank, options_.host(rank), "", -1, options_.rank_name(rank) + " " + reason});
     };
     events.beat = std::move(take_beat);
+    events.altered = [this](int rank, std::uint64_t record) {
+        fail_for_record(rank, "the control connection", record);
+    };
     return events;
 }
 
@@ -107,11 +110,14 @@ void Peers::attach_in_process(int peer, const Peers& other) {
     in_process_peers_.push_back(other.mailbox_);
 }
 
-void Peers::attach_tcp(int peer, const std::vector<int>& sockets) {
+void Peers::attach_tcp(int peer, const std::vector<int>& sockets, std::vector<Records> records) {
     std::vector<Descriptor> owned(sockets.begin(), sockets.end());
     state_.check_usable();
     check_peer(peer);
     if (owned.empty()) throw std::invalid_argument("no sockets given for rank " + std::to_string(peer));
+    if (!records.empty() && records.size() != owned.size())
+        throw std::invalid_argument(std::to_string(records.size()) + " records given for " +
+                                    std::to_string(owned.size()) + " sockets of rank " + std::to_string(peer));
     for (const int socket : sockets) close_on_exec({socket});
     {
         const std::lock_guard lock(mutex_);
@@ -136,9 +142,12 @@ void Peers::attach_tcp(int peer, const std::vector<int>& sockets) {
                       -1,
                       Complaint::unacknowledged});
     };
-    auto transport = std::make_unique<TcpTransport>(peer, std::move(owned), options_.generation, executor_, pool_,
-                                                    socket_threads_, data_epoll_.get(), doorbell_.epoll(),
-                                                    key_of(EventSource::hangup, peer), std::move(events));
+    events.altered = [this](int rank, std::size_t stream, std::uint64_t record) {
+        fail_for_record(rank, "connection " + std::to_string(stream), record);
+    };
+    auto transport = std::make_unique<TcpTransport>(
+        peer, std::move(owned), std::move(records), options_.generation, executor_, pool_, socket_threads_,
+        data_epoll_.get(), doorbell_.epoll(), key_of(EventSource::hangup, peer), std::move(events));
     TcpTransport* added = transport.get();
     executor_.attach(std::move(transport));
     const std::lock_guard lock(mutex_);
@@ -146,13 +155,13 @@ void Peers::attach_tcp(int peer, const std::vector<int>& sockets) {
     has_sockets_.store(true, std::memory_order_release);
 }
 
-void Peers::attach_control(int peer, int socket_fd) {
+void Peers::attach_control(int peer, int socket_fd, std::optional<Records> records) {
     Descriptor socket(socket_fd);
     state_.check_usable();
     check_peer(peer);
     close_on_exec({socket_fd});
     arena_->make_heard();
-    control_.attach(peer, std::move(socket), true);
+    control_.attach(peer, std::move(socket), true, std::move(records));
 }
 
 bool Peers::attached(int peer) const {
@@ -175,6 +184,22 @@ void Peers::fail(Failure failure) {
     control_.send(*notice);
     leave_in_process(*notice);
     doorbell_.ring();
+}
+
+// Nobody is lost, but the two cannot go on over this link.
+void Peers::fail_for_record(int peer, const std::string& connection, std::uint64_t number) {
+    fail({ErrorKind::peer_lost,
+          peer,
+          options_.host(peer),
+          "",
+          -1,
+          "the link from " + options_.rank_name(peer) + " to " + options_.rank_name(options_.rank) +
+              " cannot be trusted: record " + std::to_string(number) + " of " + connection +
+              " is not what was sent; something on the way has altered, dropped or repeated it",
+          0,
+          -1,
+          {},
+          options_.rank});
 }
 
 void Peers::leave_in_process(const Notice& notice) {

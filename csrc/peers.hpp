@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,8 +48,9 @@ class Peers {
     // These own the descriptors, also where they throw.
     void attach_local(int peer, int memory_fd, int doorbell_fd, int socket_fd);
     void attach_in_process(int peer, const Peers& other);
-    void attach_tcp(int peer, const std::vector<int>& sockets);
-    void attach_control(int peer, int socket_fd);
+    // Records for each socket, or none.
+    void attach_tcp(int peer, const std::vector<int>& sockets, std::vector<Records> records);
+    void attach_control(int peer, int socket_fd, std::optional<Records> records);
     bool attached(int peer) const;
     bool departed(int peer) const;  // it has said farewell, and nothing of it is on its way
 
@@ -100,6 +102,7 @@ class Peers {
   private:
     Control::Events control_events(TakeBeat take_beat);
     void check_peer(int peer) const;
+    void fail_for_record(int peer, const std::string& connection, std::uint64_t number);
     void add_transport(std::unique_ptr<LocalTransport> transport);
     bool is_unread() const;
     void leave_in_process(const Notice& notice);

@@ -26,6 +26,8 @@ constexpr std::size_t buffer_bytes = std::size_t{32} << 10;
 constexpr std::size_t longest_read = std::size_t{4} << 20;  // before other transports get their turn
 constexpr std::size_t largest_payload = std::size_t{1} << 30;
 constexpr std::size_t fewest_bytes_for_a_thread = std::size_t{64} << 10;  // fewer are sent before it has woken
+constexpr std::size_t sealed_buffer_bytes = 4 * largest_record;           // that one system call may bring
+constexpr std::size_t batch = 16;                                         // messages of one system call
 constexpr std::uint32_t eager_token = 1;                                  // marks a payload that used the credit
 
 // The system has no memory to spare: nobody is lost for that, and a moment later there may be some.
@@ -57,15 +59,23 @@ std::optional<Acknowledgements> acknowledgements(int socket) {
 
 }  // namespace
 
-TcpTransport::Stream::Stream(TcpTransport& transport, std::size_t index, Descriptor socket)
+TcpTransport::Sealing::Sealing(Records records)
+    : records(std::move(records)),
+      outgoing(std::make_unique_for_overwrite<std::byte[]>(sealed_buffer_bytes)),
+      incoming(std::make_unique_for_overwrite<std::byte[]>(sealed_buffer_bytes)) {}
+
+// Besides the beginning of a header there may be the text of a record.
+TcpTransport::Stream::Stream(TcpTransport& transport, std::size_t index, Descriptor socket,
+                             std::unique_ptr<Sealing> sealing)
     : transport(transport),
       index(index),
       socket(std::move(socket)),
-      buffer(std::make_unique<std::byte[]>(buffer_bytes)) {}
+      sealing(std::move(sealing)),
+      buffer(std::make_unique<std::byte[]>(this->sealing ? sizeof(Frame) + largest_text : buffer_bytes)) {}
 
-TcpTransport::TcpTransport(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver,
-                           Pool& pool, SocketThreads& threads, int data_epoll, int hangup_epoll,
-                           std::uint64_t hangup_key, StreamEvents events)
+TcpTransport::TcpTransport(int peer, std::vector<Descriptor> sockets, std::vector<Records> records,
+                           std::uint16_t generation, Receiver& receiver, Pool& pool, SocketThreads& threads,
+                           int data_epoll, int hangup_epoll, std::uint64_t hangup_key, StreamEvents events)
     : Transport(peer),
       receiver_(receiver),
       pool_(pool),
@@ -77,7 +87,9 @@ TcpTransport::TcpTransport(int peer, std::vector<Descriptor> sockets, std::uint1
       counts_{.peer = peer} {
     for (Descriptor& owned : sockets) {
         const int socket = owned.get();
-        streams_.push_back(std::make_unique<Stream>(*this, streams_.size(), std::move(owned)));
+        std::unique_ptr<Sealing> sealing;
+        if (!records.empty()) sealing = std::make_unique<Sealing>(std::move(records[streams_.size()]));
+        streams_.push_back(std::make_unique<Stream>(*this, streams_.size(), std::move(owned), std::move(sealing)));
         fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
         const int on = 1;
         setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on a unix socket, which needs none
@@ -142,26 +154,55 @@ bool TcpTransport::push(Stream& stream, Outgoing outgoing) {
 
 // A push meanwhile moves no message that is already in the queue.
 void TcpTransport::write(Stream& stream) {
-    constexpr std::size_t batch = 16;
+    if (stream.sealing) return write_records(stream);
     iovec parts[2 * batch];
     while (const std::size_t part_count = gather(stream, parts, batch)) {
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = part_count;
-        const ssize_t n = sendmsg(stream.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0) {
-            if (errno == EINTR) continue;
-            // On an error the receiving side finds the connection closed and says so.
-            const bool is_short = is_shortage(errno);
-            const bool is_full = errno == EAGAIN || errno == EWOULDBLOCK || is_short;
-            if (is_short) std::this_thread::sleep_for(pause_for_memory);
-            if (!is_full) stream.is_broken.store(true, std::memory_order_relaxed);
-            watch_for_room(stream, is_full);
-            return;
-        }
+        const ssize_t n = send(stream, parts, part_count);
+        if (n < 0) return;
         account(stream, static_cast<std::size_t>(n));
     }
     watch_for_room(stream, false);
+}
+
+void TcpTransport::write_records(Stream& stream) {
+    Sealing& sealing = *stream.sealing;
+    iovec parts[2 * batch];
+    for (;;) {
+        if (sealing.sent == sealing.filled) {
+            sealing.sent = sealing.filled = 0;
+            while (sealed_buffer_bytes - sealing.filled >= largest_record) {
+                const std::size_t part_count = gather(stream, parts, batch);
+                if (part_count == 0) break;
+                const auto sealed =
+                    sealing.records.writer.seal({parts, part_count}, sealing.outgoing.get() + sealing.filled);
+                sealing.filled += sealed.record;
+                account(stream, sealed.text);
+            }
+            if (sealing.filled == 0) break;
+        }
+        const iovec rest{sealing.outgoing.get() + sealing.sent, sealing.filled - sealing.sent};
+        const ssize_t n = send(stream, &rest, 1);
+        if (n < 0) return;
+        sealing.sent += static_cast<std::size_t>(n);
+    }
+    watch_for_room(stream, false);
+}
+
+ssize_t TcpTransport::send(Stream& stream, const iovec* parts, std::size_t part_count) {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(parts);
+    message.msg_iovlen = part_count;
+    ssize_t n;
+    do n = sendmsg(stream.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    if (n >= 0) return n;
+    // On an error the receiving side finds the connection closed and says so.
+    const bool is_short = is_shortage(errno);
+    const bool is_full = errno == EAGAIN || errno == EWOULDBLOCK || is_short;
+    if (is_short) std::this_thread::sleep_for(pause_for_memory);
+    if (!is_full) stream.is_broken.store(true, std::memory_order_relaxed);
+    watch_for_room(stream, is_full);
+    return -1;
 }
 
 // The first messages of the queue, as far as they are not sent; 0 when there is none, and then the stream is not busy.
@@ -176,7 +217,8 @@ std::size_t TcpTransport::gather(Stream& stream, iovec* parts, std::size_t most)
         if (payload_sent < out.frame.bytes)
             parts[part_count++] = {const_cast<std::byte*>(out.payload) + payload_sent, out.frame.bytes - payload_sent};
     }
-    if (part_count == 0) stream.busy.store(false, std::memory_order_relaxed);
+    const bool has_record = stream.sealing && stream.sealing->sent != stream.sealing->filled;
+    if (part_count == 0 && !has_record) stream.busy.store(false, std::memory_order_relaxed);
     return part_count;
 }
 
@@ -284,7 +326,8 @@ void TcpTransport::abandon() {
             stream->is_torn = true;
         std::erase_if(stream->queue,
                       [&](const Outgoing& out) { return stream->is_torn || out.frame.type != FrameType::notice; });
-        stream->busy.store(!stream->queue.empty(), std::memory_order_relaxed);
+        const bool has_record = stream->sealing && stream->sealing->sent != stream->sealing->filled;
+        stream->busy.store(!stream->queue.empty() || has_record, std::memory_order_relaxed);
     }
 }
 
@@ -404,6 +447,7 @@ bool TcpTransport::read(Stream& stream) {
 
 // One system call: the rest of the payload, straight to its place, and what follows it.
 std::size_t TcpTransport::read_some(Stream& stream) {
+    if (stream.sealing) return read_records(stream);
     iovec parts[2];
     int part_count = 0;
     std::size_t missing = 0;
@@ -412,26 +456,69 @@ std::size_t TcpTransport::read_some(Stream& stream) {
         parts[part_count++] = {stream.payload + stream.received, missing};
     }
     parts[part_count++] = {stream.buffer.get() + stream.end, buffer_bytes - stream.end};
+    const std::size_t got = receive(stream, parts, part_count);
+    if (got != 0) take_in(stream, std::min(got, missing), got - std::min(got, missing));
+    return got;
+}
+
+std::size_t TcpTransport::receive(Stream& stream, const iovec* parts, int part_count) {
     ssize_t n;
     do n = readv(stream.socket.get(), parts, part_count);
     while (n < 0 && errno == EINTR);
+    if (n > 0) return static_cast<std::size_t>(n);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
     if (n < 0 && is_shortage(errno)) {
         std::this_thread::sleep_for(pause_for_memory);
         return 0;
     }
-    if (n <= 0) {
-        if (n == 0)
-            lose(stream, "closed its connection");
-        else
-            lose(stream, errno);
-        return 0;
-    }
-    const auto got = static_cast<std::size_t>(n);
-    stream.received += std::min(got, missing);
-    if (got > missing) stream.end += got - missing;
+    if (n == 0)
+        lose(stream, "closed its connection");
+    else
+        lose(stream, errno);
+    return 0;
+}
+
+void TcpTransport::take_in(Stream& stream, std::size_t of_payload, std::size_t after_it) {
+    stream.received += of_payload;
+    stream.end += after_it;
     if (stream.payload != nullptr && stream.received == stream.frame.bytes) finish_payload(stream);
+}
+
+// One system call, and all records that are whole then.
+std::size_t TcpTransport::read_records(Stream& stream) {
+    Sealing& sealing = *stream.sealing;
+    const iovec room{sealing.incoming.get() + sealing.end, sealed_buffer_bytes - sealing.end};
+    const std::size_t got = receive(stream, &room, 1);
+    sealing.end += got;
+    while (got != 0 && open_record(stream)) interpret(stream);
+    if (sealing.begin == sealing.end) {
+        sealing.begin = sealing.end = 0;
+    } else if (sealed_buffer_bytes - sealing.begin < largest_record) {
+        std::memmove(sealing.incoming.get(), sealing.incoming.get() + sealing.begin, sealing.end - sealing.begin);
+        sealing.end -= std::exchange(sealing.begin, 0);
+    }
     return got;
+}
+
+// The text goes straight to its place, but is used only once its tag has proved right.
+bool TcpTransport::open_record(Stream& stream) {
+    Sealing& sealing = *stream.sealing;
+    const std::byte* record = sealing.incoming.get() + sealing.begin;
+    if (stream.closed || sealing.end - sealing.begin < record_size_bytes) return false;
+    const std::size_t text = RecordReader::text_size(record);
+    if (text != 0 && sealing.end - sealing.begin < text + record_overhead) return false;
+    const std::size_t missing = stream.payload != nullptr ? stream.frame.bytes - stream.received : 0;
+    std::span<std::byte> first;
+    if (missing != 0) first = {stream.payload + stream.received, missing};
+    const std::uint64_t number = sealing.records.reader.number();
+    if (text == 0 || !sealing.records.reader.open(record, first, stream.buffer.get() + stream.end)) {
+        close(stream);
+        if (!stream.farewell) events_.altered(peer, stream.index, number);
+        return false;
+    }
+    sealing.begin += text + record_overhead;
+    take_in(stream, std::min(text, missing), text - std::min(text, missing));
+    return true;
 }
 
 void TcpTransport::interpret(Stream& stream) {

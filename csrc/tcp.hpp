@@ -9,6 +9,9 @@
 //            it, and so do small ones when the credit is used up: then the sender asks.
 //
 // A granted message is always consumed, so no order of arrival can deadlock.
+//
+// Records (records.hpp) carry all of this where the job encrypts or sums. Either is the copy out of the caller's buffer,
+// decrypting the copy into the pool.
 #pragma once
 
 #include <sys/uio.h>
@@ -26,6 +29,7 @@
 #include "descriptor.hpp"
 #include "notice.hpp"
 #include "pool.hpp"
+#include "records.hpp"
 #include "socket_threads.hpp"
 #include "transport.hpp"
 
@@ -38,11 +42,14 @@ class TcpTransport final : public Transport {
         std::function<void(int peer, const std::string& reason)> lost;
         std::function<void(const Notice& notice)> notice;
         std::function<void(int peer)> unreachable;  // the kernel has given up the connection
+        // A record that came is not what the peer sent.
+        std::function<void(int peer, std::size_t stream, std::uint64_t record)> altered;
     };
-    // `data_epoll` watches the sockets for data and for room, `hangup_epoll` for their end, under `hangup_key`.
-    TcpTransport(int peer, std::vector<Descriptor> sockets, std::uint16_t generation, Receiver& receiver, Pool& pool,
-                 SocketThreads& threads, int data_epoll, int hangup_epoll, std::uint64_t hangup_key,
-                 StreamEvents events);
+    // `data_epoll` watches the sockets for data and for room, `hangup_epoll` for their end, under `hangup_key`. There
+    // are records for each socket, or none.
+    TcpTransport(int peer, std::vector<Descriptor> sockets, std::vector<Records> records, std::uint16_t generation,
+                 Receiver& receiver, Pool& pool, SocketThreads& threads, int data_epoll, int hangup_epoll,
+                 std::uint64_t hangup_key, StreamEvents events);
     ~TcpTransport() override;
 
     bool shares_memory() const override { return false; }
@@ -80,8 +87,18 @@ class TcpTransport final : public Transport {
         std::size_t sent;                           // bytes of header and payload together
         std::shared_ptr<const std::string> text{};  // a notice's text, into which the payload points
     };
+    // The part of a stream that carries records: both directions', then the sender's buffer, then the receiver's.
+    struct Sealing {
+        explicit Sealing(Records records);
+
+        Records records;
+        std::unique_ptr<std::byte[]> outgoing;  // bytes [sent, filled) of a record are still to be sent
+        std::size_t sent = 0, filled = 0;
+        std::unique_ptr<std::byte[]> incoming;  // bytes [begin, end) are not decrypted yet
+        std::size_t begin = 0, end = 0;
+    };
     struct Stream final : Served {
-        Stream(TcpTransport& transport, std::size_t index, Descriptor socket);
+        Stream(TcpTransport& transport, std::size_t index, Descriptor socket, std::unique_ptr<Sealing> sealing);
         void serve() override { transport.serve(*this); }
         bool has_queued() const override {
             return busy.load(std::memory_order_relaxed) && !wants_room.load(std::memory_order_relaxed) &&
@@ -93,12 +110,13 @@ class TcpTransport final : public Transport {
         std::atomic<SocketThread*> thread{nullptr};  // that serves it; nullptr: whoever drains the transport
         std::atomic<bool> is_settled{false};         // whether one does, once and for all
         Descriptor socket;
+        const std::unique_ptr<Sealing> sealing;  // nullptr: in clear
         // sending
         std::mutex send_mutex;                // the socket's way out
         std::mutex queue_mutex;               // the next three; under it no other lock is taken
         std::deque<Outgoing> queue;           // only who has `send_mutex` takes from it
         Clock::time_point busy_since{};       // from when the queue has had something
-        std::atomic<bool> busy{false};        // the queue has something
+        std::atomic<bool> busy{false};        // the queue has something, or a record is still to be sent
         bool is_torn = false;                 // abandoned in the middle of a message
         std::atomic<bool> wants_room{false};  // epoll tells when there is room again
         std::atomic<bool> is_broken{false};   // the socket takes nothing any more
@@ -116,8 +134,10 @@ class TcpTransport final : public Transport {
     };
 
     void enqueue(Stream& stream, const Frame& frame, const std::byte* payload, std::uint32_t token);
-    bool push(Stream& stream, Outgoing outgoing);  // false if nothing is sent any more
-    void write(Stream& stream);                    // as much as the socket takes
+    bool push(Stream& stream, Outgoing outgoing);                              // false if nothing is sent any more
+    void write(Stream& stream);                                                // as much as the socket takes
+    ssize_t send(Stream& stream, const iovec* parts, std::size_t part_count);  // -1 after it has seen to the error
+    void write_records(Stream& stream);
     std::size_t gather(Stream& stream, iovec* parts, std::size_t most) const;
     void account(Stream& stream, std::size_t sent);
     void serve(Stream& stream);
@@ -125,6 +145,10 @@ class TcpTransport final : public Transport {
     void watch_for_room(Stream& stream, bool wanted);
     bool read(Stream& stream);
     std::size_t read_some(Stream& stream);
+    std::size_t read_records(Stream& stream);
+    std::size_t receive(Stream& stream, const iovec* parts, int part_count);  // 0 if nothing has come, or all is over
+    bool open_record(Stream& stream);                                         // a record; false if there is no more
+    void take_in(Stream& stream, std::size_t of_payload, std::size_t after_it);
     void interpret(Stream& stream);
     void take_frame(Stream& stream, const Frame& frame);
     void finish_payload(Stream& stream);

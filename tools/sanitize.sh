@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 . tools/instrumented.sh
 python=$1; shift
-tests=${TESTS:-$(ls tests/unit/test_engine*.py)}
+tests=${TESTS:-$(ls tests/unit/test_engine*.py tests/unit/test_encryption.py)}
 for sanitizers in ${@:-thread address,undefined}; do
     build_engine "$python" "sanitize-${sanitizers/,/-}" "$sanitizers"
     libraries=$(${CXX:-c++} -print-file-name="lib${sanitizers:0:1}san.so")

@@ -6,7 +6,7 @@ Errors are raised as the classes of ``multiring.errors``.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -356,6 +356,74 @@ class NativeCalls:
         pointer is 0.
         """
 
+def load_libcrypto() -> None:
+    """
+    ResourceError, with the remedy, unless OpenSSL's libcrypto can be used.
+    """
+
+def public_key(private_key: bytes) -> bytes:
+    """
+    Public key of X25519 that belongs to a private one, which is 32 random bytes (RFC 7748).
+    """
+
+def shared_key(private_key: bytes, public_key: bytes) -> bytes:
+    """
+    The secret that both ends get, each from its own private key and the other's public one. ValueError if the
+    public key is none.
+    """
+
+def hkdf_extract(salt: bytes, material: bytes) -> bytes:
+    """The first step of HKDF with SHA-256 (RFC 5869): 32 bytes."""
+
+def hkdf_expand(key: bytes, info: bytes, size: int) -> bytes:
+    """The second step: ``size`` bytes, at most 8160."""
+
+def gcm_seal(key: bytes, nonce: bytes, additional: bytes, text: bytes) -> bytes:
+    """
+    AES-128-GCM, as records use it: the text, encrypted, and its tag. For answers that are known elsewhere.
+    """
+
+def checksum(text: bytes, by_tables: bool = False) -> bytes:
+    """
+    Four sums of CRC-32C, as records have them (csrc/checksum.hpp); ``by_tables`` as on processors without an
+    instruction for it.
+    """
+
+RECORD_SIZE_BYTES: int = 4
+
+RECORD_TAG_BYTES: int = 16
+
+class Records:
+    """
+    Both directions of a connection that carries records (csrc/records.hpp).
+    """
+
+    @overload
+    def __init__(self, sends: bytes, receives: bytes) -> None:
+        """Encrypted records; 32 secret bytes for each direction."""
+
+    @overload
+    def __init__(self) -> None:
+        """Records with checksums."""
+
+    def seal(self, text: bytes) -> bytes:
+        """The next records to send, as many as the text needs."""
+
+    def open(self, record: bytes) -> bytes | None:
+        """
+        The text of the next record that was received; None if it is not what was sent.
+        """
+
+    @staticmethod
+    def text_size(begin: bytes) -> int:
+        """
+        Bytes of text in a record, by its first RECORD_SIZE_BYTES bytes; 0 if there is no such record.
+        """
+
+    @property
+    def next_received(self) -> int:
+        """The number of the record that is to be received next, from 0."""
+
 class Engine:
     def __init__(
         self,
@@ -398,12 +466,13 @@ class Engine:
     def attach_inproc(self, peer: int, engine: Engine) -> None:
         """A rank that is an engine of this process."""
 
-    def attach_tcp(self, peer: int, sockets: Sequence[int]) -> None:
+    def attach_tcp(self, peer: int, sockets: Sequence[int], records: Sequence[Records] = []) -> None:
         """
-        A rank elsewhere, over connected and authenticated sockets (data), taken into ownership.
+        A rank elsewhere, over connected and authenticated sockets (data), taken into ownership; with records
+        for each, or without.
         """
 
-    def attach_control(self, peer: int, socket: int) -> None:
+    def attach_control(self, peer: int, socket: int, records: Records | None = None) -> None:
         """A control connection to the lowest rank of another host."""
 
     def attached(self, peer: int) -> bool:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import IO, Any
 
@@ -190,12 +191,20 @@ class _Job:
         self._left: list[int] = []
         self._looked = time.monotonic()
         with contextlib.ExitStack() as opened:
-            self._meeting = store.Server(self._secret, ports=checked.ports, interface=checked.interface)
+            serve = partial(
+                store.Server,
+                self._secret,
+                ports=checked.ports,
+                interface=checked.interface,
+                encrypt=checked.encrypt,
+            )
+            self._meeting = serve()
             opened.callback(self._meeting.close)
-            self._server = store.Server(self._secret, ports=checked.ports, interface=checked.interface)
+            self._server = serve()
             opened.callback(self._server.close)
             self._reports = Reports(self._server, len(workers))
-            self._own = store.Client([("127.0.0.1", self._server.port)], self._secret, timeout=REACH_SECONDS)
+            own = [("127.0.0.1", self._server.port)]
+            self._own = store.Client(own, self._secret, timeout=REACH_SECONDS, encrypt=checked.encrypt)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> _Job:
@@ -375,7 +384,7 @@ def be_rank(packed: IO[bytes]) -> bytes | None:
     addresses = [env.split_address(each) for each in driver]
     with (
         _process_of_its_own(given, address),
-        contextlib.closing(store.Client(addresses, given.secret, timeout=REACH_SECONDS)) as told,
+        contextlib.closing(_reach(addresses, given)) as told,
     ):
         mine = secrets.token_bytes(8)
         if told.settle(f"dask/task/{given.rank}", mine) != mine:
@@ -435,13 +444,18 @@ class _Ended(BaseException):
         return "the driver has given the job up, or is gone"
 
 
+def _reach(driver: Sequence[tuple[str, int]], given: RankAssignment) -> store.Client:
+    encrypt = env.read(env.Settings, **given.settings).encrypt
+    return store.Client(driver, given.secret, timeout=REACH_SECONDS, encrypt=encrypt)
+
+
 class _Leash:
     """Ends a rank's function when the driver gives the job up, or is gone: a task of Dask is a thread, and runs on."""
 
     def __init__(self, given: RankAssignment, driver: Sequence[tuple[str, int]], told: store.Client) -> None:
         self._rank = given.rank
         self._told = told
-        self._client = store.Client(driver, given.secret, timeout=REACH_SECONDS)
+        self._client = _reach(driver, given)
         self._inside = threading.Lock()
         self._running: int | None = None  # the thread that is in the function
         self._over = threading.Event()

@@ -251,6 +251,22 @@ class Settings:
         "beyond two, up to 4, and up to 256 of a rank to all others",
         agree=True,
     )
+    encrypt: bool = _knob(
+        False,
+        _flag,
+        "0 or 1",
+        "encrypt what ranks and their store say over TCP ([how, and what is left out](security.md#encryption)); needs "
+        "OpenSSL's libcrypto, and a secret that is one",
+        agree=True,
+    )
+    checksum: bool = _knob(
+        False,
+        _flag,
+        "0 or 1",
+        "send a checksum with each 32 KB of what ranks say to each other over TCP, which finds [what a network alters"
+        "](security.md#checksums); encrypted connections have better ones",
+        agree=True,
+    )
     topology: str = _knob("", str, "path", "topology file; read by rank 0, who hands it to all")
     probe: str = _knob(
         "on",

@@ -93,7 +93,7 @@ class _Backend(Backend):  # type: ignore[misc]
         """Make the workers ranks of a new job; RendezvousError names one that cannot be."""
         size, settings = len(worker_group), backend_config.settings
         self._has_joined = False
-        where = {name: settings[name] for name in ("interface", "ports") if name in settings}
+        where = {name: settings[name] for name in ("interface", "ports", "encrypt") if name in settings}
         with StoreServer(**where) as store:
             joining = {}
             for rank in range(size):

@@ -67,7 +67,9 @@ def process_of(client: Client, address: str) -> int:
 
 @pytest.mark.parametrize(("workers", "ranks"), [(None, 3), (3, 3), (np.int64(2), 2), (1, 1)])
 def test_results_come_by_rank(workers: int | None, ranks: int, client: Client) -> None:
-    found = mr.dask.run(client, dask_ranks.total, 10, workers=workers, offset=1, settings={"timeout": 60})
+    found = mr.dask.run(
+        client, dask_ranks.total, 10, workers=workers, offset=1, settings={"timeout": 60, "encrypt": workers == 3}
+    )
     assert [each["place"] for each in found] == [(rank, ranks, ranks) for rank in range(ranks)]
     expected = [10 * ranks * (ranks + 1) // 2 * index + ranks for index in range(5)]
     assert [each["sum"] for each in found] == [expected] * ranks

@@ -109,10 +109,11 @@ class Workers:
 
 
 def test_processes_are_used_again_and_keep_nothing(actors: list[Any]) -> None:
-    backend, config = multiring.ray.MultiringConfig().backend_cls(), multiring.ray.MultiringConfig(timeout=60)
+    backend = multiring.ray.MultiringConfig().backend_cls()
     jobs = []
     for number, order in enumerate((actors, actors[::-1])):
         group = Workers(order)
+        config = multiring.ray.MultiringConfig(timeout=60, encrypt=number == 1)
         backend.on_start(group, config)
         jobs.append(ray.get(group.execute_async(ray_ranks.sum_of, number + 1)))
         backend.on_shutdown(group, config)

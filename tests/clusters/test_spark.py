@@ -44,7 +44,7 @@ def assert_works(ranks: int) -> None:
 @local
 @pytest.mark.parametrize(("num_proc", "ranks"), [(None, 3), (3, 3), (2, 2), (1, 1)])
 def test_results_come_by_rank(num_proc: int | None, ranks: int, spark: SparkContext) -> None:
-    found = mr.spark.run(spark_ranks.total, (10,), {"offset": 1}, num_proc)
+    found = mr.spark.run(spark_ranks.total, (10,), {"offset": 1}, num_proc, encrypt=num_proc == 3)
     assert [each["place"] for each in found] == [(rank, ranks, ranks) for rank in range(ranks)]
     expected = [10 * ranks * (ranks + 1) // 2 * index + ranks for index in range(5)]
     assert [each["sum"] for each in found] == [expected] * ranks

@@ -18,7 +18,7 @@ ALIKE = {
     "Work": "the handle that users have, and the engine's that it wraps",
 }
 """Classes of Python that share a name with one of the bindings (_native.pyi), and what the one is to the other."""
-BOUND = ("Call", "Description", "LabelName", "NativeCalls", "PlanFacts", "Trials")
+BOUND = ("Call", "Description", "LabelName", "NativeCalls", "PlanFacts", "Records", "Trials")
 """Classes of the engine that Python has by the bindings alone."""
 MIRRORED = {
     **ALIKE,

@@ -28,20 +28,24 @@ FIELDS = (
 )
 DATA, RELEASE, GRANT, ASK, WAITS, CREDIT, BEAT, NOTICE, FAREWELL = range(1, 10)
 STATUS = struct.Struct("<QQiIffBBB5x")
+OURS, THEIRS = bytes(range(32)), bytes(range(32, 64))
+"""What the keys of both directions follow from."""
 
 
 def handshake(data: bytes) -> None:
-    """A stranger's bytes, instead of a handshake: never believed."""
-    here, there = socket.socketpair()
-    with here, there:
-        here.settimeout(5)
-        there.sendall(data)
-        there.shutdown(socket.SHUT_WR)
-        try:
-            auth.run(here, auth.server(SECRET, auth.Hello(auth.STORE, job="fuzz"), (auth.DATA, auth.CONTROL)))
-        except (auth.Refused, OSError):
-            return
-        raise AssertionError("a stranger was believed")
+    """A stranger's bytes, instead of a handshake: never believed, whether the job encrypts or not."""
+    for encrypted in (False, True):
+        here, there = socket.socketpair()
+        with here, there:
+            here.settimeout(5)
+            there.sendall(data)
+            there.shutdown(socket.SHUT_WR)
+            mine = auth.Hello(auth.STORE, job="fuzz", encrypted=encrypted)
+            try:
+                auth.run(here, auth.server(SECRET, mine, (auth.DATA, auth.CONTROL)))
+            except (auth.Refused, OSError):
+                continue
+            raise AssertionError("a stranger was believed")
 
 
 class _Store:
@@ -66,10 +70,10 @@ def store(data: bytes) -> None:
     """Requests of a client that knows the secret and nothing else: the next client is served."""
     broken = _Store.connect()
     with contextlib.suppress(OSError):
-        broken._sock.sendall(data)
-        broken._sock.shutdown(socket.SHUT_WR)
-        broken._sock.settimeout(0.02)
-        broken._sock.recv(100)
+        broken._channel.sock.sendall(data)
+        broken._channel.sock.shutdown(socket.SHUT_WR)
+        broken._channel.sock.settimeout(0.02)
+        broken._channel.sock.recv(100)
     broken.close()
     client = _Store.connect()
     client.set("alive", data[:10])
@@ -118,6 +122,28 @@ def control(data: bytes) -> None:
     _engine_fed(data, attach)
 
 
+def records(data: bytes) -> None:
+    """An encrypted connection, for data or, where the first byte is odd, for control: ends in an error as well."""
+
+    def attach(engine: native.Engine, sock: int) -> None:
+        cipher = native.Records(OURS, THEIRS)
+        if not data[:1] or data[0] % 2 == 0:
+            engine.attach_tcp(1, [sock], [cipher])
+            return
+        data_here, data_there = socket.socketpair()
+        engine.attach_tcp(1, [data_here.detach()])
+        data_there.close()
+        engine.attach_control(1, sock, cipher)
+
+    _engine_fed(data[1:], attach)
+
+
+def _sealed(kind: bytes, *texts: bytes) -> bytes:
+    """A record of each text, as a rank sends them."""
+    cipher = native.Records(THEIRS, OURS)
+    return kind + b"".join(cipher.seal(text) for text in texts)
+
+
 def _frame(type: int, payload: bytes = b"", **fields: int) -> bytes:
     names = (
         "turn type op ordinal communicator segment number count plan root collective dtype generation place bytes token"
@@ -131,9 +157,13 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "store": store,
     "frames": frames,
     "control": control,
+    "records": records,
 }
 SEEDS: dict[str, list[bytes]] = {
-    "handshake": [auth.Hello(auth.DATA, 1, 0, job="fuzz").pack(bytes(32)) + bytes(32)],
+    "handshake": [
+        auth.Hello(auth.DATA, 1, 0, job="fuzz", encrypted=encrypted).pack(bytes(32)) + bytes(32)
+        for encrypted in (False, True)
+    ],
     "store": [
         *(struct.pack("!BIId", op, 1, 1, 0.1) + b"k1" for op in range(5)),
         struct.pack("!BIId", 3, 1, 6, 0.1) + b"k" + struct.pack("!I", 1) + b"12",
@@ -154,5 +184,12 @@ SEEDS: dict[str, list[bytes]] = {
         _frame(BEAT, STATUS.pack(1, 2, 1, 0, 0.5, 0.0, 0, 1, 1) + bytes(104)),
         _frame(NOTICE, b"rank 1 is lost", root=1, token=1, count=1000),
         _frame(FAREWELL),
+    ],
+    "records": [
+        _sealed(b"\0", _frame(DATA, bytes(32), collective=7, plan=7, count=4)),
+        _sealed(b"\0", _frame(NOTICE, b"rank 1 is lost", root=1, token=1, count=1000)[:70], b"is lost"),
+        _sealed(b"\0", bytes(100), bytes(100)),
+        _sealed(b"\1", _frame(BEAT), _frame(FAREWELL)),
+        _sealed(b"\1", _frame(NOTICE, b"rank 1 is lost", root=1, token=1, count=1000)),
     ],
 }

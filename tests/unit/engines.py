@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -169,8 +170,29 @@ def connected_sockets(count: int) -> tuple[list[int], list[int]]:
     return near, far
 
 
+BothEnds = tuple[list[native.Records], list[native.Records]]
+"""The records of both ends of some connections."""
+
+
+def ciphers(count: int) -> BothEnds:
+    """Encrypted ones."""
+    secrets = [(os.urandom(32), os.urandom(32)) for _ in range(count)]
+    return [native.Records(*pair) for pair in secrets], [native.Records(*reversed(pair)) for pair in secrets]
+
+
+def checksums(count: int) -> BothEnds:
+    """Records with checksums."""
+    return [native.Records() for _ in range(count)], [native.Records() for _ in range(count)]
+
+
 @contextmanager
-def world(size: int, hosts: list[int] | None = None, streams: int = 1, **options: object) -> Iterator[list[Rank]]:
+def world(
+    size: int,
+    hosts: list[int] | None = None,
+    streams: int = 1,
+    records: Callable[[int], BothEnds] | None = None,
+    **options: object,
+) -> Iterator[list[Rank]]:
     """Engines of all ranks, attached to each other, with communicator 0 over all of them.
 
     Ranks of the same host (``hosts[rank]``; all of one by default) are attached in process, others over TCP, with a
@@ -184,11 +206,13 @@ def world(size: int, hosts: list[int] | None = None, streams: int = 1, **options
             engines[a].attach_inproc(b, engines[b])
             engines[b].attach_inproc(a, engines[a])
             continue
-        for end, other, sockets in zip((a, b), (b, a), connected_sockets(streams), strict=True):
-            engines[end].attach_tcp(other, sockets)
+        pairs = records(streams) if records else ([], [])
+        for end, other, sockets, own in zip((a, b), (b, a), connected_sockets(streams), pairs, strict=True):
+            engines[end].attach_tcp(other, sockets, own)
         if hosts.index(hosts[a]) == a and hosts.index(hosts[b]) == b:
-            for end, other, sockets in zip((a, b), (b, a), connected_sockets(1), strict=True):
-                engines[end].attach_control(other, sockets[0])
+            pairs = records(1) if records else ([None], [None])
+            for end, other, sockets, own in zip((a, b), (b, a), connected_sockets(1), pairs, strict=True):
+                engines[end].attach_control(other, sockets[0], own[0])
     for engine in engines:
         engine.communicator(0, list(range(size)))
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from multiring.net import auth
 from multiring.net.acceptor import Acceptor
 from multiring.net.cards import Route, routes_between
+from multiring.net.channel import ProvenChannel
 from multiring.net.links import Links
 from multiring.net.listen import bind
 from multiring.net.membership import Membership
@@ -63,8 +64,8 @@ class Pair:
         self.links = [self._start(rank, stack) for rank in range(2)]
 
     def _start(self, rank: int, stack: ExitStack) -> Links:
-        def attach(role: int, peer: int, descriptors: list[int]) -> None:
-            self.attached[rank] = [socket.socket(fileno=fd) for fd in descriptors]
+        def attach(role: int, peer: int, channels: Sequence[ProvenChannel]) -> None:
+            self.attached[rank] = [channel.sock for channel in channels]
 
         addresses = {1 - rank: [card[0] for card in self.cards[1 - rank]]}
         hello = auth.Hello(auth.DATA, rank, job="cards")

@@ -6,13 +6,18 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
-from multiring.net import framing
+from multiring.net import auth, framing
 
 MESSAGES = [{"kind": "news", "members": [0, 2]}, {"text": "\u00fc" * 100}, {}]
 STREAM = framing.SIGN_OF_LIFE.join(framing.pack(message) for message in MESSAGES) + framing.SIGN_OF_LIFE
+
+
+def reading(sock: socket.socket, deadline: float) -> Callable[[int], bytes]:
+    return lambda size: auth.receive(sock, size, deadline)
 
 
 def test_messages_arrive_however_their_bytes_do() -> None:
@@ -21,7 +26,7 @@ def test_messages_arrive_however_their_bytes_do() -> None:
         sender = threading.Thread(target=lambda: [one.sendall(STREAM[at : at + 7]) for at in range(0, len(STREAM), 7)])
         sender.start()
         until = time.monotonic() + 20
-        assert [framing.receive(other, 1000, until) for _ in MESSAGES] == MESSAGES
+        assert [framing.receive(reading(other, until), 1000) for _ in MESSAGES] == MESSAGES
         sender.join()
 
 
@@ -41,10 +46,10 @@ def test_a_message_that_is_too_large_ends_the_connection() -> None:
         for limit in (size, size - 1):
             one.sendall(framing.pack(MESSAGES[1]))
             if limit == size:
-                assert framing.receive(other, limit, time.monotonic() + 20) == MESSAGES[1]
+                assert framing.receive(reading(other, time.monotonic() + 20), limit) == MESSAGES[1]
                 continue
             with pytest.raises(ConnectionError, match=f"^a message of {size} bytes$"):
-                framing.receive(other, limit, time.monotonic() + 20)
+                framing.receive(reading(other, time.monotonic() + 20), limit)
 
 
 def test_signs_of_life_do_not_put_off_the_deadline() -> None:
@@ -60,7 +65,7 @@ def test_signs_of_life_do_not_put_off_the_deadline() -> None:
         living.start()
         try:
             with pytest.raises(TimeoutError):
-                framing.receive(other, 1000, time.monotonic() + 0.3)
+                framing.receive(reading(other, time.monotonic() + 0.3), 1000)
         finally:
             ended.set()
             living.join()

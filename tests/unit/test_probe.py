@@ -22,6 +22,8 @@ from imagined import Network, sets_of_hosts, tightest_bound
 
 from multiring import cache
 from multiring.errors import RendezvousError
+from multiring.net import auth
+from multiring.net.channel import ProvenChannel
 from multiring.planning import topology_file
 from multiring.planning.bound import cut_bound
 from multiring.planning.topology import LEVELS, Link, Place, Topology, ranks_in_host
@@ -202,7 +204,7 @@ def test_values_that_are_alike_are_of_one_class() -> None:
 
 
 @contextmanager
-def members(hosts: int) -> Iterator[tuple[list[Member], dict[int, socket.socket], list[socket.socket]]]:
+def members(hosts: int) -> Iterator[tuple[list[Member], dict[int, ProvenChannel], list[ProvenChannel]]]:
     """Hosts that are connected over loopback, the control connections of the first, and the others' ends of them."""
     with ExitStack() as stack:
 
@@ -216,7 +218,8 @@ def members(hosts: int) -> Iterator[tuple[list[Member], dict[int, socket.socket]
             for b in range(a):
                 one, other = connected()
                 streams[a][b], streams[b][a] = {1: one}, {1: other}
-        controls = [connected() for _ in range(hosts - 1)]
+        proof = auth.Proven(auth.Hello(auth.PROBE))
+        controls = [[ProvenChannel(end, proof) for end in connected()] for _ in range(hosts - 1)]
         yield (
             [Member(host, hosts, streams[host]) for host in range(hosts)],
             {host: controls[host - 1][0] for host in range(1, hosts)},

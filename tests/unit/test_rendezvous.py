@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 
-from multiring import env, errors
+from multiring import _native, env, errors
 from multiring.errors import CollectiveTimeout, MultiringError, PeerLost, RendezvousError, ResourceError
 from multiring.job import rendezvous
 from multiring.job.bootstrap import JobMeeting, RankIdentity
@@ -61,6 +61,7 @@ class Peers:
         self.local: dict[int, tuple[int, int, int]] = {}
         self.tcp: dict[int, list[int]] = {}
         self.control: dict[int, int] = {}
+        self.records: dict[tuple[str, int], list[_native.Records]] = {}
         self.failed: BaseException | None = None
         self.gone: set[int] = set()
         self.links: list[tuple[list[int], float, float]] = []
@@ -72,13 +73,15 @@ class Peers:
     def attach_local(self, peer: int, memory: int, doorbell: int, sock: int) -> None:
         self.local[peer] = memory, doorbell, sock
 
-    def attach_tcp(self, peer: int, sockets: list[int]) -> None:
+    def attach_tcp(self, peer: int, sockets: list[int], records: list[_native.Records]) -> None:
         assert peer not in self.tcp
         self.tcp[peer] = sockets
+        self.records["data", peer] = records
 
-    def attach_control(self, peer: int, sock: int) -> None:
+    def attach_control(self, peer: int, sock: int, records: _native.Records | None) -> None:
         assert peer not in self.control
         self.control[peer] = sock
+        self.records["control", peer] = [records] if records else []
 
     def attached(self, peer: int) -> bool:
         return peer in self.local or peer in self.tcp
@@ -317,12 +320,29 @@ def test_who_cannot_be_reached_is_named_within_the_time_of_the_call(job: Job) ->
     assert re.match(r"rank 0 \(host a\) has no link after 0\.4\d* s: rank 1 \(host b\) cannot be reached", str(failed))
 
 
+@pytest.mark.parametrize(("given", "records"), [({}, None), ({"checksum": True}, "sum"), ({"encrypt": True}, "other")])
+def test_connections_carry_the_records_that_settings_ask_for(
+    job: Job, given: dict[str, Any], records: str | None
+) -> None:
+    job.join(2, lambda rank: env.Settings(host="ab"[rank], streams=2, **given))
+    assert job.errors == {}
+    job.worlds[0].connect({1}, 20)
+    for rank in range(2):
+        found = job.engine(rank).records
+        assert {kind: len(each) for (kind, _), each in found.items()} == (
+            {"data": 2, "control": 1} if records else {"data": 0, "control": 0}
+        )
+        tags = [each.seal(b"text")[-16:] for some in found.values() for each in some]
+        summed = _native.Records().seal(b"text")[-16:]
+        assert all((tag == summed) == (records == "sum") for tag in tags)
+
+
 @pytest.mark.parametrize("dialling", [0, 1])
 @pytest.mark.parametrize("error", [PeerLost("rank 7 is lost", rank=7), ResourceError("no descriptors")])
 def test_what_attaching_a_link_raises_reaches_who_wants_it(
     job: Job, caplog: pytest.LogCaptureFixture, error: MultiringError, dialling: int
 ) -> None:
-    def refuse(peer: int, sockets: list[int]) -> None:
+    def refuse(peer: int, sockets: list[int], records: list[_native.Records]) -> None:
         for descriptor in sockets:
             os.close(descriptor)
         raise error

@@ -127,7 +127,7 @@ def test_too_large_is_refused_here(server: Server) -> None:
 
 def test_a_lying_length_ends_the_connection_only(server: Server) -> None:
     liar, other = connect(server), connect(server)
-    liar._sock.sendall(struct.pack("!BIId", 0, 1, MAX_VALUE + 1, 0.0))
+    liar._channel.sock.sendall(struct.pack("!BIId", 0, 1, MAX_VALUE + 1, 0.0))
     with pytest.raises(RendezvousError, match="store was lost"):
         liar.get("a", 1)
     other.set("a", b"1")

@@ -23,7 +23,7 @@ from multiring.bench.report import through
 from multiring.cli import output
 from multiring.cli.errors import leave_out
 from multiring.cli.options import number, output_file, whole
-from multiring.errors import RendezvousError
+from multiring.errors import RendezvousError, ResourceError
 from multiring.files import write_text
 from multiring.job.checks import check_settings
 from multiring.planning import topology_file
@@ -229,7 +229,7 @@ def _check_environment() -> None:
     """ValueError for settings that every rank of ours would refuse."""
     try:
         check_settings(env.read(env.Settings))
-    except RendezvousError as error:
+    except (RendezvousError, ResourceError) as error:
         raise ValueError(str(error)) from None
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from multiring import env
+from multiring import _native, env
 from multiring.cli.errors import USAGE_ERROR
 from multiring.cli.options import PROGRAM_FOLLOWS, check_program, ranks_option, whole
 from multiring.errors import MultiringError
@@ -81,6 +81,9 @@ def run(
     topology: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The links between the hosts, which are then not measured.")
     ] = None,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt what ranks say to each other and to the launcher's store by TCP.")
+    ] = False,
     launcher: Annotated[
         mpi.SiteLauncher | None, typer.Option(help="Let the site's own launcher start the ranks.")
     ] = None,
@@ -134,6 +137,8 @@ def run(
         _check_directory()
         if topology is not None:
             os.environ["MULTIRING_TOPOLOGY"] = str(topology.absolute())
+        if encrypt:
+            os.environ["MULTIRING_ENCRYPT"] = "1"
         hosts, host_count = _hosts(hosts, count_or_list)
         listed = {"-H": hosts, "--hostfile": hostfile}
         given = PodOptions(ranks, host_count, host_index, rendezvous, ranks_per_host)
@@ -216,8 +221,10 @@ def _check_directory() -> None:
 
 
 def _check_settings() -> None:
-    """ValueError for a MULTIRING_WIRE or MULTIRING_PLAN that every rank would refuse."""
+    """ValueError for a MULTIRING_WIRE or MULTIRING_PLAN that every rank would refuse; ResourceError likewise."""
     settings = env.read(env.Settings)
+    if settings.encrypt:
+        _native.load_libcrypto()
     wire = env.parse_wire(settings.wire)
     if isinstance(wire, dict):
         from multiring.planning import planner  # as below
@@ -326,7 +333,11 @@ def _meeting(ranks: int | None, hosts: int, index: int, rendezvous: str) -> tupl
     match = re.fullmatch(NAME + r":(?P<port>[0-9]{1,5})", rendezvous)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise LaunchError(f"--rendezvous {rendezvous}: expected host:port, an IPv6 address in brackets")
-    return ranks, HostMeeting(env.split_address(rendezvous), hosts, index, env.read(env.Settings).init_timeout)
+    settings = env.read(env.Settings)
+    meeting = HostMeeting(
+        env.split_address(rendezvous), hosts, index, seconds=settings.init_timeout, encrypt=settings.encrypt
+    )
+    return ranks, meeting
 
 
 def _assignments(ranks: int | None, hosts: str | None, hostfile: Path | None) -> list[Assignment]:

@@ -325,7 +325,7 @@ def _at_launchers_store(launcher: str, rank: int, size: int, launch: env.Launch)
         if not launch.store or secret is None:
             missing = "MULTIRING_STORE" if not launch.store else "MULTIRING_SECRET_FILE"
             raise RendezvousError(f"rank {rank} of {size}: {missing} is not set; start by `multiring run`, which does")
-        return _client(list(map(env.split_address, launch.store)), secret, launch.job, settings)
+        return _client(rank, list(map(env.split_address, launch.store)), secret, launch.job, settings)
 
     gathers = launch.max_replacements > 0
     return RankIdentity(rank, size, launcher, meet, launch.job, replacement=launch.replacement, gathers=gathers)
@@ -363,10 +363,10 @@ def _tell_unknown(host: str) -> None:
 
 
 def at_lasting_store(
-    addresses: list[tuple[str, int]], secret: bytes, job: str
+    rank: int, addresses: list[tuple[str, int]], secret: bytes, job: str
 ) -> Callable[[env.Settings], AbstractContextManager[JobMeeting]]:
     """Opens the meeting of ranks whose processes join one job after another; ``job`` is that of the store."""
-    return lambda settings: _client(addresses, secret, job, settings, lasting=True)
+    return lambda settings: _client(rank, addresses, secret, job, settings, lasting=True)
 
 
 @contextlib.contextmanager
@@ -378,6 +378,7 @@ def no_meeting(settings: env.Settings) -> Iterator[JobMeeting]:
 
 @contextlib.contextmanager
 def _client(
+    rank: int,
     addresses: list[tuple[str, int]],
     secret: bytes,
     job: str,
@@ -387,7 +388,16 @@ def _client(
     served_by: int = -1,
     lasting: bool = False,
 ) -> Iterator[JobMeeting]:
-    client = Client(addresses, secret, job=job, timeout=settings.init_timeout, sought=sought, served_by=served_by)
+    client = Client(
+        addresses,
+        secret,
+        job=job,
+        timeout=settings.init_timeout,
+        sought=sought,
+        served_by=served_by,
+        encrypt=settings.encrypt,
+        rank=rank,
+    )
     try:
         yield JobMeeting(client, secret, lasting)
     finally:
@@ -418,11 +428,13 @@ def _served_by_rank_zero(
     Rank 0 is on one of ``hosts`` and takes the first of ``ports`` that is free. ``origin`` and ``remedy`` say where the
     ports are from, and what helps if none can be had.
     """
-    secret = given_secret(launch) or hashlib.sha256(f"multiring {job}".encode()).digest()
+    given = given_secret(launch)
+    check_secret(settings, given, "here it follows from the job's address, which is no secret")
+    secret = given or hashlib.sha256(f"multiring {job}".encode()).digest()
     with contextlib.ExitStack() as stack:
         if rank == 0:
             try:
-                server = Server(secret, job=job, ports=ports)
+                server = Server(secret, job=job, ports=ports, encrypt=settings.encrypt, rank=0)
             except listen.NoFreePort as error:
                 why = "not allowed to this user" if error.forbidden else "occupied"
                 raise ResourceError(f"{origin} is {why} on this host: {remedy}") from None
@@ -431,7 +443,7 @@ def _served_by_rank_zero(
         elif set(hosts) <= LOOPBACKS:  # this host may have the other one only
             hosts = interfaces.loopbacks()
         addresses = [(host, port) for port in ports for host in hosts]
-        yield stack.enter_context(_client(addresses, secret, job, settings, sought=len(ports) > 1, served_by=0))
+        yield stack.enter_context(_client(rank, addresses, secret, job, settings, sought=len(ports) > 1, served_by=0))
 
 
 @contextlib.contextmanager
@@ -448,17 +460,27 @@ def _at_torch_store(address: tuple[str, int], launch: env.Launch, settings: env.
 
 @contextlib.contextmanager
 def _at_mpi(rank: int, size: int, launch: env.Launch, settings: env.Settings) -> Iterator[JobMeeting]:
+    given = given_secret(launch)
+    check_secret(settings, given, "MPI would pass it on in clear")
     world = mpi_world("mpirun", rank, size)
     with contextlib.ExitStack() as stack:
         told: tuple[tuple[str, ...], bytes] | None = None
         if rank == 0:
-            secret = secrets.token_bytes(32)
-            server = Server(secret, job=launch.job, ports=settings.ports, interface=settings.interface)
+            drawn = b"" if given else secrets.token_bytes(32)
+            server = Server(
+                given or drawn,
+                job=launch.job,
+                ports=settings.ports,
+                interface=settings.interface,
+                encrypt=settings.encrypt,
+                rank=0,
+            )
             stack.enter_context(_server(server, settings))
-            told = server.addresses, secret
-        addresses, secret = world.bcast(told, root=0)
+            told = server.addresses, drawn
+        addresses, drawn = world.bcast(told, root=0)
+        secret = given or drawn
         found = list(map(env.split_address, addresses))
-        yield stack.enter_context(_client(found, secret, launch.job, settings, served_by=0))
+        yield stack.enter_context(_client(rank, found, secret, launch.job, settings, served_by=0))
 
 
 def _mpi_world() -> Any:
@@ -538,6 +560,15 @@ def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = e
     if name not in environ:
         raise ValueError(f"{name} is not set, and others of its launcher are: set it too, or unset those")
     return env.named_number(name, environ.get(name, ""), least, most)
+
+
+def check_secret(settings: env.Settings, secret: bytes | None, reason: str) -> None:
+    """RendezvousError if the job encrypts and nobody gave it a secret; ``reason`` says why there is none without."""
+    if settings.encrypt and secret is None:
+        raise RendezvousError(
+            f"MULTIRING_ENCRYPT=1 needs a secret that nobody else knows, and {reason}: give all ranks the same "
+            "MULTIRING_SECRET_FILE"
+        )
 
 
 def given_secret(launch: env.Launch) -> bytes | None:

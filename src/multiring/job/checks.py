@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from multiring import env
+from multiring import _native, env
 from multiring.errors import RendezvousError
 from multiring.files import read_text
 from multiring.planning import topology_file
@@ -36,7 +36,10 @@ def difference(one: str, its: Terms, other: str, theirs: Terms) -> str:
 
 
 def check_settings(settings: env.Settings) -> None:
-    """RendezvousError for settings that contradict one another, wherever the job runs."""
+    """RendezvousError for settings that contradict one another, wherever the job runs.
+
+    ResourceError if what one of them needs is not here.
+    """
     trace, engine = f"MULTIRING_TRACE={settings.trace}", f"MULTIRING_ENGINE={settings.engine}"
     wire, plan = f"MULTIRING_WIRE={settings.wire}", f"MULTIRING_PLAN={settings.plan}"
     if settings.trace and settings.engine != "native":
@@ -49,6 +52,12 @@ def check_settings(settings: env.Settings) -> None:
             f"MULTIRING_FLIGHT_RECORDER_SIGNAL={settings.flight_recorder_signal} without MULTIRING_FLIGHT_RECORDER: "
             "name the directory to write to as well"
         )
+    if settings.encrypt and settings.engine != "native":
+        raise _contradiction("MULTIRING_ENCRYPT=1", engine, "MPI moves the data, in clear; the native engine encrypts")
+    if settings.encrypt:
+        _native.load_libcrypto()
+    if settings.checksum and settings.engine != "native":
+        raise _contradiction("MULTIRING_CHECKSUM=1", engine, "MPI moves the data; the native engine sums what it moves")
     if settings.reproducible and settings.wire:
         why = "where a sum is rounded to a narrower format depends on where the ranks are"
         raise _contradiction(wire, "MULTIRING_REPRODUCIBLE", why)

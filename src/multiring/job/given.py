@@ -35,7 +35,9 @@ class GivenIdentity:
         if self.world_size == 1:
             return RankIdentity(0, 1, "init", bootstrap.no_meeting, self.job)
         assert self.secret is not None
-        meet = bootstrap.at_lasting_store(list(map(env.split_address, self.store)), self.secret, self.server_job)
+        meet = bootstrap.at_lasting_store(
+            self.rank, list(map(env.split_address, self.store)), self.secret, self.server_job
+        )
         return RankIdentity(self.rank, self.world_size, "init", meet, self.job)
 
 

@@ -34,6 +34,7 @@ from multiring.job.introduction import Introduction, fitting_streams, introduce
 from multiring.job.store import JobStore, KeyValueStore
 from multiring.net import auth, interfaces, listen, local, unix
 from multiring.net.acceptor import Acceptor
+from multiring.net.channel import ProvenChannel
 from multiring.net.dial import Address
 from multiring.net.links import Links
 from multiring.planning.speeds import speeds
@@ -126,6 +127,7 @@ def join(
     prefix = f"{job}/{identity.restart}"
     _joins[prefix] += 1
     with _blaming(identity.rank), identity.meet(settings) as meeting:
+        bootstrap.check_secret(settings, meeting.secret, "torch's store would tell one to whoever asks")
 
         def meet_at(key: str, *, gathers: bool = False) -> World:
             size, served_by = identity.world_size, meeting.store.served_by
@@ -263,7 +265,14 @@ def _arrive(joiner: _Joiner, undo: contextlib.ExitStack) -> _Arrival:
     """The first round: every rank publishes its introduction, and rank 0 the secret and the topology file."""
     identity, settings, exchange = joiner.identity, joiner.settings, joiner.exchange
     generation = identity.present.generation
-    hello = auth.Hello(auth.LOCAL, identity.rank, restart=identity.restart, generation=generation, job=identity.job)
+    hello = auth.Hello(
+        auth.LOCAL,
+        identity.rank,
+        restart=identity.restart,
+        generation=generation,
+        job=identity.job,
+        encrypted=settings.encrypt,
+    )
     listening: list[socket.socket] = []
     with exchange.reporting("arrive"):
         unix_socket, unix_name = unix.listen()
@@ -445,11 +454,13 @@ def _acceptor(joiner: _Joiner, arrival: _Arrival, names: Sequence[str]) -> Accep
 def _links(
     acceptor: Acceptor, arrival: _Arrival, names: Sequence[str], engine: _native.Engine, settings: env.Settings
 ) -> Links:
-    def attach(role: int, peer: int, descriptors: list[int]) -> None:
+    def attach(role: int, peer: int, channels: Sequence[ProvenChannel]) -> None:
+        descriptors, ciphers = zip(*(channel.detach() for channel in channels), strict=True)
+        records = [_native.Records() if cipher is None and settings.checksum else cipher for cipher in ciphers]
         if role == auth.CONTROL:
-            engine.attach_control(peer, *descriptors)
+            engine.attach_control(peer, *descriptors, *records)
         else:
-            engine.attach_tcp(peer, descriptors)
+            engine.attach_tcp(peer, list(descriptors), [each for each in records if each is not None])
 
     mine = arrival.introductions[arrival.hello.rank]
     return Links(

@@ -11,7 +11,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import socket
 import struct
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from multiring.env import join_address
 from multiring.errors import RendezvousError
 from multiring.net import auth, dial, interfaces, listen
+from multiring.net.channel import ProvenChannel
 from multiring.net.loop import LoopThread, within
 
 MAX_KEY = 1 << 10
@@ -42,7 +42,7 @@ _REQUEST = struct.Struct("!BIId")
 _REPLY = struct.Struct("!BI")
 _EXPECTED = struct.Struct("!I")
 _SET, _GET, _ADD, _SWAP, _SET_AT_END = range(5)
-_DONE, _TIMED_OUT, _INVALID = range(3)
+_DONE, _TIMED_OUT, _INVALID, _ENDED = range(4)
 
 
 class KeyValueStore(Protocol):
@@ -80,9 +80,14 @@ class Server:
         ports: range | None = None,
         interface: str = "",
         forgets: bool = False,
+        encrypt: bool = False,
+        rank: int = -1,
     ) -> None:
-        """``forgets``: whenever no client is left, so is nothing of what they stored."""
+        """``forgets``: whenever no client is left, so is nothing of what they stored. ``encrypt`` is as the clients
+        have it. ``rank`` serves it (-1: none does) until all ranks have met: if another one encrypts and it does not,
+        or the reverse, they never meet, and every client is told so at once."""
         self._forgets = forgets
+        self._end = ""  # the reason why no operation is done any more
         self._clients = 0
         self._values: dict[str, bytes] = {}
         self._waiters: dict[str, list[asyncio.Future[bytes]]] = {}
@@ -102,9 +107,9 @@ class Server:
         self.addresses = tuple(join_address(*address) for address in found)
         """Addresses of the store, as MULTIRING_STORE lists them."""
         self._loop = LoopThread("multiring-store")
-        hello = auth.Hello(auth.STORE, job=job)
+        hello = auth.Hello(auth.STORE, rank, job=job, encrypted=encrypt)
         self._listener = listen.Listener(
-            self._loop, sockets, lambda: auth.server(secret, hello), self._serve, "the job's store"
+            self._loop, sockets, lambda: self._handshake(secret, hello), self._serve, "the job's store"
         )
 
     def close(self, drain: float = 0.0) -> None:
@@ -116,12 +121,26 @@ class Server:
         self._listener.close()
         self._loop.close()
 
-    async def _serve(self, sock: socket.socket, hello: auth.Hello) -> None:
+    def _handshake(self, secret: bytes, hello: auth.Hello) -> auth.Step:
+        try:
+            return (yield from auth.server(secret, hello))
+        except auth.EncryptionDiffers as error:
+            if hello.rank < 0:
+                raise
+            self._end_all(str(error))
+            raise ConnectionError("every client is told why") from error  # and raises it: the log need not say it, too
+
+    def _end_all(self, reason: str) -> None:
+        self._end = reason
+        for key in list(self._waiters):
+            self._wake(key, b"")
+
+    async def _serve(self, channel: ProvenChannel) -> None:
         bequests: dict[str, bytes] = {}
         self._clients += 1
         try:
-            with sock, contextlib.suppress(ConnectionError):
-                await self._answer_all(sock, bequests)
+            with channel, contextlib.suppress(ConnectionError):
+                await self._answer_all(channel, bequests)
         finally:
             for key, value in bequests.items():
                 if key not in self._values:
@@ -130,23 +149,24 @@ class Server:
             if self._forgets and not self._clients:
                 self._values.clear()
 
-    async def _answer_all(self, sock: socket.socket, bequests: dict[str, bytes]) -> None:
-        loop = asyncio.get_running_loop()
+    async def _answer_all(self, channel: ProvenChannel, bequests: dict[str, bytes]) -> None:
         while True:
-            operation, key_size, value_size, seconds = _REQUEST.unpack(await auth.receive_async(sock, _REQUEST.size))
+            operation, key_size, value_size, seconds = _REQUEST.unpack(await channel.receive_async(_REQUEST.size))
             if key_size > MAX_KEY or value_size > MAX_VALUE:
                 return
             try:
-                key = (await auth.receive_async(sock, key_size)).decode()
+                key = (await channel.receive_async(key_size)).decode()
             except UnicodeDecodeError:
                 return
-            value = await auth.receive_async(sock, value_size)
+            value = await channel.receive_async(value_size)
             if operation == _SET_AT_END:
                 bequests[key] = value
                 status, result = _DONE, b""
             else:
                 status, result = await self._answer(operation, key, value, seconds)
-            await loop.sock_sendall(sock, _REPLY.pack(status, len(result)) + result)
+            if self._end:
+                status, result = _ENDED, self._end.encode()
+            await channel.send_async(_REPLY.pack(status, len(result)) + result)
 
     async def _answer(self, operation: int, key: str, value: bytes, seconds: float) -> tuple[int, bytes]:
         if operation == _SWAP:
@@ -192,6 +212,9 @@ class Server:
 
     def _set(self, key: str, value: bytes) -> None:
         self._values[key] = value
+        self._wake(key, value)
+
+    def _wake(self, key: str, value: bytes) -> None:
         for waiter in self._waiters.pop(key, ()):
             if not waiter.done():
                 waiter.set_result(value)
@@ -199,7 +222,7 @@ class Server:
     async def _wait(self, key: str, seconds: float) -> tuple[int, bytes]:
         if key in self._values:
             return _DONE, self._values[key]
-        if seconds <= 0:
+        if seconds <= 0 or self._end:
             return _TIMED_OUT, b""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, []).append(waiter)
@@ -214,7 +237,8 @@ class Client:
 
     All ``addresses`` ((host, port) pairs) are tried until one answers or ``timeout`` seconds have passed;
     RendezvousError then, or at once if what answers has another secret, job or version, unless the server is ``sought``
-    at addresses of which others may be those of other jobs.
+    at addresses of which others may be those of other jobs. RendezvousError, too, if it encrypts and this does not
+    ``encrypt``, or the reverse. ``rank`` is who asks (-1: no rank).
     """
 
     def __init__(
@@ -226,18 +250,20 @@ class Client:
         timeout: float = 120.0,
         sought: bool = False,
         served_by: int = -1,
+        encrypt: bool = False,
+        rank: int = -1,
     ):
         self.served_by = served_by
         loop = LoopThread("multiring-store-client")
         try:
-            hello = auth.Hello(auth.STORE, job=job)
-            self._sock, _ = loop.run(_reach(addresses, secret, hello, timeout, sought=sought))
+            hello = auth.Hello(auth.STORE, rank, job=job, encrypted=encrypt)
+            self._channel = loop.run(_reach(addresses, secret, hello, timeout, sought=sought))
         except RendezvousError as error:
             error.rank = served_by
             raise
         finally:
             loop.close()
-        self._sock.setblocking(True)
+        self._channel.sock.setblocking(True)
 
     def set(self, key: str, value: bytes) -> None:
         """Set ``key`` to ``value``."""
@@ -265,23 +291,25 @@ class Client:
 
     def close(self) -> None:
         """Close the connection. May be called twice."""
-        self._sock.close()
+        self._channel.close()
 
     def _call(self, operation: int, key: str, value: bytes, seconds: float) -> bytes:
         name = key.encode()
         if len(name) > MAX_KEY or len(value) > MAX_VALUE:
             raise ValueError(f"key of {len(name)} bytes, value of {len(value)}: limits are {MAX_KEY} and {MAX_VALUE}")
-        self._sock.settimeout(seconds + auth.HANDSHAKE_SECONDS)
+        self._channel.sock.settimeout(seconds + auth.HANDSHAKE_SECONDS)
         try:
-            self._sock.sendall(_REQUEST.pack(operation, len(name), len(value), seconds) + name + value)
-            status, size = _REPLY.unpack(auth.receive(self._sock, _REPLY.size))
+            self._channel.send(_REQUEST.pack(operation, len(name), len(value), seconds) + name + value)
+            status, size = _REPLY.unpack(self._channel.receive(_REPLY.size))
             if size > MAX_VALUE:
                 raise ConnectionError(f"a reply of {size} bytes")
-            result = auth.receive(self._sock, size)
+            result = self._channel.receive(size)
         except (BrokenPipeError, ConnectionResetError) as error:  # which one depends on the moment at which it ended
             raise _lost("the job's store", "closed by the other side", self.served_by) from error
         except OSError as error:
             raise _lost("the job's store", error.strerror or str(error), self.served_by) from error
+        if status == _ENDED:
+            raise RendezvousError(result.decode())
         if status == _TIMED_OUT:
             raise TimeoutError(f"{key!r} was not set within {seconds:g} s")
         if status != _DONE:
@@ -291,18 +319,19 @@ class Client:
 
 async def _reach(
     addresses: Sequence[dial.Address], secret: bytes, hello: auth.Hello, timeout: float, *, sought: bool
-) -> dial.Proven:
+) -> ProvenChannel:
     began = time.monotonic()
     notice = NOTICE_SECONDS
     numeric = await dial.resolve(addresses)
     while True:
         try:
             return await dial.race(
-                numeric, lambda address: dial.connect(address, auth.client(secret, hello)), lambda late: late[0].close()
+                numeric, lambda address: dial.connect(address, auth.client(secret, hello)), ProvenChannel.close
             )
         except dial.Unreachable as error:
-            if error.refused and not sought:
-                raise RendezvousError(f"the job's store cannot be used: {error}") from None
+            if error.encryption_differs or (error.refused and not sought):
+                reason = error.encryption_differs or error
+                raise RendezvousError(f"the job's store cannot be used: {reason}") from None
             seconds = time.monotonic() - began
             if seconds > timeout:
                 raise RendezvousError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from types import TracebackType
 
-from multiring import env
+from multiring import _native, env
 from multiring.job.given import checked_secret
 from multiring.job.store import Server
 from multiring.net import interfaces
@@ -14,19 +14,27 @@ from multiring.net import interfaces
 class StoreServer:
     """A store in which ranks meet that no launcher started, served by a thread of this process until `close`.
 
-    ``secret`` is bytes or text, 16 bytes or more; one is drawn if there is none. ``interface`` and ``ports`` are the
-    settings of these names (docs/settings.md), which say where to listen. Each rank is handed `addresses` and `secret`,
-    for `init`. Jobs may meet here one after the other, and at once under names of their own (``job`` of `init`). Ranks
-    need it until `init` returns. ResourceError if no port is free.
+    ``secret`` is bytes or text, 16 bytes or more; one is drawn if there is none. ``interface``, ``ports`` and
+    ``encrypt`` are the settings of these names (docs/settings.md). Each rank is handed `addresses` and `secret`, for
+    `init`, and has the same ``encrypt``. Jobs may meet here one after the other, and at once under names of their own
+    (``job`` of `init`). Ranks need it until `init` returns. ResourceError if no port is free, or if it is to encrypt
+    and cannot.
     """
 
     def __init__(
-        self, secret: bytes | str | None = None, *, interface: str | None = None, ports: str | range | None = None
+        self,
+        secret: bytes | str | None = None,
+        *,
+        interface: str | None = None,
+        ports: str | range | None = None,
+        encrypt: bool | None = None,
     ) -> None:
-        settings = env.read(env.Settings, interface=interface, ports=ports)
+        settings = env.read(env.Settings, interface=interface, ports=ports, encrypt=encrypt)
+        if settings.encrypt:
+            _native.load_libcrypto()
         self._secret = secrets.token_bytes(32) if secret is None else checked_secret(secret)
         bind = interfaces.reachable(settings.interface) if settings.interface else ()
-        self._server = Server(self._secret, bind=bind, ports=settings.ports, forgets=True)
+        self._server = Server(self._secret, bind=bind, ports=settings.ports, forgets=True, encrypt=settings.encrypt)
 
     @property
     def addresses(self) -> tuple[str, ...]:

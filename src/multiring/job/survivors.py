@@ -262,8 +262,8 @@ class Survivor:
     async def _knock(self, rank: int, address: dial.Address) -> tuple[RankConnection, Message]:
         """A connection to one address, with what the rank there says first."""
         hello = replace(self._acceptor.hello, role=auth.SURVIVOR, rank=self._rank)
-        sock, _ = await dial.connect(address, auth.client(self._acceptor.secret, hello))
-        connection = await RankConnection.over(sock, self._acceptor.patience)
+        channel = await dial.connect(address, auth.client(self._acceptor.secret, hello))
+        connection = await RankConnection.over(channel, self._acceptor.patience)
         with closed_on_error(connection):
             news = await connection.receive()
             if news["rank"] != rank:

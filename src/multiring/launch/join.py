@@ -15,7 +15,9 @@ from multiring.launch import LaunchError
 from multiring.launch.agent import TypedCommand
 from multiring.launch.connection import AgentConnection, AgentStreams
 from multiring.net import auth, dial, listen
+from multiring.net.channel import ProvenChannel
 from multiring.net.loop import LoopThread, within
+from multiring.net.relay import Relay
 
 RETRY_SECONDS = 0.5
 
@@ -31,6 +33,7 @@ class HostMeeting:
     hosts: int
     index: int
     seconds: float
+    encrypt: bool
 
     def __str__(self) -> str:
         return join_address(*self.address)
@@ -50,12 +53,12 @@ def _listen(meeting: HostMeeting) -> socket.socket:
 async def accept(meeting: HostMeeting, typed: TypedCommand, note: Callable[[str], None]) -> list[AgentConnection]:
     """Connections to the agents of hosts 1, 2, ...; LaunchError if they have not all come in time."""
     loop = asyncio.get_running_loop()
-    arrivals: asyncio.Queue[tuple[socket.socket, int]] = asyncio.Queue()
+    arrivals: asyncio.Queue[ProvenChannel] = asyncio.Queue()
 
-    async def hand_on(sock: socket.socket, hello: auth.Hello) -> None:
-        loop.call_soon_threadsafe(arrivals.put_nowait, (sock, hello.rank))
+    async def hand_on(channel: ProvenChannel) -> None:
+        loop.call_soon_threadsafe(arrivals.put_nowait, channel)
 
-    hello = auth.Hello(auth.LAUNCH, rank=0)
+    hello = auth.Hello(auth.LAUNCH, rank=0, encrypted=meeting.encrypt)
     listening = _listen(meeting)
     thread = LoopThread("multiring-rendezvous")
     listener = listen.Listener(
@@ -67,13 +70,13 @@ async def accept(meeting: HostMeeting, typed: TypedCommand, note: Callable[[str]
         while missing := sorted(set(range(1, meeting.hosts)) - found.keys()):
             note(f"waiting at {meeting} for host {', '.join(map(str, missing))} of {meeting.hosts}")
             try:
-                sock, index = await within(deadline - time.monotonic(), arrivals.get())
+                arrived = await within(deadline - time.monotonic(), arrivals.get())
             except asyncio.TimeoutError:
                 raise LaunchError(
                     f"host {', '.join(map(str, missing))} of {meeting.hosts} has not come to {meeting} within "
                     f"{meeting.seconds:g} s (MULTIRING_INIT_TIMEOUT): type the same command there with its --host-index"
                 ) from None
-            agent = await JoinedAgent.connect(sock)
+            agent, index = await JoinedAgent.connect(arrived), arrived.hello.rank
             reason = await _examine(agent, index, meeting, typed, found)
             if reason:
                 note(reason)
@@ -93,12 +96,17 @@ async def accept(meeting: HostMeeting, typed: TypedCommand, note: Callable[[str]
 class JoinedAgent(AgentConnection):
     """An agent on a host where the command was typed, at the other end of a socket."""
 
+    def __init__(self, host: str, streams: AgentStreams, relay: Relay | None) -> None:
+        super().__init__(host, streams)
+        self._relay = relay
+
     @classmethod
-    async def connect(cls, sock: socket.socket) -> JoinedAgent:
-        """The connection over a socket that has been proved."""
-        dial.keep_alive(sock, UNACKNOWLEDGED_SECONDS)
-        host: str = sock.getpeername()[0]
-        return cls(host, await AgentStreams.of_socket(sock))
+    async def connect(cls, channel: ProvenChannel) -> JoinedAgent:
+        """The connection over one that has been proved."""
+        dial.keep_alive(channel.sock, UNACKNOWLEDGED_SECONDS)
+        host: str = channel.sock.getpeername()[0]
+        relay = Relay(channel, f"the agent at {host}") if channel.is_encrypted else None
+        return cls(host, await AgentStreams.of_socket(relay.inner if relay else channel.sock), relay)
 
     async def why(self) -> str:
         return "the connection to its agent is lost"
@@ -108,6 +116,8 @@ class JoinedAgent(AgentConnection):
             await within(seconds, self.streams.writer.wait_closed())
         except (OSError, asyncio.TimeoutError):
             self.streams.writer.transport.abort()
+        if self._relay is not None:
+            await asyncio.to_thread(self._relay.end, seconds)
 
 
 async def _examine(
@@ -132,19 +142,16 @@ async def _examine(
     return ""
 
 
-def reach(meeting: HostMeeting, typed: TypedCommand) -> socket.socket:
+def reach(meeting: HostMeeting, typed: TypedCommand) -> ProvenChannel:
     """A connection to host 0, from another one; LaunchError if it does not answer in time, or refuses."""
-    hello = auth.Hello(auth.LAUNCH, rank=meeting.index, peer=0)
+    hello = auth.Hello(auth.LAUNCH, rank=meeting.index, peer=0, encrypted=meeting.encrypt)
 
-    async def try_all() -> socket.socket:
+    async def try_all() -> ProvenChannel:
         deadline = time.monotonic() + meeting.seconds
         while True:
             numeric = await dial.resolve([meeting.address])
             try:
-                sock, _ = await dial.race(
-                    numeric, lambda address: dial.connect(address, auth.client(_key(typed), hello))
-                )
-                return sock
+                return await dial.race(numeric, lambda address: dial.connect(address, auth.client(_key(typed), hello)))
             except dial.Unreachable as error:
                 if error.refused:
                     raise LaunchError(
@@ -156,9 +163,9 @@ def reach(meeting: HostMeeting, typed: TypedCommand) -> socket.socket:
                     ) from None
             await asyncio.sleep(RETRY_SECONDS)
 
-    sock = asyncio.run(try_all())
-    dial.keep_alive(sock, UNACKNOWLEDGED_SECONDS)
-    return sock
+    channel = asyncio.run(try_all())
+    dial.keep_alive(channel.sock, UNACKNOWLEDGED_SECONDS)
+    return channel
 
 
 def _key(typed: TypedCommand) -> bytes:

@@ -213,7 +213,14 @@ class Launcher:
         secret = self._given_secret or secrets.token_hex(32).encode()
         job = self._identity
         bind = interfaces.loopbacks()[:1] if self._is_local else []
-        server = Server(secret, job=job, bind=bind, ports=settings.ports, interface=settings.interface)
+        server = Server(
+            secret,
+            job=job,
+            bind=bind,
+            ports=settings.ports,
+            interface=settings.interface,
+            encrypt=settings.encrypt,
+        )
         replacements = Replacements(self._job.max_replacements, lambda number: admission.is_member(server, job, number))
         try:
             for restart in range(self._job.max_restarts + 1):

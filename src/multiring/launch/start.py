@@ -13,7 +13,7 @@ from multiring.job import bootstrap
 from multiring.launch import LaunchError, processes
 from multiring.launch.agent import Agent, TypedCommand
 from multiring.launch.attempt import Agents
-from multiring.launch.connection import AgentConnection, gather
+from multiring.launch.connection import END_SECONDS, AgentConnection, gather
 from multiring.launch.forked import ForkedAgent, fork_agent
 from multiring.launch.hosts import Assignment, HostEntry, is_here, own_name, spread, together
 from multiring.launch.join import HostMeeting, accept, reach
@@ -21,6 +21,7 @@ from multiring.launch.launcher import Job, Launcher
 from multiring.launch.spares import Spare
 from multiring.launch.ssh import SshAgent, SshTarget
 from multiring.net.loop import check_room
+from multiring.net.relay import Relay
 
 
 def run_over_ssh(
@@ -108,13 +109,20 @@ def _not_apart(spare: str, other: str) -> str:
 def run_as_typed(job: Job, ranks: int, meeting: HostMeeting, note: Callable[[str], None]) -> int:
     """This host's part of a job that was typed on each of its hosts; the exit code of the job."""
     typed = TypedCommand(job.program, ranks, meeting.hosts, given_secret())
+    bootstrap.check_secret(env.read(env.Settings), typed.secret, "the hosts have to know each other by one")
     if meeting.index == 0:
         return _lead(job, typed, meeting, note)
-    sock = reach(meeting, typed)
+    channel = reach(meeting, typed)
     note(f"host {meeting.index} of {meeting.hosts}: the output is shown on host 0, {meeting}")
-    agent = Agent(sock.fileno(), os.dup(sock.fileno()), typed=typed)
+    relay = Relay(channel, f"host 0, {meeting},") if channel.is_encrypted else None
+    sock = relay.inner if relay else channel.sock
+    output = os.dup(sock.fileno())
+    agent = Agent(sock.fileno(), output, typed=typed)
     code = agent.serve()
     sock.detach()
+    os.close(output)
+    if relay is not None:
+        relay.end(END_SECONDS)
     if agent.reason:
         note(agent.reason)
     if code is None:

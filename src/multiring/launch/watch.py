@@ -261,7 +261,7 @@ class JobView:
             # What it said last can be read also where it hears nothing any more.
             with contextlib.suppress(BrokenPipeError):
                 self._sock.sendall(framing.pack({"kind": kind}))
-            return framing.receive(self._sock, MOST_ANSWERED, deadline)
+            return framing.receive(lambda size: auth.receive(self._sock, size, deadline), MOST_ANSWERED)
         return {"kind": "ended", "code": None, "reason": "its launcher has gone"}
 
     def close(self) -> None:

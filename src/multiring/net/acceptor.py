@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from multiring.net import auth, framing
+from multiring.net.channel import ProvenChannel
 from multiring.net.closing import closed_on_error
 from multiring.net.dial import Address
 from multiring.net.framing import Message
@@ -32,18 +33,21 @@ class RankConnection:
     seconds.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float) -> None:
+    def __init__(
+        self, channel: ProvenChannel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float
+    ) -> None:
+        self._channel = channel
         self._reader = reader
         self._writer = writer
         self._patience = patience
         self._beats = asyncio.create_task(self._beat())
 
     @classmethod
-    async def over(cls, sock: socket.socket, patience: float) -> RankConnection:
-        """Takes the proven socket over."""
-        with closed_on_error(sock):
-            streams = await asyncio.open_connection(sock=sock)
-            connection = cls(*streams, patience)
+    async def over(cls, channel: ProvenChannel, patience: float) -> RankConnection:
+        """Takes the proven connection over."""
+        with closed_on_error(channel):
+            streams = await asyncio.open_connection(sock=channel.sock)
+            connection = cls(channel, *streams, patience)
         return connection
 
     async def _beat(self) -> None:
@@ -53,7 +57,7 @@ class RankConnection:
                 await self._write(framing.SIGN_OF_LIFE)
 
     async def _write(self, content: bytes) -> None:
-        self._writer.write(content)
+        self._writer.write(self._channel.sealed(content))
         await self._writer.drain()
 
     async def send(self, message: Message) -> None:
@@ -68,7 +72,7 @@ class RankConnection:
             raise ConnectionError(f"silent for {self._patience:g} s") from None
 
     async def _read(self, size: int) -> bytes:
-        return await within(self._patience, self._reader.readexactly(size))
+        return await within(self._patience, self._channel.receive_by(self._reader.readexactly, size))
 
     def close(self) -> None:
         """Close the connection; data that were sent still arrive. May be called twice."""
@@ -105,7 +109,7 @@ class Acceptor:
         self.shrinking = False
         """True if this rank looks for survivors."""
         self._waiting: set[RankConnection] = set()
-        self._serve: Callable[[socket.socket, auth.Hello], Awaitable[None]] | None = None
+        self._serve: Callable[[ProvenChannel], Awaitable[None]] | None = None
         self._served = asyncio.Event()
         self._serving: set[asyncio.Task[Any]] = set()
         self.loop = LoopThread("multiring-acceptor")
@@ -117,11 +121,11 @@ class Acceptor:
             f"rank {hello.rank}",
         )
 
-    def open(self, serve: Callable[[socket.socket, auth.Hello], Awaitable[None]]) -> None:
+    def open(self, serve: Callable[[ProvenChannel], Awaitable[None]]) -> None:
         """Hand on the connections of the present generation, those that wait for it included."""
         self.loop.run(self._open(serve))
 
-    async def _open(self, serve: Callable[[socket.socket, auth.Hello], Awaitable[None]]) -> None:
+    async def _open(self, serve: Callable[[ProvenChannel], Awaitable[None]]) -> None:
         self._serve = serve
         self._served.set()
 
@@ -165,25 +169,25 @@ class Acceptor:
             connection.close()
         await asyncio.sleep(0)  # lets their transports close
 
-    async def _handle(self, sock: socket.socket, hello: auth.Hello) -> None:
-        if hello.role == auth.SURVIVOR:
-            await self._greet(sock)
+    async def _handle(self, channel: ProvenChannel) -> None:
+        if channel.hello.role == auth.SURVIVOR:
+            await self._greet(channel)
             return
-        with closed_on_error(sock):
+        with closed_on_error(channel):
             await self._served.wait()  # ranks of one generation are not ready for each other at the same moment
-            if self._serve is None or hello.generation != self.hello.generation:
-                sock.close()
+            if self._serve is None or channel.hello.generation != self.hello.generation:
+                channel.close()
                 return
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
         try:
-            await self._serve(sock, hello)
+            await self._serve(channel)
         finally:
             self._serving.discard(task)
 
-    async def _greet(self, sock: socket.socket) -> None:
-        connection = await RankConnection.over(sock, self.patience)
+    async def _greet(self, channel: ProvenChannel) -> None:
+        connection = await RankConnection.over(channel, self.patience)
         self._waiting.add(connection)
         try:
             await connection.send(self._news())

@@ -11,6 +11,7 @@ from typing import TypeVar
 from multiring.env import join_address
 from multiring.errors import RendezvousError
 from multiring.net import auth, unix
+from multiring.net.channel import ProvenChannel
 from multiring.net.closing import closed_on_error
 from multiring.net.loop import within
 
@@ -20,7 +21,6 @@ STAGGER_SECONDS = 0.05
 ATTEMPT_SECONDS = 10.0
 
 Address = tuple[str, int]
-Proven = tuple[socket.socket, auth.Hello]
 _T = TypeVar("_T")
 
 
@@ -36,6 +36,11 @@ class Unreachable(RendezvousError):
         """True if someone answered who is not the one that was looked for."""
         return any(isinstance(error, auth.Refused) for error in self.failures.values())
 
+    @property
+    def encryption_differs(self) -> auth.EncryptionDiffers | None:
+        """The error about encryption if the one that was looked for answered with it, None otherwise."""
+        return next((error for error in self.failures.values() if isinstance(error, auth.EncryptionDiffers)), None)
+
 
 def _reason(error: Exception) -> str:
     if isinstance(error, asyncio.TimeoutError):
@@ -45,7 +50,7 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-async def connect(address: Address, handshake: auth.Step, source: str = "") -> Proven:
+async def connect(address: Address, handshake: auth.Step, source: str = "") -> ProvenChannel:
     """A proven, non-blocking connection to one address, from the address ``source`` of this host if one is given.
 
     A host "\\0name" is an abstract unix socket.
@@ -55,8 +60,7 @@ async def connect(address: Address, handshake: auth.Step, source: str = "") -> P
     else:
         sock = await _connect(address, source)
     with closed_on_error(sock):
-        proof = await auth.run_async(sock, handshake)
-    return sock, proof
+        return ProvenChannel(sock, await auth.run_async(sock, handshake))
 
 
 async def _connect(address: Address, source: str) -> socket.socket:

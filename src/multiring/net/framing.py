@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
 import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
-
-from multiring.net import auth
 
 Message = dict[str, Any]
 
@@ -24,23 +21,19 @@ def pack(message: Message) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
-def receive(sock: socket.socket, limit: int, deadline: float) -> Message:
-    """The next message from a blocking socket; it changes the socket's time-out.
-
-    TimeoutError at ``deadline`` (monotonic seconds), ConnectionError if the other side closes, or announces more than
-    ``limit`` bytes.
-    """
-    while True:
-        size = _size(auth.receive(sock, _LENGTH.size, deadline), limit)
-        if size:
-            return _message(auth.receive(sock, size, deadline))
-
-
-async def receive_async(read: Callable[[int], Awaitable[bytes]], limit: int) -> Message:
-    """The next message, where ``read(n)`` yields exactly n bytes, and raises what ends the connection.
+def receive(read: Callable[[int], bytes], limit: int) -> Message:
+    """The next message, where ``read(n)`` returns exactly n bytes, and raises what ends the connection.
 
     ConnectionError if the other side announces more than ``limit`` bytes.
     """
+    while True:
+        size = _size(read(_LENGTH.size), limit)
+        if size:
+            return _message(read(size))
+
+
+async def receive_async(read: Callable[[int], Awaitable[bytes]], limit: int) -> Message:
+    """The same where ``read(n)`` yields them."""
     while True:
         size = _size(await read(_LENGTH.size), limit)
         if size:

@@ -18,7 +18,6 @@ import copy
 import errno
 import logging
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from multiring.errors import MultiringError, RendezvousError, ResourceError, sys
 from multiring.net import auth, dial
 from multiring.net.acceptor import Acceptor
 from multiring.net.cards import Route
+from multiring.net.channel import ProvenChannel
 from multiring.net.loop import within
 
 CHOSEN = b"\1"
@@ -54,12 +54,12 @@ class _Link:
     """Error for which an attached connection is of no use."""
     dialling: asyncio.Task[None] | None = None
     unreachable: dial.Unreachable | None = None
-    reached: socket.socket | None = None
-    sessions: dict[int, dict[int, socket.socket]] = field(default_factory=dict)
+    reached: ProvenChannel | None = None
+    sessions: dict[int, dict[int, ProvenChannel]] = field(default_factory=dict)
 
 
 class Links:
-    """The links of this rank; ``attach(role, peer, descriptors)`` takes each over, in the thread of the links."""
+    """The links of this rank; ``attach(role, peer, channels)`` takes each over, in the thread of the links."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Links:
         mine: auth.Hello,
         addresses: Mapping[int, Sequence[dial.Address]],
         streams: int,
-        attach: Callable[[int, int, list[int]], None],
+        attach: Callable[[int, int, Sequence[ProvenChannel]], None],
         describe: Callable[[int], str],
     ) -> None:
         """``addresses[r]`` are those of rank r; ``streams`` are the connections of a data link by each of its routes;
@@ -126,7 +126,7 @@ class Links:
 
     def reach(
         self, wanted: Mapping[tuple[int, int], Sequence[dial.Address]], seconds: float
-    ) -> dict[tuple[int, int], socket.socket]:
+    ) -> dict[tuple[int, int], ProvenChannel]:
         """The connections of a probe that stand after so many seconds at most, for each (peer, number) and its
         addresses; without any it is left to the peer to connect. The other side may not have all of them."""
         links = {key: self._link(auth.PROBE, *key) for key in wanted}
@@ -260,7 +260,7 @@ class Links:
         """Open all streams of a link, in turn over the routes, and attach them if they are chosen."""
         count = self.streams * len(routes) if link.role == auth.DATA else 1
         session = secrets.randbits(64)
-        streams: list[socket.socket] = []
+        streams: list[ProvenChannel] = []
         try:
             for index in range(count):
                 hello = replace(
@@ -272,21 +272,22 @@ class Links:
                     session=session,
                 )
                 route = routes[index % len(routes)]
-                sock, _ = await dial.connect(route.address, auth.client(self._acceptor.secret, hello), route.source)
-                streams.append(sock)
+                handshake = auth.client(self._acceptor.secret, hello)
+                streams.append(await dial.connect(route.address, handshake, route.source))
             await self._choose(link, streams)
         except BaseException:
             _close(streams)
             raise
 
-    async def _accept(self, sock: socket.socket, hello: auth.Hello) -> None:
+    async def _accept(self, channel: ProvenChannel) -> None:
         """Gather the streams of a candidate; the last one to come carries it on."""
+        hello = channel.hello
         link = self._link(hello.role, hello.rank, hello.stream if hello.role == auth.PROBE else 0)
         if hello.session not in link.sessions:
             link.sessions[hello.session] = {}
             asyncio.get_running_loop().call_later(auth.HANDSHAKE_SECONDS, self._expire, link, hello.session)
         gathered = link.sessions[hello.session]
-        gathered[hello.stream] = sock
+        gathered[hello.stream] = channel
         if len(gathered) < hello.streams:
             return
         del link.sessions[hello.session]
@@ -302,7 +303,7 @@ class Links:
     def _expire(self, link: _Link, session: int) -> None:
         _close(link.sessions.pop(session, {}).values())
 
-    async def _choose(self, link: _Link, streams: list[socket.socket]) -> None:
+    async def _choose(self, link: _Link, streams: list[ProvenChannel]) -> None:
         """The lower rank takes the first candidate, the higher one waits for its word; neither gives up on its own,
         for then the other might believe in a link that is closed."""
         if self._mine.rank < link.peer:
@@ -310,17 +311,17 @@ class Links:
                 raise auth.Refused("another connection was chosen")
             link.chosen = True
             try:
-                await asyncio.get_running_loop().sock_sendall(streams[0], CHOSEN)
+                await streams[0].send_async(CHOSEN)
             except OSError:
                 link.chosen = False
                 raise
-        elif await auth.receive_async(streams[0], len(CHOSEN)) != CHOSEN:
+        elif await streams[0].receive_async(len(CHOSEN)) != CHOSEN:
             raise auth.Refused("it answers something else than its choice")
         if link.role == auth.PROBE:
             (link.reached,) = streams
         else:
             try:
-                self._attach(link.role, link.peer, [sock.detach() for sock in streams])
+                self._attach(link.role, link.peer, streams)
             except MultiringError as error:  # told to who wants the link; a failed engine tells its callers itself
                 link.failure = error.with_traceback(None)
                 if isinstance(error, ResourceError):
@@ -331,6 +332,6 @@ class Links:
             link.dialling.cancel()
 
 
-def _close(sockets: Iterable[socket.socket]) -> None:
-    for sock in sockets:
-        sock.close()
+def _close(channels: Iterable[ProvenChannel]) -> None:
+    for channel in channels:
+        channel.close()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from multiring.errors import ResourceError, system_message
 from multiring.net import auth, unix
+from multiring.net.channel import ProvenChannel
 from multiring.net.closing import closed_on_error
 from multiring.net.dial import keep_alive
 from multiring.net.loop import LoopThread
@@ -98,7 +99,7 @@ class Listener:
         loop: LoopThread,
         sockets: Sequence[socket.socket],
         handshake: Callable[[], auth.Step],
-        handle: Callable[[socket.socket, auth.Hello], Awaitable[None]],
+        handle: Callable[[ProvenChannel], Awaitable[None]],
         about: str,
     ) -> None:
         """``handle`` owns the proven connection; ``about`` says in the log what strangers knocked at."""
@@ -178,7 +179,7 @@ class Listener:
     async def _serve(self, sock: socket.socket, host: str) -> None:
         try:
             keep_alive(sock)
-            hello = await auth.run_async(sock, self._handshake())
+            channel = ProvenChannel(sock, await auth.run_async(sock, self._handshake()))
         except ConnectionError:  # whoever found a better address closes the others
             sock.close()
             return
@@ -199,7 +200,7 @@ class Listener:
         if self._closed:
             sock.close()
         else:
-            await self._handle(sock, hello)
+            await self._handle(channel)
 
     def _refuse(self, host: str, reason: str) -> None:
         host = host.removeprefix("::ffff:")

@@ -66,7 +66,7 @@ def attach(
     only for lower ranks, and there is no cycle. RendezvousError names a rank that has ended meanwhile, and those that
     have not come at ``deadline``; what ``failure`` returns in the meantime is raised.
     """
-    mine = replace(mine, role=auth.LOCAL)
+    mine = replace(mine, role=auth.LOCAL, encrypted=False)  # nothing leaves the host
     present = [peer for peer in sorted(names) if unix.exists(names[peer])]
     lower = [peer for peer in present if peer < mine.rank]
     higher = {peer for peer in present if peer > mine.rank}
@@ -124,7 +124,7 @@ def _answer(
     except OSError as error:
         raise ResourceError(f"cannot accept the ranks of this host: {system_message(error)}") from error
     try:
-        peer = auth.run(sock, auth.server(secret, mine)).rank
+        peer = auth.run(sock, auth.server(secret, mine)).hello.rank
         if peer not in expected:
             raise auth.Refused(f"rank {peer} is not expected")
         sock.settimeout(auth.HANDSHAKE_SECONDS)

@@ -1,7 +1,8 @@
 """Measuring the network: what passes between hosts when several send at once, and how long a message takes.
 
 One rank of each host takes part. The first leads: it tells the others over a control connection what to send to whom,
-one round after the other, and they report what arrived. Between rounds the network is quiet, so that a word arrives
+one round after the other, and they report what arrived; what they send are zeros, in clear also where the job encrypts.
+Between rounds the network is quiet, so that a word arrives
 at once; in a round each host goes by its own clock, from the moment it was told.
 """
 
@@ -14,9 +15,11 @@ import struct
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from multiring.net import auth, framing
+from multiring.net.channel import ProvenChannel
 from multiring.net.framing import Message
 from multiring.probe.rounds import Burst, ProbeRound, Rates, Survey
 from multiring.probe.tree import Seconds
@@ -264,11 +267,11 @@ def _partners(index: int, hosts: int) -> list[int]:
     return [peer for peer in turns if peer < hosts and peer != index]
 
 
-def follow(member: Member, control: socket.socket, deadline: float) -> None:
+def follow(member: Member, control: ProvenChannel, deadline: float) -> None:
     """Do what the host that leads says, until it says that it is over, or ends."""
     with contextlib.suppress(OSError):
         while True:
-            order = framing.receive(control, MAX_MESSAGE, deadline)
+            order = framing.receive(partial(control.receive, deadline=deadline), MAX_MESSAGE)
             if order["do"] == "end":
                 return
             _send(control, member.report(order))
@@ -277,7 +280,7 @@ def follow(member: Member, control: socket.socket, deadline: float) -> None:
 class Leader:
     """Has all hosts perform what is to be measured; the host of ``member`` takes part itself."""
 
-    def __init__(self, member: Member, controls: Mapping[int, socket.socket]):
+    def __init__(self, member: Member, controls: Mapping[int, ProvenChannel]):
         self._member = member
         self._controls = controls
 
@@ -342,7 +345,7 @@ class Leader:
         reports = {self._member.index: self._member.report(orders[self._member.index])}
         for host, control in self._controls.items():
             with contextlib.suppress(OSError):
-                reports[host] = framing.receive(control, MAX_MESSAGE, deadline)
+                reports[host] = framing.receive(partial(control.receive, deadline=deadline), MAX_MESSAGE)
         culprits = _culprits(reports, self._member.hosts)
         if culprits:
             raise Unresponsive(culprits, step)
@@ -376,6 +379,6 @@ def _by_flow(reports: Sequence[Message], what: str) -> dict[tuple[int, int], flo
     return {(int(peer), host): value for host, report in enumerate(reports) for peer, value in report[what].items()}
 
 
-def _send(sock: socket.socket, message: Message) -> None:
-    sock.settimeout(PATIENCE_SECONDS)
-    sock.sendall(framing.pack(message))
+def _send(control: ProvenChannel, message: Message) -> None:
+    control.sock.settimeout(PATIENCE_SECONDS)
+    control.send(framing.pack(message))

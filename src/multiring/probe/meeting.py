@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from multiring import cache, units
 from multiring.errors import RendezvousError
 from multiring.files import read_text
+from multiring.net.channel import ProvenChannel
 from multiring.net.dial import Address
 from multiring.net.links import Links
 from multiring.planning import topology_file
@@ -121,8 +122,11 @@ def probe(links: Links, group: ProbeGroup, deadline: float) -> Topology | None:
     """
     with contextlib.ExitStack() as stack:
         controls, streams = _connect(links, group)
-        for sock in [*controls.values(), *(each for numbered in streams.values() for each in numbered.values())]:
-            stack.enter_context(sock)
+        for control in controls.values():
+            stack.enter_context(control)
+        for numbered in streams.values():
+            for sock in numbered.values():
+                stack.enter_context(sock)
         member = Member(group.mine, len(group.hosts), streams)
         if group.mine != 0:
             if 0 in controls:
@@ -141,7 +145,7 @@ def probe(links: Links, group: ProbeGroup, deadline: float) -> Topology | None:
         return topology(findings, tuple(hosts))
 
 
-def _connect(links: Links, group: ProbeGroup) -> tuple[dict[int, socket.socket], dict[int, dict[int, socket.socket]]]:
+def _connect(links: Links, group: ProbeGroup) -> tuple[dict[int, ProvenChannel], dict[int, dict[int, socket.socket]]]:
     """The control connections, and the streams to each host, numbered from 1 as its cards or ours."""
     others = [host for host in range(len(group.hosts)) if host != group.mine]
     host_of = {group.rank(host): host for host in others}
@@ -157,9 +161,9 @@ def _connect(links: Links, group: ProbeGroup) -> tuple[dict[int, socket.socket],
     reached = links.reach(first, CONNECT_SECONDS)
     if more:
         reached |= links.reach(more, MORE_SECONDS)
-    controls = {host_of[rank]: sock for (rank, number), sock in reached.items() if number == 0}
+    controls = {host_of[rank]: channel for (rank, number), channel in reached.items() if number == 0}
     streams: dict[int, dict[int, socket.socket]] = {host: {} for host in others}
-    for (rank, number), sock in reached.items():
+    for (rank, number), channel in reached.items():
         if number > 0:
-            streams[host_of[rank]][number] = sock
+            streams[host_of[rank]][number] = channel.sock
     return controls, streams

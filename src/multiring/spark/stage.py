@@ -205,7 +205,7 @@ class _Stage:
         self._secret = secrets.token_bytes(32)
         self._tag = f"multiring-{secrets.token_hex(8)}"
         checked = env.read(env.Settings, **settings)
-        self._server = Server(self._secret, ports=checked.ports, interface=checked.interface)
+        self._server = Server(self._secret, ports=checked.ports, interface=checked.interface, encrypt=checked.encrypt)
         self._reports = Reports(self._server, size)
         self._thread: threading.Thread | None = None
         self._returned: list[tuple[int, bytes]] | None = None
@@ -371,9 +371,9 @@ def run_task(
     python: str,
 ) -> Iterator[tuple[int, bytes]]:
     """Be a rank in a task of Spark, and tell the driver how it ended."""
-    timeout = env.read(env.Settings, **settings).init_timeout
+    own = env.read(env.Settings, **settings)
     host = host_label(executor.rpartition(":")[0])
-    driver = Client(list(map(env.split_address, store)), secret, timeout=timeout)
+    driver = Client(list(map(env.split_address, store)), secret, timeout=own.init_timeout, encrypt=own.encrypt)
     try:
         reporter = Reporter(driver, rank)
         reporter.came({"host": host, "executor": executor, "process": str(os.getpid())})
