@@ -274,6 +274,7 @@ def altering(kind: str, at: int) -> Callable[[int, int, bytes], bytes]:
         return {
             "flip": flipped(record, len(record) // 2),
             "shorten": struct.pack("<I", native.Cipher.text_size(record) - 1) + record[native.RECORD_SIZE_BYTES :],
+            "lengthen": struct.pack("<I", native.Cipher.text_size(record) + 1) + record[native.RECORD_SIZE_BYTES :],
             "drop": b"",
             "repeat": record + record,
             "no record": b"\xff" * len(record),
@@ -288,7 +289,7 @@ WORDS = (
 )
 
 
-@pytest.mark.parametrize("kind", ["flip", "shorten", "drop", "repeat", "no record"])
+@pytest.mark.parametrize("kind", ["flip", "shorten", "lengthen", "drop", "repeat", "no record"])
 def test_who_alters_data_is_found_and_both_ends_name_the_link(kind: str) -> None:
     plan = all_reduce_plan(2, "direct")
 
