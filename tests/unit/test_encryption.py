@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import struct
 import subprocess
@@ -551,7 +552,7 @@ def test_without_libcrypto_one_line_says_what_to_install(tmp_path: Path, kind: s
     program = "from multiring import _native; _native.load_libcrypto()"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
         timeout=60,
