@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import struct
 import subprocess
@@ -334,6 +335,7 @@ def altering(kind: str, at: int) -> Callable[[int, int, bytes], bytes]:
         return {
             "flip": flipped(record, len(record) // 2),
             "shorten": struct.pack("<I", native.Records.text_size(record) - 1) + record[native.RECORD_SIZE_BYTES :],
+            "lengthen": struct.pack("<I", native.Records.text_size(record) + 1) + record[native.RECORD_SIZE_BYTES :],
             "drop": b"",
             "repeat": record + record,
             "no record": b"\xff" * len(record),
@@ -349,7 +351,7 @@ WORDS = (
 
 
 @RECORDS
-@pytest.mark.parametrize("kind", ["flip", "shorten", "drop", "repeat", "no record"])
+@pytest.mark.parametrize("kind", ["flip", "shorten", "lengthen", "drop", "repeat", "no record"])
 def test_who_alters_data_is_found_and_both_ends_name_the_link(kind: str, records: Callable[[int], BothEnds]) -> None:
     plan = all_reduce_plan(2, "direct")
 
@@ -453,10 +455,11 @@ def test_one_end_that_encrypts_and_one_that_does_not(client_encrypts: bool) -> N
         f"rank {does} encrypts (MULTIRING_ENCRYPT=1), and rank {1 - does} does not: set MULTIRING_ENCRYPT=1 for all "
         "ranks and what starts them, or for none"
     )
-    found = handshake(*hellos)
-    assert [(type(each), str(each)) for each in found] == [(auth.EncryptionDiffers, text)] * 2
-    strangers = handshake(*hellos, b"the secret of another job")
-    assert [(type(each), str(each)) for each in strangers] == [(auth.Refused, text)] * 2
+    unknown = f"{text}; besides, it does not know this job's secret"
+    for secret, words in ((SECRET, text), (b"the secret of another job", unknown)):
+        for each in handshake(*hellos, secret):
+            assert isinstance(each, auth.EncryptionDiffers)
+            assert (each.is_proven, str(each)) == (secret == SECRET, words)
 
 
 def test_in_clear_a_hello_has_the_bytes_that_it_always_had() -> None:
@@ -613,7 +616,7 @@ def test_without_libcrypto_one_line_says_what_to_install(tmp_path: Path, kind: s
     program = "from multiring import _native; _native.load_libcrypto()"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
         timeout=60,

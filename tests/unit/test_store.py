@@ -270,6 +270,7 @@ def test_all_addresses_ipv6_too() -> None:
 def test_draining_waits_for_the_clients() -> None:
     server = Server(SECRET, bind=["127.0.0.1"])
     client = Client([("127.0.0.1", server.port)], SECRET)
+    client.set("b", b"2")  # until it is answered the server may not have counted the client
     closing = threading.Thread(target=server.close, kwargs={"drain": 10})
     closing.start()
     time.sleep(0.1)

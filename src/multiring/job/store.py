@@ -125,7 +125,7 @@ class Server:
         try:
             return (yield from auth.server(secret, hello))
         except auth.EncryptionDiffers as error:
-            if hello.rank < 0:
+            if hello.rank < 0 or not error.is_proven:
                 raise
             self._end_all(str(error))
             raise ConnectionError("every client is told why") from error  # and raises it: the log need not say it, too
@@ -329,9 +329,9 @@ async def _reach(
                 numeric, lambda address: dial.connect(address, auth.client(secret, hello)), ProvenChannel.close
             )
         except dial.Unreachable as error:
-            if error.encryption_differs or (error.refused and not sought):
-                reason = error.encryption_differs or error
-                raise RendezvousError(f"the job's store cannot be used: {reason}") from None
+            differs = error.encryption_differs
+            if (differs and differs.is_proven) or (error.refused and not sought):
+                raise RendezvousError(f"the job's store cannot be used: {differs or error}") from None
             seconds = time.monotonic() - began
             if seconds > timeout:
                 raise RendezvousError(

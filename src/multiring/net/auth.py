@@ -56,7 +56,11 @@ class Refused(RendezvousError):
 
 
 class EncryptionDiffers(Refused):
-    """The other side has proved that it is of this job, and one of both encrypts."""
+    """One of both sides encrypts. The other side ``is_proven`` if it has proved that it is of this job, no stranger."""
+
+    def __init__(self, message: str, *, is_proven: bool) -> None:
+        super().__init__(message)
+        self.is_proven = is_proven
 
 
 @dataclass(frozen=True)
@@ -148,14 +152,12 @@ def _difference(theirs: Hello, mine: Hello) -> str:
 
 
 def _judge(is_proven: bool, different: str) -> None:
-    """Raise what is wrong with the other side, once both have sent their proofs.
-
-    A difference is told to a stranger as well, but only of a rank of this job anything follows from it.
-    """
+    """Raise what is wrong with the other side, once both have sent their proofs."""
+    unknown = "it does not know this job's secret"
     if different:
-        raise EncryptionDiffers(different) if is_proven else Refused(different)
+        raise EncryptionDiffers(different if is_proven else f"{different}; besides, {unknown}", is_proven=is_proven)
     if not is_proven:
-        raise Refused("it does not know this job's secret")
+        raise Refused(unknown)
 
 
 def _proof(secret: bytes, side: bytes, transcript: bytes) -> bytes:

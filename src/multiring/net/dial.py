@@ -38,7 +38,7 @@ class Unreachable(RendezvousError):
 
     @property
     def encryption_differs(self) -> auth.EncryptionDiffers | None:
-        """The error about encryption if the one that was looked for answered with it, None otherwise."""
+        """The error about encryption, if someone answered with one."""
         return next((error for error in self.failures.values() if isinstance(error, auth.EncryptionDiffers)), None)
 
 
