@@ -13,6 +13,7 @@ from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param, Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame
+from pyspark.sql.utils import is_remote
 
 from multiring.env import whole_number
 from multiring.spark import training
@@ -265,6 +266,11 @@ def _arrow(outputs: Array, by_class: bool) -> Any:
     return pyarrow.ListArray.from_arrays(np.arange(len(outputs) + 1, dtype=np.int32) * outputs.shape[1], values)
 
 
+def _context_of(files: Any) -> Any:
+    """Where metadata are written and read: Spark 3.5 wants the SparkContext, and Spark Connect has none."""
+    return files.sparkSession if is_remote() else files.sc
+
+
 class _ModelWriter(MLWriter):  # type: ignore[misc]
     """Metadata as Spark's own models have them, and the model in Parquet beside them."""
 
@@ -275,7 +281,7 @@ class _ModelWriter(MLWriter):  # type: ignore[misc]
     def saveImpl(self, path: str) -> None:
         model = self._instance
         extra = {"history": model.history, "outputShape": list(model._output_shape)}
-        DefaultParamsWriter.saveMetadata(model, path, self.sparkSession, extra)
+        DefaultParamsWriter.saveMetadata(model, path, _context_of(self), extra)
         frame = self.sparkSession.createDataFrame([(bytearray(model._packed),)], "model binary")
         frame.coalesce(1).write.parquet(f"{path}/data")
 
@@ -286,7 +292,7 @@ class _ModelReader(MLReader):  # type: ignore[misc]
         self._class = cls
 
     def load(self, path: str) -> Any:
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        metadata = DefaultParamsReader.loadMetadata(path, _context_of(self))
         named = f"{self._class.__module__}.{self._class.__qualname__}"
         if metadata["class"] != named:
             raise ValueError(f"{path} holds a {metadata['class']}: load it with that class, not with {named}")
