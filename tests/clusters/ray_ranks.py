@@ -53,6 +53,26 @@ def killed(config: dict[str, Any]) -> None:
         raise
 
 
+def brief(config: dict[str, Any]) -> tuple[list[int], int]:
+    """End when the other job, beside this one, has begun; its size."""
+    mr.all_reduce(x := np.arange(5) * (mr.rank() + 1))
+    note(config["folder"])
+    other = Path(config["folder"]).with_name("elastic") / "0"
+    while not other.exists():
+        time.sleep(0.05)
+    return x.tolist(), json.loads(other.read_text())["size"]
+
+
+def elastic(config: dict[str, Any]) -> list[int]:
+    """End when there are three ranks: Ray ends two, and starts all anew."""
+    mr.all_reduce(x := np.arange(5) * 10 * (mr.rank() + 1))
+    note(config["folder"], size=mr.world_size())
+    while mr.world_size() < 3:
+        time.sleep(0.05)
+        mr.barrier()
+    return x.tolist()
+
+
 def odd(context: Any) -> None:
     """Rank 1 raises in what Ray Train runs a training function in, while the others are in an all_reduce."""
     with context():
@@ -85,6 +105,20 @@ def sum_of(factor: int) -> dict[str, Any]:
         "process": os.getpid(),
         "environment": sorted(os.environ.items()),
     }
+
+
+def wait_at_most(seconds: float) -> None:
+    os.environ["MULTIRING_INIT_TIMEOUT"] = str(seconds)
+
+
+def enter(size: int, rank: int, name: str) -> None:
+    multiring.ray.register_collectives()
+    collective.init_collective_group(size, rank, "multiring", name)
+
+
+def sum_in(name: str) -> list[int]:
+    collective.allreduce(x := np.arange(5) * (collective.get_rank(name) + 1), name)
+    return x.tolist()
 
 
 def all_collectives(kind: str, size: int, rank: int) -> dict[str, Any]:
