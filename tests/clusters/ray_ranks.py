@@ -37,6 +37,21 @@ def in_torch(config: dict[str, Any]) -> None:
     note(config["folder"], backend=dist.get_backend(), size=dist.get_world_size(), sum=x.tolist())
 
 
+def in_keras_on_jax(config: dict[str, Any]) -> dict[str, list[float]]:
+    os.environ["KERAS_BACKEND"] = "jax"
+    import jax
+    import keras
+
+    import multiring.jax
+    import multiring.keras
+
+    found = jax.jit(multiring.jax.all_reduce)(jax.numpy.arange(3.0) * (mr.rank() + 1))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(multiring.keras.DistributedOptimizer(keras.optimizers.SGD(0.125)), "mse")
+    model.train_on_batch(np.array([[mr.rank() + 1.0, 2.0]]), np.array([[3.0]]))
+    return {"sum": found.tolist(), "kernel": model.get_weights()[0].ravel().tolist()}
+
+
 def killed(config: dict[str, Any]) -> None:
     """Rank 1 is killed while the others are in an all_reduce, as often as this is started; rank 0 tells what it saw."""
     starts = Path(config["folder"], "starts")

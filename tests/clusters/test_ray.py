@@ -136,6 +136,11 @@ def test_torch_trainer(backend: str, tmp_path: Path) -> None:
     assert found_by(tmp_path, 2) == [expected] * 2
 
 
+def test_keras_and_jax(tmp_path: Path) -> None:
+    """The gradients are -6 times the rows (1, 2) and (2, 2)."""
+    assert fit(ray_ranks.in_keras_on_jax, tmp_path) == {"sum": [0.0, 3.0, 6.0], "kernel": [9 / 8, 12 / 8]}
+
+
 def test_workers_start_again_and_a_killed_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkerGroupError, match=r"\[Rank 1 Error Snippet\]") as raised:
         fit(ray_ranks.killed, tmp_path, workers=(2, 3), failures=1)
