@@ -289,7 +289,7 @@ def _met(size: int, rank: int, name: str) -> Communicator:
 
 
 def _told(key: str, seconds: float) -> dict[str, Any]:
-    """What rank 0 has told the others, once its store answers: one that was killed as it waited leaves its word."""
+    """Return the word of rank 0, once its store answers: one that was killed as it waited leaves its own behind."""
     until = time.monotonic() + seconds
     unanswered = ""
     while time.monotonic() < until:

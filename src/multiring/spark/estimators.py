@@ -267,7 +267,7 @@ def _arrow(outputs: Array, by_class: bool) -> Any:
 
 
 def _context_of(files: Any) -> Any:
-    """Where metadata are written and read: Spark 3.5 wants the SparkContext, and Spark Connect has none."""
+    """Place to write and read metadata at: Spark 3.5 wants the SparkContext, and Spark Connect has none."""
     return files.sparkSession if is_remote() else files.sc
 
 
