@@ -54,7 +54,7 @@ endif
 test-legacy: $(VENV)/.legacy  ## Chainer, Theano and Aesara, in an environment of their own with an old Python
 	$(LEGACY_TESTS)
 
-test-engines: $(VENV)/.package $(VENV)/.engines wheel  ## ranks in the workers of cluster engines (Spark with Java, Dask, Ray), manifests and an image for Kubernetes, in an environment of their own
+test-engines: $(VENV)/.package $(VENV)/.demo $(VENV)/.frameworks $(VENV)/.engines wheel  ## ranks in the workers of cluster engines (Spark with Java, Dask, Ray), manifests and an image for Kubernetes, in an environment of their own
 	$(ENGINES_TESTS) || $(ENGINES_TESTS) --last-failed --last-failed-no-failures none  # what failed once more, as in `test`
 
 check: $(VENV)/.package $(VENV)/.torch $(VENV)/.demo $(VENV)/.test $(VENV)/.docs $(VENV)/.frameworks $(VENV)/.check  ## format, lint and types, then the whole suite

@@ -30,7 +30,7 @@ except ImportError as missing:
 
 from multiring import api, env
 from multiring.errors import MultiringError, RendezvousError
-from multiring.job import rendezvous
+from multiring.job import rendezvous, store
 from multiring.job.given import given_identity
 from multiring.job.store_server import StoreServer
 from multiring.runtime.comm import Communicator
@@ -50,6 +50,8 @@ OPERATIONS = {"SUM": "sum", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
 __all__ = ["CollectiveGroup", "MultiringConfig", "register_collectives"]
 
 _log = logging.getLogger("multiring")
+
+_used: dict[str, bytes] = {}  # what rank 0 told this process of each group; it stands for a moment after all have met
 
 
 class MultiringConfig(BackendConfig):  # type: ignore[misc]
@@ -94,10 +96,10 @@ class _Backend(Backend):  # type: ignore[misc]
         size, settings = len(worker_group), backend_config.settings
         self._has_joined = False
         where = {name: settings[name] for name in ("interface", "ports", "encrypt") if name in settings}
-        with StoreServer(**where) as store:
+        with StoreServer(**where) as server:
             joining = {}
             for rank in range(size):
-                given = RankAssignment(rank, size, store.addresses, store.secret, "", settings)
+                given = RankAssignment(rank, size, server.addresses, server.secret, "", settings)
                 joining[worker_group.execute_single_async(rank, _join, given)] = rank
             while joining:
                 (joined,), _ = ray.wait(list(joining), num_returns=1)
@@ -270,33 +272,50 @@ def _met(size: int, rank: int, name: str) -> Communicator:
     """A communicator beside all others of this process; rank 0 has the store, and Ray's own store says where."""
     settings = env.read(env.Settings, host=_host())
     key = f"{ray.get_runtime_context().get_job_id()}/{name}"
-    if rank > 0:
-        told = json.loads(_told(key, size, rank, name, settings.init_timeout))
-        return _joined(size, rank, told["store"], bytes.fromhex(told["secret"]), told["job"], settings)
-    job = f"{name[:64]}-{secrets.token_hex(8)}"
-    with StoreServer() as store:
-        told = {"store": store.addresses, "secret": store.secret.hex(), "job": job}
-        internal_kv._internal_kv_put(key, json.dumps(told), namespace=NAMESPACE)
-        try:
-            return _joined(size, rank, list(store.addresses), store.secret, job, settings)
-        finally:
-            internal_kv._internal_kv_del(key, namespace=NAMESPACE)
+    try:
+        if rank > 0:
+            told = _told(key, settings.init_timeout)
+            return _joined(size, rank, told["store"], bytes.fromhex(told["secret"]), told["job"], settings)
+        job = f"{name[:64]}-{secrets.token_hex(8)}"
+        with StoreServer() as server:
+            told = {"store": server.addresses, "secret": server.secret.hex(), "job": job}
+            internal_kv._internal_kv_put(key, json.dumps(told), namespace=NAMESPACE)
+            try:
+                return _joined(size, rank, list(server.addresses), server.secret, job, settings)
+            finally:
+                internal_kv._internal_kv_del(key, namespace=NAMESPACE)
+    except RendezvousError as error:
+        raise RendezvousError(f"group {name!r} of {size} actors: {error}", rank=error.rank) from None
 
 
-def _told(key: str, size: int, rank: int, name: str, seconds: float) -> bytes:
+def _told(key: str, seconds: float) -> dict[str, Any]:
+    """Return the word of rank 0, once its store answers: one that was killed as it waited leaves its own behind."""
     until = time.monotonic() + seconds
-    while (said := internal_kv._internal_kv_get(key, namespace=NAMESPACE)) is None:
-        if time.monotonic() > until:
-            raise RendezvousError(
-                f"rank {rank} of {size} of the group {name!r} waited {seconds:g} s for rank 0, which did not make the "
-                "group: call init_collective_group, or the first collective, in all its actors",
-                rank=0,
-            )
+    unanswered = ""
+    while time.monotonic() < until:
+        said = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+        if said is not None and said != _used.get(key):
+            told: dict[str, Any] = json.loads(said)
+            try:
+                store.Client(
+                    list(map(env.split_address, told["store"])), bytes.fromhex(told["secret"]), timeout=0
+                ).close()
+            except RendezvousError:
+                unanswered = f", whose store was last said to be at {', '.join(told['store'])}, where nothing answers"
+            else:
+                _used[key] = said
+                return told
         time.sleep(POLL_SECONDS)
-    return bytes(said)
+    raise RendezvousError(
+        f"rank 0 did not make it within {seconds:g} s{unanswered}: call init_collective_group, or the first "
+        "collective, in all its actors, and see that no firewall parts them",
+        rank=0,
+    )
 
 
-def _joined(size: int, rank: int, store: list[str], secret: bytes, job: str, settings: env.Settings) -> Communicator:
-    given = given_identity(rank, size, store, secret, job)
+def _joined(
+    size: int, rank: int, addresses: list[str], secret: bytes, job: str, settings: env.Settings
+) -> Communicator:
+    given = given_identity(rank, size, addresses, secret, job)
     assert given is not None
     return Communicator(Group(rendezvous.join(given.identity(), settings)))

@@ -71,6 +71,15 @@ def work(folder: str) -> None:
     compute(folder)
 
 
+def beside(folder: str, other: str, factor: int) -> list[int]:
+    """Add up while the two ranks of another job are there."""
+    note(folder)
+    while not all(Path(other, str(rank)).exists() for rank in range(2)):
+        time.sleep(0.05)
+    mr.all_reduce(x := np.arange(5) * (mr.rank() + 1) * factor)
+    return x.tolist()
+
+
 def miss_one(folder: str, absent: int) -> None:
     """All but one rank wait in a collective for the one that computes."""
     mr.barrier()

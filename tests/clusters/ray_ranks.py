@@ -37,6 +37,21 @@ def in_torch(config: dict[str, Any]) -> None:
     note(config["folder"], backend=dist.get_backend(), size=dist.get_world_size(), sum=x.tolist())
 
 
+def in_keras_on_jax(config: dict[str, Any]) -> dict[str, list[float]]:
+    os.environ["KERAS_BACKEND"] = "jax"
+    import jax
+    import keras
+
+    import multiring.jax
+    import multiring.keras
+
+    found = jax.jit(multiring.jax.all_reduce)(jax.numpy.arange(3.0) * (mr.rank() + 1))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(multiring.keras.DistributedOptimizer(keras.optimizers.SGD(0.125)), "mse")
+    model.train_on_batch(np.array([[mr.rank() + 1.0, 2.0]]), np.array([[3.0]]))
+    return {"sum": found.tolist(), "kernel": model.get_weights()[0].ravel().tolist()}
+
+
 def killed(config: dict[str, Any]) -> None:
     """Rank 1 is killed while the others are in an all_reduce, as often as this is started; rank 0 tells what it saw."""
     starts = Path(config["folder"], "starts")
@@ -51,6 +66,26 @@ def killed(config: dict[str, Any]) -> None:
     except mr.PeerLost as lost:
         note(config["folder"], size=mr.world_size(), sum=x.tolist(), saw=str(lost))
         raise
+
+
+def brief(config: dict[str, Any]) -> tuple[list[int], int]:
+    """End when the other job, beside this one, has begun; its size."""
+    mr.all_reduce(x := np.arange(5) * (mr.rank() + 1))
+    note(config["folder"])
+    other = Path(config["folder"]).with_name("elastic") / "0"
+    while not other.exists():
+        time.sleep(0.05)
+    return x.tolist(), json.loads(other.read_text())["size"]
+
+
+def elastic(config: dict[str, Any]) -> list[int]:
+    """End when there are three ranks: Ray ends two, and starts all anew."""
+    mr.all_reduce(x := np.arange(5) * 10 * (mr.rank() + 1))
+    note(config["folder"], size=mr.world_size())
+    while mr.world_size() < 3:
+        time.sleep(0.05)
+        mr.barrier()
+    return x.tolist()
 
 
 def odd(context: Any) -> None:
@@ -85,6 +120,20 @@ def sum_of(factor: int) -> dict[str, Any]:
         "process": os.getpid(),
         "environment": sorted(os.environ.items()),
     }
+
+
+def wait_at_most(seconds: float) -> None:
+    os.environ["MULTIRING_INIT_TIMEOUT"] = str(seconds)
+
+
+def enter(size: int, rank: int, name: str) -> None:
+    multiring.ray.register_collectives()
+    collective.init_collective_group(size, rank, "multiring", name)
+
+
+def sum_in(name: str) -> list[int]:
+    collective.allreduce(x := np.arange(5) * (collective.get_rank(name) + 1), name)
+    return x.tolist()
 
 
 def all_collectives(kind: str, size: int, rank: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from distributed import Client, LocalCluster
 
 import multiring as mr
 import multiring.dask
+from multiring import lab
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::ResourceWarning")]  # sockets of Dask's own
 
@@ -277,25 +279,91 @@ def test_ranks_end_when_their_driver_is_killed(client: Client, cluster: LocalClu
 
 
 @contextlib.contextmanager
-def another_worker(client: Client, folder: Path, at_start: str) -> Iterator[str]:
-    """A worker of the cluster in whose Python these lines are run first."""
+def another_worker(
+    client: Client, folder: Path, at_start: str = "", island: tuple[str, str, str] | None = None
+) -> Iterator[str]:
+    """A worker of the cluster in whose Python these lines are run first, perhaps on one of the `islands`."""
     (folder / "sitecustomize.py").write_text(at_start)
     path = os.pathsep.join([str(folder), *sys.path])
     before = set(client.nthreads())
-    command = [sys.executable, "-m", "distributed.cli.dask_worker", client.scheduler.address, "--no-nanny"]
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", "--no-nanny", "--no-dashboard", "--nthreads", "1"]
+    where = [client.scheduler.address]
+    if island:
+        name, there, here = island
+        command = ["ip", "netns", "exec", name, *command]
+        where = [f"tcp://{here}:{client.scheduler.address.rpartition(':')[2]}", "--host", there]
     worker = subprocess.Popen(
-        [*command, "--no-dashboard", "--nthreads", "1", "--local-directory", str(folder)],
+        [*command, "--local-directory", str(folder), *where],
         env={**os.environ, "PYTHONPATH": path},
     )
     try:
-        client.wait_for_workers(4, timeout=300)
+        client.wait_for_workers(len(before) + 1, timeout=300)
         (address,) = set(client.nthreads()) - before
         yield address
     finally:
         worker.kill()
         worker.wait()
-        while len(client.nthreads()) > 3:
+        while len(client.nthreads()) > len(before):
             time.sleep(0.05)
+
+
+def test_two_jobs_at_once(client: Client, tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    with another_worker(client, tmp_path), ThreadPoolExecutor() as pool:
+        addresses = sorted(client.nthreads())
+        jobs = [
+            pool.submit(mr.dask.run, client, dask_ranks.beside, mine, other, factor, workers=chosen)
+            for mine, other, factor, chosen in [
+                (str(folders[0]), str(folders[1]), 1, addresses[:2]),
+                (str(folders[1]), str(folders[0]), 10, addresses[2:]),
+            ]
+        ]
+        assert [job.result() for job in jobs] == [
+            [[3 * factor * index for index in range(5)]] * 2 for factor in (1, 10)
+        ]
+
+
+@pytest.fixture
+def islands() -> Iterator[list[tuple[str, str, str]]]:
+    """Two network namespaces that reach this one, and not each other: name, address there, address here."""
+    found = [(f"mr{os.getpid()}{i}", f"198.18.{i}.2", f"198.18.{i}.1") for i in range(2)]
+    try:
+        for name, there, here in found:
+            for words in (
+                f"netns add {name}",
+                f"link add {name} type veth peer name eth0 netns {name}",
+                f"addr add {here}/30 dev {name}",
+                f"link set {name} up",
+                f"-n {name} addr add {there}/30 dev eth0",
+                f"-n {name} link set eth0 up",
+                f"-n {name} link set lo up",
+            ):
+                subprocess.run(["ip", *words.split()], check=True)
+        yield found
+    finally:
+        for name, _, _ in found:
+            subprocess.run(["ip", "netns", "del", name], check=False)  # its link goes with it
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(lab.obstacle() is not None, reason=str(lab.obstacle()))
+def test_workers_without_a_route_between_them_are_named(islands: list[tuple[str, str, str]], tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(dask.config.set(PATIENT))
+        cluster = stack.enter_context(LocalCluster(n_workers=0, host="0.0.0.0", dashboard_address=":0"))
+        client = stack.enter_context(Client(f"tcp://127.0.0.1:{cluster.scheduler.port}"))
+        workers = [stack.enter_context(another_worker(client, tmp_path, island=island)) for island in islands]
+        with pytest.raises(mr.RendezvousError) as caught:
+            mr.dask.run(client, dask_ranks.total, 1, workers=workers, settings={"init_timeout": 5})
+        assert re.fullmatch(
+            r"rank [01] \(host .*\) has no link after [\d.]+ s: rank [01] \(host .*\) cannot be reached .*: see "
+            "MULTIRING_INTERFACE, MULTIRING_PORTS",
+            str(caught.value),
+        )
+        assert client.run(mr.is_initialized) == dict.fromkeys(workers, False)
+        assert mr.dask.run(client, dask_ranks.total, 3, workers=workers[1:])[0]["sum"] == [0, 3, 6, 9, 12]
 
 
 @pytest.mark.parametrize(

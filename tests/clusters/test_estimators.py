@@ -145,10 +145,14 @@ def test_inputs_of_several_kinds(spark: SparkContext) -> None:
 @local
 def test_a_model_is_saved_alone_and_in_a_pipeline(spark: SparkContext, tmp_path: Path) -> None:
     data = frame(spark)
-    fitted = Pipeline(stages=[estimator(model=ranks.linear(4, 3), label_cols=["y", "y", "row"], predict="class")]).fit(
-        data
-    )
+    whole = Pipeline(stages=[estimator(model=ranks.linear(4, 3), label_cols=["y", "y", "row"], predict="class")])
+    whole.write().overwrite().save(f"{tmp_path}/unfitted")
+    again = Pipeline.load(f"{tmp_path}/unfitted")
+    assert again.getStages()[0].uid == whole.getStages()[0].uid
+    fitted = again.fit(data)
     model = fitted.stages[0]
+    assert len(model.model.weight) == 3
+    assert model.history == whole.fit(data).stages[0].history
     expected = model.model(torch.from_numpy(table(sum(SIZES))[0])).argmax(1).tolist()
     fitted.write().overwrite().save(f"{tmp_path}/pipeline")
     model.write().overwrite().save(f"{tmp_path}/model")

@@ -8,13 +8,17 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+import ray.util.collective as collective
 import ray_ranks
+from ray.experimental import internal_kv
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -44,7 +48,7 @@ def cluster() -> Iterator[None]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
         try:
             yield
         finally:
@@ -58,6 +62,7 @@ def fit(
     trainer: Any = DataParallelTrainer,
     workers: Any = 2,
     failures: int = 0,
+    **scaling: Any,
 ) -> Any:
     """What the function returns on rank 0; it is handed the folder if it takes anything."""
     name = "torch_config" if trainer is TorchTrainer else "backend_config"
@@ -65,7 +70,7 @@ def fit(
         trainer(
             function,
             train_loop_config={"folder": str(folder)} if function.__code__.co_argcount else None,
-            scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 1}),
+            scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 1}, **scaling),
             run_config=RunConfig(storage_path=str(folder / "ray"), failure_config=FailureConfig(max_failures=failures)),
             **{name: backend or multiring.ray.MultiringConfig()},
         )
@@ -132,6 +137,11 @@ def test_torch_trainer(backend: str, tmp_path: Path) -> None:
     assert found_by(tmp_path, 2) == [expected] * 2
 
 
+def test_keras_and_jax(tmp_path: Path) -> None:
+    """The gradients are -6 times the rows (1, 2) and (2, 2)."""
+    assert fit(ray_ranks.in_keras_on_jax, tmp_path) == {"sum": [0.0, 3.0, 6.0], "kernel": [9 / 8, 12 / 8]}
+
+
 def test_workers_start_again_and_a_killed_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkerGroupError, match=r"\[Rank 1 Error Snippet\]") as raised:
         fit(ray_ranks.killed, tmp_path, workers=(2, 3), failures=1)
@@ -144,6 +154,19 @@ def test_workers_start_again_and_a_killed_one_is_named(tmp_path: Path) -> None:
     failures = {rank: str(failure) for rank, failure in raised.value.worker_failures.items()}
     assert 1 in failures
     assert saw in failures.get(0, saw)  # unless Ray ended rank 0 before it had looked
+
+
+def test_two_jobs_at_once_of_which_one_grows_when_the_other_has_ended(tmp_path: Path) -> None:
+    folders = [tmp_path / "brief", tmp_path / "elastic"]
+    for folder in folders:
+        folder.mkdir()
+    with ThreadPoolExecutor() as pool:
+        brief = pool.submit(fit, ray_ranks.brief, folders[0])
+        while not (brief.done() or (folders[0] / "0").exists()):
+            time.sleep(0.05)
+        grown = fit(ray_ranks.elastic, folders[1], workers=(2, 3), elastic_resize_monitor_interval_s=1.0)
+    assert brief.result() == ([3 * index for index in range(5)], 2)
+    assert grown == [60 * index for index in range(5)]
 
 
 def test_what_a_rank_raises_is_told_to_the_others(actors: list[Any]) -> None:
@@ -215,6 +238,41 @@ def test_without_ray_the_extra_is_named() -> None:
 def test_wrong_settings(settings: dict[str, Any], words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         multiring.ray.MultiringConfig(**settings)
+
+
+def test_a_member_that_does_not_come_is_named(mortals: list[Any]) -> None:
+    ray.get([actor.execute.remote(ray_ranks.wait_at_most, 2) for actor in mortals])
+    for rank, words in enumerate(("rank 1 did not arrive", "rank 0 did not make it within 2 s: call init_collective_")):
+        with pytest.raises(mr.RendezvousError) as raised:
+            ray.get(mortals[rank].execute.remote(ray_ranks.enter, 2, rank, "late"))
+        told = raised.value.cause
+        assert re.match(f"group 'late' of 2 actors: {words}.*$", str(told))
+        assert told.rank == 1 - rank
+
+
+def test_groups_are_made_anew_after_members_were_killed(mortals: list[Any], actors: list[Any]) -> None:
+    first, second = mortals
+    waiting = ray_ranks.Actor.remote()
+    waiting.execute.remote(ray_ranks.enter, 2, 0, "pair")
+    key = f"{ray.get_runtime_context().get_job_id()}/pair"
+    while not internal_kv._internal_kv_exists(key, namespace=multiring.ray.NAMESPACE):
+        time.sleep(0.05)
+    ray.kill(waiting)
+    late = second.execute.remote(ray_ranks.enter, 2, 1, "pair")
+    time.sleep(0.5)  # it finds what the killed one has said
+    ray.get([first.execute.remote(ray_ranks.enter, 2, 0, "pair"), late])
+    sums = [actor.execute.remote(ray_ranks.sum_in, "pair") for actor in mortals]
+    assert ray.get(sums) == [[3 * index for index in range(5)]] * 2
+    alone = first.execute.remote(ray_ranks.sum_in, "pair")
+    ray.kill(second)
+    with pytest.raises(mr.PeerLost, match=r"rank 1 \(host "):
+        ray.get(alone)
+    ray.get(first.execute.remote(collective.destroy_collective_group, "pair"))
+    pair = [first, actors[0]]
+    ray.get([actor.execute.remote(ray_ranks.enter, 2, rank, "pair") for rank, actor in enumerate(pair)])
+    sums = [actor.execute.remote(ray_ranks.sum_in, "pair") for actor in pair]
+    assert ray.get(sums) == [[3 * index for index in range(5)]] * 2
+    ray.get([actor.execute.remote(collective.destroy_collective_group, "pair") for actor in pair])
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])

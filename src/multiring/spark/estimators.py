@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param, Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame
+from pyspark.sql.utils import is_remote
 
 from multiring.env import whole_number
 from multiring.spark import training
@@ -60,7 +62,7 @@ def _names(param: str, given: Any, *, nested: bool = False) -> list[list[str]]:
     return groups
 
 
-class _Estimator(Estimator, _Columns):  # type: ignore[misc]
+class _Estimator(Estimator, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
     _frontend: ClassVar[str]
     _model_class: ClassVar[Callable[..., Any]]
 
@@ -172,16 +174,25 @@ class _Estimator(Estimator, _Columns):  # type: ignore[misc]
         frontend: Any = importlib.import_module(self._frontend)
         given = {name: self._value(name) for name in ("model", "optimizer", "loss", "metrics")}
         frontend.check(**given)
-        parts = {}
-        for name, part in given.items():
-            try:
-                parts[name] = cloudpickle.dumps(frontend.portable(part))
-            except Exception as error:
-                raise TypeError(
-                    f"{name}={reprlib.repr(part)} cannot be pickled for Spark's executors ({reason_of(error)}): give a "
-                    "function that makes it, with open files, locks and connections inside"
-                ) from error
-        return parts
+        return {name: _pickled(name, part, frontend.portable) for name, part in given.items()}
+
+    def write(self) -> Any:
+        return _EstimatorWriter(self)
+
+    @classmethod
+    def read(cls) -> Any:
+        return _EstimatorReader(cls)
+
+
+def _pickled(name: str, part: Any, portable: Callable[[Any], Any] = lambda part: part) -> bytes:
+    try:
+        packed: bytes = cloudpickle.dumps(portable(part))
+    except Exception as error:
+        raise TypeError(
+            f"{name}={reprlib.repr(part)} cannot be pickled for Spark's executors ({reason_of(error)}): give a "
+            "function that makes it, with open files, locks and connections inside"
+        ) from error
+    return packed
 
 
 class _Model(Model, _Columns, MLReadable, MLWritable):  # type: ignore[misc]
@@ -265,34 +276,65 @@ def _arrow(outputs: Array, by_class: bool) -> Any:
     return pyarrow.ListArray.from_arrays(np.arange(len(outputs) + 1, dtype=np.int32) * outputs.shape[1], values)
 
 
-class _ModelWriter(MLWriter):  # type: ignore[misc]
-    """Metadata as Spark's own models have them, and the model in Parquet beside them."""
+def _context_of(files: Any) -> Any:
+    """Place to write and read metadata at: Spark 3.5 wants the SparkContext, and Spark Connect has none."""
+    return files.sparkSession if is_remote() else files.sc
 
-    def __init__(self, instance: _Model) -> None:
+
+class _StageWriter(MLWriter):  # type: ignore[misc]
+    """Metadata as Spark's own stages have them, and what is pickled in Parquet beside them."""
+
+    def __init__(self, instance: Any) -> None:
         super().__init__()
         self._instance = instance
 
-    def saveImpl(self, path: str) -> None:
-        model = self._instance
-        extra = {"history": model.history, "outputShape": list(model._output_shape)}
-        DefaultParamsWriter.saveMetadata(model, path, self.sparkSession, extra)
-        frame = self.sparkSession.createDataFrame([(bytearray(model._packed),)], "model binary")
+    def _save(self, path: str, pickled: bytes, extra: Any = None, params: Any = None) -> None:
+        DefaultParamsWriter.saveMetadata(self._instance, path, _context_of(self), extra, params)
+        frame = self.sparkSession.createDataFrame([(bytearray(pickled),)], "pickled binary")
         frame.coalesce(1).write.parquet(f"{path}/data")
 
 
-class _ModelReader(MLReader):  # type: ignore[misc]
+class _StageReader(MLReader):  # type: ignore[misc]
     def __init__(self, cls: Any) -> None:
         super().__init__()
         self._class = cls
 
-    def load(self, path: str) -> Any:
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+    def _saved(self, path: str) -> tuple[dict[str, Any], bytes]:
+        metadata = DefaultParamsReader.loadMetadata(path, _context_of(self))
         named = f"{self._class.__module__}.{self._class.__qualname__}"
         if metadata["class"] != named:
             raise ValueError(f"{path} holds a {metadata['class']}: load it with that class, not with {named}")
         (row,) = self.sparkSession.read.parquet(f"{path}/data").collect()
-        model = self._class(bytes(row[0]), metadata["history"], metadata["outputShape"], metadata["paramMap"])
+        return metadata, bytes(row[0])
+
+
+class _ModelWriter(_StageWriter):
+    def saveImpl(self, path: str) -> None:
+        model = self._instance
+        self._save(path, model._packed, {"history": model.history, "outputShape": list(model._output_shape)})
+
+
+class _ModelReader(_StageReader):
+    def load(self, path: str) -> Any:
+        metadata, packed = self._saved(path)
+        model = self._class(packed, metadata["history"], metadata["outputShape"], metadata["paramMap"])
         return model._resetUid(metadata["uid"])
+
+
+class _EstimatorWriter(_StageWriter):
+    """All parameters are pickled: functions and models are no JSON."""
+
+    def saveImpl(self, path: str) -> None:
+        given = self._instance.extractParamMap()
+        values = {param.name: _pickled(param.name, value) for param, value in given.items()}
+        self._save(path, pickle.dumps(values), params={})
+
+
+class _EstimatorReader(_StageReader):
+    def load(self, path: str) -> Any:
+        metadata, packed = self._saved(path)
+        values = {name: pickle.loads(value) for name, value in pickle.loads(packed).items()}
+        return self._class(**values)._resetUid(metadata["uid"])
 
 
 class TorchModel(_Model):
@@ -329,7 +371,8 @@ class TorchEstimator(_Estimator):
     with weight 0. ``num_proc`` is the number of ranks, ``validation`` a share of the rows or a boolean column,
     ``store`` a directory that all executors see, in which a `fit` that failed is resumed. With ``epochs=1`` and
     ``shuffle=False`` rows are trained on as they come; else each rank keeps its rows in files on its disk meanwhile.
-    ``settings`` are those of `multiring.init`. Errors are those of `multiring.spark.run`.
+    ``settings`` are those of `multiring.init`. Errors are those of `multiring.spark.run`. ``write().save(path)`` and
+    ``load(path)`` keep all parameters, pickled, as in `TorchModel`.
     """
 
     _frontend = "multiring.spark.torch"
