@@ -33,7 +33,7 @@ def multiring(*words: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def forked_bench(*words: str, imports: Sequence[str] = (), **environment: str) -> Result:
-    """How ``multiring bench WORDS`` ends in this process, with launchers and ranks forked where ``imports`` are done."""
+    """How ``multiring bench WORDS`` ends in this process; its launchers and ranks are forked, with ``imports`` done."""
     app = typer.Typer(rich_markup_mode=None)
     bench.register(app)
     with pytest.MonkeyPatch.context() as patch, _kept_handlers():
