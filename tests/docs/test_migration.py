@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import ast
 import copy
+import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forking_launcher
 import pytest
+from forking_launcher import TORCH
 
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[1] / "docs" / "migrating.md").read_text()
@@ -169,8 +170,7 @@ def migrated(script: str) -> str:
 
 def run_on_two(text: str, file: Path) -> str:
     file.write_text(text)
-    command = [sys.executable, "-m", "multiring", "run", "-n", "2", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = forking_launcher.run("run", "-n", "2", str(file), imports=TORCH, environment=os.environ, timeout=200)
     assert done.returncode == 0, f"{text}\n{done.stderr}"
     return done.stdout
 

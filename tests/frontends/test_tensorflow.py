@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from framework_jobs import Worlds, needs, succeeds
+from framework_jobs import Worlds, needs
 
-IMPORTS = ("tensorflow", "multiring.tensorflow", "sklearn.datasets", "pytest")
+IMPORTS = ("tensorflow", "keras", "multiring.tensorflow", "sklearn.datasets", "sklearn.model_selection", "pytest")
 
 pytestmark = needs("tensorflow", seconds=600)
 
@@ -34,7 +34,7 @@ def test_the_others_are_told_of_a_killed_rank(worlds: Worlds) -> None:
     worlds.told_of_the_killed_rank("PeerLost: rank 2.* and rank 2$", ranks=3)
 
 
-def test_the_example_learns_digits() -> None:
-    printed = succeeds("../../examples/tensorflow_digits.py", ranks=2)
+def test_the_example_learns_digits(worlds: Worlds) -> None:
+    printed = worlds.prints("../../examples/tensorflow_digits.py", ranks=2)
     accuracy = float(printed.partition("test accuracy ")[2].partition("%")[0])
     assert accuracy > 95

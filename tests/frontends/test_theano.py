@@ -12,9 +12,9 @@ CHECKS = ("averages", "mistakes", "variables", "training")
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is compiled is kept for the tests of this run, and not in the home directory."""
+    """What is compiled is kept for the tests of this run, and not in the home directory. Numba optimises less."""
     names = ("THEANO_FLAGS", "AESARA_FLAGS", "PYTENSOR_FLAGS")
-    return {name: f"base_compiledir={tmp_path_factory.mktemp(name.lower())}" for name in names}
+    return {"NUMBA_OPT": "1", **{name: f"base_compiledir={tmp_path_factory.mktemp(name.lower())}" for name in names}}
 
 
 @pytest.fixture(scope="module", params=LIBRARIES)

@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from forking_launcher import TORCH  # noqa: E402
 from framework_jobs import succeeds  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -807,7 +808,7 @@ def test_a_second_loss_before_all_are_rebuilt(within: bool) -> None:
 
 
 def test_the_example_sends_a_tenth_between_groups() -> None:
-    printed = succeeds("../../examples/far_groups.py", "--seeds", "1", "--epochs", "2", ranks=4, OMP_NUM_THREADS="1")
+    printed = succeeds("../../examples/far_groups.py", "--seeds", "1", "--epochs", "2", ranks=4, imports=TORCH)
     rows = re.findall(r"^(\w.*?) +loss \S+   accuracy ([\d.]+)% .* ([\d.]+) MB$", printed, re.MULTILINE)
     found = {name: (float(accuracy), float(sent)) for name, accuracy, sent in rows}
     # 44 steps are as many exchanges, or 4 and the last one.

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from commands import multiring
+from commands import forked_bench, multiring
 from typer.testing import CliRunner
 
 from multiring.bench import replay
@@ -99,8 +99,8 @@ def test_only_ours_is_predicted() -> None:
 def test_a_recording_is_replayed_on_two_ranks(tmp_path: Path) -> None:
     file, result = tmp_path / "step.json", tmp_path / "result.json"
     recording.save(STEP, file)
-    done = multiring("bench", "--replay", str(file), "--steps", "2", "--launches", "2", "--json", str(result))
-    assert done.returncode == 0, done.stderr
+    done = forked_bench("--replay", str(file), "--steps", "2", "--launches", "2", "--json", str(result))
+    assert done.exit_code == 0, done.output
     assert "three layers" in done.stdout
     (row,) = json.loads(result.read_text())["rows"]
     assert row["system"] == "multiring numpy"

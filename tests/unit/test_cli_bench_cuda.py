@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import forking_launcher
 import numpy as np
 import pytest
 import typer
-from commands import multiring
+from commands import TORCH, forked_bench, multiring
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -98,8 +99,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory, stand_in: dict[str, str])
     """The figures of every collective by library and collective, which `measure` has found right on both ranks."""
     folder = tmp_path_factory.mktemp("collectives")
     (folder / "rank.py").write_text(RANK)
-    command = [sys.executable, "-m", "multiring", "run", "-n", "2", str(folder / "rank.py"), str(folder / "found.json")]
-    done = subprocess.run(command, env={**os.environ, **stand_in}, capture_output=True, text=True, timeout=220)
+    words = ["run", "-n", "2", str(folder / "rank.py"), str(folder / "found.json")]
+    done = forking_launcher.run(*words, imports=TORCH, environment={**os.environ, **stand_in}, timeout=220)
     assert done.returncode == 0, done.stderr
     found = json.loads((folder / "found.json").read_text())
     return {name: [Figure(**each) for each in figures] for name, figures in found.items()}
@@ -285,8 +286,9 @@ def test_each_collective_is_right_on_a_device(collective: Measurable, measured: 
 def test_a_whole_run(tmp_path: Path, stand_in: dict[str, str]) -> None:
     file, collective = tmp_path / "result.json", "all_gather"
     options = ["--device", "cuda", "--peers", "gloo", "--sizes", "4KB,512KB", "--launches", "1", "--seconds", "0.01"]
-    done = multiring("bench", "-n", "2", "--collective", collective, *options, "--json", str(file), **stand_in)
-    assert done.returncode == 0, done.stderr
+    words = ["-n", "2", "--collective", collective, *options, "--json", str(file)]
+    done = forked_bench(*words, imports=TORCH, **stand_in)
+    assert done.exit_code == 0, done.output
     assert done.stdout.startswith(f"{collective}, 2 ranks on one host, 1 CUDA device (Stand-in), float32, 1 launch;")
     assert "bare copies" in done.stdout
     record = json.loads(file.read_text())
