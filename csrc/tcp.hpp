@@ -10,8 +10,8 @@
 //
 // A granted message is always consumed, so no order of arrival can deadlock.
 //
-// Records (records.hpp) carry all of this where the job encrypts or sums. Either is the copy out of the caller's buffer,
-// decrypting the copy into the pool.
+// Records (records.hpp) carry all of this where the job encrypts or sums. Either is the copy out of the caller's
+// buffer, decrypting the copy into the pool.
 #pragma once
 
 #include <sys/uio.h>
